@@ -107,6 +107,13 @@ settings! {
         /// [default: with --manifests 10.96.0.0/12,fd00:10:96::/112, else the ranges that the API server names]
         "service-cluster-ip-range" "LB_AGENT_SERVICE_CLUSTER_IP_RANGE" "serviceClusterIPRange"
         service_cluster_ip_range: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// Networks whose addresses Services of type LoadBalancer get, with --manifests; beside the IPAddressPools of the
+        /// folder [default: none]
+        "load-balancer-pool" "LB_AGENT_LOAD_BALANCER_POOL" "loadBalancerPool"
+        load_balancer_pool: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// The loadBalancerClass of the Services that get addresses from pools [default: those without a class]
+        "load-balancer-class" "LB_AGENT_LOAD_BALANCER_CLASS" "loadBalancerClass"
+        load_balancer_class: Option<String> | Option<String>, (value_name = "NAME");
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
         "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
         detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");

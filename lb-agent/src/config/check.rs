@@ -142,6 +142,23 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
+/// The networks of `--load-balancer-pool`. Ranges of cluster IPs may not be among them, which the folder reports.
+pub(super) fn load_balancer_pool(
+    given: Option<Vec<String>>,
+    source: &Source,
+) -> Result<Vec<IpNet>, ConfigError> {
+    const SETTING: &str = "--load-balancer-pool";
+    let networks = networks(SETTING, given.unwrap_or_default(), "")?;
+    match (networks.first(), source) {
+        (Some(network), Source::ApiServer(_)) => {
+            let why =
+                "the agent assigns addresses only with --manifests; in a cluster, another controller must";
+            Err(refused(SETTING, network, why))
+        }
+        _ => Ok(networks),
+    }
+}
+
 /// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may
 /// contain.
 fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<IpNet>, ConfigError> {

@@ -71,6 +71,8 @@ impl Config {
         BTreeMap::from([
             ("bind-address", self.bind_address.to_string()),
             ("service-cluster-ip-range", list(given_ranges.unwrap_or_default())),
+            ("load-balancer-pool", list(&self.load_balancer_pool)),
+            ("load-balancer-class", self.load_balancer_class.clone().unwrap_or_default()),
             ("detect-local-mode", mode.to_owned()),
             ("cluster-cidr", cidrs),
             ("pod-bridge-interface", bridge),
@@ -193,6 +195,7 @@ mod tests {
             "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
             "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
             "--deny-source=192.0.2.0/24,2001:db8::/64",
+            "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();

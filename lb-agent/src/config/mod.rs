@@ -68,6 +68,10 @@ pub struct Config {
     /// Whether packets to unassigned addresses in these ranges are dropped. False for the default ranges, which may
     /// contain addresses of other machines.
     pub drops_unknown_vips: bool,
+    /// Networks whose addresses load balancers get, beside the pools of the folder of manifests.
+    pub load_balancer_pool: Vec<IpNet>,
+    /// The class of the load balancers that get addresses; `None` for those without a class.
+    pub load_balancer_class: Option<String>,
     /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -177,6 +181,14 @@ impl Config {
         Ok(Self {
             kernel,
             detect_local: check::detect_local(detect, &source)?,
+            load_balancer_pool: check::load_balancer_pool(
+                list(run.load_balancer_pool, file.load_balancer_pool),
+                &source,
+            )?,
+            load_balancer_class: run
+                .load_balancer_class
+                .or(file.load_balancer_class)
+                .filter(|class| !class.is_empty()),
             source,
             node_name: check::node_name(run.node_name.or(file.node_name))?,
             bind_address: bind,

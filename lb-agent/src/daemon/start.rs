@@ -333,6 +333,8 @@ fn spawn_source(
             let options = ManifestsOptions {
                 dir,
                 cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
+                load_balancer_pool: config.load_balancer_pool,
+                load_balancer_class: config.load_balancer_class,
                 node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
             };
             // The allocator finds in the maps which addresses and node ports an earlier agent has allocated.

@@ -8,12 +8,14 @@ use std::{
 };
 
 use lb_core::{
+    api,
+    load_balancer::{Labels, Namespaces, Pool, PoolError},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
 
 use super::{
-    addresses::Addresses,
+    addresses::{Addresses, Assigned},
     condition::{Condition, FieldError, Location, Severity},
     file::{Difference, Document, File, Text, parse_all},
     options::ManifestsOptions,
@@ -71,6 +73,17 @@ pub struct Manifests {
     expects_more: bool,
     /// Services whose addresses or ports cannot be allocated.
     refused: BTreeMap<Key, FieldError>,
+    /// Load balancers without an address, or with one that is in no pool.
+    unsettled: BTreeMap<Key, FieldError>,
+    pools: BTreeMap<Key, Pool>,
+    /// The labels of each Namespace.
+    namespaces: BTreeMap<Key, Labels>,
+    /// Services of type LoadBalancer.
+    load_balancers: BTreeSet<Key>,
+    /// Load balancers that ask for addresses again, because pools have changed.
+    ask_again: BTreeSet<Key>,
+    /// Pools that cannot be used beside others.
+    unused_pools: Vec<PoolError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
     /// Objects that no readable document defines, but an unreadable one may.
@@ -126,6 +139,12 @@ impl Manifests {
             unreadable: None,
             expects_more: false,
             refused: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            load_balancers: BTreeSet::new(),
+            ask_again: BTreeSet::new(),
+            unused_pools: Vec::new(),
             disputed: BTreeSet::new(),
             missing: BTreeSet::new(),
             ignored_kinds: BTreeSet::new(),
@@ -153,7 +172,11 @@ impl Manifests {
         touched.extend(self.refused.keys().cloned());
         touched.append(&mut self.missing);
         self.release_earlier_addresses();
-        let changes = self.settle(&touched);
+        let (services, others): (BTreeSet<Key>, BTreeSet<Key>) =
+            touched.into_iter().partition(|key| key.kind == Kind::Service);
+        // Pools come before the Services that need them.
+        let mut changes = self.settle(&others);
+        changes.extend(self.settle_services(services));
         Update { changes, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
@@ -233,38 +256,75 @@ impl Manifests {
         }
     }
 
-    /// Applies the changes of objects. Releases addresses before it allocates others.
+    /// Applies the changes of objects other than Services.
     fn settle(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = Vec::new();
-        let mut services = Vec::new();
+        let mut pools_changed = false;
         for key in touched {
             self.order_claims(key);
-            self.refused.remove(key);
-            match self.judge(key) {
+            let verdict = self.judge(key);
+            let is_of_pools = matches!(key.kind, Kind::IpAddressPool | Kind::Namespace);
+            pools_changed |= is_of_pools && !matches!(verdict, Verdict::Keep);
+            match verdict {
                 Verdict::Keep => {}
                 Verdict::Remove => self.remove(key, &mut changes),
-                Verdict::Set(file, resource) if matches!(*resource, Resource::Service(_)) => {
-                    services.push((key, file, resource));
-                }
                 Verdict::Set(file, resource) => {
                     self.set(key, LastGood { file, resource, service: None }, &mut changes);
                 }
             }
         }
-        let requests = services.iter().filter_map(|(_, _, resource)| match &**resource {
-            Resource::Service(service) => Some(&**service),
-            Resource::Slices(_) => None,
-        });
+        if pools_changed {
+            self.set_pools();
+        }
+        changes
+    }
+
+    /// Applies the changes of Services. Releases addresses before it allocates others. Load balancers whose address is not
+    /// settled ask again, because any change may have released one.
+    fn settle_services(&mut self, mut touched: BTreeSet<Key>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut services = Vec::new();
+        let mut again = std::mem::take(&mut self.ask_again);
+        again.extend(std::mem::take(&mut self.unsettled).into_keys());
+        touched.extend(again.iter().cloned());
+        for key in &touched {
+            self.order_claims(key);
+            self.refused.remove(key);
+            match self.judge(key) {
+                Verdict::Keep if again.contains(key) => {
+                    let known =
+                        self.objects.get(key).map(|known| (known.file.clone(), known.resource.clone()));
+                    services.extend(known.map(|(file, resource)| (key, file, resource)));
+                }
+                Verdict::Keep => {}
+                Verdict::Remove => self.remove(key, &mut changes),
+                Verdict::Set(file, resource) => services.push((key, file, resource)),
+            }
+        }
+        let requests = services.iter().filter_map(|(_, _, resource)| resource.service());
         let outcomes = self.addresses.assign(&requests.collect::<Vec<_>>());
         for ((key, file, resource), outcome) in services.into_iter().zip(outcomes) {
             match outcome {
-                Ok(service) => self.set(key, LastGood { file, resource, service }, &mut changes),
+                Ok(Assigned { service, warning }) => {
+                    self.unsettled.extend(warning.map(|warning| (key.clone(), warning)));
+                    self.set(key, LastGood { file, resource, service }, &mut changes);
+                }
                 Err(error) => {
                     self.refused.insert(key.clone(), error);
                 }
             }
         }
         changes
+    }
+
+    /// Passes the pools and the labels of namespaces on, pools by namespace and name. All load balancers ask again: one may
+    /// get a second address.
+    fn set_pools(&mut self) {
+        let pools = self.pools.values().cloned().collect();
+        let labels = |(key, labels): (&Key, &Labels)| (key.name.name.to_string(), labels.clone());
+        let namespaces = Namespaces(self.namespaces.iter().map(labels).collect());
+        self.unused_pools = self.addresses.set_pools(pools, namespaces);
+        self.ask_again.clone_from(&self.load_balancers);
     }
 
     /// Sorts the claims for an object by file and document.
@@ -310,6 +370,7 @@ impl Manifests {
         match &*known.resource {
             Resource::Service(_) => {
                 self.addresses.release(&key.name);
+                self.load_balancers.remove(key);
                 if known.service.is_some() {
                     changes.push(Change::Service(key.name.clone(), None));
                 }
@@ -317,13 +378,24 @@ impl Manifests {
             Resource::Slices(slices) => {
                 changes.extend(slices.keys().map(|name| Change::EndpointSlice(name.clone(), None)));
             }
+            Resource::Pool(_) => {
+                self.pools.remove(key);
+            }
+            Resource::Namespace(_) => {
+                self.namespaces.remove(key);
+            }
         }
     }
 
     fn set(&mut self, key: &Key, known: LastGood, changes: &mut Vec<Change>) {
         let old = self.objects.get(key);
         match &*known.resource {
-            Resource::Service(_) => {
+            Resource::Service(service) => {
+                if service.spec.as_ref().is_some_and(api::ServiceSpec::is_load_balancer) {
+                    self.load_balancers.insert(key.clone());
+                } else {
+                    self.load_balancers.remove(key);
+                }
                 if known.service.as_ref() != old.and_then(|old| old.service.as_ref()) {
                     changes.push(Change::Service(key.name.clone(), known.service.clone()));
                 }
@@ -331,6 +403,12 @@ impl Manifests {
             Resource::Slices(slices) => {
                 let old = old.map(|old| &*old.resource).and_then(Resource::slices);
                 changes.extend(slice_changes(old.unwrap_or(&BTreeMap::new()), slices));
+            }
+            Resource::Pool(pool) => {
+                self.pools.insert(key.clone(), pool.clone());
+            }
+            Resource::Namespace(labels) => {
+                self.namespaces.insert(key.clone(), labels.clone());
             }
         }
         self.objects.insert(key.clone(), known);
@@ -385,8 +463,13 @@ impl Manifests {
             for error in errors.chain(self.refused.get(key)) {
                 report(Severity::Error, Some(key), error);
             }
-            for error in &object.warnings {
+            for error in object.warnings.iter().chain(self.unsettled.get(key)) {
                 report(Severity::Warning, Some(key), error);
+            }
+            if let Ok(Resource::Pool(pool)) = object.resource.as_deref()
+                && let Some(error) = self.unused_pools.iter().find(|error| *error.pool() == *pool.name)
+            {
+                report(Severity::Error, Some(key), &FieldError::new("spec.addresses", error));
             }
         }
     }

@@ -9,6 +9,10 @@ pub struct ManifestsOptions {
     pub dir: PathBuf,
     /// The ranges of cluster IPs, at most one of each family. The family of the first one is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
+    /// The pool of load balancers' addresses beside those of the folder; empty for none.
+    pub load_balancer_pool: Vec<IpNet>,
+    /// The class of the load balancers that get addresses; `None` for those without a class.
+    pub load_balancer_class: Option<String>,
     /// The range of node ports; [`lb_core::allocate::DEFAULT_NODE_PORTS`] by default.
     pub node_port_range: RangeInclusive<u16>,
 }

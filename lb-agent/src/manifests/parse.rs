@@ -6,13 +6,14 @@ use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
     api::{self, ObjectMeta},
     convert::{self, Converted},
+    load_balancer::{self, Labels, Pool},
     model::{Change, EndpointSlice, ObjectName},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
-use super::{addresses::field_error, condition::FieldError, validate};
+use super::{addresses::field_error, condition::FieldError, schema, validate};
 
 /// Limit on events that aliases may replay within one document.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
@@ -23,23 +24,29 @@ pub(super) enum Kind {
     Service,
     EndpointSlice,
     Endpoints,
+    IpAddressPool,
+    Namespace,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Endpoints];
+    const ALL: [Self; 5] =
+        [Self::Service, Self::EndpointSlice, Self::Endpoints, Self::IpAddressPool, Self::Namespace];
 
     const fn as_str(self) -> &'static str {
         match self {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Endpoints => "Endpoints",
+            Self::IpAddressPool => "IPAddressPool",
+            Self::Namespace => "Namespace",
         }
     }
 
     const fn api_version(self) -> &'static str {
         match self {
-            Self::Service | Self::Endpoints => "v1",
+            Self::Service | Self::Endpoints | Self::Namespace => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::IpAddressPool => "metallb.io/v1beta1",
         }
     }
 }
@@ -53,7 +60,13 @@ pub(super) struct Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.as_str(), self.name)
+        let kind = self.kind.as_str();
+        match self.kind {
+            Kind::Namespace => write!(f, "{kind} {}", self.name.name),
+            Kind::Service | Kind::EndpointSlice | Kind::Endpoints | Kind::IpAddressPool => {
+                write!(f, "{kind} {}", self.name)
+            }
+        }
     }
 }
 
@@ -68,13 +81,24 @@ pub(super) enum Resource {
     Service(Box<api::Service>),
     /// The slices of an EndpointSlice or of Endpoints.
     Slices(Slices),
+    /// A pool of addresses for load balancers.
+    Pool(Pool),
+    /// The labels of a namespace, by which pools select it.
+    Namespace(Labels),
 }
 
 impl Resource {
+    pub(super) fn service(&self) -> Option<&api::Service> {
+        match self {
+            Self::Service(service) => Some(service),
+            Self::Slices(_) | Self::Pool(_) | Self::Namespace(_) => None,
+        }
+    }
+
     pub(super) fn slices(&self) -> Option<&Slices> {
         match self {
-            Self::Service(_) => None,
             Self::Slices(slices) => Some(slices),
+            Self::Service(_) | Self::Pool(_) | Self::Namespace(_) => None,
         }
     }
 }
@@ -212,7 +236,7 @@ fn recognise(api_version: &str, kind: &str) -> Recognised {
         return Recognised::Ours(known);
     }
     match api_version.split_once('/') {
-        None | Some(("discovery.k8s.io" | "core", _)) => Recognised::Mistaken(known),
+        None | Some(("discovery.k8s.io" | "core" | "metallb.io", _)) => Recognised::Mistaken(known),
         Some(_) => Recognised::Ignored,
     }
 }
@@ -232,12 +256,16 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
         return;
     };
     let namespace = metadata("namespace").and_then(Value::as_str).filter(|namespace| !namespace.is_empty());
-    let key = Key { kind, name: ObjectName::new(namespace.unwrap_or("default"), name) };
+    // A Namespace is in no namespace.
+    let namespace = if kind == Kind::Namespace { "" } else { namespace.unwrap_or("default") };
+    let key = Key { kind, name: ObjectName::new(namespace, name) };
     let mut warnings = Vec::new();
     let resource = match kind {
         Kind::Service => service(value),
         Kind::EndpointSlice => endpoint_slice(value, &mut warnings),
         Kind::Endpoints => endpoints(value),
+        Kind::IpAddressPool => pool(value),
+        Kind::Namespace => namespace_labels(value),
     };
     let resource = resource.map(Arc::new).map_err(|errors| under(prefix, errors));
     parsed.objects.push(Object { key, resource, warnings: under(prefix, warnings) });
@@ -248,7 +276,9 @@ fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     validate::service(&service)?;
     // Annotations of other software may be many times larger than the rest, and have no effect here.
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
-    let ours = |(name, _): &(String, String)| name.starts_with(convert::ANNOTATION_PREFIX);
+    let ours = |(name, _): &(String, String)| {
+        name.starts_with(convert::ANNOTATION_PREFIX) || load_balancer::is_relevant(name)
+    };
     let annotations = annotations.map(|all| all.into_iter().filter(ours).collect());
     service.metadata = ObjectMeta { name, namespace, labels, annotations, ..ObjectMeta::default() };
     Ok(Resource::Service(Box::new(service)))
@@ -273,6 +303,21 @@ fn endpoints(value: &Value) -> Result<Resource, Vec<FieldError>> {
     validate::endpoints(&endpoints)?;
     let slices = convert::endpoints(&endpoints).map_err(|error| vec![field_error(error)])?;
     Ok(Resource::Slices(slices.into_iter().collect()))
+}
+
+fn pool(value: &Value) -> Result<Resource, Vec<FieldError>> {
+    let pool: api::IpAddressPool = typed::<schema::IpAddressPool, _>(value)?;
+    Pool::new(&pool).map(Resource::Pool).map_err(|error| vec![field_error(error)])
+}
+
+/// Only the labels of a Namespace matter here, so nothing else of it is checked.
+fn namespace_labels(value: &Value) -> Result<Resource, Vec<FieldError>> {
+    #[derive(Deserialize)]
+    struct Namespace {
+        metadata: ObjectMeta,
+    }
+    let namespace = Namespace::deserialize(value).map_err(|error| vec![FieldError::new("", error)])?;
+    Ok(Resource::Namespace(namespace.metadata.labels.unwrap_or_default()))
 }
 
 /// Puts the object's path in the document before the field of each error.

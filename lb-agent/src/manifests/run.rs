@@ -237,6 +237,8 @@ mod tests {
         let options = ManifestsOptions {
             dir: dir.clone(),
             cluster_ip_ranges: vec!["10.96.0.0/12".parse().unwrap()],
+            load_balancer_pool: Vec::new(),
+            load_balancer_class: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let watch = Watch::new(&dir).unwrap();

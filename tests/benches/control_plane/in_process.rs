@@ -135,6 +135,8 @@ impl<'a> ControlPlane<'a> {
         let options = ManifestsOptions {
             dir: "/manifests".into(),
             cluster_ip_ranges: vec![CLUSTER_IP_RANGE.parse()?],
+            load_balancer_pool: Vec::new(),
+            load_balancer_class: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let reconciler =

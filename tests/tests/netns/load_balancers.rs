@@ -92,6 +92,38 @@ fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
     lan.check(&["client", "client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
 }
 
+/// The pool has one address of each family: the one at which `lan.check` looks for a load balancer.
+#[test]
+fn load_balancer_gets_its_address_from_a_pool_and_keeps_it_over_a_restart() {
+    let mut lan = Lan::with(&[]);
+    let without_address = |number| {
+        let mut service = lan.service(number, &["pod3"]);
+        service.exposure.load_balancer_ips.clear();
+        service
+    };
+    let services = [without_address(1), without_address(2)];
+    let [v4, v6] = external(1);
+    let pool = format!(
+        "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: lan, namespace: metallb-system}}\n\
+         spec: {{addresses: [{v4}/32, '{v6}-{v6}']}}\n"
+    );
+    lan.apply(&services[..1]);
+    lan.cluster.manifests.write("pool", &pool).unwrap();
+    lan.settle();
+    lan.check(&["client", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
+    lan.apply(&services[1..]);
+    let status = lan.agents[0].as_ref().unwrap().ask(&["status"]).unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("service2") && status.contains("no free address (IPv4 and IPv6)"), "{status}");
+
+    // Service 1 comes back to its address, although its file is read after that of a Service that wants one, too.
+    lan.agents[0].take().unwrap().kill().unwrap();
+    lan.cluster.manifests.put(&lan.service(0, &["pod3"])).unwrap();
+    lan.start_agent(1, &[]);
+    lan.settle();
+    lan.check(&["client", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
+}
+
 #[test]
 fn service_type_and_node_port_follow_edits_live() {
     let lan = Lan::with(&RANGES);

@@ -12,6 +12,7 @@ use super::{Content, Edit, Manifests, ManifestsOptions, Update};
 
 mod edits;
 mod follow;
+mod pools;
 mod random_edits;
 mod rejected;
 mod seeds;
@@ -24,6 +25,8 @@ fn options_with(ranges: &str) -> ManifestsOptions {
     ManifestsOptions {
         dir: "services".into(),
         cluster_ip_ranges: ranges.split(',').map(|range| range.parse().unwrap()).collect(),
+        load_balancer_pool: Vec::new(),
+        load_balancer_class: None,
         node_port_range: DEFAULT_NODE_PORTS,
     }
 }

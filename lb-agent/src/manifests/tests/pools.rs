@@ -1,0 +1,178 @@
+//! Load balancers get addresses from pools.
+
+use super::*;
+
+const POOL: &str =
+    "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {name: a, namespace: metallb-system}\n";
+
+fn pool(name: &str, addresses: &str) -> String {
+    format!("{}spec: {{addresses: [{addresses}]}}\n", POOL.replace("name: a", &format!("name: {name}")))
+}
+
+fn balancer(name: &str) -> String {
+    format!("{}  type: LoadBalancer\n", service(name, 80))
+}
+
+impl Folder {
+    fn load_balancer(&self, name: &str) -> Vec<String> {
+        self.service(name).external.load_balancer_ips.iter().map(ToString::to_string).collect()
+    }
+}
+
+/// The state of the kernel after a run that gave one Service this address of a load balancer.
+fn contents_with(name: &str, address: &str) -> Contents {
+    use lb_core::{capacity::Capacity, model::Policy, reconciler::Reconciler};
+
+    let mut folder = Folder::of(&[(
+        "a.yaml",
+        &format!("{}status: {{loadBalancer: {{ingress: [{{ip: {address}}}]}}}}\n", balancer(name)),
+    )]);
+    let mut reconciler =
+        Reconciler::new(Contents::default(), Capacity::of_arenas(1 << 10, 0), Policy::default());
+    reconciler.handle(std::mem::take(&mut folder.update.changes));
+    for step in reconciler.plan().steps {
+        reconciler.applied(&step);
+    }
+    reconciler.contents().clone()
+}
+
+#[test]
+fn load_balancer_gets_an_address_once_there_is_a_pool() {
+    let mut folder = Folder::of(&[("web.yaml", &balancer("web"))]);
+    assert_eq!((folder.load_balancer("web"), folder.problems()), (vec![], vec![]), "nobody asked for pools");
+    folder.write(&[("pool.yaml", &pool("a", "192.0.2.0/30"))]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.0"]);
+    folder.write(&[("db.yaml", &balancer("db"))]);
+    assert_eq!(folder.load_balancer("db"), ["192.0.2.1"]);
+    assert_eq!(folder.problems(), [""; 0]);
+}
+
+#[test]
+fn pool_of_the_flag_needs_no_manifest() {
+    let networks = vec!["192.0.2.8/30".parse().unwrap(), "2001:db8::/126".parse().unwrap()];
+    let options = ManifestsOptions { load_balancer_pool: networks, ..options() };
+    let mut folder = Folder::with(options, &Contents::default());
+    let dual = format!("{}  ipFamilyPolicy: RequireDualStack\n", balancer("web"));
+    folder.write(&[("web.yaml", &dual)]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.8", "2001:db8::"]);
+    folder.write(&[("pool.yaml", &pool("a", "192.0.2.0/24"))]);
+    let problems = folder.problems();
+    assert!(
+        matches!(&problems[..], [one] if one.contains("overlaps 192.0.2.8-192.0.2.11 of pool \"load-balancer-pool\"")),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn load_balancer_of_another_class_gets_no_address() {
+    let classed = format!("{}  loadBalancerClass: example.com/lb\n", balancer("web"));
+    let files = [("web.yaml", &*classed), ("pool.yaml", &*pool("a", "192.0.2.0/30"))];
+    assert_eq!(Folder::of(&files).load_balancer("web"), [""; 0]);
+    let options = ManifestsOptions { load_balancer_class: Some("example.com/lb".into()), ..options() };
+    let mut folder = Folder::with(options, &Contents::default());
+    folder.write(&files).write(&[("db.yaml", &balancer("db"))]);
+    assert_eq!((folder.load_balancer("web"), folder.load_balancer("db")), (vec!["192.0.2.0".into()], vec![]));
+}
+
+#[test]
+fn load_balancer_without_an_address_is_served_otherwise_and_gets_the_next_free_one() {
+    let mut folder = Folder::of(&[
+        ("pool.yaml", &pool("a", "192.0.2.7/32")),
+        ("db.yaml", &balancer("db")),
+        ("web.yaml", &balancer("web")),
+    ]);
+    assert_eq!((folder.load_balancer("db"), folder.load_balancer("web")), (vec!["192.0.2.7".into()], vec![]));
+    assert_eq!(folder.service("web").cluster_ips.len(), 1);
+    let why = "services/web.yaml, document 1 (line 1), Service default/web: status.loadBalancer: no address: no free \
+               address (IPv4) in pool \"a\"";
+    assert_eq!(folder.problems(), [why]);
+    folder.remove("db.yaml");
+    assert_eq!((folder.load_balancer("web"), folder.problems()), (vec!["192.0.2.7".into()], vec![]));
+}
+
+#[test]
+fn service_that_is_no_load_balancer_any_more_releases_its_address() {
+    let mut folder = Folder::of(&[("pool.yaml", &pool("a", "192.0.2.7/32")), ("db.yaml", &balancer("db"))]);
+    folder.write(&[("db.yaml", &service("db", 80)), ("web.yaml", &balancer("web"))]);
+    assert_eq!((folder.load_balancer("db"), folder.load_balancer("web")), (vec![], vec!["192.0.2.7".into()]));
+}
+
+#[test]
+fn address_of_the_manifest_wins_and_goes_with_it() {
+    let given = format!("{}status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.0}}]}}}}\n", balancer("db"));
+    let mut folder = Folder::of(&[("pool.yaml", &pool("a", "192.0.2.0/30")), ("db.yaml", &given)]);
+    folder.write(&[("web.yaml", &balancer("web"))]);
+    assert_eq!(
+        (folder.load_balancer("db"), folder.load_balancer("web")),
+        (vec!["192.0.2.0".into()], vec!["192.0.2.1".into()])
+    );
+    folder.remove("pool.yaml").write(&[("db.yaml", &balancer("db"))]);
+    assert_eq!(folder.load_balancer("db"), [""; 0]);
+}
+
+#[test]
+fn address_survives_the_end_of_its_pool_and_a_restart() {
+    let mut folder = Folder::of(&[("pool.yaml", &pool("a", "192.0.2.0/30")), ("db.yaml", &balancer("db"))]);
+    folder.write(&[("pool.yaml", &pool("a", "198.51.100.0/30"))]);
+    assert_eq!(folder.load_balancer("db"), ["192.0.2.0"]);
+    assert!(folder.problems()[0].contains("192.0.2.0 is in no pool"), "{:?}", folder.problems());
+    folder.remove("pool.yaml");
+    assert_eq!(folder.load_balancer("db"), ["192.0.2.0"]);
+
+    let mut again = Folder::with(options(), &contents_with("db", "192.0.2.3"));
+    again.write(&[
+        ("pool.yaml", &pool("a", "192.0.2.0/30")),
+        ("db.yaml", &balancer("db")),
+        ("a.yaml", &balancer("a")),
+    ]);
+    assert_eq!(
+        (again.load_balancer("db"), again.load_balancer("a")),
+        (vec!["192.0.2.3".into()], vec!["192.0.2.0".into()])
+    );
+}
+
+#[test]
+fn namespaces_are_selected_by_their_labels() {
+    let scoped = format!(
+        "{POOL}spec:\n  addresses: [192.0.2.0/30]\n  serviceAllocation:\n    namespaceSelectors:\n    - matchLabels: {{team: \
+         blue}}\n"
+    );
+    let mut folder = Folder::of(&[("pool.yaml", &scoped), ("web.yaml", &balancer("web"))]);
+    assert!(
+        folder.problems()[0].contains("no pool gives addresses to this Service"),
+        "{:?}",
+        folder.problems()
+    );
+    folder.write(&[(
+        "namespace.yaml",
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {team: blue}}\n",
+    )]);
+    assert_eq!((folder.load_balancer("web"), folder.problems()), (vec!["192.0.2.0".into()], vec![]));
+}
+
+#[test]
+fn bad_pools_are_reported_and_the_last_good_one_stays() {
+    let mut folder = Folder::of(&[("pool.yaml", &pool("a", "192.0.2.0/30")), ("web.yaml", &balancer("web"))]);
+    for (text, problem) in [
+        (pool("a", "192.0.2.9"), "spec.addresses[0]"),
+        (
+            format!("{POOL}spec: {{addresses: [192.0.2.0/30], autoassign: false}}\n"),
+            "spec.autoassign: unknown field",
+        ),
+        (POOL.replace("v1beta1", "v1beta2"), "apiVersion: metallb.io/v1beta1, kind: IPAddressPool is meant?"),
+    ] {
+        folder.write(&[("pool.yaml", &text)]);
+        assert!(folder.problems().iter().any(|found| found.contains(problem)), "{:?}", folder.problems());
+        folder.write(&[("db.yaml", &balancer("db"))]);
+        assert_eq!(
+            (folder.load_balancer("web"), folder.load_balancer("db")),
+            (vec!["192.0.2.0".into()], vec!["192.0.2.1".into()])
+        );
+    }
+    folder.write(&[("pool.yaml", &pool("a", "10.100.0.0/30"))]);
+    assert!(
+        folder.problems().iter().any(|found| found.contains("whose addresses are cluster IPs")),
+        "{:?}",
+        folder.problems()
+    );
+}
