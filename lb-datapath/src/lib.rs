@@ -73,7 +73,7 @@ pub use self::{
         conntrack::{Connection, Conntrack, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
         filter::{Filter, FilterFill, FilterMemory},
-        flow_table::FlowTable,
+        flow_table::{FlowTable, ReadEntry},
         internal_devices::InternalDevices,
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,

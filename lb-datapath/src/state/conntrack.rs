@@ -28,7 +28,7 @@ use crate::{
     state::{
         active_flows::{ActiveFlows, Recount},
         filter::Filter,
-        flow_table::FlowTable,
+        flow_table::{FlowTable, ReadEntry},
     },
 };
 
@@ -325,12 +325,13 @@ impl Conntrack {
     }
 
     /// Reads the entry of the opposite direction from the table.
-    fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<Flow>, DatapathError> {
-        let reverse = self.table.get(&flow.to.reversed())?;
-        Ok(reverse.filter(|reverse| reverse.to.reversed() == *key))
+    fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<ReadEntry<'_>>, DatapathError> {
+        let reverse = self.table.read(&flow.to.reversed())?;
+        Ok(reverse.filter(|reverse| reverse.flow.to.reversed() == *key))
     }
 
-    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk.
+    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk. A flow that has taken the
+    /// place of either entry since stays.
     fn delete_expired(
         &self,
         key: &Tuple,
@@ -338,23 +339,20 @@ impl Conntrack {
         now: Tick,
         pressure: Pressure,
     ) -> Result<bool, DatapathError> {
-        let Some(forward) = self.table.get(key)?.filter(|current| current.to == flow.to) else {
+        let Some(forward) = self.table.read(key)?.filter(|current| current.flow.to == flow.to) else {
             return Ok(false);
         };
-        let Some(reply) = self.reverse_of(key, &forward)? else { return Ok(false) };
-        if seconds_left_under(pressure, &forward, &reply, now) > 0
-            || self.is_behind_live_flow(key, &forward)?
+        let Some(reply) = self.reverse_of(key, &forward.flow)? else { return Ok(false) };
+        if seconds_left_under(pressure, &forward.flow, &reply.flow, now) > 0
+            || self.is_behind_live_flow(key, &forward.flow)?
+            || !self.table.remove_read(key, &forward)?
         {
             return Ok(false);
         }
-        if self.table.remove(key)? && is_counted(&forward) {
-            self.active_flows.add(forward.active_flows_slot, -1);
+        if is_counted(&forward.flow) {
+            self.active_flows.add(forward.flow.active_flows_slot, -1);
         }
-        // The same client port may have begun a new flow to the same backend since.
-        let reply_key = forward.to.reversed();
-        if self.table.get(&reply_key)? == Some(reply) {
-            self.table.remove(&reply_key)?;
-        }
+        self.table.remove_read(&forward.flow.to.reversed(), &reply)?;
         Ok(true)
     }
 
@@ -365,11 +363,14 @@ impl Conntrack {
         now: Tick,
         pressure: Pressure,
     ) -> Result<bool, DatapathError> {
-        let Some(flow) = self.table.get(key)?.filter(Flow::is_tunnelled) else { return Ok(false) };
-        if seconds_left_under(pressure, &flow, &flow, now) > 0 || !self.table.remove(key)? {
+        let Some(entry) = self.table.read(key)?.filter(|entry| entry.flow.is_tunnelled()) else {
+            return Ok(false);
+        };
+        let flow = &entry.flow;
+        if seconds_left_under(pressure, flow, flow, now) > 0 || !self.table.remove_read(key, &entry)? {
             return Ok(false);
         }
-        if is_counted(&flow) {
+        if is_counted(flow) {
             self.active_flows.add(flow.active_flows_slot, -1);
         }
         Ok(true)
@@ -392,7 +393,8 @@ impl Conntrack {
     /// Restores the missing entry of a flow that has only the entry `key`, or deletes that entry if the flow has
     /// expired.
     fn restore_or_delete(&self, key: &Tuple, now: Tick, report: &mut GcReport) -> Result<(), DatapathError> {
-        let Some(flow) = self.table.get(key)? else { return Ok(()) };
+        let Some(entry) = self.table.read(key)? else { return Ok(()) };
+        let flow = entry.flow;
         if self.reverse_of(key, &flow)?.is_some() {
             return Ok(());
         }
@@ -401,14 +403,14 @@ impl Conntrack {
             if flow.is_reply() { (&lost_key, &lost, &flow) } else { (key, &flow, &lost) };
         let is_expired = seconds_left_under(report.pressure, forward, reply, now) == 0;
         if is_expired && !self.is_behind_live_flow(from, forward)? {
-            report.orphans += usize::from(self.table.remove(key)?);
+            report.orphans += usize::from(self.table.remove_read(key, &entry)?);
         } else {
             let mark = Mark::of_entry(&lost_key, lost.flags);
             let restored = self.filter.insert_after([mark], || self.table.insert_new(&lost_key, &lost))?;
             report.restored += usize::from(restored);
             // The client's port now has a flow to another backend: no forward entry refers to this reverse entry.
             if !restored && flow.is_reply() && self.reverse_of(key, &flow)?.is_none() {
-                report.orphans += usize::from(self.table.remove(key)?);
+                report.orphans += usize::from(self.table.remove_read(key, &entry)?);
             }
         }
         Ok(())

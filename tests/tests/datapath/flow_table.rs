@@ -63,6 +63,24 @@ fn entries_without_a_place_go_to_the_overflow() {
     assert_eq!(table.get(&entries(1)[0].0).unwrap(), None);
 }
 
+/// GC judges an entry, and a program takes it over for another flow before GC deletes it.
+#[test]
+fn entry_that_another_flow_has_taken_over_is_not_removed() {
+    let sandbox = Sandbox::new();
+    let conntrack = open(&sandbox, 1024).conntrack();
+    let table = conntrack.table();
+    let (key, old) = entries(1)[0];
+    let new = Flow { service: 8, ..old };
+    assert!(table.insert_new(&key, &old).unwrap());
+    let judged = table.read(&key).unwrap().unwrap();
+    assert!(table.remove(&key).unwrap() && table.insert_new(&key, &new).unwrap());
+    assert!(!table.remove_read(&key, &judged).unwrap());
+    assert_eq!(table.get(&key).unwrap(), Some(new));
+    let judged = table.read(&key).unwrap().unwrap();
+    assert!(table.remove_read(&key, &judged).unwrap());
+    assert_eq!(table.get(&key).unwrap(), None);
+}
+
 #[test]
 fn a_new_agent_finds_the_flows_of_the_last_one() {
     let sandbox = Sandbox::new();

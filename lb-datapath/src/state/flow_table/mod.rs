@@ -10,7 +10,9 @@ use std::{io, ops::Range, sync::atomic::AtomicU64, thread, time::Duration};
 
 use lb_common::{
     conntrack::{Flow, Tuple},
-    flow_table::{self, Copied, Insert, Memory, Places, Replace, SharedSlots, read, release_abandoned},
+    flow_table::{
+        self, Copied, Entry, Insert, Memory, Places, Replace, SharedSlots, read, release_abandoned,
+    },
 };
 
 pub(crate) use self::earlier::EarlierSlots;
@@ -40,6 +42,15 @@ pub struct FlowTable {
     slots: Mapped<AtomicU64>,
     header: SharedHeader,
     overflow: Table<Tuple, Flow>,
+}
+
+/// An entry as it was read.
+#[derive(Debug)]
+pub struct ReadEntry<'a> {
+    /// Its flow.
+    pub flow: Flow,
+    /// The slot, with the control word that identifies this use of it; `None` for an entry of the overflow.
+    place: Option<Entry<<SharedSlots<'a> as Memory>::Slot>>,
 }
 
 /// Maps all elements of an array of this layout.
@@ -122,6 +133,11 @@ impl FlowTable {
 
     /// The entry of a tuple, if there is one. While a program replaces the entry, there is none.
     pub fn get(&self, key: &Tuple) -> Result<Option<Flow>, DatapathError> {
+        Ok(self.read(key)?.map(|entry| entry.flow))
+    }
+
+    /// Like [`Self::get`], for a caller that decides whether to [remove](Self::remove_read) this entry.
+    pub fn read(&self, key: &Tuple) -> Result<Option<ReadEntry<'_>>, DatapathError> {
         let (slots, places) = (self.shared(), self.places(key));
         for _ in 0..READS {
             let Some(entry) = flow_table::find(&slots, &places, key) else { break };
@@ -129,10 +145,13 @@ impl FlowTable {
             if let Some(copied) = read(&slots, entry.slot)
                 && copied.key == *key
             {
-                return Ok(Some(copied.value));
+                return Ok(Some(ReadEntry { flow: copied.value, place: Some(copied.entry) }));
             }
         }
-        if self.header.overflow() == 0 { Ok(None) } else { self.overflow.get(key) }
+        if self.header.overflow() == 0 {
+            return Ok(None);
+        }
+        Ok(self.overflow.get(key)?.map(|flow| ReadEntry { flow, place: None }))
     }
 
     /// Inserts an entry unless the tuple has one. Returns whether it did.
@@ -163,6 +182,15 @@ impl FlowTable {
         let view = self.view();
         let removed = flow_table::remove(&view, &self.places(key), key);
         view.result().map(|()| removed)
+    }
+
+    /// Removes exactly the entry that was read, and not one that has taken its place since. (The overflow has no
+    /// generations: there, it is whatever entry has the key.) Returns whether this call did.
+    pub fn remove_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
+        match &entry.place {
+            Some(place) => Ok(flow_table::remove_entry(&self.shared(), place)),
+            None => self.remove(key),
+        }
     }
 
     /// Removes the entries of these tuples, as far as they exist.
