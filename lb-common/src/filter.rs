@@ -170,11 +170,19 @@ impl Mark {
         Self::new(Side::Front, &key.address, key.port, key.protocol)
     }
 
-    /// The mark of an entry of the flow table with these [`flow_flags`]: the destination of an entry of the client's
-    /// direction, the source of one of the reply direction.
+    /// The marks of an entry of the flow table with these [`flow_flags`]: the destination of an entry of the client's
+    /// direction, the source of one of the reply direction. If replies go to an address that sockets of the node may have
+    /// as well, packets that these sockets send to the same backend need a look-up: that is the other mark. (A masqueraded
+    /// flow that is not routed has another entry with that mark.)
     #[inline(always)]
-    pub fn of_entry(key: &Tuple, flags: u8) -> Self {
-        if flags & flow_flags::REPLY == 0 { Self::of_destination(key) } else { Self::of_source(key) }
+    pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
+        const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;
+        if flags & flow_flags::REPLY == 0 {
+            return [Self::of_destination(key); 2];
+        }
+        let source = Self::of_source(key);
+        let of_sockets = Self { side: Side::Front, ..source };
+        if flags & TO_NODE == 0 { [source; 2] } else { [source, of_sockets] }
     }
 
     #[inline(always)]

@@ -128,8 +128,9 @@ impl<S: BuildHasher> Ledger<S> {
     /// Adds what an entry has counted; `peer` is the other entry of the same flow, if there is one. An entry may be
     /// passed twice in a walk.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
-        if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
-            // Skips the second flow of a masqueraded connection: the first one counts the same packets.
+        if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 || flow_flags::is_of_node(flow.flags) {
+            // The first flow of a masqueraded connection counts the same packets as the second one; connections of the
+            // node itself are of no Service.
             return;
         }
         let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
@@ -233,7 +234,7 @@ mod tests {
         let from = Tuple::new(client, vip, port, 80, protocol::TCP);
         let to = Tuple { destination: Address::from_v4([10, 1, 0, backend]), destination_port: 8080, ..from };
         let forward = Flow::new(&from, &to, 7, 0, Tick(50));
-        let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::REPLY, Tick(50));
+        let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::reverse(0), Tick(50));
         (from, forward, reply)
     }
 

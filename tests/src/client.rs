@@ -88,15 +88,17 @@ impl Connection {
 
     /// Connects from a local port that other connections may share.
     pub fn open_from_port(netns: &Netns, port: u16, to: SocketAddr) -> io::Result<Self> {
+        Self::open_from(netns, SocketAddr::new(any_address(to.ip()), port), to)
+    }
+
+    /// Connects from a local address and port that other connections may share.
+    pub fn open_from(netns: &Netns, source: SocketAddr, to: SocketAddr) -> io::Result<Self> {
         let connect_from = || {
             let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
             let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
             setsockopt(&fd, ReuseAddr, &true)?;
             let stream = TcpStream::from(fd);
-            bind(
-                std::os::fd::AsRawFd::as_raw_fd(&stream),
-                &SockaddrStorage::from(SocketAddr::new(any_address(to.ip()), port)),
-            )?;
+            bind(std::os::fd::AsRawFd::as_raw_fd(&stream), &SockaddrStorage::from(source))?;
             connect(std::os::fd::AsRawFd::as_raw_fd(&stream), &SockaddrStorage::from(to))?;
             Ok(stream)
         };

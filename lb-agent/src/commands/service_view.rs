@@ -406,7 +406,7 @@ pub(super) mod testdata {
         let to = Tuple { destination: ip("10.1.0.5"), destination_port: 8080, ..from };
         let then = Tick(63);
         let mut forward = Flow::new(&from, &to, 7, 0, then);
-        let mut reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::REPLY, then);
+        let mut reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::reverse(0), then);
         forward.seen = seen::PACKET | seen::SYN | seen::ACK;
         reply.seen = forward.seen;
         Connection { from, forward, reply: Some(reply), masqueraded: None }

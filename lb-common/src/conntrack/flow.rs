@@ -33,6 +33,12 @@ pub mod flow_flags {
     pub const fn reverse(flags: u8) -> u8 {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
+
+    /// Whether the node itself is the client: a connection of one of its sockets to an endpoint, of no Service, whose
+    /// source port is exchanged where packets leave the node, because another flow has that port towards the endpoint.
+    pub const fn is_of_node(flags: u8) -> bool {
+        matches!(flags, AT_EGRESS | REPLY)
+    }
 }
 
 /// Bits of [`Flow::seen`]: what this direction has sent so far.
@@ -184,7 +190,9 @@ impl Flow {
         if self.flags & flow_flags::ROUTED != 0 {
             return !self.is_tunnelled();
         }
-        all && self.flags & flow_flags::HAIRPIN == 0 && self.flags & SECOND_TRANSLATION != SECOND_TRANSLATION
+        all && self.flags & flow_flags::HAIRPIN == 0
+            && self.flags & SECOND_TRANSLATION != SECOND_TRANSLATION
+            && !flow_flags::is_of_node(self.flags)
     }
 
     /// Counts a packet of `bytes`, its network header included.

@@ -45,11 +45,23 @@ fn both_directions_of_every_kind_of_flow_are_found() {
         for (key, flags) in [(from, 0), (to.reversed(), flow_flags::REPLY)] {
             let memory = Words::default();
             assert!(!may_have_flow(&memory, activated(0), &key));
-            Mark::of_entry(&key, flags).set(&memory);
+            Mark::of_entry(&key, flags).iter().for_each(|mark| mark.set(&memory));
             assert!(may_have_flow(&memory, activated(0), &key), "{key:?}");
             assert!(may_have_flow(&memory, activated(1), &key), "{key:?}");
             assert!(!may_have_flow(&memory, activated(0), &key.reversed()), "marks are of one direction");
         }
+    }
+}
+
+#[test]
+fn packets_of_sockets_that_share_the_address_of_a_flow_are_found() {
+    let (node, backend) = (ip("198.51.100.1"), ip("10.1.0.7"));
+    let sent = Tuple::new(node, backend, 10_001, 8080, protocol::TCP);
+    for (flags, found) in [(0, false), (flow_flags::ROUTED, true), (flow_flags::HAIRPIN, true)] {
+        let memory = Words::default();
+        let flags = flags | flow_flags::REPLY;
+        Mark::of_entry(&sent.reversed(), flags).iter().for_each(|mark| mark.set(&memory));
+        assert_eq!(may_have_flow(&memory, activated(0), &sent), found, "{flags}");
     }
 }
 
@@ -164,12 +176,13 @@ proptest! {
                 0 => {
                     let other = 1 - copy_of(active);
                     memory.zero(other);
-                    visible.iter().for_each(|(key, flags)| Mark::of_entry(key, *flags).set_in(&memory, other));
+                    let marks = visible.iter().flat_map(|(key, flags)| Mark::of_entry(key, *flags));
+                    marks.for_each(|mark| mark.set_in(&memory, other));
                     active = activated(other);
                 }
                 1..4 => drop(visible.remove(&key)),
                 _ => {
-                    Mark::of_entry(&key, flags).set(&memory);
+                    Mark::of_entry(&key, flags).iter().for_each(|mark| mark.set(&memory));
                     visible.insert(key, flags);
                 }
             }

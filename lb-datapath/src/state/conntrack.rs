@@ -405,8 +405,8 @@ impl Conntrack {
         if is_expired && !self.is_behind_live_flow(from, forward)? {
             report.orphans += usize::from(self.table.remove_read(key, &entry)?);
         } else {
-            let mark = Mark::of_entry(&lost_key, lost.flags);
-            let restored = self.filter.insert_after([mark], || self.table.insert_new(&lost_key, &lost))?;
+            let marks = Mark::of_entry(&lost_key, lost.flags);
+            let restored = self.filter.insert_after(marks, || self.table.insert_new(&lost_key, &lost))?;
             report.restored += usize::from(restored);
             // The client's port now has a flow to another backend: no forward entry refers to this reverse entry.
             if !restored && flow.is_reply() && self.reverse_of(key, &flow)?.is_none() {

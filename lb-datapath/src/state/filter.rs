@@ -217,7 +217,7 @@ impl Filter {
             Ok(())
         })?;
         self.flows.for_each(|key, flow| {
-            Mark::of_entry(key, flow.flags).set_in(&self.memory, other);
+            Mark::of_entry(key, flow.flags).iter().for_each(|mark| mark.set_in(&self.memory, other));
             Ok(())
         })?;
         self.memory.activate(Some(other));

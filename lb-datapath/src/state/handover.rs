@@ -407,8 +407,8 @@ impl Handover {
             }
             let digest = self.hasher.hash_one(key);
             let is_copy = self.copied.contains(&digest) || self.resumed && lives;
-            let mark = Mark::of_entry(key, flow.flags);
-            match filter.insert_after([mark], || table.insert_new(key, flow)) {
+            let marks = Mark::of_entry(key, flow.flags);
+            match filter.insert_after(marks, || table.insert_new(key, flow)) {
                 Ok(true) => drop(self.copied.insert(digest)),
                 Ok(false) if pass == Pass::Rest && is_copy => absorb(table, key, flow)?,
                 Ok(false) => {}

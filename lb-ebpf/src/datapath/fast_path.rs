@@ -10,7 +10,10 @@ use lb_ebpf::parse::{Layer, Packet, TupleRule, is_plain_and, parse_plain};
 use super::{
     context::Hook,
     filter::Filter,
-    flow::table::{self, Found},
+    flow::{
+        of_node,
+        table::{self, Found},
+    },
     forward::{self, Forwarded, decapsulate},
     maps, service, settings,
     skb::Skb,
@@ -55,7 +58,8 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
             Forwarded::Done(outcome) => FastPath::Done(outcome),
             Forwarded::NeedsRoute => stored(&plain, FastPath::HasFlow),
         },
-        None if hook == Hook::Egress => FastPath::Done(Outcome::NoService),
+        None if hook == Hook::Egress && !of_node::begins(skb, &plain) => FastPath::Done(Outcome::NoService),
+        None if hook == Hook::Egress => stored(&plain, FastPath::NoFlow),
         None if has_no_service(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {
             FastPath::Done(Outcome::NoService)
         }

@@ -72,6 +72,8 @@ pub(crate) fn mark(key: &Tuple, flags: u8) {
 extern "C" fn filter_mark(key: *const Tuple, flags: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
     let (Some(key), Some(filter)) = (unsafe { key.as_ref() }, Filter::get()) else { return 0 };
-    Mark::of_entry(key, flags as u8).set(&filter);
+    let [mark, other] = Mark::of_entry(key, flags as u8);
+    mark.set(&filter);
+    other.set(&filter);
     1
 }

@@ -33,6 +33,7 @@ pub(crate) mod service;
 pub(crate) mod settings;
 mod skb;
 mod slow_path;
+mod socket;
 pub(crate) mod stats;
 pub(crate) mod xdp;
 

@@ -318,6 +318,13 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
+    /// Whether the node itself has made the packet: it came in through no device.
+    #[inline(always)]
+    pub(super) fn is_from_node(&self) -> bool {
+        // SAFETY: the context is valid for the whole run of the program.
+        unsafe { (*self.ctx.skb.skb).ingress_ifindex == 0 }
+    }
+
     /// The context of the program, for helpers.
     #[inline(always)]
     pub(crate) fn context(&self) -> HookContext {

@@ -12,6 +12,7 @@ use super::{
     flow::{
         conntrack,
         new::{self, Begin, FlowCreation},
+        of_node,
     },
     forward::{self, Forwarded, routed, tunnel},
     fragments,
@@ -68,7 +69,7 @@ pub(super) fn process(
     }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
-        _ if hook == Hook::Egress => return Err(Outcome::NoService),
+        _ if hook == Hook::Egress => (create_of_node(skb, packet, earlier)?, false),
         _ => (create_flow(skb, packet, earlier)?, true),
     };
     let outcome = match translate_slow(skb, packet, flow, hook) {
@@ -81,6 +82,9 @@ pub(super) fn process(
 /// Whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
 #[inline(always)]
 fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
+    if of_node::is_of_other_flow(skb, hook, flow) {
+        return Err(Outcome::OtherHook);
+    }
     let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
     let is_new = || conntrack::is_new_connection(&skb.context(), packet, flow);
     match relation(flow, hook == Hook::Egress, bypasses_vip, is_new) {
@@ -102,6 +106,19 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
         FlowCreation::Reject => Err(reject::reject(skb, packet)),
         FlowCreation::NotCreated(Outcome::NoService) => Err(vips::unlisted(skb, packet)),
         FlowCreation::NotCreated(outcome) => Err(outcome),
+    }
+}
+
+/// Creates the flow that begins with this packet of the node itself, if its connection needs another source port, or had
+/// one the last time (`earlier`), and returns its entry.
+#[inline(always)]
+fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
+    if !earlier && !of_node::begins(skb, packet) {
+        return Err(Outcome::NoService);
+    }
+    match of_node::create(&skb.context(), packet, earlier) {
+        Outcome::Masquerade => conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull),
+        outcome => Err(outcome),
     }
 }
 

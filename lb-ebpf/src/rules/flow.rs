@@ -6,6 +6,8 @@ use lb_common::{
     flow_table::Verdict,
 };
 
+use crate::parse::{Body, Packet};
+
 /// Whether an entry is stale for a SYN, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -121,6 +123,17 @@ pub const fn has_ended(forward: &Flow, reply: &Flow) -> bool {
     Phase::of(forward, reply).is_over()
 }
 
+/// Whether a packet of no flow that leaves the node may begin one: the first of a connection of the node itself, whose
+/// source port another flow has.
+#[inline(always)]
+pub fn may_begin_at_egress(packet: &Packet) -> bool {
+    match packet.body {
+        Body::Tcp => packet.segment.is_syn(),
+        Body::Udp => true,
+        Body::Sctp | Body::LaterFragment | Body::IcmpError | Body::Echo => false,
+    }
+}
+
 /// Whether packets of the flow are translated at this tc hook: egress, or ingress.
 #[inline(always)]
 pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
@@ -132,6 +145,7 @@ pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
 pub const fn translated(flow: &Flow) -> Outcome {
     match flow.flags {
         flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => Outcome::Masquerade,
+        flags if flow_flags::is_of_node(flags) => Outcome::Masquerade,
         flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
         flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
         _ => Outcome::Forward,
@@ -292,6 +306,8 @@ mod tests {
             (REPLY | AT_EGRESS, Outcome::Reply, true),
             (HAIRPIN, Outcome::Hairpin, false),
             (HAIRPIN | REPLY, Outcome::Hairpin, false),
+            (AT_EGRESS, Outcome::Masquerade, true),
+            (REPLY, Outcome::Masquerade, false),
             (SECOND_OF_MASQUERADED | AT_EGRESS, Outcome::Masquerade, true),
             (SECOND_OF_MASQUERADED | REPLY, Outcome::Masquerade, false),
         ] {

@@ -37,6 +37,16 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     }
 }
 
+/// `BPF_TCP_LISTEN`.
+const LISTEN: u32 = 10;
+
+/// Whether a TCP socket of the node in this state uses the port on which the backend's segments would reach it, so that a
+/// flow must not take the port. A listening socket does not: it has no connection with the backend.
+#[inline(always)]
+pub const fn is_used_by_socket(state: u32) -> bool {
+    state != LISTEN
+}
+
 /// What is remembered of a backend whose ports ran out: its identity, of which `hash` holds 32 bits in its upper half, and
 /// the tick.
 #[inline(always)]
@@ -58,6 +68,13 @@ mod tests {
                 offset = next(offset, count, 0);
             }
             assert!(tried.iter().take(count as usize).all(|tried| *tried), "{count} ports");
+        }
+    }
+
+    #[test]
+    fn only_listening_sockets_share_their_port() {
+        for state in 1..=12 {
+            assert_eq!(is_used_by_socket(state), state != LISTEN, "state {state}");
         }
     }
 

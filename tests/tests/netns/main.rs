@@ -36,6 +36,7 @@ mod node_ports;
 mod passthrough;
 mod path_mtu;
 mod policies;
+mod port_collisions;
 mod pressure;
 mod profile;
 mod reject;

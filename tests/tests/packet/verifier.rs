@@ -62,7 +62,7 @@ fn every_program_loads() {
 /// instruction.
 const BOUNDS: [(&str, u32); 14] = [
     ("tc_ingress", 195_000),
-    ("tc_egress", 80_000),
+    ("tc_egress", 135_000),
     ("sock_connect4", 33_000),
     ("sock_connect6", 34_000),
     ("sock_sendmsg4", 50_000),
@@ -72,7 +72,7 @@ const BOUNDS: [(&str, u32); 14] = [
     ("sock_peername4", 100),
     ("sock_peername6", 100),
     ("tc_ingress_l3", 170_000),
-    ("tc_egress_l3", 75_000),
+    ("tc_egress_l3", 120_000),
     ("xdp_native", 240_000),
     ("xdp_generic", 240_000),
 ];

@@ -16,10 +16,12 @@ use super::{
 };
 use crate::datapath::{
     clock::now,
+    context::HookContext,
     scratch::{
         scratch,
         setup::{Claim, FlowSetup},
     },
+    socket,
 };
 
 /// Backends whose source ports have run out: see [`source_port::exhausted`]. An array suffices, because it only saves
@@ -28,14 +30,17 @@ use crate::datapath::{
 static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;
 
-/// Inserts the reverse entries of the flow in `SCRATCH`, with another source port where that of `to` is taken.
-/// (Holds no reference to the flow: `try_claim` takes one of its own.)
+/// Inserts the reverse entries of the flow in `SCRATCH`, with another source port where that of `to` is taken, by a flow
+/// or a socket of the node. (Holds no reference to the flow: `try_claim` takes one of its own.)
 #[inline(never)]
-pub(super) fn claim() -> Result<(), Outcome> {
+pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();
     (setup.claim, setup.ran_out) = (Claim::Taken, has_run_out(setup));
-    // SAFETY: `try_claim` has the signature that the kernel calls it with, and uses no context.
-    unsafe { bpf_loop(source_port::attempts(setup.ran_out), try_claim as *mut _, core::ptr::null_mut(), 0) };
+    // A copy: the verifier follows a pointer to the context only through a place that it has seen written.
+    let mut context = *context;
+    let argument = (&raw mut context).cast();
+    // SAFETY: `try_claim` has the signature that the kernel calls it with, and `context` outlives the call.
+    unsafe { bpf_loop(source_port::attempts(setup.ran_out), try_claim as *mut _, argument, 0) };
     let setup = scratch()?.setup();
     match setup.claim {
         Claim::Made => Ok(()),
@@ -76,16 +81,27 @@ fn slot(hash: u64) -> u32 {
 }
 
 /// One attempt; 1 ends the loop. The kernel calls it, so the verifier checks it once, however many attempts there are.
-extern "C" fn try_claim(attempt: u32, _context: *mut core::ffi::c_void) -> i64 {
+extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
+    // SAFETY: `claim` gave `bpf_loop` a pointer to its context, which nobody changes during the call.
+    let context = unsafe { &*context.cast::<HookContext>() };
     let Ok(scratch) = scratch() else { return 1 };
     let setup = scratch.setup();
     setup.eager = source_port::is_eager(attempt, setup.ran_out);
-    setup.claim = claim_entries(setup);
+    setup.claim = if socket_has_port(context, setup) { Claim::Taken } else { claim_entries(setup) };
     if setup.claim != Claim::Taken {
         return 1;
     }
     setup.to.source_port = setup.ports.after(setup.to.source_port);
     0
+}
+
+/// Whether a socket of the node has the source port, and so waits for packets of the backend itself.
+#[inline(always)]
+fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
+    setup.may_meet_socket() && {
+        setup.key = setup.from_backend();
+        socket::awaits(context, &setup.key)
+    }
 }
 
 #[inline(always)]

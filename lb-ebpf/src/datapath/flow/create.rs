@@ -62,14 +62,7 @@ pub(crate) fn create(
     if only_routed && flags & flow_flags::ROUTED == 0 {
         return Err(Outcome::OtherHook);
     }
-    if flags & flow_flags::TUNNEL == 0 {
-        claim::claim()?;
-    }
-    let setup = scratch()?.setup();
-    if earlier {
-        delete_earlier(setup);
-    }
-    let inserted = insert_forward(setup, earlier);
+    let inserted = insert(context, earlier)?;
     let scratch = scratch()?;
     let (request, setup) = (scratch.request(), scratch.setup());
     let is_stateless = inserted == Inserted::Full;
@@ -84,6 +77,19 @@ pub(crate) fn create(
         0 => Created::Unrouted,
         _ => Created::Routed,
     })
+}
+
+/// Inserts the entries of the flow that lies prepared in `SCRATCH`; returns the result for its forward entry.
+#[inline(always)]
+pub(super) fn insert(context: &HookContext, earlier: bool) -> Result<Inserted, Outcome> {
+    if !scratch()?.setup().is_tunnelled() {
+        claim::claim(context)?;
+    }
+    let setup = scratch()?.setup();
+    if earlier {
+        delete_earlier(setup);
+    }
+    Ok(insert_forward(setup, earlier))
 }
 
 /// Decides what the packets become and how they go on to the backend, which is returned.

@@ -103,7 +103,7 @@ pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
 /// Prepares the entry of the direction from the backend.
 #[inline(never)]
 fn prepare_reverse(setup: &mut FlowSetup) {
-    setup.key = from_backend(setup);
+    setup.key = setup.from_backend();
     setup.back = setup.to.reversed();
     let flags = flow_flags::SECOND_OF_MASQUERADED | flow_flags::REPLY;
     setup.flow.init(&setup.key, &setup.back, setup.service, flags, now());
@@ -118,17 +118,11 @@ fn prepare_forward(setup: &mut FlowSetup) {
     setup.flow.init(&setup.to, &setup.back, setup.service, flags, now());
 }
 
-/// The tuple of packets that the backend sends.
-#[inline(always)]
-fn from_backend(setup: &FlowSetup) -> Tuple {
-    Tuple { destination: setup.node, ..setup.to.reversed() }
-}
-
 /// Deletes the entries that [`claim`] has inserted.
 #[inline(never)]
 pub(super) fn release(setup: &mut FlowSetup) {
     // They may be gone already.
     table::remove(&setup.to);
-    setup.key = from_backend(setup);
+    setup.key = setup.from_backend();
     table::remove(&setup.key);
 }

@@ -9,4 +9,5 @@ pub(crate) mod create;
 mod entry;
 pub(crate) mod masquerade;
 pub(crate) mod new;
+pub(crate) mod of_node;
 pub(crate) mod table;

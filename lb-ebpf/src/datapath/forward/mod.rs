@@ -11,7 +11,13 @@ use lb_common::{
 };
 use lb_ebpf::{parse::Packet, rules};
 
-use super::{context::Hook, early_return::either, flow::conntrack, rewrite, skb::Skb};
+use super::{
+    context::Hook,
+    early_return::either,
+    flow::{conntrack, of_node},
+    rewrite,
+    skb::Skb,
+};
 
 /// The result of [`packet`].
 ///
@@ -35,7 +41,7 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook
     {
         return Forwarded::Done(either(direct::forward(skb, packet, flow, hop)));
     }
-    if !hook.translates(flow) {
+    if !hook.translates(flow) || of_node::is_of_other_flow(skb, hook, flow) {
         return Forwarded::Done(Outcome::OtherHook);
     }
     if flow.flags & flow_flags::ROUTED != 0 {

@@ -15,6 +15,7 @@ use self::{
     route::Route,
     setup::{FlowSetup, Keys, Request},
 };
+use super::socket::SocketTuple;
 
 /// The value of this CPU, looked up once and borrowed field by field.
 ///
@@ -73,6 +74,8 @@ fields! {
     route: Route,
     /// The SCTP checksum that is being updated.
     crc: Change,
+    /// The socket that is being looked up.
+    socket: SocketTuple,
     /// The ICMP message that is being built.
     message: [u8; MESSAGE],
 }

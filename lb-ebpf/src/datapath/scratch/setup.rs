@@ -37,7 +37,7 @@ pub(crate) struct FlowSetup {
     /// [`NO_ADDRESS`].
     pub(crate) node: Address,
     /// How the packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
-    /// [`flow_flags::MASQUERADED`]; or 0.
+    /// [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the client; or 0.
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
     pub(crate) eager: bool,
@@ -70,7 +70,24 @@ impl FlowSetup {
     /// with all entries of that connection.
     #[inline(always)]
     pub(crate) fn has_port_of_node(&self) -> bool {
-        self.flags == flow_flags::ROUTED || self.is_masqueraded()
+        matches!(self.flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || self.is_masqueraded()
+    }
+
+    /// Whether a socket of the node may have the source port: the source is an address of the node, or may be one (that of
+    /// a hairpin flow is the virtual address).
+    #[inline(always)]
+    pub(crate) fn may_meet_socket(&self) -> bool {
+        self.flags & flow_flags::HAIRPIN != 0 || self.has_port_of_node()
+    }
+
+    /// The tuple of packets that the backend sends.
+    #[inline(always)]
+    pub(crate) fn from_backend(&self) -> Tuple {
+        let mut tuple = self.to.reversed();
+        if self.is_masqueraded() {
+            tuple.destination = self.node;
+        }
+        tuple
     }
 
     /// Whether its packets go through a tunnel.

@@ -27,8 +27,9 @@ impl Testbed {
     pub(crate) fn flows(&self) -> BTreeMap<Tuple, Flow> {
         let flows = self.entries();
         for (key, flow) in &flows {
-            let mark = Mark::of_entry(key, flow.flags);
-            for copy in [0, 1] {
+            for (mark, copy) in
+                Mark::of_entry(key, flow.flags).into_iter().flat_map(|mark| [(mark, 0), (mark, 1)])
+            {
                 assert!(mark.is_set(&self.filter, copy), "{}: no mark of {key:?}", self.context());
             }
         }
@@ -37,7 +38,7 @@ impl Testbed {
 
     /// Inserts an entry, or replaces its flow, with its mark.
     pub(crate) fn insert_entry(&mut self, key: &Tuple, flow: &Flow) {
-        Mark::of_entry(key, flow.flags).set(&self.filter);
+        Mark::of_entry(key, flow.flags).iter().for_each(|mark| mark.set(&self.filter));
         self.put_entry(key, flow);
     }
 

@@ -117,7 +117,7 @@ impl Testbed {
 
     /// Writes an entry into this slot, whatever is there.
     pub(crate) fn put_into_slot(&mut self, index: u32, key: &Tuple, flow: &Flow) {
-        Mark::of_entry(key, flow.flags).set(&self.filter);
+        Mark::of_entry(key, flow.flags).iter().for_each(|mark| mark.set(&self.filter));
         self.put("FLOWS", index, Slot::with_entry(&self.places_of(key), *key, *flow));
     }
 
