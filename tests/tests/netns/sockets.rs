@@ -113,6 +113,21 @@ fn replies_on_a_disconnected_socket_come_from_the_last_used_virtual_address() {
     }
 }
 
+/// For the kernel, both would be one connection. (kube-proxy serves the second one, as it gives its packets another port.)
+#[test]
+fn one_source_port_reaches_a_backend_through_one_virtual_address_only() {
+    const PORT: u16 = 61_000;
+    let bed = Bed::with_web(&["pod2"]);
+    bed.put("also-web", vips(11), &["pod2"]);
+    for (one, other) in WEB.into_iter().zip(vips(11)) {
+        wait_for(PATIENCE, || ask_http(&bed.cluster.node1, http(other)).ok()).unwrap();
+        let mut first = Connection::open_from_port(&bed.cluster.node1, PORT, http(one)).unwrap();
+        let second = Connection::open_from_port(&bed.cluster.node1, PORT, http(other));
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::AddrNotAvailable);
+        assert_eq!(first.ask().unwrap().server, "pod2");
+    }
+}
+
 #[test]
 fn replies_to_direct_datagrams_are_left_untouched() {
     let bed = Bed::with_web(&["pod2"]);
