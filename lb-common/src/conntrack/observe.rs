@@ -49,12 +49,14 @@ impl Flow {
         }
     }
 
-    /// Whether the segment is a backend's first answer to a SYN, rather than a repetition of the last one. If this
-    /// direction or the client's has sent other segments before, both ends have forgotten a connection without the node
-    /// seeing it, and begin another one. No client can forge such a segment.
+    /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated one of this connection,
+    /// whose numbers both are of the past. If this direction or the client's has sent other segments before, both ends have
+    /// forgotten a connection without the node seeing it, and begin another one. No client can forge such a segment.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
-        let is_new = self.seen & seen::PACKET == 0 || segment.end() != self.next_seq;
+        // One comparison for both distances, as the limit is a power of two.
+        let behind = self.next_seq.wrapping_sub(segment.end()) | self.last_ack.wrapping_sub(segment.ack);
+        let is_new = self.seen & seen::PACKET == 0 || behind >= Self::PLAUSIBLE;
         self.is_reply() && segment.is_syn_ack() && is_new
     }
 
@@ -63,18 +65,18 @@ impl Flow {
     pub const fn begin_again(&mut self, answer: &Segment) {
         if self.seen & seen::SYNCHRONISED != 0 {
             self.next_seq = answer.ack;
-            self.seen &= !(seen::SYNCHRONISED | seen::ACK);
+            self.seen &= !(seen::SYNCHRONISED | seen::ACK | seen::FIN);
         }
     }
 
-    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN
-    /// begins a new connection only after the end of this one, or if the backend accepts it.
+    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN begins
+    /// a new connection only if the backend accepts it. (After the end of the connection a SYN begins another flow. One that
+    /// was late must not undo a FIN: netfilter ignores it as well, up to the state LAST_ACK.)
     #[inline(always)]
     const fn is_plausible(&self, segment: &Segment) -> bool {
         let is_synchronised = self.seen & seen::SYNCHRONISED != 0;
         if segment.flags & tcp_flags::SYN != 0 {
-            let is_over = self.seen & (seen::FIN | seen::RST) != 0;
-            return !is_synchronised || is_over || self.accepts_connection(segment);
+            return !is_synchronised || self.accepts_connection(segment);
         }
         // The client's SYN acknowledges nothing, the backend's does.
         let has_acknowledged = self.seen & seen::ACK != 0 && (is_synchronised || self.is_reply());
@@ -286,13 +288,35 @@ mod tests {
         }
     }
 
+    /// The backend has closed or forgotten the old one.
     #[test]
-    fn connection_may_begin_again_after_its_end() {
-        let (mut forward, _) = synchronised();
+    fn connection_may_begin_again_after_the_end_of_the_client() {
+        let (mut forward, mut reply) = synchronised();
         forward.observe_segment(&segment(FIN | ACK, 1501, 8001, 0), NOW);
         forward.observe_segment(&segment(SYN, 1 << 30, 0, 0), NOW);
-        assert_eq!(forward.next_seq, (1 << 30) + 1);
-        forward.observe_segment(&segment(ACK, (1 << 30) + 1, 1 << 31, 0), NOW);
-        assert_eq!((forward.last_ack, forward.seen & seen::FIN), (1 << 31, 0));
+        let answer = segment(SYN | ACK, 77, (1 << 30) + 1, 0);
+        assert!(reply.accepts_connection(&answer));
+        forward.begin_again(&answer);
+        reply.observe_segment(&answer, NOW);
+        forward.observe_segment(&segment(ACK, (1 << 30) + 1, 78, 0), NOW);
+        assert_eq!((forward.next_seq, forward.last_ack, forward.seen & seen::FIN), ((1 << 30) + 1, 78, 0));
+        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+    }
+
+    /// The network has delayed them. Each made the connection look established for a day.
+    #[test]
+    fn late_syns_undo_no_end() {
+        let (mut forward, mut reply) = synchronised();
+        forward.observe_segment(&segment(FIN | ACK, 1501, 8001, 0), NOW);
+        let ended = forward;
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        assert_eq!(forward, ended, "of the client");
+        reply.observe_segment(&segment(FIN | ACK, 8001, 1502, 0), NOW);
+        let ended = reply;
+        let answer = segment(SYN | ACK, 5000, 1001, 0);
+        assert!(!reply.accepts_connection(&answer));
+        reply.observe_segment(&answer, NOW);
+        assert_eq!(reply, ended, "of the backend");
+        assert_eq!(Phase::of(&forward, &reply), Phase::TimeWait);
     }
 }
