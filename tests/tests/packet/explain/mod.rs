@@ -32,10 +32,9 @@ pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -
     let question = Question { tuple, knows_port: true, kind, hook, device: WIRE, now };
     let (routes, globals) = (RefCell::new(Routes::open().unwrap()), Globals::default());
     let tables = TestbedTables { bed, routes, device: WIRE, globals };
-    match explain(&tables, &question).unwrap().verdict {
-        Verdict::Begins { backends } => backends.iter().map(|candidate| candidate.outcome).collect(),
-        other => panic!("{packet:?} begins no flow: {other:?}"),
-    }
+    let verdict = explain(&tables, &question).unwrap().verdict;
+    let Verdict::Begins { backends } = verdict else { panic!("{packet:?} begins no flow: {verdict:?}") };
+    backends.iter().map(|candidate| candidate.outcome).collect()
 }
 
 /// The outcomes and steps that the packets of a test have covered.
