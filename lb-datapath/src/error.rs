@@ -67,6 +67,15 @@ pub enum DatapathError {
         /// The device.
         device: String,
     },
+    /// A device hides VLAN tags from XDP programs, and has VLANs.
+    #[error(
+        "XDP would serve frames of any VLAN on {device}, because the device takes VLAN tags out of frames, and has VLAN \
+         devices: switch that off (ethtool -K {device} rxvlan off), or use --xdp off"
+    )]
+    StripsTags {
+        /// The device.
+        device: String,
+    },
     /// An operation on a map failed.
     #[error("cannot {action} BPF map {map}: {source}{}", hint(source))]
     Map {

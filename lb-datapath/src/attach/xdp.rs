@@ -27,6 +27,7 @@ use crate::{
     error::DatapathError,
     net::{
         devices::{Device, DeviceKind, Layer},
+        ethtool,
         xdp_features::{XdpFeatureReader, XdpFeatures},
     },
 };
@@ -117,8 +118,10 @@ impl XdpAttacher {
 
     /// Why some devices do not run the program, with advice: those on which the administrator could change that.
     pub fn conditions(&self) -> Vec<String> {
-        let lossy = self.at_tc.values().filter(|why| matches!(why, DatapathError::NoWayOut { .. }));
-        lossy.map(ToString::to_string).collect()
+        let can_change = |why: &&DatapathError| {
+            matches!(why, DatapathError::NoWayOut { .. } | DatapathError::StripsTags { .. })
+        };
+        self.at_tc.values().filter(can_change).map(ToString::to_string).collect()
     }
 
     /// Attaches the program to the wire devices among `devices` that can run it, and detaches it from all others.
@@ -142,10 +145,11 @@ impl XdpAttacher {
     fn ensure(&mut self, device: &Device, mut reader: Option<&mut XdpFeatureReader>) -> Option<XdpMode> {
         let mut refused = None;
         for mode in modes(self.option, device) {
-            let attached = match check_way_out(device, *mode, reader.as_deref_mut()) {
+            let way_out = check_way_out(device, *mode, reader.as_deref_mut());
+            let attached = match way_out.and_then(|()| check_tags(device)) {
                 Ok(()) => self.attach(device, *mode),
                 // A device can run no program in another mode before the one in this mode is detached.
-                Err(lossy) => self.detach(device, *mode).and(Err(lossy)),
+                Err(unfit) => self.detach(device, *mode).and(Err(unfit)),
             };
             match attached {
                 Ok(()) => {
@@ -263,6 +267,24 @@ fn check_way_out(
         && device.loses_xdp_tx
         && read(reader, device).is_some_and(|features| !features.sends_frames());
     if sends_nothing { Err(DatapathError::NoWayOut { device: device.name.clone() }) } else { Ok(()) }
+}
+
+/// Refuses a device with VLANs that takes their tags out of frames: the program could not tell frames of VLANs from others.
+/// (At tc it can: the tag is beside the packet then.)
+fn check_tags(device: &Device) -> Result<(), DatapathError> {
+    let strips = || {
+        ethtool::strips_vlan_tags(&device.name).unwrap_or_else(|error| {
+            warn!(
+                device = device.name,
+                "cannot ask whether the device takes out VLAN tags, assuming it does: {error}"
+            );
+            true
+        })
+    };
+    if device.has_vlans && strips() {
+        return Err(DatapathError::StripsTags { device: device.name.clone() });
+    }
+    Ok(())
 }
 
 /// The modes in which a device may run the program, the best one first.

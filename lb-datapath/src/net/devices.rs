@@ -72,6 +72,8 @@ pub struct Device {
     /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other
     /// end has no XDP program.
     pub loses_xdp_tx: bool,
+    /// Whether VLAN devices are stacked on the device.
+    pub has_vlans: bool,
 }
 
 /// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
@@ -91,9 +93,20 @@ pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
         let layer = Layer::of(link.hardware)?;
         let bridge = links.iter().find(|other| other.is_bridge && link.controller == Some(other.index));
         let mac = bridge.unwrap_or(link).mac.filter(|_| layer == Layer::Ethernet);
-        let Link { index, mtu, controller, is_pair, peer_elsewhere, loses_xdp_tx, .. } = *link;
-        let name = link.name.clone();
-        Some(Device { index, name, kind, layer, mtu, mac, controller, is_pair, peer_elsewhere, loses_xdp_tx })
+        let Link { index, mtu, controller, is_pair, peer_elsewhere, loses_xdp_tx, has_vlans, .. } = *link;
+        Some(Device {
+            index,
+            name: link.name.clone(),
+            kind,
+            layer,
+            mtu,
+            mac,
+            controller,
+            is_pair,
+            peer_elsewhere,
+            loses_xdp_tx,
+            has_vlans,
+        })
     };
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     devices.sort_unstable();

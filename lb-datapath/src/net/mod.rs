@@ -1,6 +1,7 @@
 //! The network namespace: devices, addresses, routes and ports, read and watched through netlink.
 
 pub(crate) mod devices;
+pub(crate) mod ethtool;
 pub(crate) mod netlink;
 pub(crate) mod network;
 pub(crate) mod ports;

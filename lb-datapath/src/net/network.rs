@@ -1,6 +1,11 @@
 //! The devices, addresses and default routes of a network namespace.
 
-use std::{collections::BTreeMap, ffi::CStr, io, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::CStr,
+    io,
+    net::IpAddr,
+};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -48,6 +53,8 @@ pub struct Link {
     /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other
     /// end has no XDP program.
     pub loses_xdp_tx: bool,
+    /// Whether VLAN devices are stacked on the device.
+    pub has_vlans: bool,
     /// Whether the device is a network card, real or emulated: the kernel reports no kind (`IFLA_INFO_KIND`) for it.
     pub is_card: bool,
     /// Interface index of the device's bridge, bond or VRF.
@@ -168,14 +175,31 @@ pub fn device_name(index: u32) -> String {
 /// All devices; without addresses and routes.
 pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-    let mut links: Vec<Link> = answers
-        .into_iter()
-        .filter_map(
-            |answer| if let RouteNetlinkMessage::NewLink(message) = answer { link(&message) } else { None },
-        )
-        .collect();
+    let (mut links, mut below_vlans) = (Vec::new(), BTreeSet::new());
+    for answer in answers {
+        let RouteNetlinkMessage::NewLink(message) = answer else { continue };
+        below_vlans.extend(below_vlan(&message));
+        links.extend(link(&message));
+    }
+    for link in &mut links {
+        link.has_vlans = below_vlans.contains(&link.index);
+    }
     links.sort_by_key(|link| link.index);
     Ok(links)
+}
+
+/// Interface index of the device that a VLAN device is stacked on.
+fn below_vlan(message: &LinkMessage) -> Option<u32> {
+    let is_vlan = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Vlan));
+    let (mut vlan, mut below) = (false, None);
+    for attribute in &message.attributes {
+        if let LinkAttribute::LinkInfo(infos) = attribute {
+            vlan = infos.iter().any(is_vlan);
+        } else if let LinkAttribute::Link(index) = attribute {
+            below = Some(*index);
+        }
+    }
+    below.filter(|_| vlan)
 }
 
 /// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program.
@@ -220,6 +244,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         is_pair,
         peer_elsewhere: is_pair && peer_namespace,
         loses_xdp_tx: is_veth && max_mtu == ANY_MTU,
+        has_vlans: false,
         is_card,
         controller,
         addresses: Vec::new(),

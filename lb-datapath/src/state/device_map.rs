@@ -99,6 +99,7 @@ mod tests {
             is_pair: peer_elsewhere,
             peer_elsewhere,
             loses_xdp_tx: false,
+            has_vlans: false,
         }
     }
 

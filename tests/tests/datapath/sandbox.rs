@@ -125,6 +125,7 @@ pub(crate) fn wire(name: &str, index: u32) -> Device {
         is_pair: true,
         peer_elsewhere: false,
         loses_xdp_tx: false,
+        has_vlans: false,
         mac: None,
         controller: None,
     }

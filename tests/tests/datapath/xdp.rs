@@ -132,6 +132,31 @@ fn native_program_is_not_attached_to_a_veth_that_sends_none_of_its_frames() {
     }
 }
 
+/// A veth, as most network cards, takes VLAN tags out of frames: its XDP programs see frames of every VLAN untagged.
+#[test]
+fn no_program_is_attached_to_a_device_that_hides_the_tags_of_its_vlans() {
+    let sandbox = Sandbox::new();
+    let wire = wire("wire0", 50);
+    for option in [XdpOption::Native, XdpOption::Generic] {
+        let datapath = open_with(&sandbox, option);
+        let mut attacher = datapath.xdp_attacher();
+        let mut is_attached = |has_vlans| {
+            attacher.sync(&[Device { has_vlans, ..wire.clone() }]).unwrap();
+            let named = attacher.conditions().iter().any(|text| text.contains("ethtool -K wire0 rxvlan off"));
+            assert_eq!(xdp_on("wire0").is_none(), named, "{:?}", attacher.conditions());
+            !named
+        };
+        assert!(is_attached(false));
+        assert!(!is_attached(true), "the program is detached");
+        assert!(is_attached(false));
+    }
+    offload::set("wire0", Offload::VlanTags, false).unwrap();
+    let datapath = open_with(&sandbox, XdpOption::Native);
+    let mut attacher = datapath.xdp_attacher();
+    attacher.sync(&[Device { has_vlans: true, ..wire }]).unwrap();
+    assert!(xdp_on("wire0").is_some(), "frames keep their tags");
+}
+
 #[test]
 fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
     let sandbox = Sandbox::new();
