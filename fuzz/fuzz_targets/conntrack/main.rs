@@ -89,7 +89,7 @@ struct World {
     /// By sender: `Side as usize`.
     passed: [Passed; 2],
     /// Whether the node's view of the connection may differ from the ends': the attacker forged a segment other than a
-    /// RST, or a RST that the node takes for an end's own; a SYN came late (docs/limits.md); or the flow expired. Most
+    /// RST, or a RST that the node takes for an end's own; a SYN came after the end of its connection; or the flow expired. Most
     /// checks stop then.
     is_mixed: bool,
     /// Whether a forged segment may have established a flow: it acknowledged what the server was about to send, it came
@@ -199,16 +199,16 @@ impl World {
         // A late SYN begins a flow in place of one that is over.
         self.is_mixed |=
             segment.is_syn() && segment.end() != sent && self.phase().is_some_and(Phase::is_over);
+        self.is_mixed |= self.is_mistaken(from, segment);
         if !self.observe(from, segment) {
             return;
         }
         let passed = &mut self.passed[from as usize];
-        let is_first = !passed.any || segment.flags & SYN != 0;
-        // A SYN that arrives after what its sender sent later looks like that of a new connection.
+        // A SYN that arrives after what its sender sent later changes nothing.
         let later = passed.end.wrapping_sub(segment.end());
-        let is_late = later != 0 && later <= sent.wrapping_sub(segment.end());
-        self.is_mixed |= passed.any && segment.flags & SYN != 0 && is_late;
-        if segment.flags & RST == 0 {
+        let is_late = passed.any && later != 0 && later <= sent.wrapping_sub(segment.end());
+        let is_first = !passed.any || segment.flags & SYN != 0;
+        if segment.flags & RST == 0 && !(is_late && segment.flags & SYN != 0) {
             if is_first || segment.end().wrapping_sub(passed.end) < 1 << 31 {
                 passed.end = segment.end();
             }
@@ -218,6 +218,19 @@ impl World {
         if arrives {
             self.arrive(from, segment);
         }
+    }
+
+    /// Whether the node mistakes the server's answer to a SYN. It takes one for late if both of its numbers happen to lie shortly
+    /// before the last ones; and a late one for new, as netfilter does, if the server has ended that connection and accepted
+    /// another one since.
+    fn is_mistaken(&self, from: Side, segment: &Segment) -> bool {
+        let Some((_, reply)) = &self.entries else { return false };
+        if from == Side::Client || !segment.is_syn_ack() {
+            return false;
+        }
+        let is_of_earlier = segment.seq != self.server.first;
+        let is_new = segment.end() == self.server.next && segment.end() != self.passed[from as usize].end;
+        is_of_earlier || is_new && !reply.accepts_connection(segment)
     }
 
     fn arrive(&mut self, from: Side, segment: &Segment) {

@@ -45,7 +45,7 @@ pub(crate) struct Peer {
     /// Whether the last connection ended with FINs of both ends.
     pub(crate) ended_orderly: bool,
     /// The initial sequence number.
-    first: u32,
+    pub(crate) first: u32,
     /// The oldest sequence number that is not acknowledged (`SND.UNA`).
     oldest: u32,
     /// The next sequence number (`SND.NXT`).
