@@ -61,6 +61,8 @@ impl Folder {
             cluster_ip_ranges: ["10.96.0.0/12", "fd00:10:96::/112"]
                 .map(|range| range.parse().expect("a range"))
                 .to_vec(),
+            load_balancer_pool: Vec::new(),
+            load_balancer_class: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let mut reconciler =

@@ -92,7 +92,7 @@ pub(crate) fn denies_sources() -> bool {
     settings_deny_sources() != 0
 }
 
-/// (A global function: the verifier checks it once,.)
+/// (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn settings_deny_sources() -> u32 {
