@@ -31,8 +31,9 @@ static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;
 
 /// Inserts the reverse entries of the flow in `SCRATCH`, with another source port where that of `to` is taken, by a flow
-/// or a socket of the node. (Holds no reference to the flow: `try_claim` takes one of its own.)
-#[inline(never)]
+/// or a socket of the node. (Holds no reference to the flow: `try_claim` takes one of its own. Inlined: on Linux 6.1
+/// another stack frame would be too much for `tc_ingress`.)
+#[inline(always)]
 pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();
     (setup.claim, setup.ran_out) = (Claim::Taken, has_run_out(setup));
@@ -106,21 +107,20 @@ fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
 
 #[inline(always)]
 fn claim_entries(setup: &mut FlowSetup) -> Claim {
-    if !setup.is_masqueraded() {
-        return claim_reverse(setup);
-    }
-    let masqueraded = masquerade::claim(setup);
-    if masqueraded != Claim::Made {
-        return masqueraded;
+    if setup.is_masqueraded() {
+        let masqueraded = masquerade::claim(setup);
+        if masqueraded != Claim::Made {
+            return masqueraded;
+        }
     }
     let reverse = claim_reverse(setup);
-    if reverse != Claim::Made {
+    if reverse != Claim::Made && setup.is_masqueraded() {
         masquerade::release(setup);
     }
     reverse
 }
 
-#[inline(never)]
+#[inline(always)]
 fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
     match insert(setup) {
