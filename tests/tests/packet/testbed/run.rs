@@ -11,6 +11,10 @@ use super::{
     Device, Hook, Testbed,
 };
 
+/// The fields of `struct __sk_buff` up to `ingress_ifindex`: a packet that leaves the node came in through a device. With
+/// 0 the programs would take it for one of a socket of the node.
+const FORWARDED: [u32; 10] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+
 impl Testbed {
     /// Runs a packet through the program of this hook.
     #[track_caller]
@@ -38,7 +42,8 @@ impl Testbed {
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
         let flags = if self.device == Device::EthernetWithSum { test_run::CHECKSUM_COMPLETE } else { 0 };
-        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, &[], flags);
+        let context = if hook == Hook::Egress { &FORWARDED[..] } else { &[] };
+        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context, flags);
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
         let action = action.cast_signed();
         output.truncate(length);
