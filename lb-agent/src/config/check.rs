@@ -142,21 +142,26 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
-/// The networks of `--load-balancer-pool`. Ranges of cluster IPs may not be among them, which the folder reports.
+/// The networks of `--load-balancer-pool`; they may not overlap the ranges of cluster IPs.
 pub(super) fn load_balancer_pool(
     given: Option<Vec<String>>,
     source: &Source,
+    service_ranges: &[IpNet],
 ) -> Result<Vec<IpNet>, ConfigError> {
     const SETTING: &str = "--load-balancer-pool";
-    let networks = networks(SETTING, given.unwrap_or_default(), "")?;
-    match (networks.first(), source) {
-        (Some(network), Source::ApiServer(_)) => {
-            let why =
-                "the agent assigns addresses only with --manifests; in a cluster, another controller must";
-            Err(refused(SETTING, network, why))
-        }
-        _ => Ok(networks),
+    let networks = IpNet::aggregate(&networks(SETTING, given.unwrap_or_default(), "")?);
+    if let (Some(network), Source::ApiServer(_)) = (networks.first(), source) {
+        let why = "the agent assigns addresses only with --manifests; in a cluster, another controller must";
+        return Err(refused(SETTING, network, why));
     }
+    for network in &networks {
+        let overlaps = |range: &&IpNet| range.contains(network) || network.contains(*range);
+        if let Some(range) = service_ranges.iter().find(overlaps) {
+            let why = format!("it overlaps the range {range} of cluster IPs: give another network");
+            return Err(refused(SETTING, network, why));
+        }
+    }
+    Ok(networks)
 }
 
 /// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may

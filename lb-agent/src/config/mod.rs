@@ -174,6 +174,8 @@ impl Config {
         let has_api_server = matches!(source, Source::ApiServer(_));
         let default_ranges =
             || (!has_api_server).then(|| List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items());
+        let drops_unknown_vips = has_api_server || given_ranges.is_some();
+        let service_ranges = given_ranges.or_else(default_ranges).map(check::service_ranges).transpose()?;
         let ports = run.masquerade_ports.or(file.masquerade_ports);
         let bind = check::bind(run.bind_address.or(file.bind_address))?;
         let defaults = Capacities::default();
@@ -184,6 +186,7 @@ impl Config {
             load_balancer_pool: check::load_balancer_pool(
                 list(run.load_balancer_pool, file.load_balancer_pool),
                 &source,
+                service_ranges.as_deref().unwrap_or_default(),
             )?,
             load_balancer_class: run
                 .load_balancer_class
@@ -199,8 +202,8 @@ impl Config {
                     list(run.workload_device, file.workload_device),
                 )?,
             },
-            drops_unknown_vips: has_api_server || given_ranges.is_some(),
-            service_ranges: given_ranges.or_else(default_ranges).map(check::service_ranges).transpose()?,
+            drops_unknown_vips,
+            service_ranges,
             masquerade_all: run.masquerade_all || file.masquerade_all,
             masquerade_ports: ports.map_or(Ok(DEFAULT_MASQUERADE_PORTS), |text| check::ports(&text))?,
             nodeport_addresses: check::nodeport_addresses(list(

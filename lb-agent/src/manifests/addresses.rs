@@ -11,7 +11,7 @@ use lb_core::{
     allocate::{Allocator, known_allocations},
     api,
     convert::{self, ConvertError, Converted},
-    load_balancer::{self, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, Request},
+    load_balancer::{self, AddressError, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, Request},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -28,6 +28,17 @@ pub(super) struct Assigned {
     pub(super) service: Option<Service>,
     /// Why a load balancer has no address, or one that its pool has no more.
     pub(super) warning: Option<FieldError>,
+    /// Whether it has fewer addresses than families.
+    pub(super) waits: bool,
+}
+
+/// What a load balancer waits for.
+#[derive(Debug, Default)]
+struct Waits {
+    /// Why it has no address, or not the one that it asks for.
+    warning: Option<FieldError>,
+    /// Whether it has fewer addresses than families.
+    for_more: bool,
 }
 
 /// Who has which cluster IPs, node ports and load balancers' addresses.
@@ -65,11 +76,18 @@ impl Addresses {
         addresses
     }
 
-    /// Replaces the pools of the folder and the labels of namespaces; returns why some pools are not used.
-    pub(super) fn set_pools(&mut self, pools: Vec<Pool>, namespaces: Namespaces) -> Vec<PoolError> {
+    /// Replaces the pools of the folder and the labels of namespaces; returns why some pools are not used, by their indexes.
+    pub(super) fn set_pools(&mut self, pools: Vec<Pool>, namespaces: Namespaces) -> Vec<(usize, PoolError)> {
         self.load_balancers.set_namespaces(namespaces);
+        let of_flag = usize::from(self.pool_of_flag.is_some());
         let all = self.pool_of_flag.iter().cloned().chain(pools).collect();
-        self.load_balancers.set_pools(all, &self.reserved)
+        let errors = self.load_balancers.set_pools(all, &self.reserved).into_iter();
+        errors.filter_map(|(index, error)| Some((index.checked_sub(of_flag)?, error))).collect()
+    }
+
+    /// A number that grows whenever a load balancer that waits for an address may get one.
+    pub(super) fn changes(&self) -> u64 {
+        self.load_balancers.changes()
     }
 
     /// Releases all addresses and ports of Services that do not exist.
@@ -82,6 +100,7 @@ impl Addresses {
     pub(super) fn release(&mut self, service: &ObjectName) {
         self.allocator.release(service);
         self.load_balancers.release(service);
+        self.given.remove(service);
     }
 
     /// Allocates addresses to Services; their order does not matter. A rejected Service keeps its old addresses.
@@ -89,59 +108,86 @@ impl Addresses {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
         self.assign_swapped(&mut services, &mut errors);
-        // Releases come first, so that the order of the Services does not matter.
-        services.iter().enumerate().filter(|(index, _)| !errors.contains_key(index)).for_each(
-            |(_, service)| {
-                self.release_unasked(service);
-            },
-        );
-        let outcome = |(index, service): (usize, &mut api::Service)| match errors.remove(&index) {
+        let mut warnings = self.assign_load_balancers(&mut services, &errors);
+        let outcome = |(index, service): (usize, &api::Service)| match errors.remove(&index) {
             Some(error) => Err(field_error(error)),
             None => {
-                let warning = self.assign_load_balancer(service);
-                Ok(Assigned { service: convert(service)?, warning })
+                let Waits { warning, for_more } = warnings.remove(&index).unwrap_or_default();
+                Ok(Assigned { service: convert(service)?, warning, waits: for_more })
             }
         };
-        services.iter_mut().enumerate().map(outcome).collect()
+        services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Releases the address of a Service that is no load balancer of this class any more, or whose manifest gave it and
-    /// gives none now.
-    fn release_unasked(&mut self, service: &api::Service) {
-        let Ok(name) = convert::object_name("Service", &service.metadata) else { return };
-        if !given_by_manifest(service).is_empty() {
-            self.given.insert(name);
-        } else if self.given.remove(&name) || Request::of(service, self.class.as_deref()) == Ok(None) {
-            self.load_balancers.release(&name);
-        }
-    }
-
-    /// Writes the address from a pool to `status.loadBalancer.ingress`, unless the manifest has one there. Returns a
-    /// warning for a Service that gets none, or whose address is in no pool.
-    fn assign_load_balancer(&mut self, service: &mut api::Service) -> Option<FieldError> {
-        let given = given_by_manifest(service);
-        let request = match Request::of(service, self.class.as_deref()) {
-            Ok(Some(request)) => request,
-            Ok(None) => return None,
-            Err(error) => return Some(field_error(error)),
-        };
-        if !given.is_empty() {
-            self.load_balancers.remember(&request.service, &given);
-            return None;
+    /// Writes addresses from pools to `status.loadBalancer.ingress` of the Services without an error, unless their manifests
+    /// have addresses there. Returns those that wait for an address.
+    fn assign_load_balancers(
+        &mut self,
+        services: &mut [api::Service],
+        errors: &BTreeMap<usize, ConvertError>,
+    ) -> BTreeMap<usize, Waits> {
+        let mut waits = BTreeMap::new();
+        let mut requests = Vec::new();
+        let mut indexes = Vec::new();
+        for (index, service) in services.iter().enumerate().filter(|(index, _)| !errors.contains_key(index)) {
+            match self.request(service) {
+                Ok(Some(request)) => {
+                    requests.push(request);
+                    indexes.push(index);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    waits.insert(index, Waits { warning: Some(field_error(error)), for_more: false });
+                }
+            }
         }
         let has_pools = !self.load_balancers.pools().is_empty();
-        let refused = has_pools.then(|| self.load_balancers.assign(&request).err()).flatten();
-        let addresses = self.load_balancers.addresses(&request.service);
-        let why = match (refused, addresses) {
+        let none = vec![None; requests.len()];
+        let refused = if has_pools { self.load_balancers.assign_all(&requests) } else { none };
+        for ((index, request), error) in indexes.into_iter().zip(&requests).zip(refused) {
+            let has = self.load_balancers.addresses(&request.service);
+            let warning = self.warning(has, error).map(|why| FieldError::new("status.loadBalancer", why));
+            let for_more = has_pools && has.len() < request.families.len();
+            waits.insert(index, Waits { warning, for_more });
+        }
+        for service in services.iter_mut().filter(|service| given_by_manifest(service).is_empty()) {
+            if let Ok(name) = convert::object_name("Service", &service.metadata) {
+                set_ingress(service, self.load_balancers.addresses(&name));
+            }
+        }
+        waits
+    }
+
+    /// What a Service asks of the pools. Addresses that its manifest gives are its own; those of a Service that asks for none
+    /// any more are released.
+    fn request(&mut self, service: &api::Service) -> Result<Option<Request>, ConvertError> {
+        let name = convert::object_name("Service", &service.metadata)?;
+        let given = given_by_manifest(service);
+        if !given.is_empty() {
+            self.load_balancers.remember(&name, &given);
+            self.given.insert(name);
+            return Ok(None);
+        }
+        if self.given.remove(&name) {
+            self.load_balancers.release(&name);
+        }
+        let request = Request::of(service, self.class.as_deref())?;
+        if request.is_none() {
+            self.load_balancers.release(&name);
+        }
+        Ok(request)
+    }
+
+    /// Why a Service that has these addresses got no other ones, or has one that is in no pool.
+    fn warning(&self, has: &[IpAddr], refused: Option<AddressError>) -> Option<String> {
+        match (refused, has) {
             (Some(error), []) => Some(format!("no address: {error}")),
             (Some(error), [..]) => Some(format!("{error}; the Service keeps the address that it has")),
             (None, _) => {
-                let lost = addresses.iter().find(|ip| self.load_balancers.pool_of(**ip).is_none());
+                let lost = has.iter().find(|ip| self.load_balancers.pool_of(**ip).is_none());
                 lost.map(|ip| format!("{ip} is in no pool; the Service keeps it until it is deleted"))
             }
-        };
-        set_ingress(service, addresses);
-        why.map(|why| FieldError::new("status.loadBalancer", why))
+        }
     }
 
     /// Allocates addresses to Services that exchange theirs: all of them first release their addresses.
@@ -183,10 +229,14 @@ fn given_by_manifest(service: &api::Service) -> Vec<IpAddr> {
     ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
 }
 
+/// Adds addresses to `status.loadBalancer.ingress`, beside the host names that the manifest may have there.
 fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
+    if addresses.is_empty() {
+        return;
+    }
     let ingress = |ip: &IpAddr| api::LoadBalancerIngress { ip: Some(ip.to_string()), ip_mode: None };
     let status = service.status.get_or_insert_default().load_balancer.get_or_insert_default();
-    status.ingress = Some(addresses.iter().map(ingress).collect());
+    status.ingress.get_or_insert_default().extend(addresses.iter().map(ingress));
 }
 
 fn convert(service: &api::Service) -> Result<Option<Service>, FieldError> {

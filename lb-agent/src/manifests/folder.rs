@@ -73,17 +73,20 @@ pub struct Manifests {
     expects_more: bool,
     /// Services whose addresses or ports cannot be allocated.
     refused: BTreeMap<Key, FieldError>,
-    /// Load balancers without an address, or with one that is in no pool.
-    unsettled: BTreeMap<Key, FieldError>,
+    /// Load balancers without an address, with another one than they ask for, or with one that is in no pool; and why.
+    waiting: BTreeMap<Key, FieldError>,
     pools: BTreeMap<Key, Pool>,
     /// The labels of each Namespace.
     namespaces: BTreeMap<Key, Labels>,
     /// Services of type LoadBalancer.
     load_balancers: BTreeSet<Key>,
-    /// Load balancers that ask for addresses again, because pools have changed.
+    /// [`Addresses::changes`] when load balancers were last asked.
+    asked_at: u64,
+    /// Load balancers that ask for addresses again: all after a change of the pools, and those with fewer addresses than
+    /// families.
     ask_again: BTreeSet<Key>,
     /// Pools that cannot be used beside others.
-    unused_pools: Vec<PoolError>,
+    unused_pools: BTreeMap<Key, PoolError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
     /// Objects that no readable document defines, but an unreadable one may.
@@ -139,12 +142,13 @@ impl Manifests {
             unreadable: None,
             expects_more: false,
             refused: BTreeMap::new(),
-            unsettled: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             pools: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             load_balancers: BTreeSet::new(),
             ask_again: BTreeSet::new(),
-            unused_pools: Vec::new(),
+            unused_pools: BTreeMap::new(),
+            asked_at: 0,
             disputed: BTreeSet::new(),
             missing: BTreeSet::new(),
             ignored_kinds: BTreeSet::new(),
@@ -176,7 +180,7 @@ impl Manifests {
             touched.into_iter().partition(|key| key.kind == Kind::Service);
         // Pools come before the Services that need them.
         let mut changes = self.settle(&others);
-        changes.extend(self.settle_services(services));
+        changes.extend(self.settle_services(&services));
         Update { changes, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
@@ -279,19 +283,28 @@ impl Manifests {
         changes
     }
 
-    /// Applies the changes of Services. Releases addresses before it allocates others. Load balancers whose address is not
-    /// settled ask again, because any change may have released one.
-    fn settle_services(&mut self, mut touched: BTreeSet<Key>) -> Vec<Change> {
+    /// Applies the changes of Services. Load balancers that wait for an address ask again whenever one may be free.
+    fn settle_services(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
+        let mut changes = self.settle_once(touched, false);
+        while self.asked_at != self.addresses.changes() {
+            self.asked_at = self.addresses.changes();
+            let mut again = std::mem::take(&mut self.ask_again);
+            again.extend(std::mem::take(&mut self.waiting).into_keys());
+            changes.extend(self.settle_once(&again, true));
+        }
+        changes
+    }
+
+    /// Applies the changes of these Services, or lets them ask for addresses again. Releases addresses before it allocates
+    /// others.
+    fn settle_once(&mut self, touched: &BTreeSet<Key>, ask_again: bool) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut services = Vec::new();
-        let mut again = std::mem::take(&mut self.ask_again);
-        again.extend(std::mem::take(&mut self.unsettled).into_keys());
-        touched.extend(again.iter().cloned());
-        for key in &touched {
+        for key in touched {
             self.order_claims(key);
             self.refused.remove(key);
             match self.judge(key) {
-                Verdict::Keep if again.contains(key) => {
+                Verdict::Keep if ask_again => {
                     let known =
                         self.objects.get(key).map(|known| (known.file.clone(), known.resource.clone()));
                     services.extend(known.map(|(file, resource)| (key, file, resource)));
@@ -305,8 +318,12 @@ impl Manifests {
         let outcomes = self.addresses.assign(&requests.collect::<Vec<_>>());
         for ((key, file, resource), outcome) in services.into_iter().zip(outcomes) {
             match outcome {
-                Ok(Assigned { service, warning }) => {
-                    self.unsettled.extend(warning.map(|warning| (key.clone(), warning)));
+                Ok(Assigned { service, warning, waits }) => {
+                    self.waiting.remove(key);
+                    self.waiting.extend(warning.map(|warning| (key.clone(), warning)));
+                    if waits {
+                        self.ask_again.insert(key.clone());
+                    }
                     self.set(key, LastGood { file, resource, service }, &mut changes);
                 }
                 Err(error) => {
@@ -320,10 +337,11 @@ impl Manifests {
     /// Passes the pools and the labels of namespaces on, pools by namespace and name. All load balancers ask again: one may
     /// get a second address.
     fn set_pools(&mut self) {
-        let pools = self.pools.values().cloned().collect();
         let labels = |(key, labels): (&Key, &Labels)| (key.name.name.to_string(), labels.clone());
         let namespaces = Namespaces(self.namespaces.iter().map(labels).collect());
-        self.unused_pools = self.addresses.set_pools(pools, namespaces);
+        let unused = self.addresses.set_pools(self.pools.values().cloned().collect(), namespaces).into_iter();
+        let key = |index: usize| self.pools.keys().nth(index).cloned();
+        self.unused_pools = unused.filter_map(|(index, error)| Some((key(index)?, error))).collect();
         self.ask_again.clone_from(&self.load_balancers);
     }
 
@@ -366,11 +384,18 @@ impl Manifests {
     }
 
     fn remove(&mut self, key: &Key, changes: &mut Vec<Change>) {
-        let Some(known) = self.objects.remove(key) else { return };
+        let known = self.objects.remove(key);
+        if known.is_none() && key.kind == Kind::Service && !self.remembers {
+            // It may have the addresses of an earlier run, although no version of it was valid in this one.
+            self.addresses.release(&key.name);
+        }
+        let Some(known) = known else { return };
         match &*known.resource {
             Resource::Service(_) => {
                 self.addresses.release(&key.name);
                 self.load_balancers.remove(key);
+                self.waiting.remove(key);
+                self.ask_again.remove(key);
                 if known.service.is_some() {
                     changes.push(Change::Service(key.name.clone(), None));
                 }
@@ -438,6 +463,10 @@ impl Manifests {
     ) {
         let mut report = |severity, object: Option<&Key>, error: &FieldError| {
             let location = self.location(name, index);
+            // Pools and namespaces define no Service, so that mistakes in them hide none.
+            let hides_service =
+                object.is_none_or(|key| !matches!(key.kind, Kind::IpAddressPool | Kind::Namespace));
+            let severity = if hides_service { severity } else { Severity::Warning };
             let (object, field) = (object.map(Key::to_string), error.field.clone());
             let message = error.message_at(document.first_line);
             problems.push(Condition { severity, location, object, field, message });
@@ -463,12 +492,10 @@ impl Manifests {
             for error in errors.chain(self.refused.get(key)) {
                 report(Severity::Error, Some(key), error);
             }
-            for error in object.warnings.iter().chain(self.unsettled.get(key)) {
+            for error in object.warnings.iter().chain(self.waiting.get(key)) {
                 report(Severity::Warning, Some(key), error);
             }
-            if let Ok(Resource::Pool(pool)) = object.resource.as_deref()
-                && let Some(error) = self.unused_pools.iter().find(|error| *error.pool() == *pool.name)
-            {
+            if let Some(error) = self.unused_pools.get(key) {
                 report(Severity::Error, Some(key), &FieldError::new("spec.addresses", error));
             }
         }

@@ -11,7 +11,7 @@ pub enum AddressError {
     /// The Service has no cluster IP, whose family the address would have.
     #[error("the Service has no cluster IP yet, which decides the families of its addresses")]
     NoClusterIp,
-    /// No pool may be used without its name.
+    /// The Service names no pool, and no pool with `autoAssign` admits it that is internal, or not, as it asks.
     #[error("no pool gives addresses to this Service: {}", no_pool(*internal))]
     NoPool {
         /// Whether the Service asks for an internal load balancer.
@@ -74,28 +74,19 @@ pub enum PoolError {
     /// Another pool has its name.
     #[error("pool {0:?} is not used: there is another one of that name")]
     Twin(String),
-    /// It has addresses that cluster IPs or pods have.
-    #[error(
-        "pool {pool:?} is not used: its {range} overlaps {reserved}, whose addresses are cluster IPs or pods"
-    )]
+    /// It has addresses that cluster IPs may have.
+    #[error("pool {pool:?} is not used: its {range} overlaps {reserved}, whose addresses are cluster IPs")]
     Reserved {
         /// The pool that is not used.
         pool: String,
         /// Its range.
         range: AddressRange,
-        /// The network of cluster IPs or pods.
+        /// The network of cluster IPs.
         reserved: AddressRange,
     },
 }
 
 impl PoolError {
-    /// The pool that is not used.
-    pub fn pool(&self) -> &str {
-        match self {
-            Self::Overlap { pool, .. } | Self::Reserved { pool, .. } | Self::Twin(pool) => pool,
-        }
-    }
-
     /// Why the pool cannot be used beside the others; `None` if it can.
     pub(super) fn of(pool: &Pool, others: &[Pool], reserved: &[AddressRange]) -> Option<Self> {
         let name = || pool.name.to_string();

@@ -44,28 +44,40 @@ pub struct LoadBalancers {
     /// send packets of the Service that had them.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
+    /// Releases, changes of terms, and changes of the pools.
+    changes: u64,
 }
 
 impl LoadBalancers {
-    /// Replaces the pools. One that overlaps an earlier one of the list, or a network of `reserved`, is not used; returns
-    /// the reason for each. Services keep their addresses.
-    pub fn set_pools(&mut self, pools: Vec<Pool>, reserved: &[AddressRange]) -> Vec<PoolError> {
+    /// Replaces the pools. A pool is not used if it overlaps a network of `reserved`, or has the name or an address of a
+    /// used pool: one that was used before comes first, then the order of the list counts. Returns the index and the reason
+    /// of each unused pool. Services keep their addresses.
+    pub fn set_pools(&mut self, pools: Vec<Pool>, reserved: &[AddressRange]) -> Vec<(usize, PoolError)> {
         let mut errors = Vec::new();
         let mut used: Vec<Pool> = Vec::new();
-        for pool in pools {
+        let mut listed: Vec<(usize, Pool)> = pools.into_iter().enumerate().collect();
+        listed.sort_by_key(|(_, pool)| !self.pools.iter().any(|old| old.name == pool.name));
+        for (index, pool) in listed {
             match PoolError::of(&pool, &used, reserved) {
-                Some(error) => errors.push(error),
+                Some(error) => errors.push((index, error)),
                 None => used.push(pool),
             }
         }
         used.sort_by_key(Pool::order);
         self.pools = used;
+        self.changes += 1;
         errors
     }
 
     /// Replaces the labels of namespaces.
     pub fn set_namespaces(&mut self, namespaces: Namespaces) {
         self.namespaces = namespaces;
+        self.changes += 1;
+    }
+
+    /// A number that grows whenever a Service without an address may get one now.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The pools in use.
@@ -78,20 +90,9 @@ impl LoadBalancers {
         self.services.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// All Services with an address.
-    pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &[IpAddr])> {
-        self.services.iter().map(|(service, addresses)| (service, addresses.as_slice()))
-    }
-
     /// The pool of an address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
-    }
-
-    /// The number of addresses of a pool that some Service has.
-    pub fn in_use(&self, pool: &Pool) -> usize {
-        let has = |ip: &&IpAddr| pool.ranges.iter().any(|range| range.contains(**ip));
-        self.holders.keys().filter(has).count()
     }
 
     /// Notes the addresses that a Service has from before, in place of those that it has here. Note those of all Services
@@ -101,13 +102,74 @@ impl LoadBalancers {
         self.replace(service, addresses.to_vec(), None);
     }
 
-    /// The addresses for a request. On an error the Service keeps what it has.
+    /// Assigns addresses to many Services at once, independent of their order: first to those that name addresses, then to
+    /// the others by name. Returns the error of each request.
+    pub fn assign_all(&mut self, requests: &[Request]) -> Vec<Option<AddressError>> {
+        let mut errors = vec![None; requests.len()];
+        let mut order: Vec<usize> = (0..requests.len()).collect();
+        order.sort_by_key(|index| &requests[*index].service);
+        let (named, others): (Vec<usize>, Vec<usize>) =
+            order.into_iter().partition(|index| !requests[*index].addresses.is_empty());
+        let open = self.assign_in_turn(requests, named, &mut errors);
+        self.exchange(requests, &open, &mut errors);
+        self.assign_in_turn(requests, others, &mut errors);
+        errors
+    }
+
+    /// Assigns until no further Service gets an address: one may leave what another asks for. Returns the others.
+    fn assign_in_turn(
+        &mut self,
+        requests: &[Request],
+        mut open: Vec<usize>,
+        errors: &mut [Option<AddressError>],
+    ) -> Vec<usize> {
+        let mut before = usize::MAX;
+        while open.len() < before {
+            before = open.len();
+            open.retain(|index| {
+                errors[*index] = self.assign(&requests[*index]).err();
+                errors[*index].is_some()
+            });
+        }
+        open
+    }
+
+    /// Assigns to Services that name each other's addresses: all of them first release theirs.
+    fn exchange(&mut self, requests: &[Request], open: &[usize], errors: &mut [Option<AddressError>]) {
+        let holders: Vec<usize> = open
+            .iter()
+            .copied()
+            .filter(|index| !self.addresses(&requests[*index].service).is_empty())
+            .collect();
+        if holders.len() < 2 {
+            return;
+        }
+        let mut trial = self.clone();
+        holders.iter().for_each(|index| trial.release(&requests[*index].service));
+        if holders.iter().all(|index| trial.assign(&requests[*index]).is_ok()) {
+            *self = trial;
+            holders.iter().for_each(|index| errors[*index] = None);
+        }
+    }
+
+    /// The addresses for a request. On an error the Service keeps what it has, as far as its families and its terms for
+    /// sharing allow that.
     ///
     /// # Errors
     ///
     /// Why no pool gives the Service an address, or the one that it names.
     pub fn assign(&mut self, request: &Request) -> Result<&[IpAddr], AddressError> {
-        let chosen = self.choose(request)?;
+        let chosen = match self.choose(request) {
+            Ok(chosen) => chosen,
+            Err(AddressError::NoClusterIp) => return Err(AddressError::NoClusterIp),
+            Err(error) => {
+                let has = self.addresses(&request.service).iter().copied();
+                let kept = has
+                    .filter(|ip| request.families.contains(&Family::of(*ip)) && self.is_free(request, *ip));
+                self.replace(&request.service, kept.collect(), Some(&request.terms));
+                return Err(error);
+            }
+        };
         self.replace(&request.service, chosen, Some(&request.terms));
         Ok(self.addresses(&request.service))
     }
@@ -180,8 +242,10 @@ impl LoadBalancers {
         kept.retain(|ip| request.families.contains(&Family::of(*ip)));
         let first = *kept.first()?;
         let pool = self.pool_of(first);
-        let in_named = request.pool.as_ref().is_none_or(|name| pool.is_some_and(|pool| *pool.name == **name));
-        if !in_named || kept.iter().any(|ip| self.check_free(request, *ip).is_err()) {
+        // An address that is in no pool any more is kept, too.
+        let names_other = |name: &String| pool.is_some_and(|pool| *pool.name != **name);
+        if request.pool.as_ref().is_some_and(names_other) || !kept.iter().all(|ip| self.is_free(request, *ip))
+        {
             return None;
         }
         let missing: Vec<Family> = request
@@ -227,27 +291,37 @@ impl LoadBalancers {
         }
     }
 
-    /// Checks that nobody else has the address, or that the Service may share it. A Service that has it already shares it
-    /// with remembered ones until their terms are known.
+    /// Whether nobody else has the address, or the Service may share it.
+    fn is_free(&self, request: &Request, ip: IpAddr) -> bool {
+        self.opponent(request, ip).is_none()
+    }
+
+    /// Checks that [`is_free`](Self::is_free) holds; the error has the reason.
     fn check_free(&self, request: &Request, ip: IpAddr) -> Result<(), AddressError> {
-        let Some(holders) = self.holders.get(&ip) else { return Ok(()) };
+        let Some((by, terms)) = self.opponent(request, ip) else { return Ok(()) };
+        let why = match terms {
+            Some(terms) => error::refusal(terms, &request.terms),
+            None => "it has the address from its manifest or from before",
+        };
+        Err(AddressError::Taken { ip, by: by.clone(), why })
+    }
+
+    /// A Service that has the address and does not share it with this one. A Service that has it already shares it with
+    /// remembered ones until their terms are known.
+    fn opponent(&self, request: &Request, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
+        let holders = self.holders.get(&ip)?;
         let has_it = holders.contains_key(&request.service);
-        for (by, terms) in holders.iter().filter(|(name, _)| **name != request.service) {
-            let why = match terms {
-                Some(terms) if terms.allow(&request.terms) => continue,
-                Some(terms) => error::refusal(terms, &request.terms),
-                None if has_it => continue,
-                None => "it has the address from before",
-            };
-            return Err(AddressError::Taken { ip, by: by.clone(), why });
-        }
-        Ok(())
+        let opposes = |(name, terms): &(&ObjectName, &Option<Terms>)| {
+            let shares = terms.as_ref().map_or(has_it, |terms| terms.allow(&request.terms));
+            **name != request.service && !shares
+        };
+        holders.iter().find(opposes).map(|(name, terms)| (name, terms.as_ref()))
     }
 
     /// One address of each of these families from a pool: the lowest one that nobody had before or that the Service may
     /// share, else the one that was released first.
     fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
-        let fresh = |ip: &IpAddr| !self.released.contains_key(ip) && self.check_free(request, *ip).is_ok();
+        let fresh = |ip: &IpAddr| !self.released.contains_key(ip) && self.is_free(request, *ip);
         let one = |family: &Family| {
             let released = || {
                 let free =
@@ -262,19 +336,30 @@ impl LoadBalancers {
     /// Gives these addresses to the Service, and releases its others.
     fn replace(&mut self, service: &ObjectName, addresses: Vec<IpAddr>, terms: Option<&Terms>) {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
-        let before = self.services.insert(service.clone(), addresses).unwrap_or_default();
-        for ip in before.into_iter().filter(|ip| !now.contains(ip)) {
+        let before = if addresses.is_empty() {
+            self.services.remove(service)
+        } else {
+            self.services.insert(service.clone(), addresses)
+        };
+        for ip in before.unwrap_or_default().into_iter().filter(|ip| !now.contains(ip)) {
             self.leave(ip, service);
         }
         for ip in now {
             self.released.remove(&ip);
-            self.holders.entry(ip).or_default().insert(service.clone(), terms.cloned());
+            let holders = self.holders.entry(ip).or_default();
+            if holders
+                .insert(service.clone(), terms.cloned())
+                .is_some_and(|earlier| earlier.as_ref() != terms)
+            {
+                self.changes += 1;
+            }
         }
     }
 
     fn leave(&mut self, ip: IpAddr, service: &ObjectName) {
         let Some(holders) = self.holders.get_mut(&ip) else { return };
         holders.remove(service);
+        self.changes += 1;
         if holders.is_empty() {
             self.holders.remove(&ip);
             self.released.insert(ip, self.releases);

@@ -132,11 +132,6 @@ impl Pool {
         !self.avoids(ip) && self.ranges.iter().any(|range| range.contains(ip))
     }
 
-    /// Whether the pool has an address of the family.
-    pub fn has_family(&self, family: Family) -> bool {
-        self.ranges.iter().any(|range| range.family() == family)
-    }
-
     /// Whether a Service with these labels may use the pool.
     pub(super) fn admits(&self, service: &ObjectName, labels: &Labels, namespaces: &Namespaces) -> bool {
         self.scope.as_ref().is_none_or(|scope| scope.admits(service, labels, namespaces))

@@ -53,11 +53,6 @@ impl AddressRange {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The number of addresses; `u128::MAX` for all of IPv6.
-    pub const fn size(&self) -> u128 {
-        (self.last - self.first).saturating_add(1)
-    }
-
     /// All addresses, lowest first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let family = self.family;
@@ -132,11 +127,10 @@ mod tests {
         ] {
             let range: AddressRange = text.parse().unwrap();
             let (first, last): (IpAddr, IpAddr) = (first.parse().unwrap(), last.parse().unwrap());
-            assert_eq!((range.size(), range.addresses().next()), (size, Some(first)), "{text}");
+            assert_eq!((range.addresses().count(), range.addresses().next()), (size, Some(first)), "{text}");
             assert_eq!(range.addresses().last(), Some(last), "{text}");
             assert!(range.contains(first) && range.contains(last), "{text}");
         }
-        assert_eq!("::/0".parse::<AddressRange>().unwrap().size(), u128::MAX);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
 /// The annotations by which clouds make a load balancer internal, with the values that do so; none stands for any text.
-const INTERNAL: [(&str, &[&str]); 9] = [
+const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("networking.gke.io/load-balancer-type", &["Internal"]),
     ("cloud.google.com/load-balancer-type", &["Internal"]),
     ("service.beta.kubernetes.io/aws-load-balancer-internal", &["true", "0.0.0.0/0"]),
@@ -74,7 +74,8 @@ impl Terms {
     }
 }
 
-/// An annotation of MetalLB. The present prefix wins, also with an empty text.
+/// The name and the text of an annotation of MetalLB. If the Service has it under both prefixes, `metallb.io` counts, even
+/// if its text is empty.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     PREFIXES.iter().find_map(|prefix| {
         let name = format!("{prefix}/{name}");
@@ -86,7 +87,7 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a s
 /// Whether the annotation of that name has a meaning here.
 pub fn is_relevant(name: &str) -> bool {
     let of_metallb = name.split_once('/').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix));
-    of_metallb || INTERNAL.iter().any(|(known, _)| *known == name)
+    of_metallb || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
 impl Request {
@@ -172,7 +173,7 @@ fn addresses(
 }
 
 fn is_internal(metadata: &ObjectMeta) -> bool {
-    INTERNAL.iter().any(|(name, values)| {
+    ASKS_FOR_INTERNAL.iter().any(|(name, values)| {
         let text = metadata.annotation(name).map(str::trim);
         text.is_some_and(|text| if values.is_empty() { !text.is_empty() } else { values.contains(&text) })
     })

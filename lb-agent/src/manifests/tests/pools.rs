@@ -1,6 +1,7 @@
 //! Load balancers get addresses from pools.
 
 use super::*;
+use crate::manifests::Severity;
 
 const POOL: &str =
     "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {name: a, namespace: metallb-system}\n";
@@ -175,4 +176,56 @@ fn bad_pools_are_reported_and_the_last_good_one_stays() {
         "{:?}",
         folder.problems()
     );
+}
+
+#[test]
+fn addresses_that_manifests_give_or_name_are_given_to_nobody_else_in_any_order() {
+    let given = |name: &str| {
+        format!("{}status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.0}}]}}}}\n", balancer(name))
+    };
+    for other in ["a", "z"] {
+        let folder = Folder::of(&[
+            ("pool.yaml", &pool("a", "192.0.2.0/30")),
+            ("db.yaml", &given("db")),
+            ("named.yaml", &format!("{}  loadBalancerIP: 192.0.2.1\n", balancer("named"))),
+            ("other.yaml", &balancer(other)),
+        ]);
+        assert_eq!(folder.load_balancer("db"), ["192.0.2.0"]);
+        assert_eq!(folder.load_balancer("named"), ["192.0.2.1"]);
+        assert_eq!(folder.load_balancer(other), ["192.0.2.2"]);
+    }
+}
+
+#[test]
+fn mistake_in_a_request_takes_no_address_away() {
+    let mut folder = Folder::of(&[("pool.yaml", &pool("a", "192.0.2.0/30")), ("web.yaml", &balancer("web"))]);
+    folder.write(&[("web.yaml", &format!("{}  loadBalancerIP: x\n", balancer("web")))]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.0"]);
+    assert!(folder.problems()[0].contains("spec.loadBalancerIP"), "{:?}", folder.problems());
+}
+
+#[test]
+fn mistakes_in_pools_and_namespaces_are_warnings() {
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: default}\n";
+    let folder = Folder::of(&[
+        ("one.yaml", namespace),
+        ("two.yaml", namespace),
+        ("pool.yaml", &pool("a", "192.0.2.0/30")),
+        ("twin.yaml", &pool("b", "192.0.2.0/30")),
+    ]);
+    assert_eq!(folder.update.problems.len(), 2);
+    assert!(folder.update.problems.iter().all(|problem| problem.severity == Severity::Warning));
+}
+
+#[test]
+fn second_family_comes_as_soon_as_there_is_an_address() {
+    let dual = |name: &str, policy: &str| format!("{}  ipFamilyPolicy: {policy}\n", balancer(name));
+    let mut folder = Folder::of(&[
+        ("pool.yaml", &pool("a", "192.0.2.0/30, '2001:db8::/128'")),
+        ("db.yaml", &dual("db", "RequireDualStack")),
+    ]);
+    folder.write(&[("web.yaml", &dual("web", "PreferDualStack"))]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.1"]);
+    folder.remove("db.yaml");
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.1", "2001:db8::"]);
 }
