@@ -18,12 +18,20 @@ pub(super) struct Ipsec {
     watcher: Option<PolicyWatcher>,
     /// The policies of the last successful look.
     bypassed: Vec<OutPolicy>,
+    /// The policies whose clients have no connections left.
+    ended: Vec<OutPolicy>,
 }
 
 impl Ipsec {
     /// Must be called within a tokio runtime.
     pub(super) fn new(bpffs: PathBuf, conntrack: Conntrack) -> Result<Self, DatapathError> {
-        Ok(Self { bpffs, conntrack, watcher: PolicyWatcher::open()?, bypassed: Vec::new() })
+        Ok(Self {
+            bpffs,
+            conntrack,
+            watcher: PolicyWatcher::open()?,
+            bypassed: Vec::new(),
+            ended: Vec::new(),
+        })
     }
 
     /// Looks for policies. Returns the networks of clients that must be denied, and conditions. After a failure, the
@@ -51,12 +59,16 @@ impl Ipsec {
         (self.bypassed.iter().filter_map(network).collect(), conditions)
     }
 
-    /// Deletes connections of denied clients. Must be called after the programs have begun to deny them.
-    pub(super) fn end_connections(&self) -> Result<(), DatapathError> {
-        if self.bypassed.is_empty() {
+    /// Deletes connections of denied clients, if policies have changed. Must be called after the programs have begun to deny
+    /// them. Clients in the `internal` networks are never denied.
+    pub(super) fn end_connections(&mut self, internal: &[IpNet]) -> Result<(), DatapathError> {
+        if self.ended == self.bypassed {
             return Ok(());
         }
-        let flows = self.conntrack.purge_unencrypted(&self.bypassed)?;
+        let flows = self
+            .conntrack
+            .purge_unencrypted(&self.bypassed, |ip| internal.iter().any(|network| network.contains(&ip)))?;
+        self.ended.clone_from(&self.bypassed);
         if flows > 0 {
             info!(flows, "deleted connections whose replies bypass an IPsec policy");
         }

@@ -177,7 +177,7 @@ impl Node {
         let detects_inside = detect.families(&networks(&settings.internal));
         conditions.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
-        self.kernel.ipsec.end_connections()?;
+        self.kernel.ipsec.end_connections(&networks(&settings.internal))?;
         // Connection tracking gets the addresses only after the kernel has the settings: it then deletes flows
         // masqueraded with an address that the node has lost, and no new flow can get such an address any more.
         self.own.send_if_modified(|own| {

@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use lb_common::{Address, Network};
+use lb_common::{Address, Network, protocol};
 use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_XFRM};
 use tokio::io::{Interest, unix::AsyncFd};
@@ -22,13 +22,19 @@ const XFRM_MSG_GETPOLICY: u16 = 0x15;
 const XFRM_POLICY_OUT: u8 = 1;
 const XFRM_POLICY_ALLOW: u8 = 0;
 const XFRMA_TMPL: u16 = 5;
+const XFRMA_MARK: u16 = 21;
+const XFRMA_IF_ID: u16 = 31;
 const AF_INET: u16 = 2;
 /// Bytes of `struct xfrm_userpolicy_info`, after which attributes follow, and the offsets of its fields.
 const POLICY: usize = 168;
 const SOURCE: usize = 16;
+/// The mask of the destination port.
+const DESTINATION_PORTS: std::ops::Range<usize> = 34..36;
 const FAMILY: usize = 40;
 const DESTINATION_PREFIX: usize = 42;
 const SOURCE_PREFIX: usize = 43;
+const IP_PROTOCOL: usize = 44;
+const DEVICE: std::ops::Range<usize> = 48..52;
 const DIRECTION: usize = 160;
 const ACTION: usize = 161;
 
@@ -158,7 +164,8 @@ impl NetlinkDeserializable for Xfrm {
         }
         let encrypts = payload[DIRECTION] == XFRM_POLICY_OUT
             && payload[ACTION] == XFRM_POLICY_ALLOW
-            && has_attribute(&payload[POLICY..], XFRMA_TMPL);
+            && has_attribute(&payload[POLICY..], XFRMA_TMPL)
+            && is_for_replies(payload);
         let is_v4 = u16::from_ne_bytes([payload[FAMILY], payload[FAMILY + 1]]) == AF_INET;
         let networks = || {
             Some(OutPolicy {
@@ -184,6 +191,19 @@ fn address(bytes: &[u8], is_v4: bool) -> Option<IpAddr> {
     }
 }
 
+/// Whether the kernel would look a policy up for replies of Services, if they had their virtual address in time. Policies of
+/// tunnels between nodes are for their own protocol or port only; those with a device, a mark or an interface id are
+/// looked up after the programs, for packets that have their virtual address.
+fn is_for_replies(payload: &[u8]) -> bool {
+    let of_services = [0, protocol::TCP, protocol::UDP, protocol::SCTP];
+    let attributes = &payload[POLICY..];
+    of_services.contains(&payload[IP_PROTOCOL])
+        && payload[DESTINATION_PORTS] == [0; 2]
+        && payload[DEVICE] == [0; 4]
+        && !has_attribute(attributes, XFRMA_MARK)
+        && !has_attribute(attributes, XFRMA_IF_ID)
+}
+
 /// Whether the attributes include one of this kind.
 fn has_attribute(mut attributes: &[u8], kind: u16) -> bool {
     while let [a, b, c, d, ..] = *attributes {
@@ -202,6 +222,15 @@ mod tests {
     use super::*;
 
     fn policy(direction: u8, action: u8, attribute: u16) -> Option<OutPolicy> {
+        policy_with(direction, action, attribute, |_| {})
+    }
+
+    fn policy_with(
+        direction: u8,
+        action: u8,
+        attribute: u16,
+        change: impl FnOnce(&mut Vec<u8>),
+    ) -> Option<OutPolicy> {
         let mut payload = vec![0; POLICY];
         payload[..4].copy_from_slice(&[192, 0, 2, 0]);
         payload[SOURCE..SOURCE + 4].copy_from_slice(&[10, 96, 0, 0]);
@@ -210,10 +239,25 @@ mod tests {
         (payload[DIRECTION], payload[ACTION]) = (direction, action);
         payload.extend([4_u16.to_ne_bytes(), 9_u16.to_ne_bytes()].concat());
         payload.extend([4_u16.to_ne_bytes(), attribute.to_ne_bytes()].concat());
+        change(&mut payload);
         let Ok(Xfrm::Policy(found)) = Xfrm::deserialize(&NetlinkHeader::default(), &payload) else {
             panic!("no policy")
         };
         found
+    }
+
+    #[test]
+    fn policies_of_tunnels_between_nodes_and_of_devices_are_no_concern() {
+        let found = |change: &dyn Fn(&mut Vec<u8>)| {
+            policy_with(XFRM_POLICY_OUT, XFRM_POLICY_ALLOW, XFRMA_TMPL, change).is_some()
+        };
+        let with =
+            |kind: u16| move |bytes: &mut Vec<u8>| bytes.extend([4, kind].map(u16::to_ne_bytes).concat());
+        assert!(found(&|_| {}) && found(&|bytes| bytes[IP_PROTOCOL] = protocol::TCP));
+        assert!(!found(&|bytes| bytes[IP_PROTOCOL] = 47), "GRE");
+        assert!(!found(&|bytes| bytes[DESTINATION_PORTS].fill(0xff)), "one port of the other node");
+        assert!(!found(&|bytes| bytes[DEVICE].fill(1)));
+        assert!(!found(&with(XFRMA_MARK)) && !found(&with(XFRMA_IF_ID)));
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Conntrack {
             entries.insert(*key, *flow);
             Ok(())
         })?;
-        // The other end of a tunnel has no entry on this node: an entry with that tuple belongs to another flow.
+        // A flow in a tunnel has only its forward entry: an entry with a tuple from `forward.to` is another flow's.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
         };
@@ -216,11 +216,16 @@ impl Conntrack {
         Ok(sources)
     }
 
-    /// Deletes the connections whose replies bypass one of these IPsec policies. Returns how many.
-    pub fn purge_unencrypted(&self, policies: &[OutPolicy]) -> Result<usize, DatapathError> {
+    /// Deletes the connections whose replies bypass one of these IPsec policies, except those of internal
+    /// clients. Returns how many.
+    pub fn purge_unencrypted(
+        &self,
+        policies: &[OutPolicy],
+        is_internal: impl Fn(IpAddr) -> bool,
+    ) -> Result<usize, DatapathError> {
         let is_bypassed = |key: &Tuple| {
-            let (vip, client) = (key.destination.into(), key.source.into());
-            policies.iter().any(|policy| policy.is_bypassed(vip, client))
+            let (vip, client) = (key.destination.into(), IpAddr::from(key.source));
+            !is_internal(client) && policies.iter().any(|policy| policy.is_bypassed(vip, client))
         };
         self.purge(|key, _| is_bypassed(key))
     }
