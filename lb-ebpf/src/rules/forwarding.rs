@@ -49,10 +49,11 @@ pub fn forwarding(
 }
 
 /// Whether packets of a flow are sent on although there is no room for its entries: no reply of a tunnelled flow passes
-/// this node, and the Maglev table chooses the same backend for each packet of a connection.
+/// this node, and the Maglev table chooses the same backend for each packet of a connection. At an address where only a
+/// SYN begins a flow, the packets after it would need the entry.
 #[inline(always)]
 pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
-    is_tunnelled && service.scheduler == Scheduler::Maglev as u8
+    is_tunnelled && service.scheduler == Scheduler::Maglev as u8 && !service.requires_syn()
 }
 
 /// Whether the device leads to other machines.
@@ -74,6 +75,28 @@ mod tests {
     use bytemuck::Zeroable as _;
 
     use super::*;
+
+    #[test]
+    fn only_connections_that_any_packet_may_begin_need_no_entry() {
+        let service =
+            |scheduler: Scheduler, flags| Service { scheduler: scheduler as u8, flags, ..Service::zeroed() };
+        let syn_only = lb_common::service_flags::SYN_ONLY;
+        for (is_tunnelled, scheduler, flags, expected) in [
+            (true, Scheduler::Maglev, 0, true),
+            (false, Scheduler::Maglev, 0, false),
+            (true, Scheduler::Random, 0, false),
+            (true, Scheduler::Maglev, syn_only, false),
+        ] {
+            assert_eq!(
+                needs_no_entry(is_tunnelled, &service(scheduler, flags)),
+                expected,
+                "{scheduler:?} {flags}"
+            );
+        }
+        let node_port =
+            Service { kind: lb_common::FrontendKind::NodePort as u8, ..service(Scheduler::Maglev, 0) };
+        assert!(!needs_no_entry(true, &node_port));
+    }
 
     #[test]
     fn ways_to_a_backend() {

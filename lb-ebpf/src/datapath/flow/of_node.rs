@@ -44,7 +44,9 @@ extern "C" fn flow_has_port(tuple: *const Tuple) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
     let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 0 };
     let answers = tuple.reversed();
-    u32::from(lookup(&answers).is_some_and(|flow| flow.is_reply()))
+    // The answers of a plain flow have the client's own address, which no socket of the node has.
+    let takes_answers = |flow: &Flow| flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0;
+    u32::from(lookup(&answers).is_some_and(|flow| takes_answers(flow)))
 }
 
 /// Creates the flow that begins with this packet, in place of an `earlier` one; returns the outcome of its packets, or why
