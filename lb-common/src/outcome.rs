@@ -1,7 +1,8 @@
 /// The verdict of a hook on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Passes the packet on: to the next program on the hook, then to the stack.
+    /// Lets the packet go on: to the next program on the hook, then to the stack (XDP, tc ingress) or out of the device (tc
+    /// egress).
     Pass,
     /// Sends the packet out of the device it came from: one of a hairpin flow, or the answer that it became (a
     /// rejection, an ICMP error, an echo reply).

@@ -119,9 +119,9 @@ pub enum Member {
     Address(IpAddr),
     /// The endpoints of the pod of this name.
     Pod(Arc<str>),
-    /// Endpoints on this node.
+    /// The endpoints on the node of this name.
     Node(Arc<str>),
-    /// Endpoints in this zone.
+    /// The endpoints in the zone of this name.
     Zone(Arc<str>),
 }
 

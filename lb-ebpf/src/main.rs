@@ -66,7 +66,7 @@ mod programs {
         let outcome = send(&mut skb, outcome);
         stats::count(outcome);
         match outcome.verdict() {
-            // The next program on the hook, then the stack.
+            // The next program on the hook, then the stack or, at egress, the device.
             Verdict::Pass => TC_ACT_UNSPEC,
             Verdict::Bounce | Verdict::Route => TC_ACT_REDIRECT as i32,
             Verdict::Drop => {

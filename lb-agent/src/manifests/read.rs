@@ -1,4 +1,4 @@
-//! Reading the files of the folder.
+//! Reads the folder of manifests: which names of files count, and how a missing file differs from an unreadable one.
 
 use std::{
     collections::BTreeSet,

@@ -317,7 +317,7 @@ impl Pinned {
         ProgramInfos::open(&self.folder, attached)
     }
 
-    /// Our programs on sockets.
+    /// The agent's socket programs that are attached to control groups, from the pinned links.
     pub fn socket_attachments(&self) -> Result<Vec<SocketAttachment>, DatapathError> {
         sockets::attachments(&self.folder)
     }

@@ -68,7 +68,7 @@ fn direct_forwarding_masquerades_external_clients_of_local_pods() {
     }
 }
 
-/// The price of direct forwarding: packets skip netfilter's rules for forwarded packets.
+/// A documented limit of `--forwarding direct`.
 #[test]
 fn direct_forwarding_bypasses_netfilter_forward_rules() {
     const RULES: &str =

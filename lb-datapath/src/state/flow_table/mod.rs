@@ -111,7 +111,7 @@ impl FlowTable {
         self.shared().len() as u32
     }
 
-    /// The entries of `CONNTRACK`, for which `FLOWS` had no place.
+    /// The number of entries in `CONNTRACK`, the overflow for which `FLOWS` had no place.
     pub fn overflowed(&self) -> usize {
         usize::try_from(self.header.overflow()).unwrap_or(usize::MAX)
     }
