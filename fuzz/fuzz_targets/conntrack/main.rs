@@ -36,7 +36,7 @@ enum Act {
     Retransmit,
 }
 
-/// What happens to the first segment on the wire.
+/// What happens to the segment at the front of `World::wire`.
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
@@ -67,9 +67,10 @@ enum Step {
     Wait { ticks: u16, under_pressure: bool },
 }
 
-/// What has passed the node of one end's own segments. Forged ones do not count.
+/// The latest numbers in one end's segments that passed the node. Forged segments do not count.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passed {
+    /// Whether any segment passed.
     any: bool,
     /// The sequence number after the last byte that passed.
     end: u32,
@@ -80,6 +81,7 @@ struct Passed {
 struct World {
     client: Peer,
     server: Peer,
+    /// Segments on their way, oldest first, each with its sender.
     wire: VecDeque<(Side, Segment)>,
     /// The two entries of the flow.
     entries: Option<(Flow, Flow)>,

@@ -1,5 +1,5 @@
-//! Decides whether a packet at a hook belongs to a flow or begins one. Follows `datapath::process` and `xdp::process`
-//! of the BPF programs.
+//! Traces what a program does with a packet: it follows the packet's flow, begins a flow, or leaves the packet
+//! untouched. [`Walk::tc`] takes the steps of the programs' `datapath::process`, [`Walk::xdp`] those of `xdp::process`.
 
 use lb_common::{
     Backend, Outcome,

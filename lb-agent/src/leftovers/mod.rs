@@ -20,7 +20,7 @@ use serde::Serialize;
 /// A leftover, and the commands that remove it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Leftover {
-    /// What was found, such as `3 sets of ipset`.
+    /// The name of the leftover in messages, for example `3 sets of ipset`.
     pub what: String,
     #[serde(skip)]
     removal: Vec<Invocation>,
