@@ -1,8 +1,8 @@
 //! The part of the BPF programs that needs no kernel: it is compiled and tested on the host like any library.
 //!
 //! The binary in the same crate (`main.rs`) adds entry points, maps and helpers. Both use the same names for the stages
-//! of a packet: [`parse`], [`service`] (choice of a backend), [`forward`], [`rewrite`], [`reject`]. The part of
-//! `service` that needs the kernel is `datapath/service`, and likewise for the others. The decisions are in [`rules`].
+//! of a packet: [`parse`], [`service`] (choice of a backend), [`forward`], [`rewrite`], [`reject`]. The binary has its
+//! part of a stage in `datapath/`, for example `datapath/service`. The decisions of all stages are in [`rules`].
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 #![cfg_attr(

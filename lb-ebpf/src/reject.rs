@@ -16,12 +16,12 @@ const IPV4_HEADER: u16 = 20;
 /// Hop limit of packets that the programs build: the default of Linux.
 pub const HOP_LIMIT: u8 = 64;
 
-/// Bytes of the offending packet that an ICMP error quotes at most: its network header and 8 bytes (RFC 792), for any
-/// IPv4 header and for IPv6 with a few extension headers.
+/// The most bytes of the offending packet that an ICMP error quotes. The quote is the network header and 8 bytes (RFC
+/// 792); this is enough for any IPv4 header, and for IPv6 with a few extension headers.
 pub const QUOTE: u32 = 120;
-/// Bytes of the shortest packet that an error can quote: an IPv4 header and 8 bytes.
+/// Bytes of the shortest quote: an IPv4 header without options and 8 bytes.
 pub const SHORTEST_QUOTE: u32 = 28;
-/// Bytes of the largest ICMP message.
+/// Bytes of the largest ICMP error that the programs build.
 pub const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
 /// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.
@@ -61,7 +61,7 @@ pub fn ipv6_header(tuple: &Tuple, payload: u16) -> Ipv6Hdr {
     }
 }
 
-/// The sum over the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1) of `length` bytes of transport.
+/// The sum over the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1) for `length` bytes of transport header and payload.
 #[inline(always)]
 pub fn pseudo_header(tuple: &Tuple, length: u16) -> Sum {
     let sum = Sum::ZERO.add_word(length.to_be()).add_word(u16::from(tuple.protocol).to_be());

@@ -35,14 +35,14 @@ impl FrameMut for [u8] {
 }
 
 /// Whether the checksum of a TCP or UDP packet, of `length` bytes from its network header on, is still to be computed:
-/// senders on the same machine leave it to the device. Such frames have no mark, but the field holds the sum over the
-/// pseudo header. (One in 65,536 valid checksums has the same value by accident.)
+/// senders on the same machine leave it to the device. Then the checksum field holds the sum over the pseudo header;
+/// nothing else in the frame shows it. (One in 65,536 valid checksums has the same value by accident.)
 ///
 /// # Errors
 ///
 /// [`Outcome::Malformed`] if the transport header is truncated.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the length is 16 bits in the pseudo header, too")]
+#[expect(clippy::cast_possible_truncation, reason = "the sum uses 16 bits of the length")]
 pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32) -> Result<bool, Outcome> {
     let headers = &packet.headers;
     let length = length.saturating_sub(headers.l4 - headers.l3) as u16;
@@ -78,8 +78,8 @@ pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Fl
     Ok(())
 }
 
-/// As [`transport`], for a packet whose checksum is still to be computed: the field holds the sum over the pseudo header,
-/// which has addresses but no ports.
+/// As [`transport`], for a packet whose checksum is still to be computed: the field holds the sum over the pseudo
+/// header, which has addresses but no ports.
 ///
 /// # Errors
 ///

@@ -17,8 +17,8 @@ pub(super) enum Checksum {
     InPacket,
     /// The device has also computed a sum over the frame: `CHECKSUM_COMPLETE`.
     FrameSummed,
-    /// The device that sends the packet is to compute the checksum: `CHECKSUM_PARTIAL`. The field holds the sum over the
-    /// pseudo header.
+    /// The device that sends the packet is to compute the checksum: `CHECKSUM_PARTIAL`. The field holds the sum over
+    /// the pseudo header.
     LeftToDevice,
     /// Unknown: this kernel does not show the field.
     Unknown,

@@ -47,7 +47,8 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(&plain.tuple) {
         Found::Flow(flow) => Some(flow),
-        // Few flows are there. The slow path has them, or the verifier would check this code twice.
+        // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
+        // twice.
         Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }

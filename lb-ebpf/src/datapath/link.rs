@@ -1,5 +1,5 @@
-//! The link layer: which frames are for this node. All others pass untouched, as the stack forwards them between the
-//! ports of a bridge, or drops them.
+//! The link layer: which frames are for this node. All others pass untouched: the stack forwards them between the ports
+//! of a bridge, or drops them.
 
 use lb_ebpf::parse::{
     Layer,
@@ -15,8 +15,8 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The bits of a VLAN tag that name the VLAN; 0 in a tag that only has a priority.
 const VLAN_ID: u32 = 0xfff;
 
-/// Whether the stack would take the packet from its device, rather than forward the frame, drop it, or hand it to a VLAN
-/// device, which has programs of its own.
+/// Whether the stack would take the packet from its device, rather than forward the frame, drop it, or hand it to a
+/// VLAN device, which has programs of its own.
 #[inline(always)]
 pub(crate) fn takes(skb: &Skb) -> bool {
     if skb.layer != Layer::Ethernet {
@@ -29,8 +29,8 @@ pub(crate) fn takes(skb: &Skb) -> bool {
     !is_of_vlan && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
 }
 
-/// Whether the frame is for the bridge that the device is a port of: the kernel has compared it with the MAC address of
-/// the port.
+/// Whether the frame is for the bridge that the device is a port of. `pkt_type` does not show it: the kernel has
+/// compared the frame's destination with the MAC address of the port.
 #[inline(never)]
 fn is_for_bridge(skb: &Skb) -> bool {
     is_for_node(skb, skb.context().device)

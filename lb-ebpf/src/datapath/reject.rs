@@ -45,7 +45,7 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
-    // Adds the pseudo header in a second step: a checksum that the device is to compute needs nothing but that sum.
+    // Adds the pseudo header in a second step: if the device is to compute the checksum, the field needs only that sum.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;

@@ -21,8 +21,8 @@ use super::{
     skb::{ChecksumField, Skb},
 };
 
-/// Gives the packet the addresses and ports of `flow.to`, and takes `hops` (0 or 1) from its hop limit, which must be
-/// larger.
+/// Gives the packet the addresses and ports of `flow.to`, and subtracts `hops` (0 or 1) from its hop limit, which must
+/// be larger.
 ///
 /// Fields are written in place if possible. A device may have computed a sum over the frame (`CHECKSUM_COMPLETE`),
 /// which has to stay right. A checksum in the packet compensates the changes that it covers: ports and addresses of
@@ -70,7 +70,7 @@ pub(super) fn hops_left(skb: &Skb, headers: &Headers) -> Result<u8, Outcome> {
     Ok(left)
 }
 
-/// Takes a hop from a packet that has more than one left.
+/// Subtracts 1 from the hop limit of a packet, which must be at least 2.
 #[inline(always)]
 pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> {
     if !headers.is_v4 {
@@ -90,8 +90,8 @@ fn seems_unfinished(skb: &Skb, packet: &Packet) -> Result<bool, Outcome> {
     Ok(skb.segment_size().is_some() || lacks_checksum(skb, packet, packet.headers.length(skb)?)?)
 }
 
-/// Writes ports and checksum. The checksum compensates the change of the addresses in the sum over the frame. In IPv4 the
-/// header's checksum compensates it as well, once too often, so the program subtracts the change from that sum.
+/// Writes ports and checksum. The checksum compensates the change of the addresses in the sum over the frame. In IPv4
+/// the header's checksum compensates it as well, once too often, so the program subtracts the change from that sum.
 #[inline(always)]
 fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     rewrite::transport(skb, packet, flow)?;
@@ -153,8 +153,8 @@ fn change_of_crc(delta: u32, length: u32) -> Result<u32, Outcome> {
     u32::try_from(sctp_checksum_change(delta, length)).map_err(|_| Outcome::RewriteFailed)
 }
 
-/// The change of the checksum; `u64::MAX` if it cannot be computed. (A global function: the verifier checks it once, for
-/// all arguments and callers.)
+/// The change of the checksum; `u64::MAX` if it cannot be computed. (A global function: the verifier checks it once,
+/// for all arguments and callers.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn sctp_checksum_change(delta: u32, length: u32) -> u64 {

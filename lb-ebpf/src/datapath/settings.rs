@@ -71,7 +71,7 @@ fn is_in(address: &Address, ranges: Ranges) -> bool {
 }
 
 /// Whether the networks with the number `ranges` contain the address: 1 or 0. (A global function: the verifier checks
-/// its loop once, for all arguments and callers. It takes any pointer for one that may be null.)
+/// its loop once, for all arguments and callers. It assumes that any pointer may be null.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {
@@ -86,13 +86,13 @@ extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {
     u32::from(ranges.contains(address))
 }
 
-/// Whether there are clients that may use no service.
+/// Whether `--deny-source` excludes any clients.
 #[inline(always)]
 pub(crate) fn denies_sources() -> bool {
     settings_deny_sources() != 0
 }
 
-/// (A global function: the verifier checks it once.)
+/// [`denies_sources`], as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn settings_deny_sources() -> u32 {

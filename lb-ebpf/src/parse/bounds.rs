@@ -9,7 +9,7 @@ use crate::parse::frame::MAX_OFFSET;
 // [`bounded`] uses `MAX_OFFSET` as a mask.
 const _: () = assert!((MAX_OFFSET + 1).is_power_of_two());
 
-/// The offset, at most [`MAX_OFFSET`]; the mask proves that bound to the verifier.
+/// Returns `offset`, which must not exceed [`MAX_OFFSET`]; a mask proves the bound to the verifier.
 #[inline(always)]
 pub fn bounded(offset: u32) -> u32 {
     #[cfg(target_arch = "bpf")]

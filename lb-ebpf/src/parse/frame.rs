@@ -30,8 +30,8 @@ unsafe impl<T: Header, const N: usize> Header for [T; N] {}
 
 /// The bytes as one word in memory order.
 ///
-/// Headers have alignment 1, so LLVM would load byte by byte. The kernel allows unaligned loads from packets where
-/// the CPU does (x86-64 and arm64 do), so this is one instruction.
+/// Headers have alignment 1, so LLVM would load byte by byte. The kernel allows unaligned loads from packets where the
+/// CPU does (x86-64 and arm64 do), so the function loads the word by one instruction.
 #[inline(always)]
 pub fn word(bytes: &[u8; 4]) -> u32 {
     #[cfg(target_arch = "bpf")]
@@ -163,7 +163,7 @@ pub trait Frame {
 /// end far below it.
 pub const MAX_OFFSET: u32 = 0x3ff;
 
-/// The bytes of a header in a slice.
+/// The range in a slice of the header at `offset`.
 pub(crate) fn range_of<T: Header>(offset: u32) -> Result<Range<usize>, Outcome> {
     let start = offset as usize;
     if offset > MAX_OFFSET { Err(Outcome::Malformed) } else { Ok(start..start + size_of::<T>()) }

@@ -48,10 +48,11 @@ pub(crate) fn network_offset<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Resu
 }
 
 /// The offset of the network header after an Ethernet header and up to two VLAN tags (802.1Q, 802.1ad). A tag that the
-/// device has taken out of the frame does not move it.
+/// device has taken out of the frame does not count.
 #[inline(always)]
 fn skip_ethernet<F: Frame + ?Sized>(frame: &F) -> Result<u32, Outcome> {
-    // The EtherType is the last field of both headers; `EthHdr` itself needs an aligned address.
+    // The EtherType is the last field of the Ethernet header and of a VLAN tag; `EthHdr` itself needs an aligned
+    // address.
     let mut offset = lengths::ETHERNET;
     let mut ether_type = half_word(frame.header(offset - 2)?);
     for _ in 0..2 {
@@ -142,8 +143,8 @@ impl Ip {
         if !extension::is_one(self.protocol) {
             return Ok(false);
         }
-        // Every extension header has at least 8 bytes; only in the fragment header do the first two have another
-        // meaning.
+        // Every extension header has at least 8 bytes and begins with the next header and its own length; the fragment
+        // header has a reserved byte in place of the length.
         let header: &[u8; 8] = frame.header(self.headers.l4)?;
         let [next_header, length, ..] = *header;
         let length = match self.protocol {
@@ -156,7 +157,7 @@ impl Ip {
         }
         self.protocol = next_header;
         self.headers.l4 += length;
-        // The payload of a later fragment follows, whatever protocol the header names.
+        // In a later fragment, payload follows, whatever next header this one names.
         Ok(self.fragment.part != Part::Later)
     }
 

@@ -26,7 +26,7 @@ pub use self::{
 ///
 /// # Errors
 ///
-/// The [`Outcome`] of a packet that no service can be for.
+/// The [`Outcome`] of a packet that is truncated, not IP, or of a protocol that no service has.
 #[inline(always)]
 pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outcome> {
     parse_at(frame, network_offset(frame, layer)?)

@@ -18,7 +18,7 @@ const L3: u32 = lengths::ETHERNET;
 const WHOLE: Fragment = Fragment { part: Part::Whole, identification: 0 };
 
 /// Parses the frame of an Ethernet device if its headers are plain: TCP or UDP without tags, IP options, extension
-/// headers or fragments. All offsets are then constants. `None` for any other frame: [`parse`] handles it.
+/// headers or fragments. All offsets are then constants. `None` for any other frame: [`super::parse`] handles it.
 #[inline(always)]
 pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Option<Packet> {
     let ether_type = half_word(frame.header(L3 - 2).ok()?);
@@ -49,8 +49,8 @@ pub fn is_plain_and<F: Frame + ?Sized>(frame: &F, decide: impl TupleRule) -> boo
     ether_type == ether_type::IPV6 && is_plain_v6_and(frame, &decide)
 }
 
-/// [`is_plain_and`] for IPv6. (A subprogram: its addresses do not fit into registers, and the stack frame of the caller
-/// lasts as long as the program runs.)
+/// [`is_plain_and`] for IPv6. (A subprogram: the addresses do not fit into registers, and a caller's stack frame would
+/// hold them as long as the program runs.)
 #[inline(never)]
 fn is_plain_v6_and<F: Frame + ?Sized>(frame: &F, decide: &impl TupleRule) -> bool {
     let Some(ip) = frame.header(L3).ok().and_then(plain_v6) else { return false };

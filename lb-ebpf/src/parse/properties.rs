@@ -1,4 +1,4 @@
-//! What holds for every frame, whatever its bytes: tests and fuzz targets check it.
+//! Properties of the parser that hold for every frame. Tests and fuzz targets check them.
 
 use core::cell::Cell;
 
@@ -10,9 +10,9 @@ use super::{
     parse_plain, parse_quoted,
 };
 
-/// Checks what users of the parser rely on: headers that the programs write to lie within the frame, all addresses are of
-/// one family, the filter sees the tuple that the fast path sees, and the plain parser agrees with the full one wherever
-/// it answers.
+/// Checks what users of the parser rely on: headers that the programs write to lie within the frame, all addresses are
+/// of one family, the filter sees the tuple that the fast path sees, and the plain parser agrees with the full one
+/// wherever it answers.
 ///
 /// # Panics
 ///

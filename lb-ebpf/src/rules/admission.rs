@@ -27,7 +27,7 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// The outcome of a packet, or system call, that may not begin a flow.
+    /// The outcome of a packet, or system call, that may not begin a flow; `Ok` if it may.
     #[inline(always)]
     pub const fn allow(self, protocol: u8) -> Result<(), Outcome> {
         Err(match self {
@@ -50,8 +50,9 @@ pub const fn rejection(protocol: u8) -> Outcome {
 
 /// Whether a TCP or SCTP flow may begin with this segment. (A UDP flow may begin with any datagram.)
 ///
-/// Segments in the middle of a connection may begin one: its entries may be lost, or another node's. At an address of the
-/// node itself only a SYN may, because connections of the node, and those that netfilter masquerades, use ports there too.
+/// Segments in the middle of a connection may begin one: its entries may be lost, or on another node. At an address of
+/// the node itself only a SYN may, because connections of the node, and those that netfilter masquerades, use ports
+/// there too.
 #[inline(always)]
 pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     if service.requires_syn() && !segment.is_syn() {
@@ -65,7 +66,7 @@ pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     }
 }
 
-/// Whether a client may use Services at all: `--deny-source` applies to external ones, at every frontend.
+/// Whether a client may use Services at all: `--deny-source` applies to external clients, at every frontend.
 #[inline(always)]
 pub fn source(is_denied: impl FnOnce() -> bool, is_internal: impl FnOnce() -> bool) -> Admission {
     if is_denied() && !is_internal() { Admission::SourceNotAllowed } else { Admission::Admitted }
@@ -97,13 +98,15 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
 }
 
 /// Whether only the programs on packets can apply the rules to a socket of another network namespace, which has no
-/// source address yet: the service has source ranges, is for sockets of the node only, or some clients may use no service.
+/// source address yet: the service has source ranges, or serves only processes of the node, or `--deny-source` excludes
+/// some clients.
 #[inline(always)]
 pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bool) -> bool {
     service.flags & (service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES) != 0 || denies_sources()
 }
 
-/// Whether a packet that the service would take may begin a flow: not a SYN-ACK, whose SYN has bypassed the data plane.
+/// Whether a packet that the service accepts may begin a flow: not if it is a SYN-ACK, whose SYN bypassed the data
+/// plane.
 #[inline(always)]
 pub const fn handshake(segment: &Segment) -> Admission {
     if segment.is_syn_ack() { Admission::StraySynAck } else { Admission::Admitted }

@@ -2,7 +2,7 @@
 //! call them.
 //!
 //! A rule is a pure function over values that its caller has looked up; a closure stands for a lookup that is rarely
-//! needed. A rule returns an enum without fields, which fits into one register.
+//! needed. A rule with several answers returns an enum without fields, which fits into one register.
 //!
 //! ```text
 //! admission   may a flow begin with this packet, from this client, for this service

@@ -1,8 +1,8 @@
 //! How many source ports a new connection tries towards its backend.
 //!
-//! A port that another connection has may be free for the next attempt, so many attempts find one even when nearly all
-//! are taken. Under a flood each of them costs time and finds none. So a backend whose ports ran out is remembered for the
-//! rest of the tick, during which new connections to it get few attempts.
+//! Each attempt tries another port, so many attempts find a free one even when nearly all are taken. When all are
+//! taken, as under a flood, attempts only cost time. So the programs record a backend whose ports ran out, and for the
+//! rest of the tick new connections to it get few attempts.
 
 use lb_common::conntrack::Tick;
 
@@ -11,21 +11,22 @@ const ATTEMPTS: u32 = 32;
 /// Attempts towards a backend whose ports have run out in this tick.
 const FEW_ATTEMPTS: u32 = 8;
 
-/// How many ports are tried.
+/// The number of ports that a new connection tries; `ran_out` is whether the backend's ports have run out in this tick.
 #[inline(always)]
 pub const fn attempts(ran_out: bool) -> u32 {
     if ran_out { FEW_ATTEMPTS } else { ATTEMPTS }
 }
 
-/// Whether an attempt takes a port although the other end may still expect packets of its last connection: the second
-/// half of them does. (A few ports are tried one after the other, so up to half as many are all tried cautiously first.)
+/// Whether this attempt may take the port of an ended connection from which the other end may still expect packets:
+/// attempts in the second half may. (In a range of at most half as many ports as attempts, [`next`] lets the first half
+/// try every port.)
 #[inline(always)]
 pub const fn is_eager(attempt: u32, ran_out: bool) -> bool {
     attempt >= attempts(ran_out) / 2
 }
 
-/// The offset of the port that is tried after that at `offset`, in a range of `count` ports: the next one of so few that
-/// one round tries all of them, else `random`, which is below `count`.
+/// The offset of the port to try after the one at `offset`, in a range of `count` ports: `random`, which is below
+/// `count`, or the following offset if half of the attempts suffice for all ports.
 #[inline(always)]
 pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     if count > ATTEMPTS / 2 {
@@ -40,15 +41,14 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
 /// `BPF_TCP_LISTEN`.
 const LISTEN: u32 = 10;
 
-/// Whether a TCP socket of the node in this state uses the port on which the backend's segments would reach it, so that a
-/// flow must not take the port. A listening socket does not: it has no connection with the backend.
+/// Whether a TCP socket of the node in this state uses the port on which the backend's segments would reach it, so that
+/// a flow must not take the port. A listening socket does not: it has no connection with the backend.
 #[inline(always)]
 pub const fn is_used_by_socket(state: u32) -> bool {
     state != LISTEN
 }
 
-/// What is remembered of a backend whose ports ran out: its identity, of which `hash` holds 32 bits in its upper half, and
-/// the tick.
+/// The record of a backend whose ports ran out: the upper 32 bits of `hash`, which stand for the backend, and the tick.
 #[inline(always)]
 pub const fn exhausted(hash: u64, now: Tick) -> u64 {
     hash & !0xffff_ffff | now.0 as u64

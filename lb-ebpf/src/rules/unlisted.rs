@@ -35,8 +35,8 @@ impl Unlisted {
     }
 }
 
-/// The kind of an address at which no Service has the port. Packets to an unknown address in a range of cluster IPs
-/// would otherwise follow the default route out of the cluster, or loop.
+/// The kind of an address at which no Service has the port. If they were not dropped, packets to an unknown address in
+/// a range of cluster IPs would follow the default route out of the cluster, or loop.
 #[inline(always)]
 pub fn unlisted(
     in_range: bool,

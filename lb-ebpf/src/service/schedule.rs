@@ -44,8 +44,9 @@ impl Method {
     }
 }
 
-/// The slot for another attempt of a client whose previous connection is `flow`, when the scheduler has chosen
-/// `backend` in `slot`: the next slot if that backend did not answer, else the same.
+/// The slot for another attempt of a client whose previous connection is `flow`. The scheduler has chosen `backend`,
+/// which is in `slot`: the result is the next slot of the service if `flow` went to that backend and got no answer,
+/// else `slot`.
 #[inline(always)]
 pub fn retried(service: &Service, flow: &Flow, backend: &Backend, slot: u32) -> u32 {
     let answered = flow.seen & seen::ACK != 0;
@@ -166,7 +167,8 @@ impl BackendSearch {
         }
     }
 
-    /// The slot of the backend after the search, if the service has it.
+    /// The slot in which the search ended: if the service has the backend, it is there, and the caller compares.
+    /// [`NONE`] if the search ended behind the last backend.
     #[inline(always)]
     pub const fn slot(&self) -> u32 {
         if self.low < self.count { self.base.wrapping_add(self.low) } else { NONE }

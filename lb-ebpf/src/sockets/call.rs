@@ -1,4 +1,4 @@
-//! A system call as the hooks see it, the same for both families.
+//! The system call that a hook runs on, with one interface for IPv4 and IPv6.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -10,8 +10,8 @@ use lb_common::{Address, Endpoint, Outcome, ServiceKey, SocketConnection, Socket
 
 use super::maps::{NODE_NETNS, SERVE_PODS, SOCKETS};
 
-/// The family of the fields that hold the address of a call. Those for IPv6 hold an IPv4 address in v4-mapped form, as
-/// [`Address`] does.
+/// The family of the fields that hold the address of a call. In the fields for IPv6, IPv4 addresses are v4-mapped, as
+/// in [`Address`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -34,13 +34,13 @@ impl Call {
         Self { ctx, family, netns }
     }
 
-    /// The address and port of the call.
+    /// The remote address and port that the call names or returns.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the upper half of `user_port` is 0")]
     pub(super) fn remote(&self) -> Endpoint {
         let call = self.ctx.sock_addr;
-        // SAFETY: the context is valid for the whole run of the program. Reads are volatile, so that they stay as
-        // wide as the field: the verifier accepts no other.
+        // SAFETY: the context is valid for the whole run of the program. Reads are volatile, so that they stay as wide
+        // as the field: the verifier accepts no other width.
         let (address, port) = unsafe {
             let address = match self.family {
                 Family::V4 => Address::from_v4_word((&raw const (*call).user_ip4).read_volatile()),
@@ -59,7 +59,7 @@ impl Call {
     pub(super) fn set_remote(&self, remote: &Endpoint) {
         let call = self.ctx.sock_addr;
         // SAFETY: the context is valid for the whole run of the program. Accesses are volatile, so that they stay as
-        // wide as the field: the verifier accepts no other.
+        // wide as the field: the verifier accepts no other width.
         unsafe {
             match self.family {
                 Family::V4 => (&raw mut (*call).user_ip4).write_volatile(remote.address.v4_word()),
@@ -108,13 +108,13 @@ impl Call {
         unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }
     }
 
-    /// The key of the socket and a remote address.
+    /// The key of this socket and a remote address in `SOCKET_BACKENDS` and `SOCKET_VIPS`.
     #[inline(always)]
     pub(super) fn socket(&self, remote: &Endpoint) -> SocketKey {
         SocketKey::new(self.cookie(), *remote)
     }
 
-    /// A number that few other sockets have.
+    /// The lower 16 bits of the socket's cookie, which few other sockets share.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the lower part differs most")]
     pub(super) fn number(&self) -> u16 {
@@ -123,7 +123,7 @@ impl Call {
     }
 
     /// The connection of the socket through a virtual address, if it has made one. (The process may have disconnected
-    /// it since, or connected it to another address: the caller compares.)
+    /// the socket since, or connected it to another address: the caller compares the addresses.)
     #[inline(always)]
     pub(super) fn connection(&self) -> Option<SocketConnection> {
         // SAFETY: the storage lives as long as the socket, which outlives the call. It is copied at once.
@@ -141,11 +141,11 @@ impl Call {
     }
 
     /// Stores the connection of the socket. If there is no memory for it, the connection still works, but getpeername
-    /// shows the backend. (The helper demands a pointer to writable memory.)
+    /// shows the backend. (The reference is mutable because the helper demands writable memory.)
     #[inline(always)]
     pub(super) fn set_connection(&self, connection: &mut SocketConnection) {
-        // SAFETY: the storage lives as long as the socket, which outlives the call. The helper does not replace a
-        // value that is there already, hence the second step.
+        // SAFETY: the storage lives as long as the socket, which outlives the call. The helper does not replace an
+        // existing value, so the program does.
         unsafe {
             if let Some(stored) = SOCKETS.get_or_insert_ptr_mut(&self.ctx, Some(connection)).as_mut() {
                 *stored = *connection;
@@ -156,8 +156,8 @@ impl Call {
     /// Deletes the connection of the socket.
     #[inline(always)]
     pub(super) fn delete_connection(&self) {
-        // SAFETY: the context is valid for the whole run of the program, and so is its socket. Without a connection
-        // there is nothing to delete, which is no error.
+        // SAFETY: the context is valid for the whole run of the program, and so is its socket. The helper fails if the
+        // socket has no connection, which is harmless.
         unsafe {
             SOCKETS.delete((*self.ctx.sock_addr).__bindgen_anon_1.sk).unwrap_or_default();
         }

@@ -17,7 +17,7 @@ use crate::datapath::{
 };
 
 /// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
-/// leaves the address as it is, any other outcome rejects the call.
+/// leaves the address as it is, any other outcome makes the call fail.
 ///
 /// Sockets of other network namespaces are served only if any client may use the service and it has backends. Otherwise
 /// the tc programs decide about their packets, which have a source address and can be dropped silently.
@@ -39,15 +39,15 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     Ok(service)
 }
 
-/// Whether no service has this port.
+/// Whether no service has this address and port.
 #[inline(always)]
 pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
     record(key, &mut Service::zeroed()) == Err(Outcome::NoService)
 }
 
-/// Copies the record of a frontend, for processes of the node. (A subprogram, because LLVM copies the record register
-/// by register. Inlined, that would take twice its size on the stack of the caller, and kernels before 6.8 limit that
-/// more strictly.)
+/// Copies the record of a frontend, as it applies to internal clients. (A subprogram, because LLVM copies the record
+/// register by register. Inlined, that would take twice its size on the stack of the caller, and kernels before 6.8
+/// limit that more strictly.)
 #[inline(never)]
 fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
     *service = service::find(key)?.for_client(true);
@@ -89,7 +89,7 @@ pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result
 }
 
 /// Emits an event about the chosen backend in this slot. (The function computes again whether affinity has chosen it:
-/// the verifier would check both values of a parameter through all code between.)
+/// if the caller passed that, the verifier would check all code in between for both values.)
 #[inline(never)]
 fn emit_chosen(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
     let affine = service.affinity_seconds > 0 && affinity::find(&tuple.source, service) == slot;
@@ -126,8 +126,8 @@ fn process() -> u32 {
     (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32
 }
 
-/// The client address in affinity entries. The source address is not known before the route is, and all processes of
-/// the node would have the same one anyway. For another network namespace the address encodes the cookie of the
+/// The client address in affinity entries. The source address is unknown until the kernel has found the route.
+/// Processes of the node share the node's address; for another network namespace the address encodes the cookie of the
 /// namespace, in a network that no packet comes from (`100::/64`, RFC 6666).
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]

@@ -21,7 +21,7 @@ fn sock_connect4(ctx: SockAddrContext) -> i32 {
     run_connect(&Call::new(ctx, Family::V4))
 }
 
-/// Runs when a process connects a socket to an IPv6 address, or to a v4-mapped one.
+/// Runs when a process connects a socket to an IPv6 address, including v4-mapped ones.
 #[cgroup_sock_addr(connect6)]
 fn sock_connect6(ctx: SockAddrContext) -> i32 {
     run_connect(&Call::new(ctx, Family::V6))

@@ -32,6 +32,6 @@ pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacit
 #[unsafe(no_mangle)]
 pub(super) static NODE_NETNS: Global<u64> = Global::new(0);
 
-/// Whether sockets of other network namespaces are served too; the agent sets it when it loads the programs.
+/// Whether the hooks also serve sockets of other network namespaces; the agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 pub(super) static SERVE_PODS: Global<u8> = Global::new(0);

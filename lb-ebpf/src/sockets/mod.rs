@@ -47,8 +47,9 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 }
 
 /// Connects a UDP socket to an address that refuses datagrams. The call names a port that no service has. Usually the
-/// process only needs a source address: getaddrinfo(3) sorts addresses that way (RFC 6724), and sends nothing. But
-/// later datagrams must be refused, and no hook sees them: they go to port 0 of the node, which no socket can have.
+/// process only needs to know its source address, and sends nothing: getaddrinfo(3) sorts addresses that way (RFC
+/// 6724). If it does send, its datagrams must be refused, and no hook sees them. So they go to port 0 of the node,
+/// which no socket can have.
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);
@@ -111,8 +112,8 @@ fn new_backend(call: &Call, key: &ServiceKey, to: &Endpoint, service: &Service) 
     Ok(backend)
 }
 
-/// Records that replies of the backend appear to come from `vip`. If two virtual addresses share a backend, it is the
-/// one that the socket has used last.
+/// Records that replies of the backend appear to come from `vip`. If two virtual addresses share a backend, replies
+/// appear to come from the one that the socket has used last.
 #[inline(always)]
 fn record_reply_address(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Result<(), Outcome> {
     let key = call.socket(backend);
@@ -134,8 +135,7 @@ fn delete_connected(call: &Call, key: &ServiceKey) {
     }
 }
 
-/// Deletes the virtual address of replies: the socket now sends to this address itself, so replies from there keep
-/// their source address.
+/// Deletes the virtual address that replaces the source of replies from `to`: the socket now sends to `to` itself.
 #[inline(always)]
 fn delete_reply_address(call: &Call, key: &ServiceKey, to: &Endpoint) {
     if key.protocol != protocol::UDP {

@@ -39,7 +39,7 @@ fn take(word: &mut u32) -> u32 {
 
 /// The value of a counter of active flows.
 #[inline(always)]
-#[expect(clippy::cast_sign_loss, reason = "what is below 0 is none")]
+#[expect(clippy::cast_sign_loss, reason = "a negative count means no flows")]
 pub(crate) fn active(number: u32) -> u64 {
     // SAFETY: `count` points to an aligned element of the array, which lives as long as the program runs. Aligned
     // 64-bit loads are atomic on 64-bit CPUs, and volatile ones are not split.

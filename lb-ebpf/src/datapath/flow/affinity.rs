@@ -9,9 +9,9 @@ use crate::datapath::{clock::now, maps::AFFINITY, service};
 /// or the client is not pinned.
 #[inline(never)]
 pub(crate) fn find(client: &Address, service: &Service) -> u32 {
-    // SAFETY: array-like memory of the map stays mapped while a program runs, and the value is copied at once. An LRU
-    // map may reuse the element meanwhile; then the copy names another client's backend. If this service has that
-    // backend, any client may use it; if not, `find_backend` rejects it.
+    // SAFETY: the map allocates all elements in advance, so their memory stays mapped while a program runs, and the
+    // value is copied at once. An LRU map may reuse the element meanwhile; then the copy names another client's
+    // backend. If this service has that backend, any client may use it; if not, `find_backend` rejects it.
     let Some(&affinity) = (unsafe { AFFINITY.get(&key(client, service.id)) }) else {
         return schedule::NONE;
     };
@@ -25,8 +25,7 @@ pub(crate) fn find(client: &Address, service: &Service) -> u32 {
 #[inline(never)]
 pub(crate) fn remember(client: &Address, service: u32, backend: &Backend) {
     let affinity = Affinity { address: backend.address, port: backend.port, zeros: 0, last_used: now() };
-    // An LRU map evicts another entry if it is full. If the insertion fails all the same, the next connection is
-    // rebalanced.
+    // An LRU map evicts another entry if it is full. If the insertion still fails, the next connection is rebalanced.
     AFFINITY.insert(&key(client, service), &affinity, 0).unwrap_or_default();
 }
 

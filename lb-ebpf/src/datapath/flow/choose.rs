@@ -46,8 +46,8 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
     scheduled(tuple, service)
 }
 
-/// The slot for another attempt of the client of `tuple`: the one after `slot` if that is the backend of the client's
-/// flow and has not answered, else `slot`.
+/// The slot for another attempt of the client of `tuple`: the one after `slot` if the backend in `slot` has the
+/// client's flow and has not answered, else `slot`.
 #[inline(never)]
 pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
     let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), service::backend(slot)) else {

@@ -30,15 +30,15 @@ use crate::datapath::{
 static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;
 
-/// Inserts the reverse entries of the flow in `SCRATCH`, with another source port where that of `to` is taken, by a flow
-/// or a socket of the node. (Holds no reference to the flow: `try_claim` takes one of its own. Inlined: on Linux 6.1
-/// another stack frame would be too much for `tc_ingress`.)
+/// Inserts the reverse entries of the flow in `SCRATCH`, with another source port if a flow or a socket of the node has
+/// that of `to`. (Holds no reference to the flow: `try_claim` takes one of its own. Inlined: on Linux 6.1 another stack
+/// frame would be too much for `tc_ingress`.)
 #[inline(always)]
 pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();
     (setup.claim, setup.ran_out) = (Claim::Taken, has_run_out(setup));
-    // A copy on this stack frame: the verifier knows the type of the program's context pointer, which `try_claim` loads from
-    // it, only if it has seen the program store it there.
+    // A copy on this stack frame: the verifier knows the type of the program's context pointer, which `try_claim` loads
+    // from it, only if it has seen the program store it there.
     let mut context = *context;
     let argument = (&raw mut context).cast();
     // SAFETY: `try_claim` has the signature that the kernel calls it with, and `context` outlives the call.
@@ -84,7 +84,7 @@ fn slot(hash: u64) -> u32 {
 
 /// One attempt; 1 ends the loop. The kernel calls it, so the verifier checks it once, however many attempts there are.
 extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
-    // SAFETY: `claim` gave `bpf_loop` a pointer to its context, which nobody changes during the call.
+    // SAFETY: `claim` gave `bpf_loop` a pointer to its context, which nothing changes during the call.
     let context = unsafe { &*context.cast::<HookContext>() };
     let Ok(scratch) = scratch() else { return 1 };
     let setup = scratch.setup();
@@ -97,7 +97,7 @@ extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
     0
 }
 
-/// Whether a socket of the node has the source port, and so waits for packets of the backend itself.
+/// Whether a socket of the node has the source port, so that it would receive the backend's packets.
 #[inline(always)]
 fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
     setup.may_meet_socket() && {
@@ -121,7 +121,8 @@ fn claim_entries(setup: &mut FlowSetup) -> Claim {
     reverse
 }
 
-/// (A subprogram: its frame of 16 bytes is less than what it would add to that of `try_claim`.)
+/// Inserts the reverse entry of the client's flow. (A subprogram: its stack frame is smaller than what it would add to
+/// that of `try_claim`.)
 #[inline(never)]
 fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);

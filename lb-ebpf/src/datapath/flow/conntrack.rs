@@ -23,8 +23,8 @@ use crate::datapath::{
 pub(crate) use super::table::lookup;
 
 /// Whether the packet opens a new connection although its five-tuple has an entry: a SYN after the end of the last
-/// connection, or one that its backend no longer answers. Any other SYN is a retransmission and goes to the same
-/// backend.
+/// connection, or one for a backend that is gone or does not answer. Any other SYN is a retransmission and goes to the
+/// same backend.
 #[inline(always)]
 pub(crate) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_of_client(&packet.segment, flow) && is_stale(context, packet, flow)
@@ -44,7 +44,7 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u16> = Global::new(0);
 
-/// Whether the agent makes the programs try another backend in place of one that does not answer.
+/// Whether the programs try another backend in place of one that does not answer.
 #[inline(always)]
 pub(crate) fn tries_other_backends() -> bool {
     SYN_RETRIES.load() != 0
@@ -79,7 +79,7 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
     match lookup(&key) {
         Some(forward) if flow::has_ended(forward, reply) => {
             active_flows::end(forward);
-            // Another CPU may have been faster.
+            // Another CPU may have deleted them already.
             table::remove(&key);
             table::remove(&packet.tuple);
             true
@@ -109,17 +109,18 @@ pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     true
 }
 
-/// Results of [`flow_over`]: the port stays.
+/// Result of [`flow_over`]: the flow keeps its port.
 const NOT_OVER: u32 = 0;
-/// There is no such entry any more.
+/// Result of [`flow_over`]: no entry has the key.
 const NO_FLOW: u32 = 1;
-/// The flow is over. `SCRATCH` has the key of its forward entry.
+/// Result of [`flow_over`]: another flow may take the port. `SCRATCH` has the key of this flow's forward entry.
 const OVER: u32 = 2;
-/// As `OVER`, and the flow was the second one of a masqueraded connection; `SCRATCH` names the first one.
+/// Result of [`flow_over`]: as `OVER`, and the flow is the second one of a masqueraded connection. `SCRATCH` has the
+/// key of the first one's reverse entry.
 const SECOND_IS_OVER: u32 = 3;
 
-/// Whether a new flow may take the source port of the flow whose reverse entry has this key: [`NOT_OVER`] and the
-/// following values. (A global function: the verifier checks it once.)
+/// Whether a new flow may take the source port of the flow whose reverse entry has this key: [`NOT_OVER`], [`NO_FLOW`],
+/// [`OVER`] or [`SECOND_IS_OVER`]. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {
@@ -163,8 +164,8 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     }
 }
 
-/// Updates the client's direction if the packet is a backend's answer to its SYN, before the packet is observed. Only the
-/// slow path sees such a packet.
+/// Updates the client's direction if the packet is a backend's answer to its SYN, before the packet is observed. Only
+/// the slow path sees such a packet.
 #[inline(always)]
 pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     if matches!(packet.body, Body::Tcp) && flow.accepts_connection(&packet.segment) {
@@ -172,8 +173,8 @@ pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     }
 }
 
-/// Lets the client's direction begin again with the SYN that the backend's segment accepts; returns whether the flow has
-/// that direction. (A global function: the verifier checks it once.)
+/// Lets the client's direction begin again with the SYN that the backend's segment accepts; returns whether the flow
+/// has that direction. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_accept_connection(answer: *const Segment, reply: *const Flow) -> u32 {

@@ -1,11 +1,11 @@
-//! Masquerading: the client address becomes the node address if the backend could not answer the client directly, or
-//! not through this node.
+//! Masquerading: the node's address replaces the client's if the backend's replies would not come back through this
+//! node otherwise.
 //!
-//! As in netfilter this is a translation of its own, after the one from the VIP to the backend: the source is
-//! exchanged where packets leave the node towards the backend, and back where packets of the backend enter. In
-//! between, the stack, its reverse path filter and any network policy see the client address. So a masqueraded
-//! connection is two flows, unless it is routed. The first one gives the packets of the client a source port that the
-//! second one owns on the node address.
+//! As in netfilter, this is a second translation, after the one from the VIP to the backend. The programs replace the
+//! source where packets leave the node towards the backend, and restore the client's address where the backend's
+//! packets enter. In between, the stack, its reverse path filter and any network policy see the client's address. So a
+//! masqueraded connection is two flows, unless it is routed. The first one gives the client's packets a source port
+//! that the second one has claimed at the node's address.
 
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{
@@ -33,9 +33,9 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
     Ok(Ports { first: u32::from(settings.first_port), count: u32::from(settings.ports) })
 }
 
-/// The source that packets get that come in as `from` and become `to`: the address from which the node itself would
-/// connect to the backend, as MASQUERADE does. Kernels before 6.7 do not report it; then it is the address that the
-/// agent sets.
+/// The node's address for packets that come in as `from` and become `to`: the one from which the node itself would
+/// connect to the backend, as with netfilter's MASQUERADE. Kernels before 6.7 do not report it; then the result is the
+/// address that the agent has set.
 #[inline(never)]
 pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<Address, Outcome> {
     let found = route::lookup(context, from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
@@ -45,9 +45,9 @@ pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<
     }
 }
 
-/// The node's address for a flow whose packets come in as `from` and become `to`, if it can be routed: its packets come
-/// in and go out through wires, and the way out takes every packet that the way in does. Else [`NO_ADDRESS`]. The next
-/// hop that this lookup finds is cached for its first packet.
+/// The node's address for a flow whose packets come in as `from` and become `to`, if the flow can be routed: its
+/// packets enter and leave through wires, and each of the two devices takes every packet that fits the other. Else
+/// [`NO_ADDRESS`]. The function caches the next hop that it finds, for the first packet of the flow.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
     let entrance = next_hop::device(context.device);
@@ -71,7 +71,7 @@ pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> 
     }
 }
 
-/// The address that the agent sets.
+/// The node's address that the agent has set.
 #[inline(always)]
 pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
     let settings = settings::current().ok_or(Outcome::NoSourcePort)?;
@@ -94,7 +94,8 @@ pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_forward(setup);
     let forward = Claim::of(table::insert(&setup.to, &setup.flow));
     if forward != Claim::Made {
-        // Only our own: the entry of the other direction may be that of a flow that leaves by another address.
+        // Removes only the entry inserted above: the forward entry may be that of a flow that leaves with another
+        // address of the node.
         table::remove(&setup.key);
     }
     forward

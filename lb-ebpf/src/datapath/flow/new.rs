@@ -31,7 +31,7 @@ pub(crate) enum Begin {
     Any = 0,
     /// Only routed flows: the XDP program creates no others.
     OnlyRouted = 1,
-    /// The flow that `SCRATCH` already requests.
+    /// The flow that the [`Request`] in `SCRATCH` already describes.
     Requested = 2,
 }
 
@@ -56,7 +56,8 @@ pub(crate) enum FlowCreation {
     Created,
     /// The packet has a routed flow now.
     CreatedRouted,
-    /// The packet is sent on by the flow that [`create::stateless`] returns, which has no entry.
+    /// The caller sends the packet by the flow that [`create::stateless`] returns, which has no entry in the flow
+    /// table.
     Stateless,
     /// The service has no backend for the packet: the caller rejects it.
     Reject,
@@ -81,7 +82,7 @@ impl From<Outcome> for NotCreated {
     }
 }
 
-/// Creates the flow of a packet that has none, or whose `earlier` flow is over.
+/// Creates the flow of a packet that has none, or whose flow has to be replaced (`earlier`).
 #[inline(never)]
 pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, begin: Begin) -> FlowCreation {
     match choose_and_create(context, packet, earlier, begin) {
@@ -95,7 +96,7 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
             events::new_flow(context, Outcome::NewRoutedFlow, begin.hook());
             FlowCreation::CreatedRouted
         }
-        // Neither logged nor reported: each packet of the connection is such a one.
+        // Neither logged nor reported: every packet of the connection comes here.
         Ok(Created::Stateless) => FlowCreation::Stateless,
         Err(NotCreated::NoBackend) => FlowCreation::Reject,
         Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
@@ -125,7 +126,8 @@ fn choose_and_create(
 fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), NotCreated> {
     request_service(context, packet).inspect_err(|reason| {
         if matches!(reason, NotCreated::Outcome(Outcome::LeftToEarlier)) {
-            // The old entry does not describe the packets that follow. There may be no such entry.
+            // The programs of the earlier layout create the flow, so an entry here does not apply to the packets that
+            // follow. There may be no such entry.
             table::remove(&packet.tuple);
         }
     })?;

@@ -1,8 +1,8 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Packets of routed flows always may; all others only with `--forwarding direct`, because then the stack, above all
-//! netfilter, does not see them between ingress and egress. If its next hop is unknown, or if it exceeds the MTU, has
-//! no hops left or has unusual headers, a packet takes the stack, or [`super::routed`] if its flow is routed.
+//! Packets of routed flows always may; those of other flows only with `--forwarding direct`, because the stack, and so
+//! netfilter, then does not see them. If its next hop is unknown, or if it exceeds the MTU, has no hops left or has
+//! unusual headers, a packet takes the stack, or [`super::routed`] if its flow is routed.
 
 use aya_ebpf::Global;
 use lb_common::{
@@ -83,5 +83,5 @@ fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Packets of such flows are translated again at the egress of their device, so they must not skip it.
+/// Flags of flows whose packets are translated again at the egress of the next device, so that they must not skip it.
 const EGRESS_TOO: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::MASQUERADED;

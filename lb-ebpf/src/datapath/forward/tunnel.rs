@@ -1,5 +1,5 @@
 //! Flows whose backend is on another node and answers the client directly: their packets go there in a tunnel,
-//! untouched.
+//! untranslated.
 //!
 //! Such a flow has one entry, since replies do not come back this way. Packets are sent as those of routed flows are,
 //! by the route to the backend. The other end is [`super::decapsulate`].

@@ -42,8 +42,8 @@ const BPF_FIB_LOOKUP_MARK: u32 = 1 << 5;
 /// A length so short that it always fits: such a lookup checks no size, and reports the MTU.
 pub(crate) const ANY_LENGTH: u16 = 1;
 
-/// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes, 0 for any
-/// size; `flags` are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
+/// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes, 0 for
+/// any size; `flags` are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
 ///
 /// The stack would route the packet by the source that it came in with, and the destination that it becomes: netfilter
 /// translates destinations before routing, sources afterwards. So `ip rule from POD` also applies to a pod's replies.
@@ -81,8 +81,8 @@ pub(crate) fn found() -> Result<&'static Route, Outcome> {
     Ok(scratch()?.route())
 }
 
-/// Finds the device through which packets leave that came in as `from` and become `to`; returns the MTU on that way, or
-/// 0 if the kernel does not report it.
+/// Makes the packet, which came in as `from` and becomes `to`, leave through the device of its route; returns the MTU
+/// of the route, or 0 if the kernel does not report it.
 #[inline(always)]
 pub(crate) fn resolve(skb: &mut Skb, from: &Tuple, to: &Tuple) -> Result<u32, Outcome> {
     let result = lookup(&skb.context(), from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SKIP_NEIGH);

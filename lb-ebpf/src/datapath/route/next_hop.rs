@@ -1,5 +1,6 @@
-//! The next hops of packets that bypass the stack, cached for each destination and looked up about once a second. Where
-//! routes also depend on other fields of packets (policy routing, multipath routes), only packets of one flow share one.
+//! The next hops of packets that bypass the stack, cached for each destination and looked up about once a second. If
+//! routes also depend on other fields of packets (policy routing, multipath routes), only packets of one flow share a
+//! next hop.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
@@ -17,7 +18,7 @@ use crate::datapath::{context::HookContext, maps::DEVICES, settings};
 #[btf_map]
 static NEXT_HOPS: PerCpuArray<CachedNextHop, { capacity::NEXT_HOPS }> = PerCpuArray::new();
 
-/// The properties of the device; zeros if it has none.
+/// The properties of the device; zeros if `DEVICES` has no entry for it.
 #[inline(always)]
 pub(crate) fn device(index: u32) -> DeviceInfo {
     // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the map
@@ -72,7 +73,7 @@ pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Fou
     }
 }
 
-/// Writes down the result of a route lookup. If the neighbour is not resolved yet, the current packet goes through the
+/// Stores the result of a route lookup. If the neighbour is not resolved yet, the current packet goes through the
 /// stack, which resolves the neighbour, and the next packet looks it up again.
 #[inline(always)]
 fn note(result: Found, hop: &mut NextHop, now: Tick) {

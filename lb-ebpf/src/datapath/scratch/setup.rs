@@ -1,4 +1,4 @@
-//! The flow that a packet asks for, and the flow that is being created: values of `SCRATCH`.
+//! The flow that a packet requests, and the flow that is being created: values of `SCRATCH`.
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use lb_common::{
@@ -9,7 +9,7 @@ use lb_ebpf::{rules::source_port, service::schedule};
 
 use crate::datapath::flow::table::Inserted;
 
-/// A flow that a packet asks for.
+/// The flow that a packet requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     /// The service, with the backends that this client may use.
@@ -36,8 +36,9 @@ pub(crate) struct FlowSetup {
     /// The source that packets of a masqueraded flow leave the node with, if a second flow translates it; else
     /// [`NO_ADDRESS`].
     pub(crate) node: Address,
-    /// How the packets go on: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with [`flow_flags::TUNNEL`];
-    /// [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the client; or 0.
+    /// How the programs forward the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with
+    /// [`flow_flags::TUNNEL`]; [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the
+    /// client; or 0.
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
     pub(crate) eager: bool,
@@ -66,15 +67,15 @@ impl FlowSetup {
         self.node != NO_ADDRESS
     }
 
-    /// Whether the source port belongs to an address of the node. Such a port is taken from an ended connection only
-    /// with all entries of that connection.
+    /// Whether the source port belongs to an address of the node. A new flow takes such a port from an ended connection
+    /// only after all entries of that connection are deleted.
     #[inline(always)]
     pub(crate) fn has_port_of_node(&self) -> bool {
         matches!(self.flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || self.is_masqueraded()
     }
 
-    /// Whether a socket of the node may have the source port: the source is an address of the node, or may be one (that of
-    /// a hairpin flow is the virtual address).
+    /// Whether a socket of the node may have the source port: the source is an address of the node, or may be one (that
+    /// of a hairpin flow is the virtual address).
     #[inline(always)]
     pub(crate) fn may_meet_socket(&self) -> bool {
         self.flags & flow_flags::HAIRPIN != 0 || self.has_port_of_node()
@@ -114,7 +115,7 @@ impl Ports {
         (self.first + schedule::scale(random, self.count)) as u16
     }
 
-    /// The port that is tried after `port`.
+    /// The port to try after `port`.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the agent sets no range that ends above 65,535")]
     pub(crate) fn after(self, port: u16) -> u16 {
@@ -152,8 +153,8 @@ impl Claim {
 
 /// Keys of entries that are deleted together. The stack has no room for them.
 pub(crate) struct Keys {
-    /// The key of the reverse entry of the one that was found.
+    /// The key of the other entry of the flow.
     pub(crate) other: Tuple,
-    /// The reverse entry of the first flow, if the connection is masqueraded.
+    /// The key of the reverse entry of the first flow, if the connection is masqueraded.
     pub(crate) first_reply: Tuple,
 }

@@ -9,7 +9,8 @@ use lb_ebpf::{
 
 use crate::datapath::maps::{HANDOVER, SOURCE_RANGES};
 
-/// Leaves packets of flows that an earlier layout may have to its programs, which are next on the hook.
+/// Leaves a packet to the programs of an earlier map layout, which run next on the hook, if its flow may be in their
+/// maps.
 #[inline(always)]
 pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
     let mode = HANDOVER.get(0).copied().unwrap_or(OVER);

@@ -14,7 +14,7 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// The kind of address, for an address and port that no Service has.
+/// The kind of an address, at a port that no Service has.
 #[inline(always)]
 pub(crate) fn unlisted_address(address: &Address, is_rst: bool) -> Unlisted {
     let in_range = settings::is_in_service_range(address);

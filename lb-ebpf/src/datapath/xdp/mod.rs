@@ -73,7 +73,8 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
     let known = match table::find(&plain.tuple) {
         Found::Flow(flow) => Some(flow),
-        // Few flows are there. The slow path has them, or the verifier would check this code twice.
+        // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
+        // twice.
         Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
@@ -122,7 +123,7 @@ fn forward_slow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
     })
 }
 
-/// Forwards a packet whose flow has no entry: those have tunnels. (A subprogram, to have a stack frame of its own.)
+/// Sends a packet of a flow without entry through the flow's tunnel. (A subprogram, to have a stack frame of its own.)
 #[inline(never)]
 fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
     outcome_of(|| {
@@ -136,7 +137,7 @@ fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
 #[inline(never)]
 fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
     *packet = parse(xdp, Layer::Ethernet)?;
-    // A tagged packet belongs to another device of the node, on top of this one.
+    // A tagged packet is for a VLAN device on top of this one.
     let untagged = packet.headers.l3 == lengths::ETHERNET;
     let transport = matches!(packet.body, Body::Tcp | Body::Udp);
     if untagged && transport && packet.fragment.part == Part::Whole {

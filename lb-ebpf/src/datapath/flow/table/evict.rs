@@ -1,4 +1,4 @@
-//! Which entries a new flow may evict, and what goes with them.
+//! Which entries a new flow may evict, and which other entries the programs delete with them.
 
 use lb_common::{
     conntrack::{Flow, Tuple, flow_flags},
@@ -9,7 +9,7 @@ use lb_ebpf::rules::flow;
 use super::{lookup, memory::Element, memory::Table, remove, slot};
 use crate::datapath::{clock::now, flow::active_flows, scratch::scratch};
 
-/// The decision of the programs.
+/// The programs' part in evictions: when an entry gives way, and what follows.
 pub(super) struct Eviction;
 
 impl Evict<Table> for Eviction {
@@ -33,7 +33,7 @@ impl Evict<Table> for Eviction {
             }
             remove_other();
         }
-        // Another CPU may have evicted the reverse entry just now, and then does not find this one.
+        // Also without a reverse entry: another CPU may be evicting that one, and does not find this one any more.
         if evicted & IS_SECOND != 0 {
             end_first_flow();
         }
@@ -56,21 +56,24 @@ fn verdict(Slot { key, flow, .. }: &Slot) -> Verdict {
         return flow::eviction(flow, flow, now());
     }
     let Some(reverse) = lookup(&flow.to.reversed()).filter(|reverse| leads_back(reverse, key)) else {
-        // The flow begins or ends just now, or has lost its other entry. Then it expires like one that is all one-way.
+        // Another CPU is creating or deleting the flow, or the other entry is lost. The entry then counts as that of a
+        // one-way flow.
         return flow::eviction(flow, flow, now());
     };
     let (forward, reply) = if flow.is_reply() { (&*reverse, flow) } else { (flow, &*reverse) };
     flow::eviction(forward, reply, now())
 }
 
-/// Bits of the result of [`flow_evicted`]: the entry has a reverse entry, whose key is in `SCRATCH`.
+/// Bit of the result of [`flow_evicted`]: the flow has another entry, whose key is in `SCRATCH`.
 const HAS_REVERSE: u32 = 1;
-/// It is the entry of the direction from the backend.
+/// Bit of the result of [`flow_evicted`]: the entry is a reverse entry, so the other one is the forward entry.
 const IS_REPLY: u32 = 2;
-/// The flow is the second one of a masqueraded connection; `SCRATCH` names the first one.
+/// Bit of the result of [`flow_evicted`]: the flow is the second one of a masqueraded connection. `SCRATCH` has the key
+/// of the first one's reverse entry.
 const IS_SECOND: u32 = 4;
 
-/// Ends the flow of the evicted entry in this slot, if that is the entry that counts. Returns what else there is to do.
+/// Subtracts the flow from the active ones if the evicted entry in this slot is its forward entry. Returns bits that
+/// say what else the caller has to delete.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_evicted(index: u32) -> u32 {
@@ -100,7 +103,7 @@ extern "C" fn flow_evicted(index: u32) -> u32 {
     rest
 }
 
-/// Whether `reverse` is the reverse entry of the one with this key.
+/// Whether `reverse` is the other entry of the flow whose entry has this key.
 #[inline(always)]
 fn leads_back(reverse: &Flow, key: &Tuple) -> bool {
     let Tuple { source, destination, source_port, destination_port, .. } = &reverse.to;
@@ -124,13 +127,13 @@ pub(in crate::datapath::flow) fn end_first_flow() {
     }
 }
 
-/// Ends the flow whose forward entry has the other key in `SCRATCH`.
+/// Subtracts the flow from the active ones whose forward entry has the key `other` in `SCRATCH`.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_other() {
     flow_end();
 }
 
-/// Removes the entry with the other key in `SCRATCH`. It may be gone already.
+/// Removes the entry with the key `other` in `SCRATCH`. It may be gone already.
 #[inline(always)]
 pub(in crate::datapath::flow) fn remove_other() {
     if let Ok(scratch) = scratch() {

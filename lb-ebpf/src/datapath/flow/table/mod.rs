@@ -38,8 +38,8 @@ pub(crate) enum Found {
     MayBeInOverflow,
 }
 
-/// Finds the entry with this key without a call, which costs a tenth of an established packet. For the fast paths, because
-/// the verifier checks this code wherever it is; all others use [`lookup`].
+/// Finds the entry with this key without a call: a call would take a tenth of the time of an established packet. Only
+/// the fast paths inline this function, because the verifier checks each copy; all others use [`lookup`].
 #[inline(always)]
 pub(crate) fn find(key: &Tuple) -> Found {
     let Some(table) = Table::get() else { return Found::Absent };
@@ -85,8 +85,7 @@ pub(crate) enum Inserted {
     Full = 2,
 }
 
-/// Inserts an entry if its key is new, and marks it in the filter before: no other code of the programs inserts
-/// entries.
+/// Marks an entry in the filter, then inserts it if its key is new. No other code of the programs inserts entries.
 #[inline(always)]
 pub(crate) fn insert(key: &Tuple, flow: &Flow) -> Inserted {
     filter::mark(key, flow.flags);
@@ -132,10 +131,11 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
     inserted as u32
 }
 
-/// Number of attempts to find an entry that another CPU is inserting: some microseconds, where it needs a tenth of one.
+/// Number of attempts to find an entry that another CPU is inserting. They take some microseconds; an insertion takes
+/// about a tenth of one.
 const ATTEMPTS: u32 = 64;
 
-/// Waits until the entry whose insert has won is live, so that the caller's next look-up finds it.
+/// Waits until a look-up finds the entry that another CPU is inserting.
 #[inline(always)]
 fn await_entry(key: &Tuple) {
     for _ in 0..ATTEMPTS {
@@ -171,7 +171,7 @@ extern "C" fn flow_replace(key: *const Tuple, flow: *const Flow) -> u32 {
     u32::from(!matches!(flow_table::replace(&table, &table.places(key), key, flow), Replace::Absent))
 }
 
-/// Removes the entry with this key; returns whether this call did. Of several at once only one does.
+/// Removes the entry with this key; returns whether this call did. Of several calls at the same time only one does.
 #[inline(always)]
 pub(crate) fn remove(key: &Tuple) -> bool {
     flow_remove(key) != 0
@@ -189,8 +189,9 @@ extern "C" fn flow_remove(key: *const Tuple) -> u32 {
 #[inline(always)]
 fn slot(index: u32) -> Option<*mut Slot> {
     FLOWS.get_ptr_mut(index).map(|mut slot| {
-        // SAFETY: the pointer stays the same. LLVM must not compute the address of a field before it knows that there is
-        // a slot: the verifier refuses that. (A block without instruction yields line numbers that the kernel refuses.)
+        // SAFETY: the pointer stays the same. LLVM must not compute the address of a field before it knows that there
+        // is a slot: the verifier refuses that. (A block without instruction yields line numbers that the kernel
+        // refuses.)
         unsafe { asm!("{0} += 0", inout(reg) slot, options(nomem, nostack, preserves_flags)) };
         slot
     })

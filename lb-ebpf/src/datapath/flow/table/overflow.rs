@@ -1,6 +1,7 @@
 //! The overflow: the hash map `CONNTRACK`.
 //!
-//! On Linux 6.1 no helper takes a key or a flow by a pointer that a global function got, so they are copied to `SCRATCH`.
+//! On Linux 6.1 helpers reject a pointer to a key or flow that a global function got as its argument. So the functions
+//! copy both to `SCRATCH`.
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_NOEXIST};
 use lb_common::{
@@ -89,7 +90,7 @@ extern "C" fn overflow_replace(key: *const Tuple, flow: *const Flow) -> u32 {
     u32::from(update(key, flow, BPF_EXIST) == 0)
 }
 
-/// `bpf_map_update_elem`: 0, or an error.
+/// Calls `bpf_map_update_elem`; returns 0, or a negative error number.
 #[inline(always)]
 fn update(key: *const Tuple, flow: *const Flow, flags: u32) -> i32 {
     // SAFETY: see above.
