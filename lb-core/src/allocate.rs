@@ -4,7 +4,7 @@ mod health_check;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
     ops::RangeInclusive,
 };
 
@@ -14,6 +14,8 @@ use lb_common::FrontendKind;
 use crate::{
     api,
     convert::{self, ConvertError, Object},
+    family::Family,
+    ip::{self, number},
     model::ObjectName,
     plan::Contents,
     rules,
@@ -53,12 +55,10 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
             allocation.node_ports.insert(port, node_port);
         }
     }
-    for (key, record) in &contents.frontends {
-        let Some(labels) = contents.service_labels.get(&record.id) else { continue };
-        let Some(allocation) = known.get_mut(&labels.name.service) else { continue };
-        let ip = IpAddr::from(key.address);
+    for (service, ip) in contents.addresses(FrontendKind::ClusterIp) {
+        let Some(allocation) = known.get_mut(service) else { continue };
         let another = |other: &IpAddr| other.is_ipv4() == ip.is_ipv4();
-        if record.kind == FrontendKind::ClusterIp as u8 && !allocation.cluster_ips.iter().any(another) {
+        if !allocation.cluster_ips.iter().any(another) {
             allocation.cluster_ips.push(ip);
         }
     }
@@ -551,11 +551,7 @@ impl IpRange {
     }
 
     fn nth(&self, offset: u128) -> IpAddr {
-        let number = self.first.saturating_add(offset).min(self.last);
-        match u32::try_from(number) {
-            Ok(v4) if self.is_v4() => IpAddr::V4(Ipv4Addr::from(v4)),
-            Ok(_) | Err(_) => IpAddr::V6(Ipv6Addr::from(number)),
-        }
+        ip::address(Family::of(self.net.addr()), self.first.saturating_add(offset).min(self.last))
     }
 
     fn bounds(&self) -> String {
@@ -564,13 +560,6 @@ impl IpRange {
         } else {
             format!("{} to {}", self.nth(0), self.nth(self.size() - 1))
         }
-    }
-}
-
-fn number(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(v4) => u32::from(v4).into(),
-        IpAddr::V6(v6) => v6.into(),
     }
 }
 

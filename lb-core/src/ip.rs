@@ -1,9 +1,27 @@
 //! Parses addresses and networks of stored objects as Kubernetes does. Leading zeros are allowed, and the number is
-//! still decimal: API servers accepted such addresses for years.
+//! still decimal: API servers accepted such addresses for years. Also converts addresses to numbers and back.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+
+use crate::family::Family;
+
+/// An address as a number, of 32 bits for IPv4.
+pub(crate) fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u32::from(v4).into(),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}
+
+/// The address with this [`number`]. One of more than 32 bits is an IPv6 address.
+pub(crate) fn address(family: Family, number: u128) -> IpAddr {
+    match (family, u32::try_from(number)) {
+        (Family::V4, Ok(v4)) => Ipv4Addr::from(v4).into(),
+        (Family::V4, Err(_)) | (Family::V6, _) => Ipv6Addr::from(number).into(),
+    }
+}
 
 /// Parses an address as Go's `ParseIPSloppy` does: an IPv4-mapped one is IPv4.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
+use lb_common::{Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
 
 use crate::{
     arena::SlotRange,
@@ -105,6 +105,17 @@ pub struct Contents {
     pub vips: BTreeMap<IpAddr, Vip>,
     /// `SOURCE_RANGES`
     pub source_ranges: BTreeSet<SourceRangeKey>,
+}
+
+impl Contents {
+    /// The Services with frontends of this kind, and the addresses of these frontends; one address for each port.
+    pub fn addresses(&self, kind: FrontendKind) -> impl Iterator<Item = (&ObjectName, IpAddr)> {
+        let of_kind = self.frontends.iter().filter(move |(_, record)| record.kind == kind as u8);
+        of_kind.filter_map(|(key, record)| {
+            let labels = self.service_labels.get(&record.id)?;
+            Some((&labels.name.service, key.address.into()))
+        })
+    }
 }
 
 /// The slices of `BACKENDS` that a record refers to.

@@ -18,6 +18,9 @@ use lb_core::{
 
 use super::{condition::FieldError, options::ManifestsOptions};
 
+/// The name of the pool of `--load-balancer-pool`, by which Services may name it.
+const POOL_OF_FLAG: &str = "load-balancer-pool";
+
 /// The result of a request, or the error for which the Service keeps its last good state.
 pub(super) type Outcome = Result<Assigned, FieldError>;
 
@@ -26,22 +29,21 @@ pub(super) type Outcome = Result<Assigned, FieldError>;
 pub(super) struct Assigned {
     /// `None` for a Service without virtual addresses.
     pub(super) service: Option<Service>,
-    /// Why a load balancer has no address, or one that its pool has no more.
-    pub(super) warning: Option<FieldError>,
-    /// Whether it has fewer addresses than families.
-    pub(super) waits: bool,
+    /// What its load balancer lacks.
+    pub(super) waits: Waits,
 }
 
-/// What a load balancer waits for.
+/// What a load balancer lacks. The default lacks nothing.
 #[derive(Debug, Default)]
-struct Waits {
-    /// Why it has no address, or not the one that it asks for.
-    warning: Option<FieldError>,
-    /// Whether it has fewer addresses than families.
-    for_more: bool,
+pub(super) struct Waits {
+    /// Why the load balancer has no address, another one than the Service asks for, or one that it should not have.
+    pub(super) warning: Option<FieldError>,
+    /// Whether the load balancer has fewer addresses than the Service has families, so that it asks again when the pools
+    /// change.
+    pub(super) for_more: bool,
 }
 
-/// Who has which cluster IPs, node ports and load balancers' addresses.
+/// Allocates cluster IPs, node ports and load balancers' addresses, and remembers which Service has which.
 #[derive(Debug)]
 pub(super) struct Addresses {
     allocator: Allocator,
@@ -108,19 +110,18 @@ impl Addresses {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
         self.assign_swapped(&mut services, &mut errors);
-        let mut warnings = self.assign_load_balancers(&mut services, &errors);
+        let mut waits = self.assign_load_balancers(&mut services, &errors);
         let outcome = |(index, service): (usize, &api::Service)| match errors.remove(&index) {
             Some(error) => Err(field_error(error)),
             None => {
-                let Waits { warning, for_more } = warnings.remove(&index).unwrap_or_default();
-                Ok(Assigned { service: convert(service)?, warning, waits: for_more })
+                Ok(Assigned { service: convert(service)?, waits: waits.remove(&index).unwrap_or_default() })
             }
         };
         services.iter().enumerate().map(outcome).collect()
     }
 
     /// Writes addresses from pools to `status.loadBalancer.ingress` of the Services without an error, unless their manifests
-    /// have addresses there. Returns those that wait for an address.
+    /// have addresses there. Returns what each load balancer lacks, by the index of its Service.
     fn assign_load_balancers(
         &mut self,
         services: &mut [api::Service],
@@ -146,7 +147,7 @@ impl Addresses {
         let refused = if has_pools { self.load_balancers.assign_all(&requests) } else { none };
         for ((index, request), error) in indexes.into_iter().zip(&requests).zip(refused) {
             let has = self.load_balancers.addresses(&request.service);
-            let warning = self.warning(has, error).map(|why| FieldError::new("status.loadBalancer", why));
+            let warning = self.warning(request, error).map(|why| FieldError::new("status.loadBalancer", why));
             let for_more = has_pools && has.len() < request.families.len();
             waits.insert(index, Waits { warning, for_more });
         }
@@ -158,8 +159,8 @@ impl Addresses {
         waits
     }
 
-    /// What a Service asks of the pools. Addresses that its manifest gives are its own; those of a Service that asks for none
-    /// any more are released.
+    /// Reads what a Service asks of the pools: nothing if its manifest gives it addresses, which are noted, or if it is no
+    /// load balancer, whose former addresses are released.
     fn request(&mut self, service: &api::Service) -> Result<Option<Request>, ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let given = given_by_manifest(service);
@@ -178,15 +179,12 @@ impl Addresses {
         Ok(request)
     }
 
-    /// Why a Service that has these addresses got no other ones, or has one that is in no pool.
-    fn warning(&self, has: &[IpAddr], refused: Option<AddressError>) -> Option<String> {
-        match (refused, has) {
+    /// Why a Service got no address or not the one that it asks for, or what is wrong with the one that it has.
+    fn warning(&self, request: &Request, refused: Option<AddressError>) -> Option<String> {
+        match (refused, self.load_balancers.addresses(&request.service)) {
             (Some(error), []) => Some(format!("no address: {error}")),
             (Some(error), [..]) => Some(format!("{error}; the Service keeps the address that it has")),
-            (None, _) => {
-                let lost = has.iter().find(|ip| self.load_balancers.pool_of(**ip).is_none());
-                lost.map(|ip| format!("{ip} is in no pool; the Service keeps it until it is deleted"))
-            }
+            (None, _) => self.load_balancers.concern(request).map(|concern| concern.to_string()),
         }
     }
 
@@ -218,9 +216,6 @@ impl Addresses {
         }
     }
 }
-
-/// The name of the pool of `--load-balancer-pool`, by which Services may name it.
-const POOL_OF_FLAG: &str = "load-balancer-pool";
 
 /// The addresses in `status.loadBalancer.ingress` of the manifest.
 fn given_by_manifest(service: &api::Service) -> Vec<IpAddr> {

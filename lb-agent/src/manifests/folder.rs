@@ -9,7 +9,7 @@ use std::{
 
 use lb_core::{
     api,
-    load_balancer::{Labels, Namespaces, Pool, PoolError},
+    load_balancer::{Namespaces, PoolError},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -63,7 +63,7 @@ pub struct Manifests {
     next_id: u64,
     /// The documents that define an object. If there are several, the first is used and the others are errors.
     claims: HashMap<Key, Vec<Claim>>,
-    objects: HashMap<Key, LastGood>,
+    objects: BTreeMap<Key, LastGood>,
     addresses: Addresses,
     /// Whether `addresses` may hold Services of an earlier run that no longer exist.
     remembers: bool,
@@ -75,11 +75,6 @@ pub struct Manifests {
     refused: BTreeMap<Key, FieldError>,
     /// Load balancers without an address, with another one than they ask for, or with one that is in no pool; and why.
     waiting: BTreeMap<Key, FieldError>,
-    pools: BTreeMap<Key, Pool>,
-    /// The labels of each Namespace.
-    namespaces: BTreeMap<Key, Labels>,
-    /// Services of type LoadBalancer.
-    load_balancers: BTreeSet<Key>,
     /// [`Addresses::changes`] when load balancers were last asked.
     asked_at: u64,
     /// Load balancers that ask for addresses again: all after a change of the pools, and those with fewer addresses than
@@ -136,16 +131,13 @@ impl Manifests {
             files: BTreeMap::new(),
             next_id: 0,
             claims: HashMap::new(),
-            objects: HashMap::new(),
+            objects: BTreeMap::new(),
             addresses: Addresses::new(options, contents),
             remembers: true,
             unreadable: None,
             expects_more: false,
             refused: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            pools: BTreeMap::new(),
-            namespaces: BTreeMap::new(),
-            load_balancers: BTreeSet::new(),
             ask_again: BTreeSet::new(),
             unused_pools: BTreeMap::new(),
             asked_at: 0,
@@ -318,10 +310,10 @@ impl Manifests {
         let outcomes = self.addresses.assign(&requests.collect::<Vec<_>>());
         for ((key, file, resource), outcome) in services.into_iter().zip(outcomes) {
             match outcome {
-                Ok(Assigned { service, warning, waits }) => {
+                Ok(Assigned { service, waits }) => {
                     self.waiting.remove(key);
-                    self.waiting.extend(warning.map(|warning| (key.clone(), warning)));
-                    if waits {
+                    self.waiting.extend(waits.warning.map(|warning| (key.clone(), warning)));
+                    if waits.for_more {
                         self.ask_again.insert(key.clone());
                     }
                     self.set(key, LastGood { file, resource, service }, &mut changes);
@@ -337,12 +329,27 @@ impl Manifests {
     /// Passes the pools and the labels of namespaces on, pools by namespace and name. All load balancers ask again: one may
     /// get a second address.
     fn set_pools(&mut self) {
-        let labels = |(key, labels): (&Key, &Labels)| (key.name.name.to_string(), labels.clone());
-        let namespaces = Namespaces(self.namespaces.iter().map(labels).collect());
-        let unused = self.addresses.set_pools(self.pools.values().cloned().collect(), namespaces).into_iter();
-        let key = |index: usize| self.pools.keys().nth(index).cloned();
-        self.unused_pools = unused.filter_map(|(index, error)| Some((key(index)?, error))).collect();
-        self.ask_again.clone_from(&self.load_balancers);
+        let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
+        for (key, known) in &self.objects {
+            match &*known.resource {
+                Resource::Pool(pool) => {
+                    keys.push(key.clone());
+                    pools.push(pool.clone());
+                }
+                Resource::Namespace(labels) => {
+                    namespaces.insert(key.name.name.to_string(), labels.clone());
+                }
+                Resource::Service(service)
+                    if service.spec.as_ref().is_some_and(api::ServiceSpec::is_load_balancer) =>
+                {
+                    self.ask_again.insert(key.clone());
+                }
+                Resource::Service(_) | Resource::Slices(_) => {}
+            }
+        }
+        let unused = self.addresses.set_pools(pools, Namespaces(namespaces));
+        let with_key = |(index, error): (usize, PoolError)| Some((keys.get(index)?.clone(), error));
+        self.unused_pools = unused.into_iter().filter_map(with_key).collect();
     }
 
     /// Sorts the claims for an object by file and document.
@@ -393,7 +400,6 @@ impl Manifests {
         match &*known.resource {
             Resource::Service(_) => {
                 self.addresses.release(&key.name);
-                self.load_balancers.remove(key);
                 self.waiting.remove(key);
                 self.ask_again.remove(key);
                 if known.service.is_some() {
@@ -403,24 +409,14 @@ impl Manifests {
             Resource::Slices(slices) => {
                 changes.extend(slices.keys().map(|name| Change::EndpointSlice(name.clone(), None)));
             }
-            Resource::Pool(_) => {
-                self.pools.remove(key);
-            }
-            Resource::Namespace(_) => {
-                self.namespaces.remove(key);
-            }
+            Resource::Pool(_) | Resource::Namespace(_) => {}
         }
     }
 
     fn set(&mut self, key: &Key, known: LastGood, changes: &mut Vec<Change>) {
         let old = self.objects.get(key);
         match &*known.resource {
-            Resource::Service(service) => {
-                if service.spec.as_ref().is_some_and(api::ServiceSpec::is_load_balancer) {
-                    self.load_balancers.insert(key.clone());
-                } else {
-                    self.load_balancers.remove(key);
-                }
+            Resource::Service(_) => {
                 if known.service.as_ref() != old.and_then(|old| old.service.as_ref()) {
                     changes.push(Change::Service(key.name.clone(), known.service.clone()));
                 }
@@ -429,12 +425,7 @@ impl Manifests {
                 let old = old.map(|old| &*old.resource).and_then(Resource::slices);
                 changes.extend(slice_changes(old.unwrap_or(&BTreeMap::new()), slices));
             }
-            Resource::Pool(pool) => {
-                self.pools.insert(key.clone(), pool.clone());
-            }
-            Resource::Namespace(labels) => {
-                self.namespaces.insert(key.clone(), labels.clone());
-            }
+            Resource::Pool(_) | Resource::Namespace(_) => {}
         }
         self.objects.insert(key.clone(), known);
     }

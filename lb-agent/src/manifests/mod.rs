@@ -6,8 +6,8 @@
 //! kinds and hidden files.
 //!
 //! The agent replaces the API server: it applies the same defaults, rejects what the API server would reject, and
-//! allocates cluster IPs, node ports and the addresses of load balancers. An error affects only its own object, which stays in its last good state;
-//! after a restart that is the state of the kernel.
+//! allocates cluster IPs, node ports and the addresses of load balancers. An error affects only its own object, which
+//! stays in its last good state; after a restart that is the state of the kernel.
 
 mod addresses;
 mod condition;

@@ -270,7 +270,9 @@ fn full_range_is_an_error_until_an_address_is_released() {
 #[test]
 fn low_addresses_are_allocated_last() {
     let mut small = allocator(&["10.0.0.0/26"]);
-    let low = |spec: &api::ServiceSpec| cluster_ips(spec)[0].parse::<Ipv4Addr>().unwrap().octets()[3] <= 16;
+    let low = |spec: &api::ServiceSpec| {
+        cluster_ips(spec)[0].parse::<std::net::Ipv4Addr>().unwrap().octets()[3] <= 16
+    };
     let given: Vec<bool> = (0..62).map(|n| low(&assign(&mut small, &format!("s{n}"), json!({})))).collect();
     assert!(given[..46].iter().all(|low| !low) && given[46..].iter().all(|low| *low));
 }

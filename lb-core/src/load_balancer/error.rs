@@ -56,6 +56,29 @@ pub enum AddressError {
     },
 }
 
+/// What is wrong with an address that a Service keeps.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Concern {
+    /// Its pool is gone, or has lost the address.
+    #[error("{0} is in no pool; the Service keeps it until it is deleted")]
+    NoPool(IpAddr),
+    /// The Service has begun or ceased to ask for an internal load balancer since it got the address.
+    #[error(
+        "the Service asks for {} load balancer and keeps {ip} of pool {pool:?}, which is for {} ones; name a pool by the \
+         annotation metallb.io/address-pool, or create the Service anew",
+        if *internal { "an internal" } else { "a public" },
+        if *internal { "public" } else { "internal" }
+    )]
+    OtherKind {
+        /// The address.
+        ip: IpAddr,
+        /// The pool of the address.
+        pool: String,
+        /// Whether the Service asks for an internal load balancer.
+        internal: bool,
+    },
+}
+
 /// Why a pool is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {

@@ -4,6 +4,7 @@
 //! pool; selectors that select no namespace admit no Service; pools of equal rank are asked by name.
 
 mod error;
+mod fresh;
 mod pool;
 mod range;
 mod request;
@@ -18,8 +19,9 @@ use std::{
 
 use lb_common::FrontendKind;
 
+use self::fresh::Fresh;
 pub use self::{
-    error::{AddressError, PoolError},
+    error::{AddressError, Concern, PoolError},
     pool::{INTERNAL, Namespaces, Pool},
     range::{AddressRange, RangeError},
     request::{Request, SharingKey, Terms, is_relevant},
@@ -44,6 +46,8 @@ pub struct LoadBalancers {
     /// send packets of the Service that had them.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
+    /// The addresses that come first.
+    fresh: Fresh,
     /// Releases, changes of terms, and changes of the pools.
     changes: u64,
 }
@@ -65,6 +69,7 @@ impl LoadBalancers {
         }
         used.sort_by_key(Pool::order);
         self.pools = used;
+        self.fresh.set_pools(&self.pools, was_given(&self.holders, &self.released));
         self.changes += 1;
         errors
     }
@@ -93,6 +98,20 @@ impl LoadBalancers {
     /// The pool of an address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
+    }
+
+    /// What is wrong with the addresses that a Service keeps; `None` if nothing is.
+    pub fn concern(&self, request: &Request) -> Option<Concern> {
+        let has = self.addresses(&request.service);
+        for ip in has {
+            let Some(pool) = self.pool_of(*ip) else { return Some(Concern::NoPool(*ip)) };
+            let names_it = !request.addresses.is_empty() || request.pool.is_some();
+            if !names_it && pool.internal != request.internal {
+                let pool = pool.name.to_string();
+                return Some(Concern::OtherKind { ip: *ip, pool, internal: request.internal });
+            }
+        }
+        None
     }
 
     /// Notes the addresses that a Service has from before, in place of those that it has here. Note those of all Services
@@ -321,16 +340,28 @@ impl LoadBalancers {
     /// One address of each of these families from a pool: the lowest one that nobody had before or that the Service may
     /// share, else the one that was released first.
     fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
-        let fresh = |ip: &IpAddr| !self.released.contains_key(ip) && self.is_free(request, *ip);
         let one = |family: &Family| {
+            let ranges = pool.ranges.iter().filter(|range| range.family() == *family);
+            let lowest = |range| {
+                let (fresh, shared) = (self.fresh.lowest(range), self.shared(pool, range, request));
+                fresh.into_iter().chain(shared).min()
+            };
             let released = || {
                 let free =
                     self.released.iter().filter(|(ip, _)| Family::of(**ip) == *family && pool.has(**ip));
                 free.min_by_key(|(_, number)| **number).map(|(ip, _)| *ip)
             };
-            pool.addresses(*family).find(fresh).or_else(released)
+            ranges.into_iter().find_map(lowest).or_else(released)
         };
         families.iter().map(one).collect()
+    }
+
+    /// The lowest address in use that the Service may have.
+    fn shared(&self, pool: &Pool, range: &AddressRange, request: &Request) -> Option<IpAddr> {
+        // Without terms, an address is never shared: most Services have none, and need no search.
+        request.terms.key.as_ref()?;
+        let held = self.holders.range(range.first()..=range.last()).map(|(ip, _)| *ip);
+        held.into_iter().find(|ip| !pool.avoids(*ip) && self.is_free(request, *ip))
     }
 
     /// Gives these addresses to the Service, and releases its others.
@@ -353,6 +384,7 @@ impl LoadBalancers {
             {
                 self.changes += 1;
             }
+            self.fresh.given(&self.pools, ip, was_given(&self.holders, &self.released));
         }
     }
 
@@ -368,17 +400,18 @@ impl LoadBalancers {
     }
 }
 
+/// Whether some Service has or had an address.
+fn was_given<H>(holders: &BTreeMap<IpAddr, H>, released: &BTreeMap<IpAddr, u64>) -> impl Fn(IpAddr) -> bool {
+    |ip| holders.contains_key(&ip) || released.contains_key(&ip)
+}
+
 /// The addresses that an earlier run of the agent left in the kernel.
 pub fn known_addresses(contents: &Contents) -> BTreeMap<ObjectName, Vec<IpAddr>> {
     let mut known: BTreeMap<ObjectName, Vec<IpAddr>> = BTreeMap::new();
-    for (key, record) in &contents.frontends {
-        let Some(labels) = contents.service_labels.get(&record.id) else { continue };
-        let ip = IpAddr::from(key.address);
-        if record.kind == FrontendKind::LoadBalancer as u8 {
-            let addresses = known.entry(labels.name.service.clone()).or_default();
-            if !addresses.contains(&ip) {
-                addresses.push(ip);
-            }
+    for (service, ip) in contents.addresses(FrontendKind::LoadBalancer) {
+        let addresses = known.entry(service.clone()).or_default();
+        if !addresses.contains(&ip) {
+            addresses.push(ip);
         }
     }
     known

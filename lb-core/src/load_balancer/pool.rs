@@ -15,7 +15,6 @@ use super::{
 use crate::{
     api,
     convert::{ConvertError, Object, object_name},
-    family::Family,
     model::ObjectName,
 };
 
@@ -137,12 +136,6 @@ impl Pool {
         self.scope.as_ref().is_none_or(|scope| scope.admits(service, labels, namespaces))
     }
 
-    /// The addresses of a family that Services may get, range by range, lowest first.
-    pub(super) fn addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
-        let ranges = self.ranges.iter().filter(move |range| range.family() == family);
-        ranges.flat_map(AddressRange::addresses).filter(|ip| !self.avoids(*ip))
-    }
-
     /// The order in which Services that name no pool ask the pools: those with `serviceAllocation` by priority, then the
     /// others, each by name.
     pub(super) fn order(&self) -> (bool, u32, Arc<str>) {
@@ -151,7 +144,8 @@ impl Pool {
         (priority.is_none(), priority.unwrap_or_default(), self.name.clone())
     }
 
-    fn avoids(&self, ip: IpAddr) -> bool {
+    /// Whether the pool never uses the address, although it has it.
+    pub(super) fn avoids(&self, ip: IpAddr) -> bool {
         self.avoid_buggy_ips && matches!(ip, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
     }
 }

@@ -1,16 +1,12 @@
 //! A range of addresses, as a pool writes it.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    str::FromStr,
-};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 
 use crate::{
     family::Family,
-    ip::{parse_ip, parse_network},
+    ip::{address, number, parse_ip, parse_network},
 };
 
 /// Addresses of one family, from the first to the last. Never empty.
@@ -53,10 +49,26 @@ impl AddressRange {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
+    /// The lowest address.
+    pub fn first(&self) -> IpAddr {
+        address(self.family, self.first)
+    }
+
+    /// The highest address.
+    pub fn last(&self) -> IpAddr {
+        address(self.family, self.last)
+    }
+
     /// All addresses, lowest first.
-    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let family = self.family;
         (self.first..=self.last).map(move |number| address(family, number))
+    }
+
+    /// The addresses above one of the range, lowest first.
+    pub fn addresses_above(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + use<> {
+        let family = self.family;
+        (number(ip).saturating_add(1)..=self.last).map(move |number| address(family, number))
     }
 }
 
@@ -92,21 +104,7 @@ impl FromStr for AddressRange {
 
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", address(self.family, self.first), address(self.family, self.last))
-    }
-}
-
-fn number(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(v4) => u32::from(v4).into(),
-        IpAddr::V6(v6) => v6.into(),
-    }
-}
-
-fn address(family: Family, number: u128) -> IpAddr {
-    match (family, u32::try_from(number)) {
-        (Family::V4, Ok(v4)) => Ipv4Addr::from(v4).into(),
-        (Family::V4, Err(_)) | (Family::V6, _) => Ipv6Addr::from(number).into(),
+        write!(f, "{}-{}", self.first(), self.last())
     }
 }
 

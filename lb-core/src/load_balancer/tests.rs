@@ -458,6 +458,31 @@ fn large_pool_costs_nothing() {
     assert_eq!(given(&mut all, &web), "2001:db8::");
 }
 
+#[test]
+fn first_load_of_a_large_pool_passes_each_address_once() {
+    const SERVICES: usize = 5_000;
+    let spec = json!({"addresses": ["10.0.0.0/16"], "avoidBuggyIPs": true});
+    let mut all = with_pools(vec![pool("a", spec)]);
+    let requests: Vec<Request> = (0..SERVICES).map(|n| request(&format!("s{n:05}"), json!({}))).collect();
+    assert!(all.assign_all(&requests).iter().all(Option::is_none));
+    assert_eq!(all.addresses(&requests[255].service), ["10.0.1.2".parse::<IpAddr>().unwrap()]);
+    assert!(all.fresh.steps < SERVICES * 102 / 100, "{} steps", all.fresh.steps);
+}
+
+#[test]
+fn service_that_asks_for_another_kind_keeps_its_address_and_causes_concern() {
+    let mut all = with_pools(vec![of_range("out", "192.0.2.0/28")]);
+    let public = request("web", json!({}));
+    given(&mut all, &public);
+    assert_eq!(all.concern(&public), None);
+    let internal = annotated("web", json!({"networking.gke.io/load-balancer-type": "Internal"}));
+    assert_eq!(given(&mut all, &internal), "192.0.2.0");
+    let concern = all.concern(&internal).unwrap().to_string();
+    assert!(concern.contains("asks for an internal load balancer and keeps 192.0.2.0"), "{concern}");
+    let named = json!({"networking.gke.io/load-balancer-type": "Internal", "metallb.io/address-pool": "out"});
+    assert_eq!(all.concern(&annotated("web", named)), None);
+}
+
 #[derive(Clone, Debug)]
 enum Operation {
     Assign { name: usize, key: Option<&'static str>, port: u16, named: Option<u8>, dual: bool },

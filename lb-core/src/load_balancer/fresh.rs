@@ -1,0 +1,66 @@
+//! The addresses of the pools that no Service ever had.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use super::{AddressRange, Pool};
+
+/// The lowest address of each range that no Service had since the agent started.
+///
+/// An address that was given once is never fresh again, so that each search begins where the last one ended: giving all
+/// addresses of a range costs as many steps as it has addresses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fresh {
+    /// A range without a fresh address has no entry.
+    lowest: BTreeMap<AddressRange, IpAddr>,
+    /// The number of addresses that searches have passed.
+    #[cfg(test)]
+    pub(super) steps: usize,
+}
+
+impl Fresh {
+    /// Searches all ranges of the pools anew. `was_given` says whether some Service has or had an address.
+    pub(super) fn set_pools(&mut self, pools: &[Pool], was_given: impl Fn(IpAddr) -> bool) {
+        self.lowest.clear();
+        for pool in pools {
+            for range in &pool.ranges {
+                self.search(pool, *range, range.addresses(), &was_given);
+            }
+        }
+    }
+
+    /// Takes note that an address was given.
+    pub(super) fn given(&mut self, pools: &[Pool], ip: IpAddr, was_given: impl Fn(IpAddr) -> bool) {
+        let ranges = pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, *range)));
+        let found = ranges.into_iter().find(|(_, range)| range.contains(ip));
+        if let Some((pool, range)) = found
+            && self.lowest.get(&range) == Some(&ip)
+        {
+            self.search(pool, range, range.addresses_above(ip), was_given);
+        }
+    }
+
+    /// The lowest fresh address of the range.
+    pub(super) fn lowest(&self, range: &AddressRange) -> Option<IpAddr> {
+        self.lowest.get(range).copied()
+    }
+
+    fn search(
+        &mut self,
+        pool: &Pool,
+        range: AddressRange,
+        mut addresses: impl Iterator<Item = IpAddr>,
+        was_given: impl Fn(IpAddr) -> bool,
+    ) {
+        let found = addresses.find(|ip| {
+            #[cfg(test)]
+            {
+                self.steps += 1;
+            }
+            !pool.avoids(*ip) && !was_given(*ip)
+        });
+        match found {
+            Some(ip) => self.lowest.insert(range, ip),
+            None => self.lowest.remove(&range),
+        };
+    }
+}
