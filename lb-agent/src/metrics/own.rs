@@ -76,7 +76,8 @@ impl Own {
         registry.register(name, help, self.sync_latency.clone());
         let help = "Synchronisations in which the kernel refused a map update";
         registry.register("sync_failures", help, self.sync_failures.clone());
-        let help = "Map updates that are not in the kernel yet";
+        let help = "Map updates that the kernel refused at the last synchronisation, plus Services that wait for room in a map; 0 when \
+                    the node is up to date";
         registry.register("sync_pending_steps", help, self.pending.clone());
         registry.register("service_ports", "Service ports in the kernel", self.service_ports.clone());
         registry.register("backends", "Backends of all service ports in the kernel", self.backends.clone());
