@@ -9,7 +9,7 @@ use lb_common::handover::OVER;
 use tracing::info;
 
 use crate::{
-    attach::{attacher::Attacher, cleanup, clsact, sockets, xdp::XdpAttacher},
+    attach::{attacher::Attacher, cleanup, clsact, sockets::SocketAttacher, xdp::XdpAttacher},
     bpf::{
         anchor::Anchor,
         bpffs::{Folder, Lock},
@@ -159,10 +159,13 @@ impl Datapath {
     /// Attaches the socket programs to the control group of [`Options::sockets`], or detaches them if there is none.
     /// Call it when the maps are complete: the programs reject Services that are not in the maps yet.
     pub fn attach_sockets(&self) -> Result<(), DatapathError> {
-        match &self.cgroup {
-            Some(cgroup) => sockets::attach(&self.folder, &self.programs, cgroup),
-            None => sockets::detach(&self.folder),
-        }
+        self.socket_attacher().sync()
+    }
+
+    /// A handle that attaches the socket programs, as [`Self::attach_sockets`] does. It stays valid without this
+    /// [`Datapath`].
+    pub fn socket_attacher(&self) -> SocketAttacher {
+        SocketAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.cgroup.clone())
     }
 
     /// The log of the programs, if [`Options::bpf_log`] is set. Flush it whenever its descriptor is readable.
@@ -190,9 +193,10 @@ impl Datapath {
         clsact::remove_earlier()
     }
 
-    /// A handle that detects whether the BPF file system was unmounted or covered, and can pin everything again.
+    /// A handle that detects whether the BPF file system was unmounted or covered, or pins were removed, and can pin
+    /// everything again.
     pub fn anchor(&self) -> Result<Anchor, DatapathError> {
-        Anchor::new(self.folder.clone())
+        Anchor::new(self.folder.clone(), Arc::clone(&self.programs))
     }
 
     /// The BPF file system with the pins.

@@ -29,6 +29,24 @@ pub enum DatapathError {
         "no data plane in {0}: start `lb-agent run`, or give the --bpffs that the agent was started with"
     )]
     Absent(PathBuf),
+    /// No BPF file system is mounted at this path.
+    #[error(
+        "no BPF file system is mounted at {0}, so there are no pins: a running agent pins everything again once one is \
+         (mount -t bpf bpf {0}), and `lb-agent run` mounts one itself; or give the --bpffs that the agent was started with"
+    )]
+    NotMounted(PathBuf),
+    /// Pins of maps were removed.
+    #[error(
+        "somebody removed the pins of maps in {folder}: {maps}. A running agent pins them again within a second, if it \
+         can: its log says why not. If none runs, programs on devices go on with these maps; restart `lb-agent run`, \
+         which begins with empty ones"
+    )]
+    Unpinned {
+        /// The folder `DIR/lb/vN`.
+        folder: PathBuf,
+        /// Names of the maps.
+        maps: String,
+    },
     /// A pinned map has another type or other sizes than this version uses.
     #[error(
         "pinned map {path} is a {found}, this lb-agent needs a {wanted}: \

@@ -35,7 +35,7 @@ pub use self::{
         attacher::{AttachPoint, Attacher, SyncReport},
         cleanup::{Removed, cleanup},
         direction::Direction,
-        sockets::{SocketAttachment, cgroup_root},
+        sockets::{SocketAttacher, SocketAttachment, cgroup_root},
         xdp::{XdpAttacher, XdpMode},
     },
     bpf::{
@@ -53,6 +53,7 @@ pub use self::{
     error::DatapathError,
     inspect::{
         check::{Probe, ProbeResult, check, degraded, forwards},
+        missing::Missing,
         objects::{LinkObject, MapObject, Objects, ProgramObject},
         pinned::{Attachment, MapFill, Pinned, ProgramStatus, XdpAttachment, bypassed_policies},
         program_view::ProgramView,

@@ -17,13 +17,16 @@ use crate::{
     },
     leftovers::{self, Findings, Leftover},
 };
-use lb_datapath::{Attachment, Direction, MapFill, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode};
+use lb_datapath::{
+    Attachment, Direction, MapFill, Missing, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode,
+};
 
 /// The JSON output. Scripts read it: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
     agent: Agent,
+    missing: MissingView,
     /// Missing kernel features, and what the agent does instead.
     degraded: Vec<DegradedView>,
     /// Rules that a kube-proxy left behind.
@@ -49,6 +52,15 @@ struct Agent {
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
+}
+
+/// Pins and programs that should be there: see [`Missing`].
+#[derive(Debug, Serialize)]
+struct MissingView {
+    maps: Vec<&'static str>,
+    programs: Vec<String>,
+    hooks: Vec<String>,
+    sockets: Vec<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -113,6 +125,7 @@ pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Statu
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
     let Findings { leftovers, errors } = leftovers::find();
     Ok(Status {
+        missing: missing(pinned, agent.report.as_ref())?,
         programs: programs(pinned, devices)?,
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
@@ -123,6 +136,15 @@ pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Statu
         folder: pinned.folder().display().to_string(),
         agent,
     })
+}
+
+fn missing(pinned: &Pinned, report: Option<&Report>) -> anyhow::Result<MissingView> {
+    let Missing { maps, programs, hooks, mut sockets } = Missing::find(pinned)?;
+    if report.is_some_and(|report| !report.synchronised) {
+        // The agent attaches the programs on sockets when it knows all Services.
+        sockets.clear();
+    }
+    Ok(MissingView { maps, programs, hooks, sockets })
 }
 
 fn degraded_view(probe: Probe) -> DegradedView {
@@ -208,8 +230,9 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
 }
 
 fn page(status: &Status, now: Timestamp) -> String {
-    let mut text = heading(&status.agent, now);
     let line = |label: &str, value: &str| format!("{label:<9} {value}\n");
+    let missing = missing_line(&status.missing, status.agent.running).map(|text| line("Missing", &text));
+    let mut text = missing.unwrap_or_default() + &heading(&status.agent, now);
     text.push_str(&line("Sockets", &socket_line(&status.socket_programs)));
     for DegradedView { name, detail } in &status.degraded {
         text.push_str(&line("Degraded", &format!("{name}: {detail}")));
@@ -229,6 +252,27 @@ fn page(status: &Status, now: Timestamp) -> String {
     text.push('\n');
     text.push_str(&render(&outcome_table(&status.outcomes)));
     text
+}
+
+/// What is missing, and what to do; `None` if nothing is.
+fn missing_line(
+    MissingView { maps, programs, hooks, sockets }: &MissingView,
+    running: bool,
+) -> Option<String> {
+    let listed = |what: &str, names: String| (!names.is_empty()).then(|| format!("{what} {names}"));
+    let lists = [
+        listed("pins of maps", maps.join(", ")),
+        listed("pins of programs", programs.join(", ")),
+        listed("programs on", hooks.join(", ")),
+        listed("programs on sockets:", sockets.join(", ")),
+    ];
+    let lists: Vec<String> = lists.into_iter().flatten().collect();
+    let advice = if running {
+        "the agent restores that within 30 seconds, or its log says why it cannot"
+    } else {
+        "start the agent, which restores that; a map without a pin begins empty then"
+    };
+    (!lists.is_empty()).then(|| format!("{}: {advice}", lists.join("; ")))
 }
 
 /// One line for all programs on sockets, which are attached and detached together.
@@ -448,6 +492,7 @@ mod tests {
         outcomes.retain(|outcome| ["forward", "no_backend"].contains(&outcome.outcome));
         Status {
             agent,
+            missing: MissingView { maps: vec![], programs: vec![], hooks: vec![], sockets: vec![] },
             kube_proxy: Vec::new(),
             kube_proxy_errors: vec!["cannot tell: `nft` fails".into()],
             degraded: vec![DegradedView { name: "tcx", detail: "filters instead".into() }],
@@ -528,6 +573,25 @@ no_backend  drop     0
             "{text}"
         );
         assert!(text.contains("SERVICES  3 "), "{text}");
+    }
+
+    #[test]
+    fn page_begins_with_what_is_missing_and_what_to_do() {
+        for (running, advice) in [(true, "the agent restores that within 30 s"), (false, "start the agent")] {
+            let agent = Agent { running, process: None, silent: None, report: None };
+            let missing = MissingView {
+                maps: vec!["EVENTS"],
+                programs: vec!["tc_egress".into()],
+                hooks: vec!["eth0 ingress".into(), "eth0 egress".into()],
+                sockets: vec!["sock_connect4"],
+            };
+            let text = page(&Status { missing, ..status(agent) }, NOW.parse().unwrap());
+            let expected = format!(
+                "Missing   pins of maps EVENTS; pins of programs tc_egress; programs on eth0 ingress, eth0 egress; programs on \
+                 sockets: sock_connect4: {advice}"
+            );
+            assert!(text.starts_with(&expected), "{text}");
+        }
     }
 
     #[test]

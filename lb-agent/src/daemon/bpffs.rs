@@ -1,4 +1,4 @@
-//! Detects that the BPF file system was unmounted or covered, see [`Anchor`].
+//! Keeps the pins: detects that the BPF file system was unmounted or covered, or that pins were removed, see [`Anchor`].
 
 use std::{
     convert::Infallible,
@@ -7,36 +7,85 @@ use std::{
 };
 
 use anyhow::bail;
-use tokio::{task, time};
+use tokio::{sync::watch, task, time};
 
 use super::state::State;
-use lb_datapath::Anchor;
+use crate::metrics::Metrics;
+use lb_datapath::{Anchor, DatapathError, SocketAttacher};
 
-/// Interval between two checks, of two system calls each.
+/// Interval between two checks, of some fifty system calls each.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs while the BPF file system is in place. When it is gone, the task pins everything on the file system that is at
-/// the path then, and ends, so that the agent is restarted. If that fails, the task keeps trying: without pins the data
-/// plane ends with the agent.
-pub(super) async fn run(anchor: Anchor, state: Arc<State>) -> anyhow::Result<Infallible> {
-    let bpffs = anchor.bpffs().display();
+/// What the task looks after. (Links of programs on devices: `devices`.)
+#[derive(Debug)]
+pub(super) struct Pins {
+    pub(super) anchor: Anchor,
+    pub(super) sockets: SocketAttacher,
+    /// Whether the programs on sockets have been attached.
+    pub(super) synchronised: watch::Receiver<bool>,
+}
+
+/// Runs while the BPF file system is in place, and restores pins that somebody has removed. When the file system is
+/// gone, the task pins everything on the one that is at the path then, and ends, so that the agent is restarted. If that
+/// fails, the task keeps trying: without pins the data plane ends with the agent.
+pub(super) async fn run(pins: Pins, state: Arc<State>, metrics: Arc<Metrics>) -> anyhow::Result<Infallible> {
+    let bpffs = pins.anchor.bpffs().display();
     loop {
         time::sleep(LOOK).await;
-        let text = if anchor.holds() {
-            None
+        let (mut unmounted, mut refused) = (None, None);
+        if pins.anchor.holds() {
+            match task::block_in_place(|| pins.restore()) {
+                Ok(restored) => note(&restored, &state, &metrics),
+                Err(error) => {
+                    refused = Some(format!(
+                        "pins were removed from {bpffs}, so that commands and the next agent do not find the data plane, and cannot \
+                         be created again: {error}"
+                    ));
+                }
+            }
         } else {
-            match task::block_in_place(|| anchor.rescue()) {
+            match task::block_in_place(|| pins.anchor.rescue()) {
                 Ok(rescued) => bail!(
                     "the BPF file system at {bpffs} was unmounted or covered; all {} pins were copied to the one that is there \
                      now: restart the agent; the data plane stays in place",
                     rescued.pins
                 ),
-                Err(error) => Some(format!(
-                    "the BPF file system at {bpffs} was unmounted or covered, and the data plane ends when this agent does: mount a \
-                     BPF file system there (mount -t bpf bpf {bpffs}); {error}"
-                )),
+                Err(error) => {
+                    unmounted = Some(format!(
+                        "the BPF file system at {bpffs} was unmounted or covered, and the data plane ends when this agent does: mount a \
+                         BPF file system there (mount -t bpf bpf {bpffs}); {error}"
+                    ));
+                }
             }
-        };
-        state.with_shortages(|shortages| shortages.lasts("bpffs", text.as_deref(), Instant::now()));
+        }
+        state.with_shortages(|shortages| {
+            shortages.lasts("bpffs", unmounted.as_deref(), Instant::now());
+            shortages.lasts("pins", refused.as_deref(), Instant::now());
+        });
     }
+}
+
+impl Pins {
+    /// Restores the pins that are gone. Returns the names of their objects.
+    fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
+        let mut restored = self.anchor.restore()?;
+        if *self.synchronised.borrow() {
+            restored.extend(self.sockets.restore()?);
+        }
+        Ok(restored)
+    }
+}
+
+/// Reports pins that were restored: for a minute in `status`, in the log, and as a metric.
+fn note(restored: &[&str], state: &State, metrics: &Metrics) {
+    if restored.is_empty() {
+        return;
+    }
+    metrics.count_restored_pins(restored.len());
+    let text = format!(
+        "somebody removed pins, and the agent has restored them: {}. Nothing but `lb-agent cleanup` should remove them",
+        restored.join(", ")
+    );
+    let count = restored.len() as u64;
+    state.with_shortages(|shortages| shortages.refused("pins", count, &text, Instant::now()));
 }

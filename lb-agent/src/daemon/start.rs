@@ -176,6 +176,7 @@ fn spawn(
     if let Some(logger) = opened.datapath.take_logger() {
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }
+    let synchronised = receivers.synchronised.clone();
     let node_sources = |network| Sources {
         network,
         info: receivers.node_info.clone(),
@@ -184,7 +185,7 @@ fn spawn(
     };
     let (node, facts) =
         spawn_devices(&config, &mut opened, node_sources, (senders.listen, senders.own), tasks)?;
-    spawn_servers(&config, &opened, receivers.node_info.clone(), tasks)?;
+    spawn_servers(&config, &opened, receivers.node_info.clone(), synchronised, tasks)?;
     let report = health_report(spawn_events(&config, tasks), &config, &opened);
     tasks.spawn("health checks of Services", Servers::new(receivers.checks, receivers.listen, report).run());
     for event in facts.events() {
@@ -273,10 +274,12 @@ fn spawn_servers(
     config: &Config,
     opened: &Opened,
     node_info: watch::Receiver<NodeInfo>,
+    synchronised: watch::Receiver<bool>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let Opened { datapath, metrics, state, .. } = opened;
-    tasks.spawn("BPF file system", bpffs::run(datapath.anchor()?, Arc::clone(state)));
+    let pins = bpffs::Pins { anchor: datapath.anchor()?, sockets: datapath.socket_attacher(), synchronised };
+    tasks.spawn("BPF file system", bpffs::run(pins, Arc::clone(state), Arc::clone(metrics)));
     if let Some(address) = config.healthz {
         let (state, node_info) = (Arc::clone(state), node_info.clone());
         let eligible = move || node_info.borrow().eligible;

@@ -42,6 +42,7 @@ pub(super) struct Own {
     flows_expired: Counter,
     flows_expired_early: Counter,
     affinity_evicted: Counter,
+    pins_restored: Counter,
     waiting: Family<Map, Gauge>,
     health_check_servers: Gauge,
     health_check_failures: Gauge,
@@ -62,6 +63,7 @@ impl Default for Own {
             flows_expired: Counter::default(),
             flows_expired_early: Counter::default(),
             affinity_evicted: Counter::default(),
+            pins_restored: Counter::default(),
             waiting: Family::default(),
             health_check_servers: Gauge::default(),
             health_check_failures: Gauge::default(),
@@ -95,6 +97,8 @@ impl Own {
         registry.register("conntrack_expired_early", help, self.flows_expired_early.clone());
         let help = "Clients whose session affinity was evicted before its timeout because the map was full";
         registry.register("affinity_evicted", help, self.affinity_evicted.clone());
+        let help = "Pins that somebody removed from the BPF file system and the agent restored";
+        registry.register("pins_restored", help, self.pins_restored.clone());
         let help = "Services that keep their old state because a map has no room for the new one";
         registry.register("services_waiting", help, self.waiting.clone());
         let help = "Listening sockets for healthCheckNodePorts";
@@ -140,6 +144,11 @@ impl Metrics {
     /// Counts `clients` that were evicted from AFFINITY.
     pub(crate) fn count_evicted_clients(&self, clients: usize) {
         self.own.affinity_evicted.inc_by(clients as u64);
+    }
+
+    /// Counts pins that were gone and that the agent has restored.
+    pub(crate) fn count_restored_pins(&self, pins: usize) {
+        self.own.pins_restored.inc_by(pins as u64);
     }
 
     /// Sets the number of `services` that wait for room in this map.

@@ -8,6 +8,7 @@ use std::{
     io,
     os::{fd::AsFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use tracing::info;
@@ -15,7 +16,7 @@ use tracing::info;
 use crate::{
     attach::pinned_link::adopt,
     bpf::{
-        bpffs::{self, Folder},
+        bpffs::{self, Folder, is_pinned},
         layout::{SOCKET_HOOKS, SocketHook},
         program::Programs,
         sys,
@@ -40,8 +41,53 @@ pub fn cgroup_root() -> io::Result<Option<PathBuf>> {
     Ok(bpffs::mount_of_kind(&mounts, "cgroup2").map(PathBuf::from))
 }
 
+/// Keeps the programs on the sockets of a control group.
+#[derive(Clone, Debug)]
+pub struct SocketAttacher {
+    folder: Folder,
+    programs: Arc<Programs>,
+    /// `None` if no sockets are served.
+    cgroup: Option<PathBuf>,
+}
+
+impl SocketAttacher {
+    pub(crate) const fn new(folder: Folder, programs: Arc<Programs>, cgroup: Option<PathBuf>) -> Self {
+        Self { folder, programs, cgroup }
+    }
+
+    /// Attaches the programs, or detaches those of an earlier agent if no sockets are served.
+    pub fn sync(&self) -> Result<(), DatapathError> {
+        match &self.cgroup {
+            Some(cgroup) => attach(&self.folder, &self.programs, cgroup),
+            None => detach(&self.folder),
+        }
+    }
+
+    /// Attaches the programs again whose pinned links somebody has removed, which detaches the programs. Returns their
+    /// names.
+    pub fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
+        let Some(cgroup) = &self.cgroup else { return Ok(Vec::new()) };
+        let missing = missing(&self.folder)?;
+        if !missing.is_empty() {
+            attach(&self.folder, &self.programs, cgroup)?;
+        }
+        Ok(missing)
+    }
+}
+
+/// The programs whose link is not pinned.
+pub(crate) fn missing(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
+    let mut missing = Vec::new();
+    for hook in &SOCKET_HOOKS {
+        if !is_pinned(&pin_of(folder, hook))? {
+            missing.push(hook.program);
+        }
+    }
+    Ok(missing)
+}
+
 /// Attaches the programs to the control group, replacing those of an earlier agent.
-pub(crate) fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Result<(), DatapathError> {
+fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Result<(), DatapathError> {
     let failed = |action| move |source| DatapathError::Cgroup { action, path: cgroup.to_owned(), source };
     let group = File::open(cgroup).map_err(failed("open"))?;
     let inode = group.metadata().map_err(failed("read the inode number of"))?.ino();
@@ -62,7 +108,7 @@ pub(crate) fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Res
 }
 
 /// Detaches the programs of an earlier agent from the control group.
-pub(crate) fn detach(folder: &Folder) -> Result<(), DatapathError> {
+fn detach(folder: &Folder) -> Result<(), DatapathError> {
     // Detaches in reverse order: replies are translated as long as the hooks connect sockets to backends.
     for hook in SOCKET_HOOKS.iter().rev() {
         bpffs::unpin(&pin_of(folder, hook))?;

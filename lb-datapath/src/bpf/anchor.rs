@@ -3,11 +3,15 @@
 //! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After that the
 //! pinned objects, including programs on devices, still exist, but no other process finds them, and the kernel frees
 //! them with the last process that has the folder open. So the agent pins everything again before it ends.
+//!
+//! Anybody with access to the file system can also remove single pins. The agent still has the maps and programs, and
+//! pins them again; otherwise no command would find them, and the next agent would begin with empty maps.
 
 use std::{
     fs,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::fs::{Mode, OFlags};
@@ -15,6 +19,8 @@ use rustix::fs::{Mode, OFlags};
 use crate::{
     bpf::{
         bpffs::{self, Folder, Lock},
+        layout::DESCRIPTION,
+        program::Programs,
         sys,
     },
     error::DatapathError,
@@ -24,6 +30,9 @@ use crate::{
 #[derive(Debug)]
 pub struct Anchor {
     folder: Folder,
+    programs: Arc<Programs>,
+    /// The description of the maps.
+    description: OwnedFd,
     root: OwnedFd,
 }
 
@@ -37,12 +46,15 @@ pub struct Rescued {
 }
 
 impl Anchor {
-    pub(crate) fn new(folder: Folder) -> Result<Self, DatapathError> {
+    pub(crate) fn new(folder: Folder, programs: Arc<Programs>) -> Result<Self, DatapathError> {
         let root = folder.root();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&root, flags, Mode::empty())
             .map_err(|error| DatapathError::file("open", &root, error))?;
-        Ok(Self { folder, root })
+        let description = folder.map(DESCRIPTION);
+        let description = sys::open_pin(&description)
+            .map_err(|error| DatapathError::file("open the pinned map", description, error))?;
+        Ok(Self { folder, programs, description, root })
     }
 
     /// The BPF file system.
@@ -57,6 +69,22 @@ impl Anchor {
         ours.is_ok() && ours == found
     }
 
+    /// Pins the maps and programs of this agent whose pins somebody has removed. Returns their names.
+    ///
+    /// # Errors
+    /// A pin cannot be created. Pins that were created stay; the call can be repeated.
+    pub fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
+        self.folder.create_folders()?;
+        let mut restored = self.programs.restore_pins()?;
+        let path = self.folder.map(DESCRIPTION);
+        if !bpffs::is_pinned(&path)? {
+            sys::pin(self.description.as_fd(), &path)
+                .map_err(|error| DatapathError::file("pin the map at", path, error))?;
+            restored.push(DESCRIPTION);
+        }
+        Ok(restored)
+    }
+
     /// Pins everything on the file system that is at the path now; mounts one if there is none.
     ///
     /// # Errors
@@ -67,7 +95,8 @@ impl Anchor {
         let lock = folder.lock()?;
         // The only path that still leads to the open folder.
         let lost = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
-        Ok(Rescued { pins: pin_again(&lost, &folder.root())?, _lock: lock })
+        let pins = pin_again(&lost, &folder.root())? + self.restore()?.len();
+        Ok(Rescued { pins, _lock: lock })
     }
 }
 

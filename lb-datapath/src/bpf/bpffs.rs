@@ -202,6 +202,11 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DatapathError> {
     }
 }
 
+/// Whether an object is pinned at `path`.
+pub(crate) fn is_pinned(path: &Path) -> Result<bool, DatapathError> {
+    path.try_exists().map_err(|error| DatapathError::file("look for the pin", path, error))
+}
+
 /// Removes a pin. Returns whether there was one.
 pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
     match fs::remove_file(path) {

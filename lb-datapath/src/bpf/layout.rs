@@ -179,7 +179,10 @@ pub(crate) const CONNECTED_SOCKETS: MapSpec =
 pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::RingBuf, capacity::EVENTS);
 pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
 
-/// Every map that is pinned.
+/// Name of the pinned map that describes all others, for agents of other versions: see `state/handover.rs`.
+pub(crate) const DESCRIPTION: &str = "LAYOUT";
+
+/// Every map that is pinned, except the description.
 pub(crate) const MAPS: [MapSpec; 26] = [
     SERVICES,
     BACKENDS,

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -10,7 +10,11 @@ use std::{
 use aya::Ebpf;
 
 use crate::{
-    bpf::{bpffs::Folder, loader},
+    bpf::{
+        bpffs::{Folder, is_pinned},
+        layout::{MAPS, MapSpec},
+        loader, sys,
+    },
     error::DatapathError,
 };
 
@@ -58,6 +62,32 @@ impl Programs {
         loaded
             .remove(name)
             .unwrap_or_else(|| Err(DatapathError::Object(format!("program {name} is missing"))))
+    }
+
+    /// Pins the maps and the loaded programs whose pins are gone. Returns the names of those that it has pinned.
+    pub(crate) fn restore_pins(&self) -> Result<Vec<&'static str>, DatapathError> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut restored = Vec::new();
+        for MapSpec { name, .. } in MAPS {
+            let path = self.folder.map(name);
+            if is_pinned(&path)? {
+                continue;
+            }
+            let map = inner.ebpf.map(name);
+            let map = map.ok_or_else(|| DatapathError::Object(format!("map {name} is missing")))?;
+            map.pin(&path)
+                .map_err(|error| DatapathError::file("pin the map at", path, io::Error::other(error)))?;
+            restored.push(name);
+        }
+        for (name, program) in &inner.loaded {
+            let path = self.folder.programs().join(name);
+            if !is_pinned(&path)? {
+                sys::pin(program.fd(), &path)
+                    .map_err(|error| DatapathError::file("pin the program at", path, error))?;
+                restored.push(name);
+            }
+        }
+        Ok(restored)
     }
 
     /// Whether the program is loaded.

@@ -1,6 +1,7 @@
 //! The pinned data plane and the kernel for commands, which read them without a lock.
 
 pub(crate) mod check;
+pub(crate) mod missing;
 pub(crate) mod objects;
 pub(crate) mod pinned;
 pub(crate) mod program_view;

@@ -23,13 +23,13 @@ use crate::{
     },
     bpf::{
         bpffs::{self, Folder},
-        layout::{PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
+        layout::{MAPS, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
         options::AttachMode,
         sys,
         table::Table,
     },
     error::{DatapathError, with_causes},
-    inspect::program_view::ProgramView,
+    inspect::{missing, program_view::ProgramView},
     net::{
         netlink::Netlink,
         network,
@@ -143,9 +143,29 @@ pub fn bypassed_policies(bpffs: &Path) -> Result<Vec<OutPolicy>, DatapathError> 
 
 impl Pinned {
     /// Opens the maps pinned on `bpffs`.
+    ///
+    /// # Errors
+    /// No BPF file system is mounted there, no data plane is pinned there, or pins of maps are missing.
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
-        let absent = || DatapathError::Absent(bpffs.join("lb"));
-        let folder = Folder::find(bpffs).ok_or_else(absent)?;
+        let Some(folder) = Folder::find(bpffs) else {
+            return Err(match bpffs::is_bpffs(bpffs) {
+                Ok(false) => DatapathError::NotMounted(bpffs.to_owned()),
+                Ok(true) | Err(_) => DatapathError::Absent(bpffs.join("lb")),
+            });
+        };
+        let opened = Self::open_maps(folder.clone());
+        if !matches!(opened, Err(DatapathError::Absent(_))) {
+            return opened;
+        }
+        let (folder, missing) = (folder.current(), missing::maps(&folder)?);
+        Err(if missing.len() == MAPS.len() {
+            DatapathError::Absent(folder)
+        } else {
+            DatapathError::Unpinned { folder, maps: missing.join(", ") }
+        })
+    }
+
+    fn open_maps(folder: Folder) -> Result<Self, DatapathError> {
         let filter = Arc::new(Filter::open(&folder)?);
         Ok(Self {
             filter: Arc::clone(&filter),
@@ -199,6 +219,11 @@ impl Pinned {
     /// The packet counters.
     pub const fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// The paths of the pins.
+    pub(super) const fn pins(&self) -> &Folder {
+        &self.folder
     }
 
     /// The folder of the pins, `DIR/lb/vN`.

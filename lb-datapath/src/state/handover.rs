@@ -40,7 +40,7 @@ use crate::{
     attach::cleanup,
     bpf::{
         bpffs::{self, Folder},
-        layout::{self, MAPS, MapSpec},
+        layout::{self, DESCRIPTION, MAPS, MapSpec},
         options::Capacities,
         raw_map::RawMap,
         sys,
@@ -53,8 +53,6 @@ use crate::{
     },
 };
 
-/// Name of the map that holds the description of the others.
-const DESCRIPTION: &str = "LAYOUT";
 /// Number of elements in each write.
 const CHUNK: usize = 4096;
 

@@ -35,6 +35,7 @@ mod node;
 mod node_ports;
 mod passthrough;
 mod path_mtu;
+mod pins;
 mod policies;
 mod port_collisions;
 mod pressure;

@@ -1,0 +1,103 @@
+//! Pins and programs of a data plane that should be there and are not: somebody has removed them.
+
+use lb_common::{DeviceInfo, device_flags};
+
+use crate::{
+    attach::{direction::Direction, sockets},
+    bpf::{
+        bpffs::{Folder, is_pinned},
+        layout::{self, MAPS, PROGRAMS, SOCKET_HOOKS},
+        table::Table,
+    },
+    error::DatapathError,
+    inspect::pinned::Pinned,
+    net::{netlink::Netlink, network},
+};
+
+/// What is missing of a data plane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Maps without a pin.
+    pub maps: Vec<&'static str>,
+    /// Programs in use without a pin.
+    pub programs: Vec<String>,
+    /// Hooks without a program, such as `eth0 ingress`.
+    pub hooks: Vec<String>,
+    /// Programs on sockets without a pinned link: they are detached, so processes of the node do not reach all Services.
+    /// An agent that has not synchronised yet attaches them later.
+    pub sockets: Vec<&'static str>,
+}
+
+impl Missing {
+    /// Compares the pins, and the programs on the devices of this network namespace, with what the agent sets up.
+    ///
+    /// # Errors
+    /// Pins or devices cannot be read.
+    pub fn find(pinned: &Pinned) -> Result<Self, DatapathError> {
+        let folder = pinned.pins();
+        Ok(Self {
+            maps: maps(folder)?,
+            programs: programs(pinned)?,
+            hooks: hooks(pinned)?,
+            sockets: if serves_sockets(folder)? { sockets::missing(folder)? } else { Vec::new() },
+        })
+    }
+}
+
+/// The maps of this version that are not pinned.
+pub(crate) fn maps(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
+    let mut missing = Vec::new();
+    for spec in &MAPS {
+        if !is_pinned(&folder.map(spec.name))? {
+            missing.push(spec.name);
+        }
+    }
+    Ok(missing)
+}
+
+/// Whether the last agent has loaded programs for sockets.
+fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
+    for hook in &SOCKET_HOOKS {
+        if is_pinned(&folder.programs().join(hook.program))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The programs that every agent pins, and those that are attached, as far as they are not pinned.
+fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
+    let of_devices = pinned.attachments()?.into_iter().map(|attachment| attachment.program.name);
+    let of_xdp = pinned.xdp_attachments()?.into_iter().map(|attachment| attachment.program.name);
+    let of_sockets = pinned.socket_attachments()?.into_iter().map(|attachment| attachment.program.to_owned());
+    let mut missing: Vec<String> =
+        PROGRAMS.into_iter().map(str::to_owned).chain(of_devices).chain(of_xdp).chain(of_sockets).collect();
+    missing.sort();
+    missing.dedup();
+    let folder = pinned.pins().programs();
+    missing.retain(|name| matches!(is_pinned(&folder.join(name)), Ok(false)));
+    Ok(missing)
+}
+
+/// The hooks without a program of the devices that the agent serves.
+fn hooks(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
+    let devices = Table::<u32, DeviceInfo>::open(&layout::DEVICES, &pinned.pins().map(layout::DEVICES.name))?;
+    let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+    let names =
+        network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
+    let (tc, xdp) = (pinned.attachments()?, pinned.xdp_attachments()?);
+    let mut missing = Vec::new();
+    for (index, info) in devices.entries()? {
+        let Some(name) = names.get(&index) else { continue };
+        for direction in Direction::BOTH {
+            if !tc.iter().any(|found| found.index == index && found.direction == direction) {
+                missing.push(format!("{name} {}", direction.as_str()));
+            }
+        }
+        let runs_xdp = info.flags & (device_flags::XDP_TX | device_flags::XDP_REDIRECT_TARGET) != 0;
+        if runs_xdp && !xdp.iter().any(|found| found.index == index) {
+            missing.push(format!("{name} xdp"));
+        }
+    }
+    Ok(missing)
+}
