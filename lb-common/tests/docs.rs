@@ -340,6 +340,8 @@ fn documented_timeouts_match_the_code() {
         ("docs/dsr.md", format!("after {opening} s of silence")),
         ("docs/kube-proxy.md", format!("[{opening} s](maps.md#flows-and-conntrack)")),
         ("docs/reliability.md", format!("after {least_stream} s without a packet, not after {stream} s")),
+        ("docs/security.md", format!("entries give way in a full map after {least_stream} s")),
+        ("docs/security.md", format!("they give way in a full map after {least_stream} s")),
     ] {
         if !page(name).contains(&words) {
             wrong.push(format!("{name} lacks \"{words}\""));

@@ -27,6 +27,19 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// All phases.
+    pub const ALL: [Self; 9] = [
+        Self::Opening,
+        Self::Accepted,
+        Self::Established,
+        Self::HalfClosed,
+        Self::TimeWait,
+        Self::Closed,
+        Self::Unreplied,
+        Self::Replied,
+        Self::Stream,
+    ];
+
     /// The phase of the flow with these two entries. One through a tunnel has only the first one: see
     /// [`Self::of_one_way`].
     pub const fn of(forward: &Flow, reply: &Flow) -> Self {

@@ -9,10 +9,8 @@ impl Phase {
     /// `Opening` is shorter: that limits what a SYN flood can hold, and still spans the gap between two retransmissions
     /// of a SYN.
     ///
-    /// The test `documented_timeouts_match_the_code` compares `maps.md`, `datapath.md`, `dsr.md`, `kube-proxy.md` and
-    /// `reliability.md` in `docs/`; CONTRIBUTING.md has the recipe for a change.
-    /// Besides flows, the UDP timeout of `Stream` applies to the backends that UDP sockets keep:
-    /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid).
+    /// The UDP timeout of `Stream` also applies to the backends that UDP sockets keep:
+    /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid). CONTRIBUTING.md has the recipe for a change.
     pub const fn timeout_seconds(self) -> u32 {
         match self {
             // TCP and SCTP.
@@ -28,6 +26,7 @@ impl Phase {
             Self::Stream => 120,
         }
     }
+
     /// The shortest timeout of a flow that may be evicted, in seconds. Clients retransmit a lost SYN after one second,
     /// and again two seconds later. A flow that seems to be in use may be silent for longer.
     pub const fn least_timeout_seconds(self) -> u32 {
@@ -42,3 +41,20 @@ impl Phase {
         }
     }
 }
+
+/// The least timeout without pressure. GC runs every 5 s, and the traffic sums of Services miss packets of entries that
+/// go within 10 s after their last packet.
+const LEAST_SECONDS: u32 = 10;
+
+const _: () = {
+    let mut index = 0;
+    while index < Phase::ALL.len() {
+        let phase = Phase::ALL[index];
+        assert!(phase.timeout_seconds() >= LEAST_SECONDS, "a timeout is below LEAST_SECONDS");
+        assert!(
+            phase.timeout_seconds() > phase.least_timeout_seconds() || !phase.is_evictable(),
+            "pressure does not shorten a timeout"
+        );
+        index += 1;
+    }
+};

@@ -25,8 +25,10 @@ use crate::{
 const ROOM: u32 = 400;
 /// `--masquerade-ports` for 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
-/// Unproven flows give way after 3 s without a packet, streams after 10 s; twice that for slow machines.
-const RECOVERY: Duration = Duration::from_secs(20);
+/// Under pressure streams give way last, after 10 s without a packet; twice that for slow machines.
+const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
+/// A stream that is not evicted lives much longer than [`RECOVERY`], so the tests can tell the difference.
+const _: () = assert!(Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs());
 
 /// A node with a backend, the forged addresses routed to the client.
 fn bed(arguments: &[&str]) -> Bed {

@@ -34,6 +34,7 @@ const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_second
 const PORT: u16 = 20_000;
 /// Time limit until the flows have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
+const _: () = assert!(EXPIRY_LIMIT.as_secs() < LATEST.as_secs());
 
 /// The calendar clock. Dropping it restores the time, computed from the monotonic clock.
 struct Calendar {

@@ -6,10 +6,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    ops::RangeInclusive,
     time::{Duration, Instant},
 };
 
 use fastrand::Rng;
+use lb_common::conntrack::Phase;
 use lb_tests::{
     client::{self, PortsInTurn, echo},
     netns::Netns,
@@ -27,9 +29,9 @@ const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
 /// Number of the virtual addresses of the first Service.
 const FIRST: u8 = 50;
 /// Client ports of UDP requests, used in turn: a Service without pods keeps its flows, so a client that uses the port
-/// of such a flow again would get an answer. When the range starts over, those flows have expired: their
-/// timeout is that of `Phase::Replied`.
-static PORTS: PortsInTurn = PortsInTurn::new(33_000..=60_000);
+/// of such a flow again would get an answer. When the range starts over, those flows must have expired.
+const CLIENT_PORTS: RangeInclusive<u16> = 33_000..=60_000;
+static PORTS: PortsInTurn = PortsInTurn::new(CLIENT_PORTS);
 /// Limit, in bytes, for the growth of the agent's memory in the second half of the time, in addition to [`GC_INDEX`].
 const GROWTH: u64 = 8 << 20;
 /// The maps of flows.
@@ -209,6 +211,12 @@ fn churn_fails_no_request_and_leaks_nothing() {
     let limit = middle.0 + GROWTH + GC_INDEX * flows;
     assert!(end.0 <= limit, "{} bytes of memory, then {} with {flows} entries of flows", middle.0, end.0);
     assert!(end.1 <= middle.1 + 2, "{} descriptors, then {}", middle.1, end.1);
+    // Every second request is UDP; its flow has the timeout of `Replied`.
+    let ports_per_timeout = soak.asked / 2 * u64::from(Phase::Replied.timeout_seconds()) / seconds;
+    assert!(
+        ports_per_timeout < CLIENT_PORTS.len() as u64,
+        "{ports_per_timeout} client ports within a timeout"
+    );
     let report = traffic.stop();
     report.assert_unharmed();
     println!(

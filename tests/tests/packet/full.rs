@@ -44,7 +44,7 @@ fn full_conntrack_drops_new_flows_and_keeps_existing_ones() {
 const ESTABLISHED: u8 = seen::PACKET | seen::SYN | seen::ACK;
 
 /// The most ticks for which [`fill_places`] makes a flow idle.
-const MOST_IDLE: u32 = 70;
+const MOST_IDLE: u32 = Phase::Opening.timeout_seconds() + 10;
 
 /// Fills all places of the tuple with forward entries of other TCP connections. `seen` has the flags of both
 /// directions; `idle` returns for how many ticks the connection of a place has been idle.
