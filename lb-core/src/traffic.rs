@@ -41,16 +41,18 @@ pub struct Traffic {
 
 impl AddAssign for Volume {
     fn add_assign(&mut self, other: Self) {
-        self.packets += other.packets;
-        self.bytes += other.bytes;
+        let Self { packets, bytes } = other;
+        self.packets += packets;
+        self.bytes += bytes;
     }
 }
 
 impl AddAssign for Traffic {
     fn add_assign(&mut self, other: Self) {
-        self.flows += other.flows;
-        self.sent += other.sent;
-        self.answered += other.answered;
+        let Self { flows, sent, answered } = other;
+        self.flows += flows;
+        self.sent += sent;
+        self.answered += answered;
     }
 }
 
@@ -88,8 +90,9 @@ pub struct Tally {
 
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
-        self.total += other.total;
-        self.active += other.active;
+        let Self { total, active } = other;
+        self.total += total;
+        self.active += active;
     }
 }
 

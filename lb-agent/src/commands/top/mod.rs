@@ -15,11 +15,11 @@ use anyhow::Context as _;
 use ratatui::crossterm::event::{self, KeyCode, KeyEvent, KeyModifiers};
 
 use self::{
-    model::{Key, Model, Next, Row, Sample},
+    model::{Column, Key, Model, Next, Row, Sample},
     screen::Screen,
 };
 use super::{
-    output::{print_json, print_table, scaled, table},
+    output::{print_json, print_table, table},
     service_view,
 };
 use crate::cli::{TableOrJson, TopArgs};
@@ -124,10 +124,9 @@ fn print_once(model: &Model, output: TableOrJson) -> anyhow::Result<()> {
         let entry = |row: Row| Entry { backends: model.backend_rows(row.service), row };
         return print_json(&rows.into_iter().map(entry).collect::<Vec<_>>());
     }
-    let mut table = table(&view::HEADS.map(|(head, _)| head));
-    for Row { name, new_flows, packets, bytes, active_flows, .. } in rows {
-        let rates = [new_flows, packets, bytes].map(view::number);
-        table.add_row([name].into_iter().chain(rates).chain([scaled(active_flows)]));
+    let mut table = table(&Column::ALL.map(Column::head));
+    for row in rows {
+        table.add_row(Column::ALL.map(|column| view::text(&row, column)));
     }
     print_table(&table)
 }

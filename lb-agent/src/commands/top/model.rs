@@ -38,9 +38,9 @@ pub(super) struct Row {
     pub(super) bytes: f64,
 }
 
-/// The sort column: names in ascending order, numbers in descending order.
+/// A column. Sorted by it, names are in ascending order, numbers in descending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum SortBy {
+pub(super) enum Column {
     Name,
     New,
     Packets,
@@ -49,18 +49,24 @@ pub(super) enum SortBy {
     Active,
 }
 
-impl SortBy {
-    const ALL: [Self; 5] = [Self::Name, Self::New, Self::Packets, Self::Bytes, Self::Active];
+impl Column {
+    /// The columns from left to right.
+    pub(super) const ALL: [Self; 5] = [Self::Name, Self::New, Self::Packets, Self::Bytes, Self::Active];
 
-    /// The key that selects the column: the first letter of the column head.
-    const fn key(self) -> char {
+    /// The head of the column.
+    pub(super) const fn head(self) -> &'static str {
         match self {
-            Self::Name => 's',
-            Self::New => 'n',
-            Self::Packets => 'p',
-            Self::Bytes => 'b',
-            Self::Active => 'a',
+            Self::Name => "SERVICE",
+            Self::New => "NEW/S",
+            Self::Packets => "PACKETS/S",
+            Self::Bytes => "BYTES/S",
+            Self::Active => "ACTIVE",
         }
+    }
+
+    /// The key that sorts by the column: the first letter of its head.
+    pub(super) fn key(self) -> char {
+        self.head().chars().next().unwrap_or_default().to_ascii_lowercase()
     }
 
     fn compare(self, a: &Row, b: &Row) -> Ordering {
@@ -98,7 +104,7 @@ pub(super) struct Model {
     sample: Sample,
     rates: BTreeMap<ServiceEndpoint, (Traffic, u64)>,
     elapsed: Duration,
-    pub(super) sort: SortBy,
+    pub(super) sort: Column,
     /// The text that names must contain.
     pub(super) filter: String,
     /// Whether the user types the filter.
@@ -173,6 +179,7 @@ impl Model {
     }
 
     fn row(&self, name: String, service: u32, traffic: Traffic, active_flows: u64) -> Row {
+        let Traffic { flows, sent, answered } = traffic;
         let seconds = self.elapsed.as_secs_f64().max(0.001);
         #[expect(clippy::cast_precision_loss, reason = "rates are shown with at most three digits")]
         let rate = |count: u64| count as f64 / seconds;
@@ -180,9 +187,9 @@ impl Model {
             name,
             service,
             active_flows,
-            new_flows: rate(traffic.flows),
-            packets: rate(traffic.sent.packets + traffic.answered.packets),
-            bytes: rate(traffic.sent.bytes + traffic.answered.bytes),
+            new_flows: rate(flows),
+            packets: rate(sent.packets + answered.packets),
+            bytes: rate(sent.bytes + answered.bytes),
         }
     }
 
@@ -223,7 +230,8 @@ impl Model {
             }
             Key::Letter('/') => self.typing = true,
             Key::Letter(letter) => {
-                self.sort = SortBy::ALL.into_iter().find(|sort| sort.key() == letter).unwrap_or(self.sort);
+                self.sort =
+                    Column::ALL.into_iter().find(|column| column.key() == letter).unwrap_or(self.sort);
             }
             Key::Enter => {}
         }

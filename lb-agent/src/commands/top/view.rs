@@ -8,17 +8,8 @@ use ratatui::{
     widgets::{Cell, Row as Cells, Table, TableState},
 };
 
-use super::model::{Model, Row, SortBy};
+use super::model::{Column, Model, Row};
 use crate::commands::output::scaled;
-
-/// The head of each column, and the sort order of that column.
-pub(super) const HEADS: [(&str, SortBy); 5] = [
-    ("SERVICE", SortBy::Name),
-    ("NEW/S", SortBy::New),
-    ("PACKETS/S", SortBy::Packets),
-    ("BYTES/S", SortBy::Bytes),
-    ("ACTIVE", SortBy::Active),
-];
 
 /// Width of a column of numbers.
 const NUMBER: u16 = 10;
@@ -30,8 +21,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
     frame.render_widget(Line::styled(model.title(), Style::new().add_modifier(Modifier::BOLD)), title);
     frame.render_widget(Line::raw(help_line(model)), help);
     let rows = model.rows();
-    let lines = rows.iter().map(|row| Cells::new(cells(row).map(Cell::from)));
-    let widths = [Constraint::Min(20)].into_iter().chain([Constraint::Length(NUMBER); 4]);
+    let lines = rows.iter().map(|row| Cells::new(Column::ALL.map(|column| cell(row, column))));
+    let widths = Column::ALL.map(|column| match column {
+        Column::Name => Constraint::Min(20),
+        Column::New | Column::Packets | Column::Bytes | Column::Active => Constraint::Length(NUMBER),
+    });
     let table = Table::new(lines, widths)
         .header(header(model))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
@@ -40,32 +34,37 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
 }
 
 fn header(model: &Model) -> Cells<'static> {
-    let head = |(index, (text, sort)): (usize, (&'static str, SortBy))| {
-        let text = match (index, model.inside) {
-            (0, Some(_)) => "BACKEND",
-            _ => text,
-        };
+    let head = |column: Column| {
         let style = Style::new().add_modifier(Modifier::BOLD);
-        let style = if sort == model.sort { style.add_modifier(Modifier::UNDERLINED) } else { style };
-        let text = if index == 0 { text.to_owned() } else { right(text) };
+        let style = if column == model.sort { style.add_modifier(Modifier::UNDERLINED) } else { style };
+        let text = match (column, model.inside) {
+            (Column::Name, Some(_)) => "BACKEND".to_owned(),
+            (Column::Name, None) => column.head().to_owned(),
+            (Column::New | Column::Packets | Column::Bytes | Column::Active, _) => right(column.head()),
+        };
         Cell::from(text).style(style)
     };
-    Cells::new(HEADS.into_iter().enumerate().map(head))
+    Cells::new(Column::ALL.map(head))
 }
 
-/// The texts of the cells of a row.
-pub(super) fn cells(row: &Row) -> [String; 5] {
-    [
-        row.name.clone(),
-        right(&number(row.new_flows)),
-        right(&number(row.packets)),
-        right(&number(row.bytes)),
-        right(&scaled(row.active_flows)),
-    ]
+/// The text of a row in a column.
+pub(super) fn text(row: &Row, column: Column) -> String {
+    match column {
+        Column::Name => row.name.clone(),
+        Column::New => number(row.new_flows),
+        Column::Packets => number(row.packets),
+        Column::Bytes => number(row.bytes),
+        Column::Active => scaled(row.active_flows),
+    }
+}
+
+fn cell(row: &Row, column: Column) -> Cell<'static> {
+    let text = text(row, column);
+    Cell::from(if column == Column::Name { text } else { right(&text) })
 }
 
 /// A rate; below 10 with one decimal.
-pub(super) fn number(rate: f64) -> String {
+fn number(rate: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -84,7 +83,8 @@ fn help_line(model: &Model) -> String {
     }
     let filter = if model.filter.is_empty() { String::new() } else { format!("  [{}]", model.filter) };
     let way = if model.inside.is_some() { "Esc services" } else { "Enter backends" };
-    format!("{way}  sort: s n p b a  / filter  q quit{filter}")
+    let keys = Column::ALL.map(|column| column.key().to_string()).join(" ");
+    format!("{way}  sort: {keys}  / filter  q quit{filter}")
 }
 
 #[cfg(test)]
