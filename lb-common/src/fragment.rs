@@ -1,8 +1,8 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Address, conntrack::Tick, layout::describe};
+use crate::{Address, conntrack::Tick, hash, layout::describe};
 
-/// Key of `FRAGMENTS`: the fields that all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5).
+/// Key of `FRAGMENTS`: the fields that all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5), and the hook.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct FragmentKey {
@@ -14,59 +14,129 @@ pub struct FragmentKey {
     pub identification: u32,
     /// IPv4: the IP protocol number. IPv6: 0, since only the first fragment is sure to carry it.
     pub protocol: u8,
-    zero: u8,
+    /// 1 where the fragments leave the node, 0 where they enter it. A datagram may pass one hook untouched and be
+    /// translated at the other.
+    pub egress: u8,
     zeros: u16,
 }
 
 const _: () = assert!(size_of::<FragmentKey>() == 40);
 
-describe!(FragmentKey { source, destination, identification, protocol, zero, zeros });
+describe!(FragmentKey { source, destination, identification, protocol, egress, zeros });
 
 impl FragmentKey {
     /// The key of a datagram of this protocol.
     #[inline(always)]
-    pub fn new(source: Address, destination: Address, identification: u32, protocol: u8) -> Self {
+    pub fn new(
+        source: Address,
+        destination: Address,
+        identification: u32,
+        protocol: u8,
+        is_egress: bool,
+    ) -> Self {
         let protocol = if source.is_v4() { protocol } else { 0 };
-        Self { source, destination, identification, protocol, zero: 0, zeros: 0 }
+        Self { source, destination, identification, protocol, egress: u8::from(is_egress), zeros: 0 }
+    }
+
+    /// A number that spreads datagrams evenly.
+    #[inline(always)]
+    pub fn hash(&self) -> u64 {
+        let source = hash::of_endpoint(hash::DEFAULT_SEED, &self.source, u32::from(self.protocol));
+        hash::of_endpoint(source, &self.destination, self.identification)
     }
 }
 
-/// Value of `FRAGMENTS`: the fields that only the first fragment carries; ports in host byte order.
+/// Value of `FRAGMENTS`: what the first fragment of a datagram has shown; ports in host byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct FragmentPorts {
+pub struct FragmentedDatagram {
+    /// The bytes that have been seen at `device`: see [`Span::boundaries`]. Programs change it atomically.
+    pub boundaries: u64,
     /// Source port.
     pub source: u16,
     /// Destination port.
     pub destination: u16,
     /// When the first fragment was seen. Identifications are reused, so the entry expires: see [`Self::is_valid`].
     pub seen: Tick,
-    /// IP protocol number of the transport header. (In IPv6 more extension headers may follow the fragment header.)
+    /// Interface index of the device at which the first fragment was seen last. A packet may pass several devices with
+    /// programs, such as a bridge and its port.
+    pub device: u32,
+    /// IP protocol number of the transport header (in IPv6 more extension headers may follow the fragment header), or
+    /// [`Self::UNTOUCHED`].
     pub protocol: u8,
     zero: u8,
     zeros: u16,
 }
 
-const _: () = assert!(size_of::<FragmentPorts>() == 12);
+const _: () = assert!(size_of::<FragmentedDatagram>() == 24);
 
-describe!(FragmentPorts { source, destination, seen, protocol, zero, zeros });
+describe!(FragmentedDatagram { boundaries, source, destination, seen, device, protocol, zero, zeros });
 
-impl FragmentPorts {
+impl FragmentedDatagram {
     /// Ticks within which the fragments of a datagram follow the first one: about 30 s, as Linux waits for them
     /// (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
-    /// The fields of the first fragment of a datagram.
+    /// The protocol of a datagram that no program translates at this hook: its fragments pass.
+    pub const UNTOUCHED: u8 = 0;
+
+    /// The datagram whose first fragment was seen now.
     #[inline(always)]
-    pub const fn new(source: u16, destination: u16, protocol: u8, seen: Tick) -> Self {
-        Self { source, destination, seen, protocol, zero: 0, zeros: 0 }
+    pub const fn new(
+        source: u16,
+        destination: u16,
+        protocol: u8,
+        boundaries: u64,
+        seen: Tick,
+        device: u32,
+    ) -> Self {
+        Self { boundaries, source, destination, seen, device, protocol, zero: 0, zeros: 0 }
     }
 
     /// Whether a later fragment may still belong to the same datagram.
     #[inline(always)]
     pub const fn is_valid(&self, now: Tick) -> bool {
-        now.0.wrapping_sub(self.seen.0) <= Self::LIFETIME
+        is_recent(self.seen, now)
     }
+}
+
+/// Whether a fragment that was seen then may still be part of a datagram that arrives now.
+#[inline(always)]
+pub const fn is_recent(seen: Tick, now: Tick) -> bool {
+    now.0.wrapping_sub(seen.0) <= FragmentedDatagram::LIFETIME
+}
+
+/// The part of a datagram that a fragment carries, in units of 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first unit.
+    pub start: u16,
+    /// The unit after the last one.
+    pub end: u32,
+    /// Whether the datagram ends with it.
+    pub is_last: bool,
+}
+
+impl Span {
+    /// No unit has this number: the end of any datagram.
+    const END: u64 = 1 << 32;
+
+    /// [`Self::boundaries`] of all fragments of a datagram together.
+    pub const WHOLE: u64 = boundary(0) ^ boundary(Self::END);
+
+    /// A number for both ends of the part. Where two parts meet, their numbers cancel each other. So the exclusive or of
+    /// the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. One that was seen twice
+    /// cancels itself, and the datagram then never seems complete.
+    #[inline(always)]
+    pub const fn boundaries(self) -> u64 {
+        boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })
+    }
+}
+
+/// A number in which every bit depends on every bit of the position, so that only equal boundaries cancel each other.
+#[inline(always)]
+const fn boundary(position: u64) -> u64 {
+    hash::mix(hash::DEFAULT_SEED, position)
 }
 
 #[cfg(feature = "user")]
@@ -74,18 +144,51 @@ mod pod {
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::FragmentKey {}
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
-    unsafe impl aya::Pod for super::FragmentPorts {}
+    unsafe impl aya::Pod for super::FragmentedDatagram {}
 }
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
 
     #[test]
     fn entry_is_valid_for_30_seconds() {
-        let ports = FragmentPorts::new(1, 2, 17, Tick::from_nanos(1_000_000_000_000));
+        let first = Span { start: 0, end: 185, is_last: false };
+        let datagram =
+            FragmentedDatagram::new(1, 2, 17, first.boundaries(), Tick::from_nanos(1_000_000_000_000), 1);
         let after = |seconds: u64| Tick::from_nanos((1_000 + seconds) * 1_000_000_000);
-        assert!(ports.is_valid(after(0)) && ports.is_valid(after(29)));
-        assert!(!ports.is_valid(after(32)) && !ports.is_valid(after(100_000)));
+        assert!(datagram.is_valid(after(0)) && datagram.is_valid(after(29)));
+        assert!(!datagram.is_valid(after(32)) && !datagram.is_valid(after(100_000)));
+    }
+
+    /// The parts of a datagram of `count` fragments with `size` units each.
+    fn spans(count: u16, size: u16) -> Vec<Span> {
+        let span =
+            |n| Span { start: n * size, end: u32::from(n + 1) * u32::from(size), is_last: n + 1 == count };
+        (0..count).map(span).collect()
+    }
+
+    #[test]
+    fn datagram_is_complete_when_every_fragment_was_seen_once() {
+        for (count, size) in [(2, 1), (3, 185), (11, 185), (16, 128)] {
+            let spans = spans(count, size);
+            for seen in 0_u32..1 << count {
+                let of = |n: usize| if seen >> n & 1 == 1 { spans[n].boundaries() } else { 0 };
+                let boundaries = (0..spans.len()).fold(0, |sum, n| sum ^ of(n));
+                let all = seen.count_ones() == u32::from(count);
+                assert_eq!(boundaries == Span::WHOLE, all, "{count} fragments, seen {seen:b}");
+            }
+        }
+    }
+
+    #[test]
+    fn datagram_with_a_repeated_fragment_is_never_complete() {
+        let spans = spans(3, 185);
+        for twice in 0..3 {
+            let sum = spans.iter().fold(spans[twice].boundaries(), |sum, span| sum ^ span.boundaries());
+            assert_ne!(sum, Span::WHOLE);
+        }
     }
 }

@@ -12,7 +12,7 @@ const SECOND: u64 = 0xc4ce_b9fe_1a85_ec53;
 
 /// A number in which every bit depends on every bit of `word` and `state`.
 #[inline(always)]
-const fn mix(state: u64, word: u64) -> u64 {
+pub(crate) const fn mix(state: u64, word: u64) -> u64 {
     let mut mixed = state ^ word;
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(FIRST);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(SECOND);

@@ -72,7 +72,7 @@ describe_numbers!(u32, u64, i64, crate::Address);
 mod tests {
     use super::*;
     use crate::{
-        Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
+        Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentedDatagram,
         Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
         SourceRangeKey, Vip,
         conntrack::{Flow, Tuple},
@@ -108,7 +108,7 @@ mod tests {
             covered::<EndpointName>(),
             covered::<ServiceName>(),
             covered::<FragmentKey>(),
-            covered::<FragmentPorts>(),
+            covered::<FragmentedDatagram>(),
             covered::<Settings>(),
             covered::<SocketBackend>(),
             covered::<SocketConnection>(),

@@ -30,7 +30,7 @@ mod socket;
 pub use address::Address;
 pub use device::{DeviceInfo, device_flags};
 pub use event::{Choice, Event, EventHook, monitor};
-pub use fragment::{FragmentKey, FragmentPorts};
+pub use fragment::{FragmentKey, FragmentedDatagram, Span, is_recent};
 pub use names::{EndpointName, NAME_SIZE, ServiceName, ZONE_SIZE, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
 pub use scheduler::{Scheduler, UnknownScheduler};
@@ -43,7 +43,7 @@ pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`. The feature `next-layout` builds a
 /// different layout, for tests of upgrades.
-pub const LAYOUT_VERSION: u32 = 7 + cfg!(feature = "next-layout") as u32;
+pub const LAYOUT_VERSION: u32 = 8 + cfg!(feature = "next-layout") as u32;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers") that the data plane handles.
 pub mod protocol {

@@ -11,6 +11,8 @@ pub enum Verdict {
     Route,
     /// Drops the packet.
     Drop,
+    /// Takes the packet from the stack. It enters the node again later.
+    Hold,
 }
 
 /// Why a packet got its verdict. The value is the index of its counter in `STATS`, the name its metric label.
@@ -119,6 +121,9 @@ pub enum Outcome {
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no room
     /// for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
     Stateless = 42,
+    /// A later fragment that has arrived before the first one of its datagram. It is kept until that one arrives, enters
+    /// the node again then, and counts again.
+    FragmentHeld = 43,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -183,6 +188,7 @@ list_outcomes! {
     InvalidFlags,
     OtherHost,
     Stateless,
+    FragmentHeld,
 }
 
 impl Outcome {
@@ -233,6 +239,7 @@ impl Outcome {
             | Self::TunnelRefused
             | Self::IcmpRateLimited
             | Self::InvalidFlags => Verdict::Drop,
+            Self::FragmentHeld => Verdict::Hold,
         }
     }
 
@@ -283,7 +290,8 @@ impl Outcome {
             | Self::IcmpRateLimited
             | Self::InvalidFlags
             | Self::OtherHost
-            | Self::Stateless => self,
+            | Self::Stateless
+            | Self::FragmentHeld => self,
         }
     }
 
@@ -339,6 +347,7 @@ impl Outcome {
             Self::InvalidFlags => "invalid_flags",
             Self::OtherHost => "other_host",
             Self::Stateless => "stateless",
+            Self::FragmentHeld => "fragment_held",
         }
     }
 }

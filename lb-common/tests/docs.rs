@@ -307,6 +307,7 @@ fn documented_outcomes_match_the_code() {
             Verdict::Bounce => "bounce",
             Verdict::Route => "route",
             Verdict::Drop => "drop",
+            Verdict::Hold => "hold",
         };
         let [index, name, documented, meaning] = row[..] else { panic!("not four cells: {row:?}") };
         assert_eq!((index, name), (&*(outcome as usize).to_string(), &*format!("`{}`", outcome.as_str())));

@@ -73,6 +73,8 @@ mod programs {
                 events::dropped(&skb.context(), outcome, hook.event_hook());
                 TC_ACT_SHOT as i32
             }
+            // tcx does not know TC_ACT_STOLEN.
+            Verdict::Hold => TC_ACT_SHOT as i32,
         }
     }
 
@@ -82,7 +84,7 @@ mod programs {
         match outcome.verdict() {
             Verdict::Bounce if skb.bounce().is_err() => Outcome::RewriteFailed,
             Verdict::Route if skb.route().is_err() => Outcome::RewriteFailed,
-            Verdict::Bounce | Verdict::Route | Verdict::Pass | Verdict::Drop => outcome,
+            Verdict::Bounce | Verdict::Route | Verdict::Pass | Verdict::Drop | Verdict::Hold => outcome,
         }
     }
 
@@ -106,7 +108,7 @@ mod programs {
         let outcome = xdp::process(&mut xdp);
         match outcome.verdict() {
             // tc handles and counts the packet.
-            Verdict::Pass | Verdict::Bounce => xdp_action::XDP_PASS,
+            Verdict::Pass | Verdict::Bounce | Verdict::Hold => xdp_action::XDP_PASS,
             Verdict::Route => {
                 stats::count(outcome);
                 xdp.send()

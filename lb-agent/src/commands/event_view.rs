@@ -100,7 +100,7 @@ fn verdict(outcome: Option<Outcome>) -> EventVerdict {
     match outcome.map(Outcome::verdict) {
         Some(Verdict::Drop) => EventVerdict::Drop,
         Some(Verdict::Bounce) => EventVerdict::Reject,
-        Some(Verdict::Pass | Verdict::Route) | None => EventVerdict::New,
+        Some(Verdict::Pass | Verdict::Route | Verdict::Hold) | None => EventVerdict::New,
     }
 }
 

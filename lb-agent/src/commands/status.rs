@@ -226,6 +226,7 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
         Verdict::Route => "route",
         Verdict::Bounce => "bounce",
         Verdict::Drop => "drop",
+        Verdict::Hold => "hold",
     }
 }
 

@@ -353,7 +353,8 @@ impl Verdict {
     /// The verdict of a packet that gets no flow.
     pub(super) const fn of(outcome: Outcome) -> Self {
         match outcome.verdict() {
-            lb_common::Verdict::Pass => Self::Untouched { outcome },
+            // A fragment; no question is about one.
+            lb_common::Verdict::Pass | lb_common::Verdict::Hold => Self::Untouched { outcome },
             lb_common::Verdict::Bounce | lb_common::Verdict::Route => Self::Rejected { outcome },
             lb_common::Verdict::Drop => Self::Dropped { outcome },
         }

@@ -292,6 +292,7 @@ fn packet(outcome: Outcome) -> &'static str {
     match outcome.verdict() {
         lb_common::Verdict::Pass => "left untouched",
         lb_common::Verdict::Drop => "dropped",
+        lb_common::Verdict::Hold => "held until the first fragment arrives",
         _ if outcome == Outcome::RejectTcp => "rejected with a TCP RST",
         lb_common::Verdict::Bounce | lb_common::Verdict::Route => "rejected with ICMP port unreachable",
     }

@@ -153,10 +153,8 @@ impl Port {
             any: endpoints.any,
         };
         for (_, endpoint) in cluster.iter().chain(named) {
-            let labels = endpoints::labels(endpoint);
-            if labels != EndpointLabels::default() {
-                self.endpoint_labels.push((endpoint.address, Arc::new(labels)));
-            }
+            // Also without any label: programs recognise the addresses of endpoints by these entries.
+            self.endpoint_labels.push((endpoint.address, Arc::new(endpoints::labels(endpoint))));
         }
         let has_ranges = source_ranges::has_ranges(&self.source_ranges, family);
         self.frontends.extend(places.frontends(&lists, has_ranges, node));

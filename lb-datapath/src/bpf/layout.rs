@@ -7,9 +7,9 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{Map, MapData, MapError, MapInfo, MapType};
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentPorts,
-    Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
-    SourceRangeKey, Vip, capacity,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey,
+    FragmentedDatagram, Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection,
+    SocketKey, SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
     filter::Filter,
     flow_table::{Header, Slot},
@@ -144,7 +144,7 @@ pub(crate) const CONNTRACK: MapSpec =
 /// The filter that programs ask before they look up anything: see [`lb_common::filter`].
 pub(crate) const FILTER: MapSpec = MapSpec::new::<u32, Filter>("FILTER", MapType::Array, 1);
 pub(crate) const FRAGMENTS: MapSpec =
-    MapSpec::new::<FragmentKey, FragmentPorts>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
+    MapSpec::new::<FragmentKey, FragmentedDatagram>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
 pub(crate) const AFFINITY: MapSpec =
     MapSpec::new::<AffinityKey, Affinity>("AFFINITY", MapType::LruHash, capacity::AFFINITY);
 pub(crate) const STATS: MapSpec = MapSpec::new::<u32, u64>("STATS", MapType::PerCpuArray, Outcome::COUNT);

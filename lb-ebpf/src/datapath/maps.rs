@@ -7,8 +7,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentPorts, Outcome,
-    Service, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
+    Address, Affinity, AffinityKey, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentedDatagram,
+    Outcome, Service, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
     flow_table::{Header, Slot},
 };
@@ -44,7 +44,7 @@ pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PR
 
 /// Ports of datagrams whose first fragment was translated.
 #[btf_map]
-pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { capacity::FRAGMENTS }> =
+pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capacity::FRAGMENTS }> =
     LruHashMap::new();
 
 /// Backends of clients of services with affinity. An LRU map: if there are too many clients, those that have not

@@ -35,6 +35,7 @@ mod skb;
 mod slow_path;
 mod socket;
 pub(crate) mod stats;
+mod words;
 pub(crate) mod xdp;
 
 use lb_common::Outcome;
@@ -55,13 +56,17 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
         Ok(packet) => packet,
         Err(outcome) => return outcome,
     };
-    match process_outside_tunnel(skb, packet, hook, known) {
-        Ok(outcome) => outcome,
-        Err(outcome) if hook == Hook::Ingress && decapsulate::may_be_tunnel(outcome, packet) => {
-            decapsulate::process(skb).unwrap_or(outcome)
-        }
+    let outcome = match process_outside_tunnel(skb, packet, hook, known) {
+        Ok(outcome) => return outcome,
         Err(outcome) => outcome,
+    };
+    if hook == Hook::Ingress
+        && decapsulate::may_be_tunnel(outcome, packet)
+        && let Some(outcome) = decapsulate::process(skb)
+    {
+        return outcome;
     }
+    fragments::remember_untouched(skb, packet, hook, outcome)
 }
 
 /// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet of no flow

@@ -135,6 +135,12 @@ impl Skb {
         Self { ctx, layer, exit: Exit::neighbour(0) }
     }
 
+    /// The buffer of a context whose kind of device does not matter.
+    #[inline(always)]
+    pub(super) fn new_unknown(raw: *mut __sk_buff) -> Self {
+        Self::new(TcContext::new(raw), Layer::Ip)
+    }
+
     /// Pulls the headers into the linear part; returns false if they were there already or the kernel could not pull
     /// them.
     #[inline(always)]

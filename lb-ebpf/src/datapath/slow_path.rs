@@ -39,7 +39,7 @@ pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Op
         Body::Echo if hook == Hook::Ingress => Ok(Some(vips::echo(skb, packet))),
         Body::Echo => Err(Outcome::NotTransport),
         Body::Tcp | Body::Udp | Body::Sctp | Body::LaterFragment => {
-            fragments::complete(packet)?;
+            fragments::complete(skb, packet, hook)?;
             Ok(None)
         }
     }
@@ -126,7 +126,9 @@ fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static 
 /// the answer to a SYN.
 #[inline(never)]
 fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
-    fragments::remember(packet);
+    if let Err(outcome) = fragments::remember(skb, packet, hook) {
+        return Forwarded::Done(outcome);
+    }
     conntrack::observe_answer(packet, flow);
     forward::packet(skb, packet, flow, hook)
 }

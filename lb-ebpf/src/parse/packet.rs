@@ -1,7 +1,7 @@
 //! Parsed packets.
 
 use lb_common::{
-    Outcome,
+    Outcome, Span,
     conntrack::{Segment, Tuple},
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
@@ -43,6 +43,29 @@ impl Packet {
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()
+    }
+
+    /// The part of its datagram that a fragment carries; `None` if the frame ends before the header that says so, or
+    /// further IPv6 headers hide it. (Read from the packet again: as a result of parsing it would multiply the states
+    /// that the verifier follows.)
+    #[inline(always)]
+    pub fn span<F: Frame + ?Sized>(&self, frame: &F) -> Option<Span> {
+        let Headers { l3, l4, is_v4 } = self.headers;
+        let (start, more_follow) = if is_v4 {
+            let header: &Ipv4Hdr = frame.header(l3).ok()?;
+            let fields = u16::from_be(half_word(&header.frags));
+            (fields & 0x1fff, fields & 0x2000)
+        } else {
+            let [_, _, o0, o1, i0, i1, i2, i3] = *frame.header::<[u8; 8]>(l4.wrapping_sub(8)).ok()?;
+            if u32::from_ne_bytes([i0, i1, i2, i3]) != self.fragment.identification {
+                return None;
+            }
+            let fields = u16::from_be_bytes([o0, o1]);
+            (fields >> 3, fields & 1)
+        };
+        let bytes = (l3 + self.length).wrapping_sub(l4);
+        let end = u32::from(start) + bytes.wrapping_add(7) / 8;
+        Some(Span { start, end, is_last: more_follow == 0 })
     }
 
     /// Whether this is a TCP segment with flags that no TCP sends together: see [`Segment::is_valid`].

@@ -6,7 +6,7 @@ use etherparse::{
     EtherType, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, Ipv6Extensions, Ipv6Header, Ipv6RawExtHeader,
     PacketBuilder, PacketBuilderStep, TcpHeader as EtherTcp,
 };
-use lb_common::{Address, conntrack::Segment};
+use lb_common::{Address, Span, conntrack::Segment};
 use proptest::{prelude::*, sample::Index};
 
 use super::{
@@ -237,6 +237,28 @@ fn fragments_are_whole_first_or_later() {
         bytes[42..44].copy_from_slice(&offset);
         assert_eq!(identified(&bytes), (part, [1, 2, 3, 4], body), "{offset:x?}");
     }
+}
+
+#[test]
+fn fragments_know_their_place_in_the_datagram() {
+    let span = |bytes: &[u8]| parse(bytes, Layer::Ip).unwrap().span(bytes);
+    // UDP header and payload are 16 bytes: two units.
+    let of = |start: u16, is_last| Some(Span { start, end: u32::from(start) + 2, is_last });
+    let mut v4 = udp(v4(), b"question").split_off(ETHERNET);
+    let mut v6 = udp(v6(), b"question").split_off(ETHERNET);
+    v6[6] = 44;
+    v6[5] += 8;
+    v6.splice(40..40, [17, 0, 0, 0, 1, 2, 3, 4]);
+    for (start, more) in [(0, true), (2, true), (185, false), (8191, false)] {
+        v4[6..8].copy_from_slice(&(start | u16::from(more) << 13).to_be_bytes());
+        v6[42..44].copy_from_slice(&(start << 3 | u16::from(more)).to_be_bytes());
+        assert_eq!((span(&v4), span(&v6)), (of(start, !more), of(start, !more)), "{start}");
+    }
+    // A last fragment may end within a unit.
+    v4.pop();
+    v4[3] -= 1;
+    assert_eq!(span(&v4), of(8191, true));
+    assert_eq!(parse(v4.as_slice(), Layer::Ip).unwrap().span(&v4[..8]), None);
 }
 
 /// A packet with v4-mapped addresses would match the flows and services of IPv4.

@@ -20,7 +20,8 @@ pub const fn verdict(outcome: Outcome) -> SocketVerdict {
     match outcome.verdict() {
         Verdict::Pass => SocketVerdict::Continue,
         Verdict::Bounce | Verdict::Route => SocketVerdict::ConnectionRefused,
-        Verdict::Drop => SocketVerdict::HostUnreachable,
+        // System calls have no fragments.
+        Verdict::Drop | Verdict::Hold => SocketVerdict::HostUnreachable,
     }
 }
 

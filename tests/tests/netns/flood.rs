@@ -71,7 +71,7 @@ fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
 }
 
 /// Opens a socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
-fn open(v6: bool) -> io::Result<OwnedFd> {
+pub(crate) fn open(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: the call takes numbers and returns a new descriptor, or -1.
     let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
@@ -80,7 +80,7 @@ fn open(v6: bool) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
+pub(crate) fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
     // The port must be 0 in IPv6, and is ignored in IPv4.
     let to = SocketAddr::new(to.ip(), 0);
     let result = nix::sys::socket::sendto(

@@ -22,6 +22,7 @@ mod explain;
 mod faults;
 mod flood;
 mod forwarding;
+mod fragments;
 mod hairpin;
 mod health;
 mod ipvs;

@@ -7,8 +7,8 @@ use lb_common::Outcome::*;
 
 use super::{
     packets::{Packet, fragments},
-    stage::{Family, each},
-    testbed::{Hook, UDP},
+    stage::{Family, each, each_ethernet, each_on},
+    testbed::{Device, Hook, PLACES, UDP},
 };
 
 const PAYLOAD: [u8; 301] = [0xa5; 301];
@@ -33,8 +33,8 @@ fn fragments_follow_the_first_one_in_both_directions() {
     });
 }
 
-/// A fragment that arrives before the first one is unknown. One that arrives after it is known, in any order and
-/// repeatedly.
+/// A fragment for an address of no Service that arrives before the first one is unknown. One that arrives after it is
+/// known, in any order and repeatedly.
 #[test]
 fn fragments_before_the_first_one_are_unknown() {
     each("fragments out of order", |bed, family| {
@@ -45,7 +45,7 @@ fn fragments_before_the_first_one_are_unknown() {
         bed.send(Hook::Ingress, &parts[1]).passes_untouched(UnknownFragment);
         bed.assert_flows(0);
         bed.send(Hook::Ingress, &parts[0]).passes(NewFlow, &translated[0]);
-        for index in [2, 1, 2, 0] {
+        for index in [2, 2, 1, 0] {
             bed.send(Hook::Ingress, &parts[index]).passes(Forward, &translated[index]);
         }
     });
@@ -73,6 +73,136 @@ fn fragments_of_interleaved_datagrams_are_told_apart() {
         }
         let unknown = &fragments(&datagrams[0].0, 78, 128)[1];
         bed.send(Hook::Ingress, unknown).passes_untouched(UnknownFragment);
+    });
+}
+
+/// The fragments come back later, which a test run does not show: the kernel queues them at the device.
+#[test]
+fn early_fragments_are_held_until_the_first_one_arrives() {
+    // A test run cannot check the sum over a frame whose length has changed: the kernel has dropped that sum.
+    each_on(&[Device::Ethernet, Device::Bare], "early fragments", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bed.service(vip, UDP, &[backend]);
+        bed.add_vip(vip.ip(), 0);
+        let sent = Packet::udp(client, vip, &PAYLOAD);
+        let (parts, translated) = (fragments(&sent, 77, 128), fragments(&sent.clone().to(backend), 77, 128));
+        let others = fragments(&Packet::udp(family.stranger(), vip, &PAYLOAD), 77, 128);
+        for part in [&parts[2], &others[1], &parts[1]] {
+            bed.send(Hook::Ingress, part).drops(FragmentHeld);
+        }
+        assert_eq!(bed.held(), [&parts[2], &others[1], &parts[1]].map(|part| part.network()));
+        bed.send(Hook::Ingress, &parts[0]).passes(NewFlow, &translated[0]);
+        assert_eq!(bed.held(), [others[1].network()]);
+        for index in [1, 2] {
+            bed.send(Hook::Ingress, &parts[index]).passes(Forward, &translated[index]);
+        }
+    });
+}
+
+/// The buffer of a first fragment that has carried another one of its length.
+#[test]
+fn first_fragment_keeps_the_sum_over_its_frame() {
+    each_ethernet("early fragment of the same length", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bed.service(vip, UDP, &[backend]);
+        bed.add_vip(vip.ip(), 0);
+        let sent = Packet::udp(client, vip, &PAYLOAD);
+        let (parts, translated) = (fragments(&sent, 77, 128), fragments(&sent.clone().to(backend), 77, 128));
+        bed.send(Hook::Ingress, &parts[1]).drops(FragmentHeld);
+        bed.send(Hook::Ingress, &parts[0]).passes(NewFlow, &translated[0]);
+        assert!(bed.held().is_empty());
+    });
+}
+
+/// A datagram for an address of the node may be of no Service.
+#[test]
+fn early_fragments_of_no_service_are_let_go() {
+    each("early fragments of others", |bed, family| {
+        bed.service(family.vip(), UDP, &[family.backend()]);
+        bed.add_vip(family.stranger().ip(), 0);
+        let parts = fragments(&Packet::udp(family.client(), family.stranger(), &PAYLOAD), 77, 128);
+        bed.send(Hook::Ingress, &parts[2]).drops(FragmentHeld);
+        bed.send(Hook::Ingress, &parts[0]).passes_untouched(NoService);
+        assert!(bed.held().is_empty());
+        for index in [2, 1] {
+            bed.send(Hook::Ingress, &parts[index]).passes_untouched(UnknownFragment);
+        }
+    });
+}
+
+/// Where the packets of a backend enter the node, before they are translated at the other hook.
+#[test]
+fn early_fragments_of_answers_are_held_at_ingress() {
+    each("early fragments of answers", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bed.service(vip, UDP, &[backend]);
+        bed.add_endpoint(backend.ip());
+        bed.send(Hook::Ingress, &Packet::udp(client, vip, b"?")).passes_any(NewFlow);
+        let answer = Packet::udp(backend, client, &PAYLOAD);
+        let parts = fragments(&answer, 78, 128);
+        let translated = fragments(&answer.from(vip), 78, 128);
+        bed.send(Hook::Ingress, &parts[1]).drops(FragmentHeld);
+        bed.send(Hook::Ingress, &parts[0]).passes_untouched(OtherHook);
+        bed.send(Hook::Egress, &parts[0]).passes(Reply, &translated[0]);
+        for index in [1, 2] {
+            bed.send(Hook::Ingress, &parts[index]).passes_untouched(OtherHook);
+            bed.send(Hook::Egress, &parts[index]).passes(Reply, &translated[index]);
+        }
+        bed.send(Hook::Egress, &fragments(&Packet::udp(backend, client, &PAYLOAD), 79, 128)[1])
+            .passes_untouched(UnknownFragment);
+    });
+}
+
+/// The entry of a datagram does not apply to another one with the same identification.
+#[test]
+fn fragment_after_a_complete_datagram_is_of_another_one() {
+    each("complete datagrams", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bed.service(vip, UDP, &[backend]);
+        bed.add_vip(vip.ip(), 0);
+        let sent = Packet::udp(client, vip, &PAYLOAD);
+        let (parts, translated) = (fragments(&sent, 77, 128), fragments(&sent.clone().to(backend), 77, 128));
+        for order in [[0, 1, 2], [0, 2, 1]] {
+            for (index, outcome) in order.into_iter().zip([Forward; 3]) {
+                let first_of_all = index == 0 && order[1] == 1;
+                let outcome = if first_of_all { NewFlow } else { outcome };
+                bed.send(Hook::Ingress, &parts[index]).passes(outcome, &translated[index]);
+            }
+        }
+        bed.send(Hook::Ingress, &parts[1]).drops(FragmentHeld);
+    });
+}
+
+#[test]
+fn early_fragments_larger_than_a_place_pass_untouched() {
+    each("large early fragments", |bed, family| {
+        let (client, vip) = (family.client(), family.vip());
+        bed.service(vip, UDP, &[family.backend()]);
+        bed.add_vip(vip.ip(), 0);
+        let headers = if family == Family::V4 { 20 } else { 48 };
+        let largest = (1984 - headers) / 8 * 8;
+        let parts = |size| fragments(&Packet::udp(client, vip, &[0xa5; 5000]), 77, size);
+        bed.send(Hook::Ingress, &parts(largest + 8)[1]).passes_untouched(UnknownFragment);
+        bed.send(Hook::Ingress, &parts(largest)[1]).drops(FragmentHeld);
+    });
+}
+
+#[test]
+fn early_fragments_displace_the_oldest_ones_only() {
+    each("many early fragments", |bed, family| {
+        let vip = family.vip();
+        bed.service(vip, UDP, &[family.backend()]);
+        bed.add_vip(vip.ip(), 0);
+        let part = |number: u16| {
+            let client = SocketAddr::new(family.client().ip(), 1);
+            fragments(&Packet::udp(client, vip, &PAYLOAD), u32::from(number), 128).remove(1)
+        };
+        let places = u16::try_from(PLACES).unwrap();
+        for number in 0..places + 3 {
+            bed.send(Hook::Ingress, &part(number)).drops(FragmentHeld);
+        }
+        let held = bed.held();
+        assert_eq!((held.len(), &held[0]), (PLACES, &part(3).network()));
     });
 }
 

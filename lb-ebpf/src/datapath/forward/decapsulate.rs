@@ -125,7 +125,7 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
         return Received::NotOurs;
     }
     skb.pull_headers();
-    if !find(skb) || !parse(skb, packet) || fragments::complete(packet).is_err() {
+    if !find(skb) || !parse(skb, packet) || !fragments::complete_inner(skb, packet) {
         return Received::NotOurs;
     }
     let is_error = packet.body == Body::IcmpError;
@@ -310,7 +310,7 @@ fn take_out(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
 fn forward(skb: &mut Skb, packet: &Packet) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
-        fragments::remember(packet);
+        fragments::remember_inner(skb, packet);
         match through_stack(skb, packet, flow)? {
             Outcome::Forward => Ok(Outcome::Decapsulated),
             outcome => Ok(outcome),

@@ -13,9 +13,7 @@ use lb_ebpf::{
 };
 
 use super::tunnel;
-use crate::datapath::{
-    early_return::outcome_of, flow::conntrack, fragments, reject, rewrite, route, skb::Skb,
-};
+use crate::datapath::{early_return::outcome_of, flow::conntrack, reject, rewrite, route, skb::Skb};
 
 /// Sends on a packet of a routed flow: translated, or in the tunnel of its flow.
 #[inline(never)]
@@ -23,7 +21,6 @@ pub(crate) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcom
     outcome_of(|| {
         let mtu = route::resolve(skb, flow.routed_from(&packet.tuple), &flow.to)?;
         conntrack::observe(packet, flow);
-        fragments::remember(packet);
         let is_v4 = packet.headers.is_v4;
         if rewrite::hops_left(skb, &packet.headers)? <= 1 {
             return reject::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);

@@ -15,7 +15,7 @@ use self::{
     route::Route,
     setup::{FlowSetup, Keys, Request},
 };
-use super::socket::SocketTuple;
+use super::{fragments::MAX_FRAME, socket::SocketTuple};
 
 /// The value of this CPU, looked up once and borrowed field by field.
 ///
@@ -78,6 +78,8 @@ fields! {
     socket: SocketTuple,
     /// The ICMP message that is being built.
     message: [u8; MESSAGE],
+    /// A frame that is set aside while its buffer carries others.
+    frame: [u8; MAX_FRAME],
 }
 
 #[btf_map]

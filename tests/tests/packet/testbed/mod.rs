@@ -4,9 +4,10 @@
 //! object    loads the object, or takes a spare one      services  writes Services, backends and settings
 //! flows     reads and changes flows and counters        events    reads the event ring
 //! table     the flow table                              namespace a device with a MAC address
-//! run       runs a packet and compares the result
+//! early     fragments that wait                         run       runs a packet and compares the result
 //! ```
 
+mod early;
 mod events;
 mod flows;
 mod namespace;
@@ -23,8 +24,8 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, DeviceInfo, FragmentKey, FragmentPorts, Service, ServiceKey, Settings,
-    Vip, monitor,
+    Address, Affinity, AffinityKey, DeviceInfo, EndpointName, FragmentKey, FragmentedDatagram, Service,
+    ServiceKey, Settings, Vip, monitor,
 };
 use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
@@ -33,6 +34,7 @@ use self::object::Object;
 
 pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
 
+pub(crate) use self::early::PLACES;
 pub(crate) use self::object::{PROGRAMS, XDP_PROGRAMS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +158,9 @@ impl Testbed {
         self.clear_flows();
         self.expire_next_hops();
         self.clear_filter();
-        self.clear::<FragmentKey, FragmentPorts>("FRAGMENTS");
+        self.clear::<FragmentKey, FragmentedDatagram>("FRAGMENTS");
+        self.clear_held();
+        self.clear::<Address, EndpointName>("ENDPOINT_NAMES");
         self.clear::<AffinityKey, Affinity>("AFFINITY");
         self.clear::<Address, Vip>("VIPS");
         self.clear::<u32, u32>("INSIDE_DEVICES");

@@ -27,7 +27,7 @@ const SIZES: [(&str, u32); 12] = [
     ("VIPS", 16),
     ("SOURCE_RANGES", 16),
     ("SERVICE_NAMES", 1),
-    ("ENDPOINT_NAMES", 1),
+    ("ENDPOINT_NAMES", 16),
     ("EVENTS", 65_536),
 ];
 

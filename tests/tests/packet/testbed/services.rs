@@ -8,8 +8,8 @@ use aya::maps::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Backend, DeviceInfo, Scheduler, Service, ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
-    device_flags,
+    Address, Backend, DeviceInfo, EndpointName, Scheduler, Service, ServiceKey, Settings, SourceRange,
+    SourceRangeKey, Vip, device_flags,
     filter::{Mark, ServiceRanges},
     service_flags,
 };
@@ -154,6 +154,13 @@ impl Testbed {
     pub(crate) fn add_vip(&mut self, address: IpAddr, flags: u32) {
         let mut map: HashMap<_, Address, Vip> = self.object.map_mut("VIPS").unwrap().try_into().unwrap();
         map.insert(Address::from(address), Vip { flags }, 0).unwrap();
+    }
+
+    /// Makes the address that of an endpoint.
+    pub(crate) fn add_endpoint(&mut self, address: IpAddr) {
+        let mut map: HashMap<_, Address, EndpointName> =
+            self.object.map_mut("ENDPOINT_NAMES").unwrap().try_into().unwrap();
+        map.insert(Address::from(address), EndpointName::zeroed(), 0).unwrap();
     }
 
     /// Marks the device as a wire, between which XDP may redirect packets.

@@ -10,7 +10,7 @@ use lb_common::{
 };
 
 use super::overflow;
-use crate::datapath::maps::FLOW_TABLE;
+use crate::datapath::{maps::FLOW_TABLE, words};
 
 /// The number of slots. The agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
@@ -48,20 +48,6 @@ impl Table {
     pub(super) fn has_overflow(&self) -> bool {
         self.count() != 0
     }
-}
-
-/// Adds to a word and returns what it was, fully ordered. (`core` has no such operation for BPF.)
-///
-/// # Safety
-/// The pointer leads to an aligned word of a map value, which is changed atomically only.
-#[inline(always)]
-unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
-    let mut value = difference;
-    // SAFETY: see above.
-    unsafe {
-        asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value, options(nostack));
-    }
-    value
 }
 
 impl Element {
@@ -135,43 +121,26 @@ impl Memory for Table {
     fn control_after(&self, slot: Element) -> Control {
         // An atomic operation, because BPF has no other barrier before Linux 6.15.
         // SAFETY: see above.
-        Control(unsafe { fetch_add(slot.control(), 0) })
+        Control(unsafe { words::fetch_add(slot.control(), 0) })
     }
 
     #[inline(always)]
     fn compare_exchange(&self, slot: Element, from: Control, to: Control) -> bool {
-        let mut found = from.0;
         // SAFETY: see above.
-        unsafe {
-            asm!(
-                "r0 = cmpxchg_64({word} + 0, r0, {to})",
-                word = in(reg) slot.control(),
-                to = in(reg) to.0,
-                inout("r0") found,
-                options(nostack),
-            );
-        }
-        found == from.0
+        unsafe { words::compare_exchange(slot.control(), from.0, to.0) }
     }
 
     #[inline(always)]
     fn set(&self, slot: Element, to: Control) {
         // SAFETY: see above.
-        unsafe {
-            asm!(
-                "{value} = xchg_64({word} + 0, {value})",
-                word = in(reg) slot.control(),
-                value = inout(reg) to.0 => _,
-                options(nostack),
-            );
-        }
+        unsafe { words::exchange(slot.control(), to.0) };
     }
 
     #[inline(always)]
     fn has_key(&self, slot: Element, key: &Tuple) -> bool {
         // SAFETY: see above. A key may be written meanwhile, words at a time; then the caller finds another control
         // word afterwards, or ends up with a packet of another flow as described at `Element::flow`.
-        let (left, right) = (words(unsafe { &(*slot.slot).key }), words(key));
+        let (left, right) = (words_of(unsafe { &(*slot.slot).key }), words_of(key));
         // One branch instead of ten, for the verifier and the CPU. (In assembly, because LLVM would make ten of it.)
         let mut difference = 0u64;
         for (left, right) in left.into_iter().zip(right) {
@@ -220,7 +189,7 @@ extern "C" fn flow_wins_place(index: u32, key: *const Tuple, comes_first: u32) -
 
 /// The tuple as words.
 #[inline(always)]
-fn words(key: &Tuple) -> [u32; 10] {
+fn words_of(key: &Tuple) -> [u32; 10] {
     bytemuck::must_cast(*key)
 }
 
@@ -240,7 +209,7 @@ impl Overflow for Table {
     #[inline(always)]
     fn add_to_count(&self, difference: i64) {
         // SAFETY: as in `takes_all`; all CPUs and the agent change the number atomically.
-        unsafe { fetch_add(&raw mut (*self.0).overflow, difference.cast_unsigned()) };
+        unsafe { words::fetch_add(&raw mut (*self.0).overflow, difference.cast_unsigned()) };
     }
 
     #[inline(always)]

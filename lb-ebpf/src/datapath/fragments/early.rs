@@ -1,0 +1,291 @@
+//! Fragments that enter the node before the first one of their datagram.
+//!
+//! They lie in a ring, in which a new one takes the place of the oldest: no agent is needed, the memory is bounded, and a
+//! flood of forged fragments displaces nothing but other early fragments. Each place has a control word, which all CPUs
+//! change atomically:
+//!
+//! | control word | the place |
+//! |---|---|
+//! | ticket, `HELD` | has the fragment with this ticket |
+//! | ticket, `BUSY` | a CPU writes or reads it |
+//! | ticket, `TAKEN` | had that fragment, or is empty (ticket 0) |
+//!
+//! Tickets count fragments. The fragments with the same hash form a list: `heads` has the ticket of the latest one, and
+//! each place that of the one before. A list ends at a place that has been overwritten, since all before it then are.
+//!
+//! No fragment stays behind: the CPU with the first fragment writes `FRAGMENTS`, then reads the list, where it passes over
+//! places that are busy; the CPU with an early one adds it to the list, marks it as held, then looks into `FRAGMENTS`
+//! again, and takes it back if the datagram is known by now.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS},
+    btf_maps::Array,
+    helpers::generated::{bpf_clone_redirect, bpf_csum_level, bpf_loop},
+    macros::btf_map,
+};
+use lb_common::{FragmentKey, conntrack::Tick, is_recent};
+use lb_ebpf::parse::{Packet, bounds::clamped, frame::Frame as _};
+
+use crate::datapath::{
+    checksum::Checksum,
+    clock::now,
+    maps::FRAGMENTS,
+    scratch::scratch,
+    skb::Skb,
+    words::{compare_exchange, exchange, fetch_add},
+};
+
+/// Places in the ring.
+const PLACES: u32 = 1024;
+/// Lists, a power of two.
+const LISTS: u64 = 4096;
+/// The longest IP packet that is held: room for an MTU of 1,500, and a place has 2 KB.
+const MAX_BYTES: u32 = 1984;
+/// The longest frame that can carry others: it is set aside meanwhile.
+pub(in crate::datapath) const MAX_FRAME: usize = 2048;
+/// The most places of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
+const MAX_VISITS: u32 = 128;
+
+/// State of a place, in the lowest bits of its control word.
+mod state {
+    pub(super) const TAKEN: u64 = 0;
+    pub(super) const HELD: u64 = 1;
+    pub(super) const BUSY: u64 = 2;
+    pub(super) const BITS: u32 = 2;
+}
+
+/// A place in the ring.
+#[repr(C)]
+struct Place {
+    control: u64,
+    /// Ticket of the fragment before it in its list.
+    previous: u64,
+    key: FragmentKey,
+    seen: Tick,
+    /// Bytes of the IP packet.
+    length: u32,
+    packet: [u8; MAX_BYTES as usize],
+}
+
+const _: () = assert!(size_of::<Place>() == 2048);
+
+/// The lists.
+#[repr(C)]
+struct Lists {
+    /// Tickets that were given out.
+    tickets: u64,
+    heads: [u64; LISTS as usize],
+}
+
+#[btf_map]
+static EARLY_FRAGMENTS: Array<Place, { PLACES as usize }> = Array::new();
+
+#[btf_map]
+static EARLY_LISTS: Array<Lists, 1> = Array::new();
+
+/// The result of [`hold`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Held {
+    /// The fragment is too large, or another CPU uses its place.
+    No = 0,
+    /// The fragment waits.
+    Yes = 1,
+    /// The first fragment has arrived meanwhile, and the fragment waits no longer.
+    TakenBack = 2,
+}
+
+#[inline(always)]
+fn place(ticket: u64) -> Option<*mut Place> {
+    EARLY_FRAGMENTS.get_ptr_mut(ticket as u32 % PLACES)
+}
+
+/// The head of the list of a datagram.
+#[inline(always)]
+fn head(lists: *mut Lists, key: &FragmentKey) -> *mut u64 {
+    let list = (key.hash() % LISTS) as usize;
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs, and the list is one of
+    // `heads`.
+    unsafe { (&raw mut (*lists).heads).cast::<u64>().add(list) }
+}
+
+/// Stores a later fragment until the first one of its datagram enters the node.
+#[inline(always)]
+pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
+    let (l3, length) = (packet.headers.l3, packet.length);
+    if length == 0 || length > MAX_BYTES || l3 + length > skb.length() {
+        return Held::No;
+    }
+    let Some(lists) = EARLY_LISTS.get_ptr_mut(0) else { return Held::No };
+    // SAFETY: as in `head`; programs change the word atomically.
+    let ticket = unsafe { fetch_add(&raw mut (*lists).tickets, 1) } + 1;
+    let Some(place) = place(ticket) else { return Held::No };
+    let (busy, held, taken) = controls(ticket);
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs. Control words are
+    // aligned and changed atomically. A CPU that has made a place busy is the only one that writes the rest.
+    unsafe {
+        let control = &raw mut (*place).control;
+        let before = control.read_volatile();
+        if before & state::BUSY != 0 || !compare_exchange(control, before, busy) {
+            return Held::No;
+        }
+        (*place).key = *key;
+        (*place).seen = now();
+        (*place).length = length;
+        let bytes = &mut (*place).packet;
+        if skb.load_bytes(l3, bytes, clamped::<1, MAX_BYTES>(length)).is_err() {
+            exchange(control, taken);
+            return Held::No;
+        }
+        if !add_to_list(head(lists, key), place, ticket) {
+            exchange(control, taken);
+            return Held::No;
+        }
+        exchange(control, held);
+        // The exchange is a full barrier, so this lookup comes after it.
+        if FRAGMENTS.get(key).is_some_and(|known| known.is_valid(now()))
+            && compare_exchange(control, held, taken)
+        {
+            return Held::TakenBack;
+        }
+    }
+    Held::Yes
+}
+
+/// The control words of a place with this ticket: busy, held and taken.
+#[inline(always)]
+const fn controls(ticket: u64) -> (u64, u64, u64) {
+    let word = ticket << state::BITS;
+    (word | state::BUSY, word | state::HELD, word | state::TAKEN)
+}
+
+/// Makes a place the head of a list. Fails if other CPUs add to the same list again and again.
+///
+/// # Safety
+///
+/// The pointers are those of array elements, and the caller has made the place busy.
+#[inline(always)]
+unsafe fn add_to_list(head: *mut u64, place: *mut Place, ticket: u64) -> bool {
+    for _ in 0..4 {
+        // SAFETY: see above.
+        unsafe {
+            let latest = head.read_volatile();
+            (&raw mut (*place).previous).write_volatile(latest);
+            if compare_exchange(head, latest, ticket) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// The walk along a list.
+struct Walk {
+    skb: *mut __sk_buff,
+    device: u32,
+    l3: u32,
+    /// The next place.
+    ticket: u64,
+    key: FragmentKey,
+    now: Tick,
+    /// Bytes of the frame that is set aside; 0: none is.
+    aside: u32,
+}
+
+/// Sends the fragments of a datagram whose first one is in `skb` into the node again, where they follow the first one: the
+/// frame becomes each of them, a copy of it enters the device, and it becomes the first one again.
+///
+/// Returns false if the frame could not be restored. (A subprogram, so that its frame and that of the insertion before it do
+/// not add up.)
+#[inline(never)]
+pub(super) fn release(skb: &mut Skb, packet: &Packet, key: &FragmentKey) -> bool {
+    let Some(ticket) = latest(key) else { return true };
+    // A frame whose checksum the device computes, or that it cuts into segments, cannot become another one.
+    let is_offloaded = skb.checksum() == Checksum::LeftToDevice || skb.segment_size().is_some();
+    if is_offloaded || skb.length() as usize > MAX_FRAME {
+        return true;
+    }
+    let (raw, l3, device) = (skb.ctx.skb.skb, packet.headers.l3, skb.context().device);
+    let mut walk = Walk { skb: raw, device, l3, ticket, key: *key, now: now(), aside: 0 };
+    // SAFETY: `step` has the signature that the kernel calls it with, and `walk` outlives the call and is not used during
+    // it.
+    unsafe { bpf_loop(MAX_VISITS, step as *mut _, (&raw mut walk).cast(), 0) };
+    walk.aside == 0 || restore(skb, walk.aside)
+}
+
+/// The latest fragment in the list of a datagram, if there is one.
+#[inline(always)]
+fn latest(key: &FragmentKey) -> Option<u64> {
+    let lists = EARLY_LISTS.get_ptr_mut(0)?;
+    // An atomic operation, because BPF has no other barrier before Linux 6.15: the lookup must come after the insertion
+    // into `FRAGMENTS`.
+    // SAFETY: as in `head`; programs change the word atomically.
+    let ticket = unsafe { fetch_add(head(lists, key), 0) };
+    let place = place(ticket)?;
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs.
+    let control = unsafe { (&raw const (*place).control).read_volatile() };
+    (ticket != 0 && control >> state::BITS == ticket).then_some(ticket)
+}
+
+/// Visits one place; 1 ends the walk. The kernel calls it, so the verifier checks it once.
+extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
+    // SAFETY: `release` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
+    let walk = unsafe { &mut *context.cast::<Walk>() };
+    let ticket = walk.ticket;
+    let Some(place) = place(ticket) else { return 1 };
+    let (busy, held, taken) = controls(ticket);
+    // SAFETY: as in `hold`. Key, length and bytes may be those of another fragment until this CPU has made the place busy,
+    // which it can only while the ticket is the same.
+    unsafe {
+        let control = &raw mut (*place).control;
+        if ticket == 0 || control.read_volatile() >> state::BITS != ticket {
+            return 1;
+        }
+        walk.ticket = (&raw const (*place).previous).read_volatile();
+        if (*place).key != walk.key || !compare_exchange(control, held, busy) {
+            return 0;
+        }
+        let is_sent = !is_recent((*place).seen, walk.now) || send(walk, &(*place).packet, (*place).length);
+        exchange(control, taken);
+        i64::from(!is_sent)
+    }
+}
+
+/// Sends a copy of the frame with another packet into the device; returns false if the frame cannot be changed.
+#[inline(always)]
+fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool {
+    let mut skb = Skb::new_unknown(walk.skb);
+    if walk.aside == 0 {
+        let Some(length) = set_aside(&skb) else { return false };
+        walk.aside = length;
+    }
+    let length = clamped::<1, MAX_BYTES>(length);
+    if skb.resize(walk.l3 + length).is_err() || skb.store_bytes(walk.l3, packet, length).is_err() {
+        return false;
+    }
+    // SAFETY: the context is that of this program. A full queue loses the fragment, as a full queue of a device does.
+    let _result = unsafe { bpf_clone_redirect(walk.skb, walk.device, u64::from(BPF_F_INGRESS)) };
+    true
+}
+
+/// Copies the frame; returns its length.
+#[inline(always)]
+fn set_aside(skb: &Skb) -> Option<u32> {
+    let length = skb.length();
+    if length == 0 || length as usize > MAX_FRAME {
+        return None;
+    }
+    // The device may have verified the checksum of this packet, but not those of the others.
+    // SAFETY: the context is that of this program, and the helper moves nothing.
+    let _result = unsafe { bpf_csum_level(skb.ctx.skb.skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
+    let frame = scratch().ok()?.frame();
+    skb.load_bytes(0, frame, clamped::<1, { MAX_FRAME as u32 }>(length)).ok()?;
+    Some(length)
+}
+
+/// Makes the frame what it was.
+#[inline(always)]
+fn restore(skb: &mut Skb, length: u32) -> bool {
+    let Ok(scratch) = scratch() else { return false };
+    skb.resize(length).is_ok() && skb.store_bytes(0, scratch.frame(), length).is_ok()
+}

@@ -1,0 +1,68 @@
+//! Atomic operations on words of map values, fully ordered. (`core` has none for BPF.)
+
+use core::arch::asm;
+
+/// Adds to a word and returns what it was.
+///
+/// # Safety
+/// The pointer leads to an aligned word of a map value, which is changed atomically only.
+#[inline(always)]
+pub(super) unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
+    let mut value = difference;
+    // SAFETY: see above.
+    unsafe {
+        asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value, options(nostack));
+    }
+    value
+}
+
+/// Changes the bits of a word that are set in `bits`, and returns what it was.
+///
+/// # Safety
+/// As for [`fetch_add`].
+#[inline(always)]
+pub(super) unsafe fn fetch_xor(word: *mut u64, bits: u64) -> u64 {
+    let mut value = bits;
+    // SAFETY: see above.
+    unsafe {
+        asm!("{1} = atomic_fetch_xor((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value, options(nostack));
+    }
+    value
+}
+
+/// Makes a word `to` if it is `from`; returns whether it was.
+///
+/// # Safety
+/// As for [`fetch_add`].
+#[inline(always)]
+pub(super) unsafe fn compare_exchange(word: *mut u64, from: u64, to: u64) -> bool {
+    let mut found = from;
+    // SAFETY: see above.
+    unsafe {
+        asm!(
+            "r0 = cmpxchg_64({word} + 0, r0, {to})",
+            word = in(reg) word,
+            to = in(reg) to,
+            inout("r0") found,
+            options(nostack),
+        );
+    }
+    found == from
+}
+
+/// Replaces a word.
+///
+/// # Safety
+/// As for [`fetch_add`].
+#[inline(always)]
+pub(super) unsafe fn exchange(word: *mut u64, to: u64) {
+    // SAFETY: see above.
+    unsafe {
+        asm!(
+            "{value} = xchg_64({word} + 0, {value})",
+            word = in(reg) word,
+            value = inout(reg) to => _,
+            options(nostack),
+        );
+    }
+}

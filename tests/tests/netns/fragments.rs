@@ -1,0 +1,273 @@
+//! Fragments of UDP datagrams in any order, between real sockets.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicU16, Ordering},
+    thread,
+    time::Duration,
+};
+
+use etherparse::{IpNumber, Ipv4Header, Ipv6Header, UdpHeader};
+use lb_tests::{
+    client::{ask_http, ask_udp, echo, udp_socket, udp_socket_from},
+    cluster::{CLIENT, ClientLink, PodLink, UDP_PORT, Wiring},
+    netns::Netns,
+    pattern, server,
+};
+
+use crate::{
+    bed::{Bed, WEB, http, udp},
+    flood,
+    lan::{
+        Frontend::{LoadBalancer, NodePort},
+        Lan, Protocol,
+    },
+};
+
+/// Bytes in each fragment but the last.
+const SIZE: usize = 1000;
+/// A datagram with this payload has three fragments.
+const PAYLOAD: usize = 2500;
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+
+/// An identification that no other datagram has.
+fn next_identification() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The fragments of a datagram, each with its IP header.
+fn fragments(from: SocketAddr, to: SocketAddr, payload: &[u8], identification: u16) -> Vec<Vec<u8>> {
+    let (ports, mut datagram) = ((from.port(), to.port()), Vec::new());
+    let checksummed = match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let header = Ipv4Header::new(0, 64, IpNumber::UDP, from.octets(), to.octets()).unwrap();
+            UdpHeader::with_ipv4_checksum(ports.0, ports.1, &header, payload)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let header =
+                Ipv6Header { source: from.octets(), destination: to.octets(), ..Ipv6Header::default() };
+            UdpHeader::with_ipv6_checksum(ports.0, ports.1, &header, payload)
+        }
+        _ => panic!("{from} and {to} are of different families"),
+    };
+    checksummed.unwrap().write(&mut datagram).unwrap();
+    datagram.extend(payload);
+    let last = (datagram.len() - 1) / SIZE;
+    let part = |(n, part)| fragment((from.ip(), to.ip()), identification, n * SIZE / 8, n < last, part);
+    datagram.chunks(SIZE).enumerate().map(part).collect()
+}
+
+fn fragment(ends: (IpAddr, IpAddr), identification: u16, offset: usize, more: bool, part: &[u8]) -> Vec<u8> {
+    let offset = u16::try_from(offset).unwrap();
+    let mut bytes = Vec::new();
+    match ends {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let length = u16::try_from(part.len()).unwrap();
+            let header = Ipv4Header {
+                identification,
+                dont_fragment: false,
+                more_fragments: more,
+                fragment_offset: offset.try_into().unwrap(),
+                ..Ipv4Header::new(length, 64, IpNumber::UDP, from.octets(), to.octets()).unwrap()
+            };
+            header.write(&mut bytes).unwrap();
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let header = Ipv6Header {
+                payload_length: u16::try_from(part.len() + 8).unwrap(),
+                next_header: IpNumber::IPV6_FRAGMENTATION_HEADER,
+                hop_limit: 64,
+                source: from.octets(),
+                destination: to.octets(),
+                ..Ipv6Header::default()
+            };
+            header.write(&mut bytes).unwrap();
+            bytes.extend([IpNumber::UDP.0, 0]);
+            bytes.extend((offset << 3 | u16::from(more)).to_be_bytes());
+            bytes.extend(u32::from(identification).to_be_bytes());
+        }
+        _ => panic!("{ends:?} are of different families"),
+    }
+    bytes.extend(part);
+    bytes
+}
+
+/// Sends these fragments from a namespace, in this order.
+fn send(netns: &Netns, to: SocketAddr, parts: &[Vec<u8>], order: &[usize]) {
+    let raw = netns.run(|| flood::open(to.is_ipv6())).unwrap();
+    for part in order {
+        flood::send(&raw, to, &parts[*part]).unwrap();
+    }
+}
+
+/// Sends the payload over a connected socket, in fragments of this order.
+fn send_from(netns: &Netns, socket: &UdpSocket, identification: u16, order: &[usize]) {
+    let (from, to) = (socket.local_addr().unwrap(), socket.peer_addr().unwrap());
+    send(netns, to, &fragments(from, to, pattern::at(0, PAYLOAD), identification), order);
+}
+
+/// The name of the server that answers the datagram.
+fn answer(socket: &UdpSocket) -> io::Result<String> {
+    let mut buffer = vec![0; 65_536];
+    let len = socket.recv(&mut buffer)?;
+    let line = buffer[..len].iter().position(|byte| *byte == b'\n').unwrap();
+    assert_eq!(&buffer[line + 1..len], pattern::at(0, PAYLOAD), "the payload");
+    Ok(String::from_utf8_lossy(&buffer[..line]).split(' ').next().unwrap().to_owned())
+}
+
+/// Asserts that a server answers datagrams whose fragments arrive in every order. All failures are reported together.
+#[track_caller]
+fn assert_every_order(netns: &Netns, to: SocketAddr, server: &str) {
+    let ask = |order: &[usize; 3]| {
+        let socket = udp_socket(netns, to).unwrap();
+        send_from(netns, &socket, next_identification(), order);
+        let got = answer(&socket);
+        (!matches!(&got, Ok(name) if name == server)).then(|| format!("{order:?}: {got:?}"))
+    };
+    let failed: Vec<String> = ORDERS.iter().filter_map(ask).collect();
+    assert!(failed.is_empty(), "from {} to {to}: {failed:?}", netns.name());
+}
+
+#[test]
+fn fragments_in_every_order_reach_the_backend_of_a_cluster_ip() {
+    for backend in ["pod2", "pod3"] {
+        let bed = Bed::with_web(&[backend]);
+        for source in ["client", "pod1"] {
+            for vip in WEB {
+                assert_every_order(bed.netns(source), udp(vip), backend);
+            }
+        }
+    }
+}
+
+#[test]
+fn fragments_in_every_order_pass_a_device_without_ethernet() {
+    let bed = Bed::with_link_and_web(ClientLink::Layer3, &["pod3"]);
+    for vip in WEB {
+        assert_every_order(&bed.cluster.client, udp(vip), "pod3");
+    }
+}
+
+/// Of masqueraded connections, also those that bypass the stack.
+#[test]
+fn fragments_in_every_order_reach_the_backends_of_node_ports_and_load_balancers() {
+    const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
+    for arguments in [&[][..], &["--forwarding", "direct"]] {
+        let lan = Lan::wired(WIRING, arguments);
+        let backends = [(1, "pod2"), (2, "pod3")];
+        lan.apply(&backends.map(|(number, pod)| lan.service(number, &[pod])));
+        for (number, pod) in backends {
+            for family in [0, 1] {
+                for frontend in [NodePort(1), LoadBalancer] {
+                    let to = frontend.of(number, (Protocol::Udp, family));
+                    assert_every_order(lan.netns("client"), to, pod);
+                }
+            }
+        }
+    }
+}
+
+/// The answers of a backend on this node, and on another one.
+#[test]
+fn fragments_of_answers_reach_the_client_in_every_order() {
+    for backend in ["pod2", "pod3"] {
+        let bed = Bed::with_web(&[backend]);
+        let pod = bed.cluster.pod(backend).unwrap();
+        for source in ["client", "pod1"] {
+            for vip in WEB {
+                let socket = udp_socket(bed.netns(source), udp(vip)).unwrap();
+                let client = echo(&socket, b"?").unwrap().local;
+                let failed: Vec<_> = ORDERS
+                    .iter()
+                    .filter(|order| {
+                        let from = SocketAddr::new(pod.address(vip), UDP_PORT);
+                        let parts = fragments(from, client, pattern::at(0, PAYLOAD), next_identification());
+                        send(&pod.netns, client, &parts, *order);
+                        let mut buffer = vec![0; 65_536];
+                        !socket.recv(&mut buffer).is_ok_and(|len| buffer[..len] == *pattern::at(0, PAYLOAD))
+                    })
+                    .collect();
+                assert!(failed.is_empty(), "from {backend} to {source} by {vip}: {failed:?}");
+            }
+        }
+    }
+}
+
+/// A datagram to a socket of the node is of no Service.
+#[test]
+fn fragments_in_every_order_reach_sockets_of_the_node() {
+    const PORT: u16 = 4444;
+    let bed = Bed::with_web(&["pod2"]);
+    for node in [IpAddr::from([198, 51, 100, 1]), "fd00:198:51:100::1".parse().unwrap()] {
+        let to = SocketAddr::new(node, PORT);
+        let _server = server::udp_echo_at(&bed.cluster.node1, "node1", to).unwrap();
+        assert_every_order(&bed.cluster.client, to, "node1");
+    }
+}
+
+/// The second datagram goes to a backend of its own, although the entry of the first one is a moment old.
+#[test]
+fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    for vip in WEB {
+        let identification = next_identification();
+        let failed = (0..16).filter(|round| {
+            let socket = udp_socket(&bed.cluster.client, udp(vip)).unwrap();
+            let order = if round % 2 == 0 { [0, 1, 2] } else { [2, 1, 0] };
+            send_from(&bed.cluster.client, &socket, identification, &order);
+            answer(&socket).is_err()
+        });
+        assert_eq!(failed.count(), 0, "to {vip}");
+    }
+}
+
+/// Forged later fragments, whose first ones never come, keep nothing from whole packets, datagrams in order, and sockets
+/// of the node.
+#[test]
+fn flood_of_early_fragments_loses_no_other_traffic() {
+    let bed = Bed::with_web(&["pod2", "pod3"]);
+    let stop = AtomicBool::new(false);
+    let floods = |vip: IpAddr| {
+        let client = CLIENT[usize::from(vip.is_ipv6())];
+        let (from, to) = (SocketAddr::new(client, 9), udp(vip));
+        let raw = bed.cluster.client.run(|| flood::open(to.is_ipv6())).unwrap();
+        let mut sent = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let parts = fragments(from, to, pattern::at(0, PAYLOAD), next_identification());
+            flood::send(&raw, to, &parts[1]).unwrap();
+            sent += 1;
+        }
+        sent
+    };
+    thread::scope(|scope| {
+        let flooding: Vec<_> = WEB.iter().map(|vip| scope.spawn(|| floods(*vip))).collect();
+        thread::sleep(Duration::from_millis(200));
+        for _ in 0..10 {
+            for vip in WEB {
+                ask_http(&bed.cluster.client, http(vip)).unwrap();
+                for bytes in [8, 8_192] {
+                    ask_udp(bed.netns("pod1"), udp(vip), bytes).unwrap();
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        let sent: u32 = flooding.into_iter().map(|thread| thread.join().unwrap()).sum();
+        println!("{sent} early fragments");
+        assert!(sent > 2_048, "{sent} early fragments do not fill the ring twice");
+    });
+    for vip in WEB {
+        assert_every_order_of_one(&bed, vip);
+    }
+}
+
+/// After the flood, early fragments are held again.
+fn assert_every_order_of_one(bed: &Bed, vip: IpAddr) {
+    let from = SocketAddr::new(CLIENT[usize::from(vip.is_ipv6())], 40_000);
+    let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(vip))).unwrap();
+    for order in ORDERS {
+        send_from(&bed.cluster.client, &socket, next_identification(), &order);
+        answer(&socket).unwrap();
+    }
+}

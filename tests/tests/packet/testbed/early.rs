@@ -1,0 +1,38 @@
+//! The fragments that wait for the first one of their datagram: `EARLY_FRAGMENTS`.
+
+use aya::maps::Array;
+
+use super::Testbed;
+
+/// Places of the ring.
+pub(crate) const PLACES: usize = 1024;
+/// Bytes of a place.
+const SIZE: usize = 2048;
+/// Offset of the length of the packet, which the packet follows.
+const LENGTH: usize = 60;
+/// The state in the lowest bits of the control word of a place whose fragment waits.
+const HELD: u64 = 1;
+
+impl Testbed {
+    /// The IP packets that wait, in the order of their arrival.
+    pub(crate) fn held(&self) -> Vec<Vec<u8>> {
+        let map: Array<_, [u8; SIZE]> = self.map("EARLY_FRAGMENTS").try_into().unwrap();
+        let places = (0..PLACES).map(|place| map.get(&u32::try_from(place).unwrap(), 0).unwrap());
+        let control = |place: &[u8; SIZE]| u64::from_ne_bytes(place[..8].try_into().unwrap());
+        let mut held: Vec<_> = places.filter(|place| control(place) & 3 == HELD).collect();
+        held.sort_by_key(control);
+        let packet = |place: &[u8; SIZE]| {
+            let length = u32::from_ne_bytes(place[LENGTH..LENGTH + 4].try_into().unwrap());
+            place[LENGTH + 4..][..length as usize].to_vec()
+        };
+        held.iter().map(packet).collect()
+    }
+
+    /// Empties all places, and forgets the lists.
+    pub(super) fn clear_held(&mut self) {
+        for place in 0..PLACES {
+            self.put("EARLY_FRAGMENTS", u32::try_from(place).unwrap(), [0_u8; SIZE]);
+        }
+        self.put("EARLY_LISTS", 0, [0_u64; 4097]);
+    }
+}
