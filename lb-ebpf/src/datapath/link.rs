@@ -3,7 +3,7 @@
 
 use lb_ebpf::parse::{
     Layer,
-    frame::{Frame, half_word},
+    frame::{Frame, half_word, lengths},
 };
 
 use super::{route::next_hop, skb::Skb, xdp::Xdp};
@@ -23,10 +23,24 @@ pub(crate) fn takes(skb: &Skb) -> bool {
         return true;
     }
     // SAFETY: the context is valid for the whole run of the program.
-    let (kind, tag) = unsafe { ((*skb.ctx.skb.skb).pkt_type, (*skb.ctx.skb.skb).vlan_tci) };
+    let kind = unsafe { (*skb.ctx.skb.skb).pkt_type };
+    !has_vlan_beside(skb) && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
+}
+
+/// Whether the frame is one of a VLAN, where its network header begins `l3` bytes into it. The VLAN's device has programs
+/// of its own.
+#[inline(always)]
+pub(crate) fn is_of_vlan(skb: &Skb, l3: u32) -> bool {
+    l3 > lengths::ETHERNET || has_vlan_beside(skb)
+}
+
+/// Whether the tag of a VLAN lies beside the frame, not in it.
+#[inline(always)]
+fn has_vlan_beside(skb: &Skb) -> bool {
+    // SAFETY: the context is valid for the whole run of the program.
+    let tag = unsafe { (*skb.ctx.skb.skb).vlan_tci };
     // Before Linux 6.2 the tag that a VLAN device has taken out stays in `vlan_tci`.
-    let is_of_vlan = tag & VLAN_ID != 0 && skb.is_tagged();
-    !is_of_vlan && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
+    tag & VLAN_ID != 0 && skb.is_tagged()
 }
 
 /// Whether the frame is for the bridge that the device is a port of. `pkt_type` does not show it: the kernel has

@@ -82,7 +82,7 @@ pub(super) fn process(
 /// Whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
 #[inline(always)]
 fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
-    if of_node::is_of_other_flow(skb, hook, flow) {
+    if of_node::is_of_other_flow(skb, packet.headers.l3, hook, flow) {
         return Err(Outcome::OtherHook);
     }
     let bypasses_vip = || conntrack::bypasses_vip(packet, flow);

@@ -35,6 +35,7 @@ mod link_layer;
 mod masquerade;
 mod new_flow;
 mod next_hop;
+mod of_node;
 mod policies;
 mod races;
 mod random;

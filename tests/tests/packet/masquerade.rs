@@ -29,13 +29,13 @@ fn settings(family: Family, ports: u16) -> Settings {
 }
 
 /// Runs `test` in a network namespace without routes, so that the node's address comes from the settings.
-fn each_without_routes(case: &str, test: impl Fn(&mut Testbed, Family)) {
+pub(super) fn each_without_routes(case: &str, test: impl Fn(&mut Testbed, Family)) {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     each(case, test);
 }
 
 /// Writes a Service that masquerades every client, with `ports` source ports.
-fn masqueraded(bed: &mut Testbed, family: Family, protocol: u8, ports: u16) {
+pub(super) fn masqueraded(bed: &mut Testbed, family: Family, protocol: u8, ports: u16) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
     bed.service_with(family.vip(), protocol, &[family.backend()], record);
     bed.settings(&settings(family, ports));
@@ -44,7 +44,7 @@ fn masqueraded(bed: &mut Testbed, family: Family, protocol: u8, ports: u16) {
 /// Sends the client's packet through both hooks; returns the packet that leaves the node. `first` is whether it creates
 /// the flow.
 #[track_caller]
-fn there(bed: &mut Testbed, family: Family, packet: &Packet, first: bool) -> Packet {
+pub(super) fn there(bed: &mut Testbed, family: Family, packet: &Packet, first: bool) -> Packet {
     let sent = bed.send(Hook::Ingress, packet);
     let port = bed.flows()[&packet.tuple()].to.source_port;
     let between = packet.clone().from((client_of(packet), port).into()).to(family.backend());
@@ -67,7 +67,7 @@ fn back(bed: &mut Testbed, family: Family, client: SocketAddr, reply: &Packet) {
     bed.send(Hook::Egress, &between).passes(Reply, &seen);
 }
 
-fn source_of(packet: &Packet) -> SocketAddr {
+pub(super) fn source_of(packet: &Packet) -> SocketAddr {
     (IpAddr::from(packet.tuple().source), packet.tuple().source_port).into()
 }
 

@@ -20,6 +20,7 @@ use super::{
 use crate::datapath::{
     context::{Hook, HookContext},
     early_return::either,
+    link,
     scratch::{scratch, setup::NO_ADDRESS},
     skb::Skb,
 };
@@ -27,14 +28,24 @@ use crate::datapath::{
 /// Whether a packet of no flow that leaves the node begins a connection whose source port a flow has.
 #[inline(always)]
 pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
-    rules::flow::may_begin_at_egress(packet) && skb.is_from_node() && flow_has_port(&packet.tuple) != 0
+    rules::flow::may_begin_at_egress(packet)
+        && is_of_node(skb, packet.headers.l3)
+        && flow_has_port(&packet.tuple) != 0
 }
 
 /// Whether the packet only looks like one of this connection of the node: it belongs to the flow that has the source port, is
-/// translated already, and bypasses the stack.
+/// translated already, and bypasses the stack. `l3` is the offset of its network header.
 #[inline(always)]
-pub(crate) fn is_of_other_flow(skb: &Skb, hook: Hook, flow: &Flow) -> bool {
-    hook == Hook::Egress && flow.flags == flow_flags::AT_EGRESS && !skb.is_from_node()
+pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
+    hook == Hook::Egress && flow.flags == flow_flags::AT_EGRESS && !is_of_node(skb, l3)
+}
+
+/// Whether a socket of the node has made the packet, for this device. A frame of a VLAN was made for the VLAN's device: its
+/// programs have exchanged the source port if need be, and take the answers. Or that device, and the socket, are in another
+/// network namespace.
+#[inline(always)]
+fn is_of_node(skb: &Skb, l3: u32) -> bool {
+    skb.is_from_node() && !link::is_of_vlan(skb, l3)
 }
 
 /// Whether a flow expects the answers to packets of this tuple. (A global function: the verifier checks it once.)

@@ -41,7 +41,7 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook
     {
         return Forwarded::Done(either(direct::forward(skb, packet, flow, hop)));
     }
-    if !hook.translates(flow) || of_node::is_of_other_flow(skb, hook, flow) {
+    if !hook.translates(flow) || of_node::is_of_other_flow(skb, packet.headers.l3, hook, flow) {
         return Forwarded::Done(Outcome::OtherHook);
     }
     if flow.flags & flow_flags::ROUTED != 0 {

@@ -23,6 +23,13 @@ impl Testbed {
         self.run(hook, &packet.bytes())
     }
 
+    /// Runs a packet of a socket of the node through the egress program.
+    #[track_caller]
+    pub(crate) fn send_from_node(&mut self, packet: &Packet) -> Sent {
+        let packet = self.on_device(packet);
+        self.run_in(Hook::Egress, &packet.bytes(), &[])
+    }
+
     /// Runs a frame of any bytes. A bare device gets the frame without its Ethernet header, the first 14 bytes.
     #[track_caller]
     pub(crate) fn send_bytes(&mut self, hook: Hook, bytes: &[u8]) -> Sent {
@@ -37,12 +44,16 @@ impl Testbed {
     /// Runs any bytes as they are.
     #[track_caller]
     pub(crate) fn run(&mut self, hook: Hook, input: &[u8]) -> Sent {
+        self.run_in(hook, input, if hook == Hook::Egress { &FORWARDED } else { &[] })
+    }
+
+    #[track_caller]
+    fn run_in(&mut self, hook: Hook, input: &[u8], context: &[u32]) -> Sent {
         let program = self.device.program(hook);
         let case = format!("{} ({program})", self.next_step());
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
         let flags = if self.device == Device::EthernetWithSum { test_run::CHECKSUM_COMPLETE } else { 0 };
-        let context = if hook == Hook::Egress { &FORWARDED[..] } else { &[] };
         let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context, flags);
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
         let action = action.cast_signed();

@@ -1,0 +1,50 @@
+//! Sockets of the node that use the source port of a masqueraded client towards its backend. Their connections get another
+//! port where they leave the node, and nothing else does.
+
+use std::net::SocketAddr;
+
+use lb_common::Outcome::*;
+
+use super::{
+    masquerade::{each_without_routes, masqueraded, source_of, there},
+    packets::{Packet, QINQ, VLAN},
+    stage::Family,
+    testbed::{Device, Testbed, UDP},
+};
+
+/// Begins the flow of a masqueraded client; returns its source at the node.
+fn flow_of_client(bed: &mut Testbed, family: Family) -> SocketAddr {
+    masqueraded(bed, family, UDP, 20_000);
+    source_of(&there(bed, family, &Packet::udp(family.client(), family.vip(), b"?"), true))
+}
+
+/// Begins a connection of the node from this source; returns the source that the backend sees.
+fn flow_of_node(bed: &mut Testbed, family: Family, source: SocketAddr) -> SocketAddr {
+    let packet = Packet::udp(source, family.backend(), b"?");
+    let sent = bed.send_from_node(&packet);
+    let seen = (source.ip(), bed.flows()[&packet.tuple()].to.source_port).into();
+    sent.passes(Masquerade, &packet.clone().from(seen));
+    assert_ne!(seen, source);
+    seen
+}
+
+/// The device of the VLAN has had its turn: it gave the connection another port, and its ingress exchanges it back.
+#[test]
+fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
+    const TAGS: [&[(u16, u16)]; 3] = [&[(VLAN, 5)], &[(VLAN, 0xe005)], &[(QINQ, 6), (VLAN, 5)]];
+    each_without_routes("the node in a VLAN", |bed, family| {
+        if bed.device() == Device::Bare {
+            return;
+        }
+        let source = flow_of_client(bed, family);
+        let packet = Packet::udp(source, family.backend(), b"?");
+        let tagged = |tags: &[(u16, u16)]| packet.clone().with(|packet| *packet.tags() = tags.to_vec());
+        for tags in TAGS {
+            bed.send_from_node(&tagged(tags)).passes_untouched(NoService);
+        }
+        flow_of_node(bed, family, source);
+        for tags in TAGS {
+            bed.send_from_node(&tagged(tags)).passes_untouched(OtherHook);
+        }
+    });
+}
