@@ -19,7 +19,7 @@ use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use super::{
     context::Hook,
-    flow::conntrack,
+    flow::{conntrack, of_node},
     rewrite::{self, Compensation},
     route,
     scratch::scratch,
@@ -59,7 +59,7 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     let quoted = read_quoted(skb, headers)?;
     let key = quoted.tuple.reversed();
     let flow = conntrack::lookup(&key).ok_or(Outcome::UnknownIcmpError)?;
-    if !hook.translates(flow) {
+    if !hook.translates(flow) || of_node::is_of_other_flow(skb, headers.l3, hook, flow) {
         return Err(Outcome::OtherHook);
     }
     if flow.is_tunnelled() {

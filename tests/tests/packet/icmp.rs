@@ -41,7 +41,7 @@ fn kinds(family: Family) -> &'static [Kind] {
     }
 }
 
-fn port_unreachable(family: Family, from: IpAddr, to: IpAddr, quote: &[u8]) -> Packet {
+pub(super) fn port_unreachable(family: Family, from: IpAddr, to: IpAddr, quote: &[u8]) -> Packet {
     let (_, kind, rest) = kinds(family)[1];
     Packet::icmp(from, to, kind, rest, quote)
 }

@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use lb_common::Outcome::*;
 
 use super::{
+    icmp::port_unreachable,
     masquerade::{each_without_routes, masqueraded, source_of, there},
     packets::{Packet, QINQ, VLAN},
     stage::Family,
-    testbed::{Device, Testbed, UDP},
+    testbed::{Device, Hook, Testbed, UDP},
 };
 
 /// Begins the flow of a masqueraded client; returns its source at the node.
@@ -46,5 +47,20 @@ fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
         for tags in TAGS {
             bed.send_from_node(&tagged(tags)).passes_untouched(OtherHook);
         }
+    });
+}
+
+/// Such an error from another machine is about the flow that has the port, and is translated already.
+#[test]
+fn icmp_errors_about_the_flow_with_the_port_of_a_socket_are_not_the_sockets() {
+    each_without_routes("errors about the port's flow", |bed, family| {
+        let (source, backend) = (flow_of_client(bed, family), family.backend());
+        let seen = flow_of_node(bed, family, source);
+        let error = |to| {
+            let answer = Packet::udp(backend, to, b"!");
+            port_unreachable(family, source.ip(), backend.ip(), &answer.network())
+        };
+        bed.send(Hook::Egress, &error(source)).passes_untouched(OtherHook);
+        bed.send_from_node(&error(source)).passes(IcmpError, &error(seen));
     });
 }
