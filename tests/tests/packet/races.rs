@@ -1,7 +1,8 @@
-//! Packets of one flow on two CPUs at the same time.
+//! Packets on two CPUs at the same time.
 
 use std::{
     hint, iter,
+    net::SocketAddr,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
@@ -12,7 +13,7 @@ use super::{
     packets::Packet,
     stage::Family,
     test_run::test_run,
-    testbed::{Device, Testbed, UDP},
+    testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
 /// Flows that begin on two CPUs, in one round: as many as the test's table has room for.
@@ -21,14 +22,16 @@ const ROUNDS: u32 = 20;
 /// Packets of a family that may be dropped: those whose CPU waited in vain, because the other one was interrupted while
 /// it inserted the flow.
 const LOST: u64 = 8;
+/// Clients whose connections have ended: the test's table has room for five entries of each.
+const CLIENTS: usize = 40;
 /// How often a thread checks for the other one before it yields its CPU, which the other thread may need.
 const SPINS: u32 = 10_000;
 
-/// Runs each of these frames on two threads at once.
-fn run_twice(bed: &Testbed, frames: &[Vec<u8>]) {
+/// Runs the frames of two threads, the nth ones at once.
+fn run_both(bed: &Testbed, frames: [&[Vec<u8>]; 2]) {
     let program = bed.program("tc_ingress").fd().unwrap();
-    let arrived = AtomicUsize::new(0);
-    let run_all = || {
+    let arrived = &AtomicUsize::new(0);
+    let run_all = &|frames: &[Vec<u8>]| {
         for (nth, frame) in frames.iter().enumerate() {
             arrived.fetch_add(1, Ordering::SeqCst);
             for spin in iter::successors(Some(0u32), |spin| Some(spin.saturating_add(1))) {
@@ -41,9 +44,14 @@ fn run_twice(bed: &Testbed, frames: &[Vec<u8>]) {
         }
     };
     thread::scope(|scope| {
-        scope.spawn(run_all);
-        scope.spawn(run_all);
+        for frames in frames {
+            scope.spawn(move || run_all(frames));
+        }
     });
+}
+
+fn bytes(packets: &[Packet]) -> Vec<Vec<u8>> {
+    packets.iter().map(Packet::bytes).collect()
 }
 
 #[test]
@@ -55,10 +63,10 @@ fn first_packets_on_two_cpus_begin_one_whole_flow() {
         let clients = (20_000..).map(|port| (family.client().ip(), port).into());
         let packets: Vec<Packet> =
             clients.take(FLOWS).map(|client| Packet::udp(client, family.vip(), b"x")).collect();
-        let frames: Vec<Vec<u8>> = packets.iter().map(Packet::bytes).collect();
+        let frames = bytes(&packets);
         let before = bed.counters();
         for _ in 0..ROUNDS {
-            run_twice(&bed, &frames);
+            run_both(&bed, [&frames, &frames]);
             assert_whole(&bed, &packets);
             bed.clear_flows();
         }
@@ -66,6 +74,33 @@ fn first_packets_on_two_cpus_begin_one_whole_flow() {
         let is_translated = |outcome| matches!(outcome, Outcome::NewFlow | Outcome::Forward);
         let lost: u64 = moved.iter().filter(|moved| !is_translated(moved.0)).map(|moved| moved.1).sum();
         assert!(lost <= LOST, "{moved:?}");
+    }
+}
+
+/// Two new connections want the source port of one that has ended. Each flow is whole: the later one gets another port.
+#[test]
+fn port_of_an_ended_connection_goes_to_one_of_two_cpus() {
+    let mut bed = Testbed::new();
+    for family in Family::BOTH {
+        bed.start(&format!("two CPUs and one port, {family:?}"), Device::Ethernet);
+        let (backend, vips) = (family.backend(), [family.vip(), family.other_vip(), family.empty_vip()]);
+        for vip in vips {
+            bed.service(vip, TCP, &[backend]);
+        }
+        let clients = || (20_000..).take(CLIENTS).map(|port| SocketAddr::new(family.client().ip(), port));
+        let [ended, first, second] = vips
+            .map(|vip| clients().map(|client| Packet::tcp(client, vip, 1000, b"").syn()).collect::<Vec<_>>());
+        for _ in 0..ROUNDS {
+            for (syn, client) in ended.iter().zip(clients()) {
+                bed.send(Hook::Ingress, syn).passes_any(Outcome::NewFlow);
+                let reset = Packet::tcp(backend, client, 0, b"").rst().ack(1001);
+                bed.send(Hook::Egress, &reset).passes_any(Outcome::Reply);
+            }
+            run_both(&bed, [&bytes(&first), &bytes(&second)]);
+            assert_whole(&bed, &first);
+            assert_whole(&bed, &second);
+            bed.clear_flows();
+        }
     }
 }
 

@@ -13,12 +13,7 @@ use super::{
     active_flows,
     table::{self, end_first_flow, end_other, remove_other},
 };
-use crate::datapath::{
-    clock::now,
-    context::HookContext,
-    scratch::{scratch, setup::Keys},
-    service, settings,
-};
+use crate::datapath::{clock::now, context::HookContext, scratch::scratch, service, settings};
 
 pub(crate) use super::table::lookup;
 
@@ -91,14 +86,14 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 /// Deletes the connection whose reverse entry has this key, if its source port may be used again:
 /// [`flow::may_be_replaced`]. Otherwise a busy client would run out of ports towards a backend long before entries
 /// expire. Returns whether the key is free for this CPU: it has deleted the entry, or found none. Of several CPUs that
-/// find an entry, only one deletes it.
+/// find an entry, only one deletes it, and none deletes the entry that has taken its place since.
 #[inline(always)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     let over = flow_over(key, u32::from(eager));
     if over == NO_FLOW {
         return true;
     }
-    if over == NOT_OVER || !table::remove(key) {
+    if over == NOT_OVER || !remove_judged(key) {
         return false;
     }
     end_other();
@@ -109,11 +104,17 @@ pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     true
 }
 
+/// Removes the reverse entry that [`flow_over`] has found; returns whether this call did.
+#[inline(always)]
+fn remove_judged(key: &Tuple) -> bool {
+    scratch().is_ok_and(|scratch| table::remove_found(&scratch.keys().place, key))
+}
+
 /// Result of [`flow_over`]: the flow keeps its port.
 const NOT_OVER: u32 = 0;
 /// Result of [`flow_over`]: no entry has the key.
 const NO_FLOW: u32 = 1;
-/// Result of [`flow_over`]: another flow may take the port. `SCRATCH` has the key of this flow's forward entry.
+/// Result of [`flow_over`]: another flow may take the port. `SCRATCH` has both entries of this flow.
 const OVER: u32 = 2;
 /// Result of [`flow_over`]: as `OVER`, and the flow is the second one of a masqueraded connection. `SCRATCH` has the
 /// key of the first one's reverse entry.
@@ -126,11 +127,11 @@ const SECOND_IS_OVER: u32 = 3;
 extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
     let (Some(key), Ok(scratch)) = (unsafe { key.as_ref() }, scratch()) else { return NOT_OVER };
-    let Some(reply) = lookup(key) else { return NO_FLOW };
     let keys = scratch.keys();
-    *keys = Keys { other: reply.to.reversed(), first_reply: reply.to };
+    let Some(reply) = table::locate(key, &mut keys.place) else { return NO_FLOW };
+    (keys.other, keys.first_reply) = (reply.to.reversed(), reply.to);
     // If the forward entry is missing, another CPU may be creating it.
-    let Some(forward) = lookup(&keys.other) else { return NOT_OVER };
+    let Some(forward) = table::locate(&keys.other, &mut keys.other_place) else { return NOT_OVER };
     if !flow::may_be_replaced(forward, reply, eager != 0, now) {
         NOT_OVER
     } else if reply.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {

@@ -7,7 +7,7 @@ use lb_common::{
 };
 use lb_ebpf::{rules::source_port, service::schedule};
 
-use crate::datapath::flow::table::Inserted;
+use crate::datapath::flow::table::{Inserted, Place};
 
 /// The flow that a packet requests.
 #[derive(Clone, Copy)]
@@ -151,10 +151,14 @@ impl Claim {
     }
 }
 
-/// Keys of entries that are deleted together. The stack has no room for them.
+/// Entries that are deleted together. The stack has no room for their keys.
 pub(crate) struct Keys {
+    /// The place of the reverse entry whose source port another flow wants.
+    pub(crate) place: Place,
     /// The key of the other entry of the flow.
     pub(crate) other: Tuple,
+    /// The place of that entry.
+    pub(crate) other_place: Place,
     /// The key of the reverse entry of the first flow, if the connection is masqueraded.
     pub(crate) first_reply: Tuple,
 }

@@ -6,7 +6,11 @@ use lb_common::{
 };
 use lb_ebpf::rules::flow;
 
-use super::{lookup, memory::Element, memory::Table, remove, slot};
+use super::{
+    flow_at, locate, lookup,
+    memory::{Element, Table},
+    remove, remove_found, slot,
+};
 use crate::datapath::{clock::now, flow::active_flows, scratch::scratch};
 
 /// The programs' part in evictions: when an entry gives way, and what follows.
@@ -91,7 +95,7 @@ extern "C" fn flow_evicted(index: u32) -> u32 {
     keys.other = flow.to.reversed();
     keys.first_reply = if flow.is_reply() { flow.to } else { key.reversed() };
     let mut rest = 0;
-    if lookup(&keys.other).is_some_and(|reverse| leads_back(reverse, key)) {
+    if locate(&keys.other, &mut keys.other_place).is_some_and(|reverse| leads_back(reverse, key)) {
         rest |= HAS_REVERSE;
     }
     if flow.is_reply() {
@@ -127,17 +131,18 @@ pub(in crate::datapath::flow) fn end_first_flow() {
     }
 }
 
-/// Subtracts the flow from the active ones whose forward entry has the key `other` in `SCRATCH`.
+/// Subtracts the flow from the active ones whose forward entry is the `other` one in `SCRATCH`.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_other() {
     flow_end();
 }
 
-/// Removes the entry with the key `other` in `SCRATCH`. It may be gone already.
+/// Removes the `other` entry in `SCRATCH`. It may be gone already.
 #[inline(always)]
 pub(in crate::datapath::flow) fn remove_other() {
     if let Ok(scratch) = scratch() {
-        remove(&scratch.keys().other);
+        let keys = scratch.keys();
+        remove_found(&keys.other_place, &keys.other);
     }
 }
 
@@ -145,13 +150,14 @@ pub(in crate::datapath::flow) fn remove_other() {
 #[inline(never)]
 extern "C" fn flow_end() -> u32 {
     let Ok(scratch) = scratch() else { return 0 };
-    if let Some(forward) = lookup(&scratch.keys().other) {
+    let keys = scratch.keys();
+    if let Some(forward) = flow_at(&keys.other_place, &keys.other) {
         active_flows::end(forward);
     }
     1
 }
 
-/// Writes the key of the first flow's forward entry into `SCRATCH`, given that of its reverse entry there; returns 0 if
+/// Makes the first flow's forward entry the other one in `SCRATCH`, given the key of its reverse entry there; returns 0 if
 /// there is none.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -160,5 +166,5 @@ extern "C" fn flow_find_first() -> u32 {
     let keys = scratch.keys();
     let Some(reply) = lookup(&keys.first_reply) else { return 0 };
     keys.other = reply.to.reversed();
-    1
+    u32::from(locate(&keys.other, &mut keys.other_place).is_some())
 }

@@ -11,7 +11,7 @@ use core::arch::asm;
 
 use lb_common::{
     conntrack::{Flow, Tuple},
-    flow_table::{self, Insert, Replace, Slot},
+    flow_table::{self, Control, Entry, Insert, Memory as _, Replace, Slot},
 };
 
 use self::{
@@ -58,6 +58,74 @@ pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
         MAY_BE_IN_OVERFLOW => overflow::get(key),
         number => Element::at(number - 1).map(Element::flow),
     }
+}
+
+/// One use of a place in the table: the entry that was found there, and none that has taken its place since. (The overflow
+/// has no generations: there, it is whatever entry has the key.)
+#[repr(C)]
+pub(crate) struct Place {
+    /// The control word at that moment.
+    control: u64,
+    /// The index of the slot, or [`IN_OVERFLOW`].
+    index: u32,
+    zero: u32,
+}
+
+/// The index of a [`Place`] that is not in the table.
+const IN_OVERFLOW: u32 = u32::MAX;
+
+/// Like [`lookup`], and notes the place of the entry, for a caller that decides whether to [remove](remove_found) exactly
+/// this entry.
+#[inline(always)]
+pub(crate) fn locate(key: &Tuple, place: &mut Place) -> Option<&'static mut Flow> {
+    match flow_locate(key, place) {
+        ABSENT => None,
+        MAY_BE_IN_OVERFLOW => overflow::get(key),
+        number => Element::at(number - 1).map(Element::flow),
+    }
+}
+
+/// Like [`flow_find`], and notes the place of the entry.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_locate(key: *const Tuple, place: *mut Place) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(key), Some(place)) = (unsafe { (key.as_ref(), place.as_mut()) }) else { return ABSENT };
+    let Some(table) = Table::get() else { return ABSENT };
+    match flow_table::find(&table, &table.places(key), key) {
+        Some(entry) => {
+            *place = Place { control: entry.control.0, index: entry.slot.index, zero: 0 };
+            entry.slot.index + 1
+        }
+        None if table.has_overflow() => {
+            *place = Place { control: 0, index: IN_OVERFLOW, zero: 0 };
+            MAY_BE_IN_OVERFLOW
+        }
+        None => ABSENT,
+    }
+}
+
+/// The flow of the entry with this key, if it still has this place.
+#[inline(always)]
+pub(crate) fn flow_at(place: &Place, key: &Tuple) -> Option<&'static mut Flow> {
+    if place.index == IN_OVERFLOW {
+        return overflow::get(key);
+    }
+    let (table, slot) = (Table::get()?, Element::at(place.index)?);
+    (table.control_after(slot).0 == place.control).then(|| slot.flow())
+}
+
+/// Removes the entry with this key, if it still has this place; returns whether this call did.
+#[inline(always)]
+pub(crate) fn remove_found(place: &Place, key: &Tuple) -> bool {
+    if place.index == IN_OVERFLOW { remove(key) } else { flow_remove_found(place.index, place.control) != 0 }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_remove_found(index: u32, control: u64) -> u32 {
+    let (Some(table), Some(slot)) = (Table::get(), Element::at(index)) else { return 0 };
+    u32::from(flow_table::remove_entry(&table, &Entry { slot, control: Control(control) }))
 }
 
 /// The slot that holds the entry with this key, plus one; else [`ABSENT`] or [`MAY_BE_IN_OVERFLOW`].
