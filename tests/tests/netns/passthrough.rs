@@ -1,5 +1,7 @@
 //! Traffic of no service passes unchanged.
 
+use std::io::ErrorKind;
+
 use lb_tests::{
     client::{Connection, ask_http, ask_udp},
     cluster::CLIENT,
@@ -58,6 +60,29 @@ fn one_client_port_connects_directly_and_through_a_service() {
         }
         assert_eq!(direct.download(8 << 20).unwrap(), "pod2");
         assert_eq!(served.download(8 << 20).unwrap(), "pod1");
+    }
+}
+
+/// To the pod, both connections would be one: they have the same addresses and ports. netfilter would give the direct one
+/// another source port.
+#[test]
+fn direct_connection_from_the_port_of_a_live_flow_fails_and_harms_nothing() {
+    let bed = Bed::with_web(&["pod2"]);
+    let client = &bed.cluster.client;
+    client.sysctls(&[("ipv4/tcp_syn_retries", "1")]).unwrap();
+    for (vip, like) in WEB.into_iter().zip(CLIENT) {
+        let pod = bed.cluster.pod("pod2").unwrap().http(like);
+        let mut served = Connection::open_from_port(client, 41_000, http(vip)).unwrap();
+        assert_eq!(served.ask().unwrap().server, "pod2");
+        let direct = Connection::open_from_port(client, 41_000, pod);
+        assert_eq!(direct.err().map(|error| error.kind()), Some(ErrorKind::TimedOut), "{vip}");
+        for _ in 0..3 {
+            assert_eq!(served.ask().unwrap().server, "pod2");
+        }
+        assert_eq!(served.download(8 << 20).unwrap(), "pod2");
+        drop(served);
+        let mut direct = Connection::open_from_port(client, 41_000, pod).unwrap();
+        assert_eq!(direct.ask().unwrap().server, "pod2");
     }
 }
 
