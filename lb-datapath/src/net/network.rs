@@ -188,18 +188,21 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
-/// Interface index of the device that a VLAN device is stacked on.
+/// Interface index of the device that a VLAN device is stacked on, if that device is in this network namespace. (Elsewhere,
+/// another device may have its index.)
 fn below_vlan(message: &LinkMessage) -> Option<u32> {
     let is_vlan = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Vlan));
-    let (mut vlan, mut below) = (false, None);
+    let (mut vlan, mut elsewhere, mut below) = (false, false, None);
     for attribute in &message.attributes {
         if let LinkAttribute::LinkInfo(infos) = attribute {
             vlan = infos.iter().any(is_vlan);
         } else if let LinkAttribute::Link(index) = attribute {
             below = Some(*index);
+        } else if let LinkAttribute::LinkNetNsId(_) = attribute {
+            elsewhere = true;
         }
     }
-    below.filter(|_| vlan)
+    below.filter(|_| vlan && !elsewhere)
 }
 
 /// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program.
@@ -331,4 +334,23 @@ fn hops(message: &RouteMessage) -> Vec<DefaultRoute> {
     }
     hop.main = table == u32::from(RouteHeader::RT_TABLE_MAIN);
     devices.into_iter().map(|device| DefaultRoute { device, ..hop }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vlan_device_is_stacked_on_a_device_of_its_own_namespace_only() {
+        let of_kind = |kind| LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]);
+        for (attributes, expected) in [
+            (vec![LinkAttribute::Link(3), of_kind(InfoKind::Vlan)], Some(3)),
+            (vec![LinkAttribute::Link(3), of_kind(InfoKind::Vlan), LinkAttribute::LinkNetNsId(0)], None),
+            (vec![LinkAttribute::Link(3), of_kind(InfoKind::Veth)], None),
+        ] {
+            let mut message = LinkMessage::default();
+            message.attributes = attributes;
+            assert_eq!(below_vlan(&message), expected, "{message:?}");
+        }
+    }
 }
