@@ -265,7 +265,12 @@ pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connectio
         let Tuple { destination, destination_port, .. } = forward.to;
         let (flows, traffic) =
             counts.entry((forward.service, destination.into(), destination_port)).or_default();
-        *flows += u64::from(reply.is_some_and(|reply| !Phase::of(forward, &reply).is_over()));
+        // A flow in a tunnel has one entry. Any other without its reverse entry is dead.
+        let phase = match reply {
+            Some(reply) => Some(Phase::of(forward, reply)),
+            None => forward.is_tunnelled().then(|| Phase::of_one_way(forward)),
+        };
+        *flows += u64::from(phase.is_some_and(|phase| !phase.is_over()));
         traffic.add(forward, reply.as_ref());
     }
     for service in services {
@@ -415,6 +420,7 @@ pub(super) mod testdata {
 
 #[cfg(test)]
 mod tests {
+    use lb_common::conntrack::{flow_flags, seen};
     use serde_json::json;
 
     use super::*;
@@ -515,10 +521,29 @@ mod tests {
     }
 
     #[test]
+    fn flow_count_includes_flows_in_tunnels() {
+        let tunnelled = |seen| {
+            let mut flow = testdata::flow();
+            flow.forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+            (flow.forward.seen, flow.reply) = (seen, None);
+            flow
+        };
+        let mut half = testdata::flow();
+        half.reply = None;
+        let mut services = services(&testdata::contents());
+        count_flows(
+            &mut services,
+            &[tunnelled(seen::SYN | seen::ACK), tunnelled(seen::SYN | seen::RST), half],
+        );
+        let traffic = services[0].backends[0].traffic.unwrap();
+        assert_eq!((services[0].backends[0].flows, traffic.packets_answered), (Some(1), 0));
+    }
+
+    #[test]
     fn flow_count_includes_only_live_flows_of_the_service() {
         let mut services = services(&testdata::contents());
         let mut over = testdata::flow();
-        over.forward.seen |= lb_common::conntrack::seen::RST;
+        over.forward.seen |= seen::RST;
         let mut other = testdata::flow();
         other.forward.service = 9;
         count_flows(&mut services, &[testdata::flow(), over, other]);
