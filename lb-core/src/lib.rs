@@ -25,6 +25,7 @@ mod ids;
 mod ip;
 mod last_good;
 pub mod layout;
+pub mod lease;
 pub mod load_balancer;
 mod mirror;
 pub mod model;

@@ -11,7 +11,7 @@ use lb_core::{
     allocate::{Allocator, known_allocations},
     api,
     convert::{self, ConvertError, Converted},
-    load_balancer::{self, AddressError, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, Request},
+    load_balancer::{self, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, Request},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -147,7 +147,8 @@ impl Addresses {
         let refused = if has_pools { self.load_balancers.assign_all(&requests) } else { none };
         for ((index, request), error) in indexes.into_iter().zip(&requests).zip(refused) {
             let has = self.load_balancers.addresses(&request.service);
-            let warning = self.warning(request, error).map(|why| FieldError::new("status.loadBalancer", why));
+            let trouble = self.load_balancers.trouble(request, error.as_ref());
+            let warning = trouble.map(|why| FieldError::new("status.loadBalancer", why));
             let for_more = has_pools && has.len() < request.families.len();
             waits.insert(index, Waits { warning, for_more });
         }
@@ -177,15 +178,6 @@ impl Addresses {
             self.load_balancers.release(&name);
         }
         Ok(request)
-    }
-
-    /// Why a Service got no address or not the one that it asks for, or what is wrong with the one that it has.
-    fn warning(&self, request: &Request, refused: Option<AddressError>) -> Option<String> {
-        match (refused, self.load_balancers.addresses(&request.service)) {
-            (Some(error), []) => Some(format!("no address: {error}")),
-            (Some(error), [..]) => Some(format!("{error}; the Service keeps the address that it has")),
-            (None, _) => self.load_balancers.concern(request).map(|concern| concern.to_string()),
-        }
     }
 
     /// Allocates addresses to Services that exchange theirs: all of them first release their addresses.

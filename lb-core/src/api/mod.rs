@@ -38,6 +38,9 @@ pub struct ObjectMeta {
     pub labels: Option<BTreeMap<String, String>>,
     #[serde(deserialize_with = "tolerant::text_map")]
     pub annotations: Option<BTreeMap<String, String>>,
+    /// `creationTimestamp`, as RFC 3339 in UTC, so that texts compare as times.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub creation_timestamp: Option<String>,
     /// Whether `deletionTimestamp` is set.
     #[serde(rename = "deletionTimestamp", deserialize_with = "tolerant::is_present")]
     pub is_being_deleted: bool,

@@ -79,6 +79,33 @@ pub enum Concern {
     },
 }
 
+/// What is wrong with the addresses of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// It gets none, or not the one that it asks for.
+    #[error("{}{why}{}", if *keeps { "" } else { "no address: " }, if *keeps { "; the Service keeps the address that it has" } else { "" })]
+    Refused {
+        /// The reason.
+        why: String,
+        /// Whether it keeps another one.
+        keeps: bool,
+    },
+    /// It should not have the one that it has.
+    #[error("{0}")]
+    Concern(Concern),
+}
+
+impl Trouble {
+    /// The reason of an Event, in MetalLB's words where it has one.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused { .. } => "AllocationFailed",
+            Self::Concern(Concern::NoPool(_)) => "PoolGone",
+            Self::Concern(Concern::OtherKind { .. }) => "AddressOfOtherKind",
+        }
+    }
+}
+
 /// Why a pool is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
@@ -97,14 +124,16 @@ pub enum PoolError {
     /// Another pool has its name.
     #[error("pool {0:?} is not used: there is another one of that name")]
     Twin(String),
-    /// It has addresses that cluster IPs may have.
-    #[error("pool {pool:?} is not used: its {range} overlaps {reserved}, whose addresses are cluster IPs")]
+    /// It has addresses that cluster IPs or pods may have.
+    #[error(
+        "pool {pool:?} is not used: its {range} overlaps {reserved}, which is a network of cluster IPs or pods"
+    )]
     Reserved {
         /// The pool that is not used.
         pool: String,
         /// Its range.
         range: AddressRange,
-        /// The network of cluster IPs.
+        /// The network of cluster IPs or pods.
         reserved: AddressRange,
     },
 }

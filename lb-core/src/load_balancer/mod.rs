@@ -3,6 +3,7 @@
 //! MetalLB's rules hold, with these differences: an address that a Service has stays with it, whatever happens to its
 //! pool; selectors that select no namespace admit no Service; pools of equal rank are asked by name.
 
+mod controller;
 mod error;
 mod fresh;
 mod pool;
@@ -21,8 +22,9 @@ use lb_common::FrontendKind;
 
 use self::fresh::Fresh;
 pub use self::{
-    error::{AddressError, Concern, PoolError},
-    pool::{INTERNAL, Namespaces, Pool},
+    controller::{Controller, GIVEN, Notice, Pass, Write},
+    error::{AddressError, Concern, PoolError, Trouble},
+    pool::{INTERNAL, Namespaces, Pool, PoolUsage},
     range::{AddressRange, RangeError},
     request::{Request, SharingKey, Terms, is_relevant},
     selector::{Labels, Selector},
@@ -100,8 +102,34 @@ impl LoadBalancers {
         self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
     }
 
+    /// The Services that have an address.
+    pub fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectName> {
+        self.holders.get(&ip).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// How many addresses of each pool are in use.
+    pub fn usage(&self) -> Vec<PoolUsage> {
+        let used = |pool: &Pool| {
+            let ranges = pool.ranges.iter();
+            ranges.map(|range| self.holders.range(range.first()..=range.last()).count() as u64).sum()
+        };
+        let usage = |pool| PoolUsage::new(pool, used(pool));
+        self.pools.iter().map(usage).collect()
+    }
+
+    /// What is wrong with the addresses of a Service whose last request was refused for this reason, or was not.
+    pub fn trouble(&self, request: &Request, refused: Option<&AddressError>) -> Option<Trouble> {
+        match refused {
+            Some(error) => {
+                let keeps = !self.addresses(&request.service).is_empty();
+                Some(Trouble::Refused { why: error.to_string(), keeps })
+            }
+            None => self.concern(request).map(Trouble::Concern),
+        }
+    }
+
     /// What is wrong with the addresses that a Service keeps; `None` if nothing is.
-    pub fn concern(&self, request: &Request) -> Option<Concern> {
+    fn concern(&self, request: &Request) -> Option<Concern> {
         let has = self.addresses(&request.service);
         for ip in has {
             let Some(pool) = self.pool_of(*ip) else { return Some(Concern::NoPool(*ip)) };
@@ -122,11 +150,11 @@ impl LoadBalancers {
     }
 
     /// Assigns addresses to many Services at once, independent of their order: first to those that name addresses, then to
-    /// the others by name. Returns the error of each request.
+    /// the others, the oldest first, then by name. Returns the error of each request.
     pub fn assign_all(&mut self, requests: &[Request]) -> Vec<Option<AddressError>> {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();
-        order.sort_by_key(|index| &requests[*index].service);
+        order.sort_by_key(|index| (&requests[*index].created, &requests[*index].service));
         let (named, others): (Vec<usize>, Vec<usize>) =
             order.into_iter().partition(|index| !requests[*index].addresses.is_empty());
         let open = self.assign_in_turn(requests, named, &mut errors);

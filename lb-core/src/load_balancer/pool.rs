@@ -15,6 +15,7 @@ use super::{
 use crate::{
     api,
     convert::{ConvertError, Object, object_name},
+    family::Family,
     model::ObjectName,
 };
 
@@ -38,6 +39,29 @@ pub struct Pool {
     pub scope: Option<Scope>,
     /// Whether the pool is for Services that ask for an internal load balancer, and no others unless they name it.
     pub internal: bool,
+}
+
+/// How many addresses of a pool are in use. Numbers that do not fit are cut to the largest that does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// The name of the pool.
+    pub pool: Arc<str>,
+    /// Addresses that Services have.
+    pub used: u64,
+    /// Addresses that Services may have, used or not.
+    pub total: u64,
+}
+
+impl PoolUsage {
+    pub(super) fn new(pool: &Pool, used: u64) -> Self {
+        let avoided = |range: &AddressRange| {
+            let buggy = || range.count_with_last_byte(0) + range.count_with_last_byte(255);
+            if pool.avoid_buggy_ips && range.family() == Family::V4 { buggy() } else { 0 }
+        };
+        let sizes = pool.ranges.iter().map(|range| range.size() - avoided(range));
+        let total = sizes.fold(0, u128::saturating_add);
+        Self { pool: pool.name.clone(), used, total: u64::try_from(total).unwrap_or(u64::MAX) }
+    }
 }
 
 /// `spec.serviceAllocation` of a pool.

@@ -59,6 +59,18 @@ impl AddressRange {
         address(self.family, self.last)
     }
 
+    /// The number of addresses; one less for all of IPv6.
+    pub const fn size(&self) -> u128 {
+        (self.last - self.first).saturating_add(1)
+    }
+
+    /// The number of addresses whose last byte has this value.
+    pub(super) fn count_with_last_byte(&self, value: u8) -> u128 {
+        // Below `end`, one address in each 256 has the value.
+        let below = |end: u128| (end + 255 - u128::from(value)) / 256;
+        below(self.last + 1) - below(self.first)
+    }
+
     /// All addresses, lowest first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let family = self.family;
@@ -128,6 +140,24 @@ mod tests {
             assert_eq!((range.addresses().count(), range.addresses().next()), (size, Some(first)), "{text}");
             assert_eq!(range.addresses().last(), Some(last), "{text}");
             assert!(range.contains(first) && range.contains(last), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_with_a_last_byte_are_counted() {
+        for (text, zeros, all_ones) in [
+            ("192.0.2.0/24", 1, 1),
+            ("192.0.2.1-192.0.2.254", 0, 0),
+            ("192.0.2.254-192.0.3.1", 1, 1),
+            ("192.0.2.255/32", 0, 1),
+            ("10.0.0.0/16", 256, 256),
+        ] {
+            let range: AddressRange = text.parse().unwrap();
+            assert_eq!(
+                (range.count_with_last_byte(0), range.count_with_last_byte(255)),
+                (zeros, all_ones),
+                "{text}"
+            );
         }
     }
 

@@ -32,6 +32,8 @@ const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 pub struct Request {
     /// The Service.
     pub service: ObjectName,
+    /// `metadata.creationTimestamp`; none in a manifest.
+    pub created: Option<String>,
     /// Its labels.
     pub labels: Labels,
     /// The families of its cluster IPs: it gets one address of each.
@@ -112,6 +114,7 @@ impl Request {
         let addresses = addresses(&object, metadata, spec, &families)?;
         let pool = annotation(metadata, "address-pool").map(|(_, pool)| pool.to_owned());
         Ok(Some(Self {
+            created: metadata.creation_timestamp.clone(),
             labels: metadata.labels.clone().unwrap_or_default(),
             one_family_is_enough: spec.ip_family_policy.as_deref() == Some("PreferDualStack"),
             families,

@@ -474,13 +474,13 @@ fn service_that_asks_for_another_kind_keeps_its_address_and_causes_concern() {
     let mut all = with_pools(vec![of_range("out", "192.0.2.0/28")]);
     let public = request("web", json!({}));
     given(&mut all, &public);
-    assert_eq!(all.concern(&public), None);
+    assert_eq!(all.trouble(&public, None), None);
     let internal = annotated("web", json!({"networking.gke.io/load-balancer-type": "Internal"}));
     assert_eq!(given(&mut all, &internal), "192.0.2.0");
-    let concern = all.concern(&internal).unwrap().to_string();
+    let concern = all.trouble(&internal, None).unwrap().to_string();
     assert!(concern.contains("asks for an internal load balancer and keeps 192.0.2.0"), "{concern}");
     let named = json!({"networking.gke.io/load-balancer-type": "Internal", "metallb.io/address-pool": "out"});
-    assert_eq!(all.concern(&annotated("web", named)), None);
+    assert_eq!(all.trouble(&annotated("web", named), None), None);
 }
 
 #[derive(Clone, Debug)]

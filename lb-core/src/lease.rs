@@ -1,0 +1,280 @@
+//! The election of one agent that acts for the whole cluster, by a Lease of `coordination.k8s.io`.
+//!
+//! The rules are those of client-go's `leaderelection`: no agent compares its clock with that of another. A follower counts
+//! a Lease as expired when it has seen the same version for as long as the Lease lasts; the leader stops earlier than that,
+//! counted from the moment at which it *sent* its last successful renewal. All times here are readings of the observer's
+//! monotonic clock, as durations since any fixed moment.
+//!
+//! A Lease is no lock: a process that is paused between a look at the clock and a write may write too late. So every write
+//! of a leader must also be a compare-and-swap.
+
+use std::{ops::Range, time::Duration};
+
+/// How long a Lease lasts, and how often it is renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// How long followers wait after the last renewal that they saw.
+    pub lease: Duration,
+    /// How long the leader acts after it sent its last successful renewal; shorter than `lease`.
+    pub act: Duration,
+    /// The time between two renewals, and between two looks of a follower.
+    pub retry: Duration,
+}
+
+impl Default for Timing {
+    /// Followers look every 5 s, so another leader acts at most 20 s after the last one has died.
+    fn default() -> Self {
+        let [lease, act, retry] = [15, 10, 5].map(Duration::from_secs);
+        Self { lease, act, retry }
+    }
+}
+
+/// A version of the Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// `spec.holderIdentity`; `None` or empty if nobody holds it.
+    pub holder: Option<String>,
+    /// `spec.leaseDurationSeconds`
+    pub lasts: Duration,
+    /// `spec.leaseTransitions`
+    pub transitions: i32,
+    /// `metadata.resourceVersion`
+    pub version: String,
+}
+
+/// A write of the Lease, with this agent as the holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bid {
+    /// The version to replace; `None` to create the Lease.
+    pub replaces: Option<String>,
+    /// `spec.leaseTransitions`
+    pub transitions: i32,
+    /// Whether the agent holds the Lease already.
+    pub is_renewal: bool,
+    /// Whether the last holder may still act for a while: nobody has waited for the end of its Lease.
+    must_wait: bool,
+}
+
+/// One agent's part in the election.
+#[derive(Clone, Debug)]
+pub struct Election {
+    /// The identity of this agent: of this process, so that no other one ever has it.
+    me: String,
+    timing: Timing,
+    /// The newest version that was read or written, and when it was first.
+    seen: Option<(Lease, Duration)>,
+    /// When this agent may act as the leader.
+    term: Option<Range<Duration>>,
+}
+
+impl Election {
+    /// The part of an agent that has not seen the Lease yet.
+    pub fn new(me: &str, timing: Timing) -> Self {
+        Self { me: me.to_owned(), timing, seen: None, term: None }
+    }
+
+    /// Records a version that was read, `None` if there is no Lease.
+    pub fn read(&mut self, lease: Option<Lease>, now: Duration) {
+        if !lease.as_ref().is_some_and(|lease| self.holds(lease)) {
+            self.term = None;
+        }
+        let is_known =
+            |(seen, _): &(Lease, Duration)| Some(&seen.version) == lease.as_ref().map(|lease| &lease.version);
+        if !self.seen.as_ref().is_some_and(is_known) {
+            self.seen = lease.map(|lease| (lease, now));
+        }
+    }
+
+    /// The write that is due after a [`read`](Self::read); `None` while another agent holds the Lease.
+    pub fn bid(&self, now: Duration) -> Option<Bid> {
+        let Some((lease, since)) = &self.seen else {
+            return Some(Bid { replaces: None, transitions: 0, is_renewal: false, must_wait: true });
+        };
+        let is_renewal = self.holds(lease);
+        let is_free = lease.holder.as_deref().is_none_or(str::is_empty);
+        if !is_renewal && !is_free && now < since.saturating_add(lease.lasts) {
+            return None;
+        }
+        let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
+        // Without a term, the answer to the bid that won is lost, and so is when this agent may begin.
+        let must_wait = is_free || (is_renewal && self.term.is_none());
+        Some(Bid { replaces: Some(lease.version.clone()), transitions, is_renewal, must_wait })
+    }
+
+    /// Records that the API server has accepted a bid that was sent at `sent`, as this version.
+    pub fn accepted(&mut self, bid: &Bid, version: &str, sent: Duration) {
+        let end = sent.saturating_add(self.timing.act);
+        let begin = match &self.term {
+            Some(term) if bid.is_renewal => term.start,
+            _ if bid.must_wait => sent.saturating_add(self.timing.lease),
+            _ => sent,
+        };
+        let holder = Some(self.me.clone());
+        let lease = Lease {
+            holder,
+            lasts: self.timing.lease,
+            transitions: bid.transitions,
+            version: version.to_owned(),
+        };
+        self.seen = Some((lease, sent));
+        self.term = Some(begin..end);
+    }
+
+    /// When this agent may act as the leader, as far as it knows now.
+    pub const fn term(&self) -> Option<&Range<Duration>> {
+        self.term.as_ref()
+    }
+
+    /// Who holds the Lease.
+    pub fn holder(&self) -> Option<&str> {
+        let (lease, _) = self.seen.as_ref()?;
+        lease.holder.as_deref().filter(|holder| !holder.is_empty())
+    }
+
+    /// How long to wait until the next [`read`](Self::read).
+    pub fn pause(&self, now: Duration) -> Duration {
+        let expires = self.seen.as_ref().filter(|(lease, _)| !self.holds(lease));
+        let left = expires.map(|(lease, since)| since.saturating_add(lease.lasts).saturating_sub(now));
+        left.map_or(self.timing.retry, |left| left.min(self.timing.retry))
+    }
+
+    fn holds(&self, lease: &Lease) -> bool {
+        lease.holder.as_deref() == Some(&*self.me)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection, prelude::*};
+
+    use super::*;
+
+    const TIMING: Timing = Timing {
+        lease: Duration::from_secs(15),
+        act: Duration::from_secs(10),
+        retry: Duration::from_secs(5),
+    };
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn held_by(holder: &str, version: &str) -> Option<Lease> {
+        let holder = Some(holder.to_owned());
+        Some(Lease { holder, lasts: TIMING.lease, transitions: 4, version: version.to_owned() })
+    }
+
+    #[test]
+    fn follower_takes_over_after_a_whole_lease_without_a_renewal() {
+        let mut election = Election::new("b", TIMING);
+        election.read(held_by("a", "1"), at(100));
+        assert_eq!((election.bid(at(100)), election.holder()), (None, Some("a")));
+        election.read(held_by("a", "2"), at(110));
+        election.read(held_by("a", "2"), at(120));
+        assert_eq!(election.bid(at(124)), None);
+        assert_eq!(election.pause(at(124)), at(1));
+        let bid = election.bid(at(125)).unwrap();
+        assert_eq!((bid.replaces.as_deref(), bid.transitions, bid.is_renewal), (Some("2"), 5, false));
+        election.accepted(&bid, "3", at(125));
+        assert_eq!(election.term(), Some(&(at(125)..at(135))));
+    }
+
+    #[test]
+    fn leader_stops_before_its_lease_ends_and_at_once_when_another_holds_it() {
+        let mut election = Election::new("a", TIMING);
+        election.read(held_by("b", "1"), at(0));
+        election.read(held_by("b", "1"), at(15));
+        election.accepted(&election.bid(at(15)).unwrap(), "2", at(15));
+        election.read(held_by("a", "2"), at(20));
+        let bid = election.bid(at(20)).unwrap();
+        assert!(bid.is_renewal);
+        election.accepted(&bid, "3", at(20));
+        assert_eq!(election.term(), Some(&(at(15)..at(30))), "renewed at 20, acts until 30");
+        election.read(held_by("b", "4"), at(22));
+        assert_eq!(election.term(), None);
+    }
+
+    #[test]
+    fn new_lease_is_waited_out_because_an_old_holder_may_still_act() {
+        for lease in [None, held_by("", "1")] {
+            let mut election = Election::new("a", TIMING);
+            election.read(lease, at(0));
+            let bid = election.bid(at(0)).unwrap();
+            election.accepted(&bid, "2", at(0));
+            assert_eq!(election.term(), Some(&(at(15)..at(10))), "not yet");
+            election.read(held_by("a", "2"), at(10));
+            election.accepted(&election.bid(at(10)).unwrap(), "3", at(10));
+            assert_eq!(election.term(), Some(&(at(15)..at(20))));
+        }
+    }
+
+    /// What happens to one agent, or to the Lease, in a step of a random history.
+    #[derive(Clone, Debug)]
+    enum Happens {
+        /// The agent reads and bids; the request takes this long to arrive, and the answer too.
+        Turn { agent: usize, there: u64, back: u64, lost: bool },
+        /// Time passes, in seconds.
+        Pass(u64),
+        /// Somebody deletes the Lease.
+        Deleted,
+    }
+
+    fn histories() -> impl Strategy<Value = Vec<Happens>> {
+        let turn = (0..3usize, 0..4u64, 0..4u64, proptest::bool::weighted(0.2));
+        let turn = turn.prop_map(|(agent, there, back, lost)| Happens::Turn { agent, there, back, lost });
+        let one =
+            prop_oneof![10 => turn, 5 => (1..20u64).prop_map(Happens::Pass), 1 => Just(Happens::Deleted)];
+        collection::vec(one, 1..80)
+    }
+
+    proptest! {
+        /// Three agents whose clocks have nothing in common but their rate, with slow and lost requests, and a Lease that
+        /// is deleted now and then: at no time do two of them act.
+        #[test]
+        fn no_two_agents_act_at_once(history in histories()) {
+            let mut agents: Vec<Election> = ["a", "b", "c"].map(|name| Election::new(name, TIMING)).into();
+            // Readings of the agents' clocks differ by this many seconds.
+            let ahead = [0, 1_000, 77];
+            let (mut lease, mut version, mut now): (Option<Lease>, u32, u64) = (None, 0, 0);
+            for happens in history {
+                match happens {
+                    Happens::Pass(seconds) => now += seconds,
+                    Happens::Deleted => lease = None,
+                    Happens::Turn { agent, there, back, lost } => {
+                        let read_at = at(now + ahead[agent]);
+                        agents[agent].read(lease.clone(), read_at);
+                        let Some(bid) = agents[agent].bid(read_at) else { continue };
+                        now += there;
+                        if bid.replaces.as_ref() == lease.as_ref().map(|lease| &lease.version) {
+                            version += 1;
+                            let holder = Some(agents[agent].me.clone());
+                            let (transitions, version) = (bid.transitions, version.to_string());
+                            lease = Some(Lease { holder, lasts: TIMING.lease, transitions, version: version.clone() });
+                            now += back;
+                            if !lost {
+                                agents[agent].accepted(&bid, &version, read_at);
+                            }
+                        }
+                    }
+                }
+                let acts = |(agent, ahead): (&Election, &u64)| agent.term().is_some_and(|term| term.contains(&at(now + ahead)));
+                prop_assert!(agents.iter().zip(&ahead).filter(|pair| acts(*pair)).count() <= 1);
+            }
+        }
+
+        /// Alone, an agent whose requests all succeed leads for ever.
+        #[test]
+        fn agent_alone_keeps_its_term(turns in 4..50u64) {
+            let mut election = Election::new("a", TIMING);
+            let (mut lease, mut now) = (None, Duration::ZERO);
+            for turn in 0..turns {
+                election.read(lease.take(), now);
+                let bid = election.bid(now).unwrap();
+                election.accepted(&bid, &turn.to_string(), now);
+                lease = held_by("a", &turn.to_string());
+                prop_assert!(turn < 3 || election.term().unwrap().contains(&now));
+                now += election.pause(now);
+            }
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! The controller of a cluster: keeps `status.loadBalancer.ingress` of Services in line with the pools.
+//!
+//! The truth is in the Services. [`Controller::pass`] first takes over the addresses that Services have, also those that
+//! somebody else gave, and only then assigns others, so that neither a restart nor another leader moves a Service. It
+//! returns writes; each names the version of the Service that it replaces, and after one has failed, the next pass computes
+//! it again from the newest version.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    AddressError, AddressRange, Labels, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage, Request,
+    Trouble,
+};
+use crate::{api, convert::ConvertError, model::ObjectName};
+
+/// The annotation in which the controller lists the addresses that it gave to a Service, with commas. It tells them from
+/// addresses of others once the pool is gone.
+pub const GIVEN: &str = "lb.dev/given-addresses";
+
+/// The addresses of all load balancers of a cluster, and what is to be written.
+#[derive(Debug, Default)]
+pub struct Controller {
+    /// The class of the Services that get addresses; `None` for those without a class.
+    class: Option<String>,
+    balancers: LoadBalancers,
+    services: BTreeMap<ObjectName, Known>,
+    /// Each pool, with its `metadata.creationTimestamp`.
+    pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
+    unused_pools: Vec<PoolError>,
+    namespaces: Namespaces,
+    /// Networks of cluster IPs and pods, which no pool may contain.
+    reserved: Vec<AddressRange>,
+    pools_changed: bool,
+    /// Services that have changed since the last pass.
+    changed: BTreeSet<ObjectName>,
+    /// [`LoadBalancers::changes`] when waiting Services were last asked.
+    asked_at: u64,
+}
+
+/// A Service, and what the controller remembers of it.
+#[derive(Debug)]
+struct Known {
+    seen: Seen,
+    /// Its addresses before the last write. A watch may still report a version from before that write.
+    replaced: Option<Vec<IpAddr>>,
+    refused: Option<AddressError>,
+    /// The trouble that an Event has reported.
+    told: Option<String>,
+}
+
+/// What the controller reads of a version of a Service.
+#[derive(Debug)]
+struct Seen {
+    version: String,
+    uid: String,
+    request: Result<Option<Request>, ConvertError>,
+    /// The addresses in `status.loadBalancer.ingress`.
+    has: Vec<IpAddr>,
+    /// Whether `status.loadBalancer.ingress` is empty: it may also contain host names.
+    is_bare: bool,
+    /// The annotation [`GIVEN`].
+    given: Option<Vec<IpAddr>>,
+}
+
+/// What the controller has to do with a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It gives the Service addresses.
+    Serves,
+    /// The request of the Service is invalid, so it keeps what it has.
+    Waits,
+    /// The Service has addresses from here and is no load balancer of this class any more.
+    Leaves,
+    /// The Service has addresses from somebody else, or none.
+    Foreign,
+}
+
+/// A compare-and-swap of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The Service.
+    pub service: ObjectName,
+    /// `metadata.resourceVersion` of the version that the write replaces.
+    pub version: String,
+    /// The new `status.loadBalancer.ingress`; `None` to leave it as it is.
+    pub ingress: Option<Vec<IpAddr>>,
+    /// The new annotation [`GIVEN`]; `None` to remove it.
+    pub given: Option<String>,
+    /// The Event to emit once the write has succeeded.
+    pub notice: Option<Notice>,
+}
+
+/// An Event on a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The Service.
+    pub service: ObjectName,
+    /// Its `metadata.uid`.
+    pub uid: String,
+    /// Whether the Event is a warning.
+    pub is_warning: bool,
+    /// The reason in CamelCase.
+    pub reason: &'static str,
+    /// The text for people.
+    pub note: String,
+}
+
+/// The result of a [`Controller::pass`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pass {
+    /// The Services that must be written.
+    pub writes: Vec<Write>,
+    /// Events to emit now.
+    pub notices: Vec<Notice>,
+}
+
+impl Controller {
+    /// A controller that knows no object. `class` is that of the Services that get addresses.
+    pub fn new(class: Option<&str>) -> Self {
+        Self { class: class.map(str::to_owned), pools_changed: true, ..Self::default() }
+    }
+
+    /// Takes a version of a Service, `None` if it is deleted.
+    pub fn set_service(&mut self, name: ObjectName, service: Option<&api::Service>) {
+        let Some(service) = service else {
+            self.services.remove(&name);
+            self.balancers.release(&name);
+            return;
+        };
+        let seen = Seen::new(service, self.class.as_deref());
+        self.changed.insert(name.clone());
+        match self.services.get_mut(&name) {
+            // A Service of the same name that was created anew has nothing to do with the old one.
+            Some(known) if known.seen.uid == seen.uid => known.seen = seen,
+            Some(_) | None => {
+                self.balancers.release(&name);
+                self.services.insert(name, Known { seen, replaced: None, refused: None, told: None });
+            }
+        }
+    }
+
+    /// Takes a pool with its `metadata.creationTimestamp`, `None` if it is deleted.
+    pub fn set_pool(&mut self, name: ObjectName, pool: Option<(Option<String>, Pool)>) {
+        match pool {
+            Some(pool) => self.pools.insert(name, pool),
+            None => self.pools.remove(&name),
+        };
+        self.pools_changed = true;
+    }
+
+    /// Takes the labels of a namespace, `None` if it is deleted.
+    pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
+        match labels {
+            Some(labels) => self.namespaces.0.insert(name.to_owned(), labels),
+            None => self.namespaces.0.remove(name),
+        };
+        self.pools_changed = true;
+    }
+
+    /// Sets the networks of cluster IPs and pods.
+    pub fn set_reserved(&mut self, reserved: Vec<AddressRange>) {
+        self.pools_changed |= self.reserved != reserved;
+        self.reserved = reserved;
+    }
+
+    /// Whether there is a pool, used or not.
+    pub fn has_pools(&self) -> bool {
+        !self.pools.is_empty()
+    }
+
+    /// Computes what is to be written. Call it only when all pools, namespaces and Services are known.
+    pub fn pass(&mut self) -> Pass {
+        self.use_pools();
+        let mut due = std::mem::take(&mut self.changed);
+        due.iter().for_each(|name| self.take_over(name));
+        let mut asking = due.clone();
+        loop {
+            self.assign(&asking);
+            if self.asked_at == self.balancers.changes() {
+                break;
+            }
+            self.asked_at = self.balancers.changes();
+            asking = self
+                .services
+                .iter()
+                .filter(|(name, known)| self.waits(name, known))
+                .map(|(name, _)| name.clone())
+                .collect();
+            due.extend(asking.iter().cloned());
+        }
+        let mut pass = Pass::default();
+        for name in &due {
+            self.conclude(name, &mut pass);
+        }
+        pass
+    }
+
+    /// Records that a write has succeeded.
+    pub fn written(&mut self, write: &Write) {
+        let Some(known) = self.services.get_mut(&write.service) else { return };
+        known.seen.given = write.given.as_deref().map(addresses_of);
+        if let Some(ingress) = &write.ingress {
+            known.replaced = Some(std::mem::replace(&mut known.seen.has, ingress.clone()));
+            known.seen.is_bare = ingress.is_empty();
+        }
+    }
+
+    /// Records that a write has failed: the next pass computes it again.
+    pub fn failed(&mut self, service: &ObjectName) {
+        if self.services.contains_key(service) {
+            self.changed.insert(service.clone());
+        }
+    }
+
+    /// What is wrong, for `lb-agent status`.
+    pub fn conditions(&self) -> Vec<String> {
+        let pools = self.unused_pools.iter().map(ToString::to_string);
+        let services = self.services.iter().filter_map(|(name, known)| {
+            let (_, trouble) = self.trouble(name, known)?;
+            Some(format!("Service {name}: {trouble}"))
+        });
+        pools.chain(services).collect()
+    }
+
+    /// How many addresses of each pool are in use.
+    pub fn usage(&self) -> Vec<PoolUsage> {
+        self.balancers.usage()
+    }
+
+    /// Passes changed pools on; then every Service asks again. Older pools come first, so that they stay in use beside a new
+    /// one that overlaps them.
+    fn use_pools(&mut self) {
+        if !std::mem::take(&mut self.pools_changed) {
+            return;
+        }
+        let mut pools: Vec<_> =
+            self.pools.iter().map(|(name, (created, pool))| (created, name, pool)).collect();
+        pools.sort_by_key(|(created, name, _)| (*created, *name));
+        let pools = pools.into_iter().map(|(_, _, pool)| pool.clone()).collect();
+        self.balancers.set_namespaces(self.namespaces.clone());
+        let unused = self.balancers.set_pools(pools, &self.reserved);
+        self.unused_pools = unused.into_iter().map(|(_, error)| error).collect();
+        self.changed.extend(self.services.keys().cloned());
+    }
+
+    fn role(&self, known: &Known) -> Role {
+        let Seen { request, has, is_bare, given, .. } = &known.seen;
+        let is_ours = |ip: &IpAddr| {
+            given.as_ref().is_some_and(|given| given.contains(ip)) || self.balancers.pool_of(*ip).is_some()
+        };
+        match request {
+            Ok(None) if given.is_some() => Role::Leaves,
+            Ok(None) => Role::Foreign,
+            // Nobody else serves a class of our own. Without one, addresses from elsewhere are those of a cloud.
+            Ok(Some(_)) | Err(_) if self.class.is_none() && !is_bare && !has.iter().any(is_ours) => {
+                Role::Foreign
+            }
+            Ok(Some(_)) => Role::Serves,
+            Err(_) => Role::Waits,
+        }
+    }
+
+    /// Notes the addresses that the version of a Service has, unless they are older than those that the controller knows.
+    fn take_over(&mut self, name: &ObjectName) {
+        let Some(known) = self.services.get(name) else { return };
+        let has = &known.seen.has;
+        let knows = self.balancers.addresses(name);
+        // A status that somebody has emptied counts as old: the Service gets its addresses back.
+        let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
+        let is_served = matches!(self.role(known), Role::Serves | Role::Waits);
+        if has == knows || (is_served && is_stale) {
+            return;
+        }
+        if has.is_empty() {
+            self.balancers.release(name);
+        } else {
+            self.balancers.remember(name, &has.clone());
+        }
+    }
+
+    fn assign(&mut self, asking: &BTreeSet<ObjectName>) {
+        // Without pools there is nothing to give, and nobody has asked for this controller.
+        if self.balancers.pools().is_empty() {
+            return;
+        }
+        let known = asking.iter().filter_map(|name| self.services.get(name));
+        let serves = known.filter(|known| self.role(known) == Role::Serves);
+        let requests: Vec<Request> =
+            serves.filter_map(|known| known.seen.request.as_ref().ok()?.clone()).collect();
+        let errors = self.balancers.assign_all(&requests);
+        for (request, error) in requests.iter().zip(errors) {
+            if let Some(known) = self.services.get_mut(&request.service) {
+                known.refused = error;
+            }
+        }
+    }
+
+    /// Whether a Service asks again when an address may have become free.
+    fn waits(&self, name: &ObjectName, known: &Known) -> bool {
+        let request = known.seen.request.as_ref().ok().and_then(Option::as_ref);
+        let lacks =
+            request.is_some_and(|request| self.balancers.addresses(name).len() < request.families.len());
+        (known.refused.is_some() || lacks) && self.role(known) == Role::Serves
+    }
+
+    /// Adds the write and the Events of a Service.
+    fn conclude(&mut self, name: &ObjectName, pass: &mut Pass) {
+        let Some(known) = self.services.get(name) else { return };
+        match self.role(known) {
+            Role::Serves => {
+                pass.writes.extend(self.write(name, known));
+                self.report_conflicts(name, known, pass);
+            }
+            Role::Leaves => pass.writes.push(leaving(name, known)),
+            Role::Waits | Role::Foreign => {}
+        }
+        let trouble = self.trouble(name, known);
+        let (reason, note) = trouble.map(|(reason, text)| (reason, Some(text))).unwrap_or_default();
+        let uid = known.seen.uid.clone();
+        let Some(known) = self.services.get_mut(name) else { return };
+        if note != known.told {
+            known.told.clone_from(&note);
+            let notice = |note| Notice { service: name.clone(), uid, is_warning: true, reason, note };
+            pass.notices.extend(note.map(notice));
+        }
+    }
+
+    /// The write that gives a Service its addresses; `None` if it has them.
+    fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
+        let wanted = self.balancers.addresses(name);
+        let Seen { version, uid, has, given, .. } = &known.seen;
+        if has == wanted && given.as_deref().unwrap_or_default() == wanted {
+            return None;
+        }
+        let texts: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip));
+        let notice = pool.filter(|_| has != wanted).map(|pool| Notice {
+            service: name.clone(),
+            uid: uid.clone(),
+            is_warning: false,
+            reason: "IPAllocated",
+            note: format!("assigned {} from pool {:?}", texts.join(" and "), &*pool.name),
+        });
+        Some(Write {
+            service: name.clone(),
+            version: version.clone(),
+            ingress: (has != wanted).then(|| wanted.to_vec()),
+            given: (!texts.is_empty()).then(|| texts.join(",")),
+            notice,
+        })
+    }
+
+    /// Tells both Services that one of them loses an address because the other has it, too.
+    fn report_conflicts(&self, name: &ObjectName, known: &Known, pass: &mut Pass) {
+        let wanted = self.balancers.addresses(name);
+        for ip in known.seen.has.iter().filter(|ip| !wanted.contains(ip)) {
+            for other in self.balancers.holders(*ip) {
+                let Some(winner) = self.services.get(other) else { continue };
+                let notice = |service: &ObjectName, known: &Known, note: String| Notice {
+                    service: service.clone(),
+                    uid: known.seen.uid.clone(),
+                    is_warning: true,
+                    reason: "AddressConflict",
+                    note,
+                };
+                let lost = format!(
+                    "{ip} is an address of Service {other}, too, and the two cannot share it; this Service loses it"
+                );
+                let kept = format!("{ip} was also an address of Service {name}; this Service keeps it");
+                pass.notices.push(notice(name, known, lost));
+                pass.notices.push(notice(other, winner, kept));
+            }
+        }
+    }
+
+    /// What is wrong with the addresses of a Service: the reason of its Event, and the text.
+    fn trouble(&self, name: &ObjectName, known: &Known) -> Option<(&'static str, String)> {
+        let trouble = match (self.role(known), &known.seen.request) {
+            (Role::Serves, Ok(Some(request))) => self.balancers.trouble(request, known.refused.as_ref())?,
+            (Role::Waits, Err(error)) => {
+                let (why, has) = (format!("{}: {}", error.field, error.why), self.balancers.addresses(name));
+                Trouble::Refused { why, keeps: !has.is_empty() }
+            }
+            (Role::Serves | Role::Waits | Role::Leaves | Role::Foreign, _) => return None,
+        };
+        Some((trouble.reason(), trouble.to_string()))
+    }
+}
+
+impl Seen {
+    fn new(service: &api::Service, class: Option<&str>) -> Self {
+        let metadata = &service.metadata;
+        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let ingress = status.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
+        Self {
+            version: metadata.resource_version.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+            request: Request::of(service, class),
+            has: ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect(),
+            is_bare: ingress.is_empty(),
+            given: metadata.annotation(GIVEN).map(addresses_of),
+        }
+    }
+}
+
+/// The write that takes the controller's addresses from a Service that it serves no longer.
+fn leaving(name: &ObjectName, known: &Known) -> Write {
+    let Seen { version, has, given, .. } = &known.seen;
+    let is_ours = |ip: &IpAddr| given.as_ref().is_some_and(|given| given.contains(ip));
+    let rest: Vec<IpAddr> = has.iter().copied().filter(|ip| !is_ours(ip)).collect();
+    Write {
+        service: name.clone(),
+        version: version.clone(),
+        ingress: (rest.len() < has.len()).then_some(rest),
+        given: None,
+        notice: None,
+    }
+}
+
+/// The addresses in the annotation [`GIVEN`].
+fn addresses_of(text: &str) -> Vec<IpAddr> {
+    text.split(',').filter_map(|part| part.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests;

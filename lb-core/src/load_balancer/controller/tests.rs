@@ -1,0 +1,388 @@
+use proptest::{collection, prelude::*};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The Services of an API server, which takes writes by compare-and-swap.
+#[derive(Clone, Default)]
+struct Server {
+    version: u64,
+    services: BTreeMap<ObjectName, Value>,
+}
+
+fn name(name: &str) -> ObjectName {
+    ObjectName::new("default", name)
+}
+
+fn read<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+impl Server {
+    /// Creates a Service of type LoadBalancer, or changes it; `spec` is merged into its `spec`.
+    fn put(&mut self, service: &str, spec: Value) {
+        self.version += 1;
+        let uid = self.version.to_string();
+        let object = self.services.entry(name(service)).or_insert_with(|| {
+            json!({
+                "metadata": {"name": service, "namespace": "default", "uid": uid, "annotations": {}, "creationTimestamp": uid},
+                "spec": {"type": "LoadBalancer", "clusterIPs": ["10.96.0.1"], "ports": [{"port": 80}]},
+                "status": {"loadBalancer": {}},
+            })
+        });
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        for (key, value) in spec.as_object().into_iter().flatten() {
+            object["spec"][key] = value.clone();
+        }
+    }
+
+    /// Sets the status as another controller would.
+    fn set_ingress(&mut self, service: &str, ingress: Value) {
+        self.put(service, json!({}));
+        self.services.get_mut(&name(service)).unwrap()["status"]["loadBalancer"]["ingress"] = ingress;
+    }
+
+    /// Whether the write met the version that it replaces.
+    fn write(&mut self, write: &Write) -> bool {
+        let Some(object) = self.services.get_mut(&write.service) else { return false };
+        if object["metadata"]["resourceVersion"] != json!(write.version) {
+            return false;
+        }
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
+        match &write.given {
+            Some(given) => annotations.insert(GIVEN.to_owned(), json!(given)),
+            None => annotations.remove(GIVEN),
+        };
+        if let Some(ingress) = &write.ingress {
+            object["status"]["loadBalancer"]["ingress"] =
+                ingress.iter().map(|ip| json!({"ip": ip})).collect();
+        }
+        true
+    }
+
+    fn ingress(&self, service: &str) -> String {
+        let ingress = &self.services[&name(service)]["status"]["loadBalancer"]["ingress"];
+        let text = |one: &Value| one["ip"].as_str().unwrap_or("a host name").to_owned();
+        ingress.as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(",")
+    }
+
+    /// Shows the controller all Services, as a list does.
+    fn show(&self, controller: &mut Controller) {
+        for (name, service) in &self.services {
+            controller.set_service(name.clone(), Some(&read(service)));
+        }
+        let gone: Vec<_> =
+            controller.services.keys().filter(|name| !self.services.contains_key(name)).cloned().collect();
+        gone.into_iter().for_each(|name| controller.set_service(name, None));
+    }
+
+    /// Lets the controller see and write until nothing changes; returns the reasons of all Events.
+    fn settle(&mut self, controller: &mut Controller) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for _ in 0..10 {
+            self.show(controller);
+            let pass = controller.pass();
+            let notice = |notice: &Notice| format!("{} {}", notice.service.name, notice.reason);
+            reasons.extend(pass.notices.iter().map(notice));
+            if pass.writes.is_empty() {
+                return reasons;
+            }
+            for write in &pass.writes {
+                assert!(self.write(write), "{write:?} {:?}", self.services[&write.service]);
+                controller.written(write);
+                reasons.extend(write.notice.iter().map(notice));
+            }
+        }
+        panic!("no end of writes: {:?}", self.services);
+    }
+}
+
+fn pool(addresses: &[&str]) -> Pool {
+    pool_named("a", addresses)
+}
+
+fn pool_named(name: &str, addresses: &[&str]) -> Pool {
+    let object = json!({"metadata": {"name": name, "namespace": "m"}, "spec": {"addresses": addresses}});
+    Pool::new(&read(&object)).unwrap()
+}
+
+fn with_pool(addresses: &[&str]) -> Controller {
+    let mut controller = Controller::new(None);
+    controller.set_pool(name("a"), Some((None, pool(addresses))));
+    controller
+}
+
+#[test]
+fn service_gets_an_address_and_one_event() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({}));
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
+    server.put("web", json!({"ports": [{"port": 81}]}));
+    assert_eq!(server.settle(&mut controller), [""; 0]);
+}
+
+#[test]
+fn exhausted_pool_is_told_once_and_the_next_free_address_is_given() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
+    assert_eq!(server.settle(&mut controller), ["web AllocationFailed", "db IPAllocated"]);
+    assert_eq!(
+        controller.conditions(),
+        ["Service default/web: no address: no free address (IPv4) in pool \"a\""]
+    );
+    assert_eq!(server.settle(&mut controller), [""; 0]);
+    server.services.remove(&name("db"));
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+    assert_eq!((server.ingress("web").as_str(), controller.conditions()), ("192.0.2.1", vec![]));
+}
+
+#[test]
+fn another_leader_moves_no_service_although_a_rival_waits() {
+    let mut server = Server::default();
+    ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
+    server.settle(&mut with_pool(&["192.0.2.1/32", "192.0.2.2/32"]));
+    // "a" would be asked first, if it were not for the addresses that are in use.
+    server.put("a", json!({}));
+    let mut next = with_pool(&["192.0.2.1/32", "192.0.2.2/32"]);
+    assert_eq!(server.settle(&mut next), ["a AllocationFailed"]);
+    assert_eq!([server.ingress("db"), server.ingress("web")], ["192.0.2.1", "192.0.2.2"]);
+}
+
+#[test]
+fn service_keeps_its_address_when_its_pool_goes_also_under_another_leader() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({}));
+    server.settle(&mut controller);
+    controller.set_pool(name("a"), Some((None, pool(&["198.51.100.0/24"]))));
+    assert_eq!(server.settle(&mut controller), ["web PoolGone"]);
+    let mut next = with_pool(&["198.51.100.0/24"]);
+    assert_eq!(server.settle(&mut next), ["web PoolGone"]);
+    next.set_pool(name("a"), None);
+    server.settle(&mut next);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
+}
+
+#[test]
+fn address_is_taken_back_when_the_service_is_no_load_balancer_or_of_another_class() {
+    for change in [json!({"type": "ClusterIP"}), json!({"loadBalancerClass": "example.com/lb"})] {
+        let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+        server.put("web", json!({}));
+        server.put("x", json!({}));
+        server.settle(&mut controller);
+        server.put("web", change);
+        server.settle(&mut controller);
+        assert_eq!([server.ingress("web"), server.ingress("x")], ["", "192.0.2.1"]);
+        assert_eq!(server.services[&name("web")]["metadata"]["annotations"], json!({}));
+    }
+}
+
+#[test]
+fn services_of_others_are_left_alone_and_their_addresses_are_given_to_nobody() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1-192.0.2.2"]));
+    let classed = json!({"loadBalancerClass": "example.com/lb"});
+    server.put("classed", classed);
+    server.set_ingress("classed", json!([{"ip": "192.0.2.1"}]));
+    server.set_ingress("cloud", json!([{"ip": "203.0.113.7", "ipMode": "Proxy"}]));
+    server.set_ingress("named", json!([{"hostname": "lb.example.com"}]));
+    server.put("waits", json!({"loadBalancerClass": "example.com/lb"}));
+    let before = server.services.clone();
+    assert_eq!(server.settle(&mut controller), [""; 0]);
+    assert_eq!(server.services, before);
+    server.put("web", json!({}));
+    server.settle(&mut controller);
+    assert_eq!(server.ingress("web"), "192.0.2.2");
+}
+
+#[test]
+fn nothing_is_written_without_a_pool() {
+    let (mut server, mut controller) = (Server::default(), Controller::new(None));
+    server.put("web", json!({}));
+    assert_eq!((server.settle(&mut controller), controller.conditions()), (vec![], vec![]));
+    controller.set_pool(name("a"), Some((None, pool(&["192.0.2.1/32"]))));
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+}
+
+#[test]
+fn older_of_two_services_keeps_an_address_that_both_have_and_both_are_told() {
+    let mut server = Server::default();
+    ["old", "new"].iter().for_each(|name| server.set_ingress(name, json!([{"ip": "192.0.2.1"}])));
+    let mut controller = with_pool(&["192.0.2.1-192.0.2.2"]);
+    let mut told = server.settle(&mut controller);
+    told.sort();
+    assert_eq!(told, ["new AddressConflict", "new IPAllocated", "old AddressConflict"]);
+    assert_eq!([server.ingress("old"), server.ingress("new")], ["192.0.2.1", "192.0.2.2"]);
+}
+
+#[test]
+fn version_from_before_a_write_does_not_undo_it() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1-192.0.2.9"]));
+    server.put("web", json!({"loadBalancerIP": "192.0.2.5"}));
+    server.settle(&mut controller);
+    server.put("web", json!({"loadBalancerIP": null}));
+    controller.set_service(name("web"), Some(&read(&server.services[&name("web")])));
+    let old: api::Service = read(&server.services[&name("web")]);
+    server.put("web", json!({"loadBalancerIP": "192.0.2.7"}));
+    server.show(&mut controller);
+    let [write] = &controller.pass().writes[..] else { panic!("one write") };
+    assert!(server.write(write));
+    controller.written(write);
+    controller.set_service(name("web"), Some(&old));
+    let stale = controller.pass().writes;
+    assert!(stale.iter().all(|write| !server.write(write)), "{stale:?}");
+    server.settle(&mut controller);
+    assert_eq!(server.ingress("web"), "192.0.2.7");
+}
+
+#[test]
+fn failed_write_is_computed_again_from_the_newest_version() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({}));
+    server.show(&mut controller);
+    let [write] = &controller.pass().writes[..] else { panic!("one write") };
+    server.put("web", json!({"ports": [{"port": 81}]}));
+    assert!(!server.write(write), "the version is old");
+    controller.failed(&write.service);
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+}
+
+#[test]
+fn emptied_status_is_filled_again_with_the_same_address() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1-192.0.2.9"]));
+    server.put("web", json!({}));
+    server.settle(&mut controller);
+    server.set_ingress("web", json!([]));
+    server.settle(&mut controller);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
+}
+
+#[test]
+fn annotation_alone_gives_no_address() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({}));
+    server.services.get_mut(&name("web")).unwrap()["metadata"]["annotations"] = json!({GIVEN: "203.0.113.1"});
+    server.settle(&mut controller);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
+}
+
+#[test]
+fn older_pool_stays_in_use_beside_a_new_one_that_overlaps() {
+    let mut controller = Controller::new(None);
+    let mut set = |pool: &str, created: &str, addresses| {
+        let created = Some(created.to_owned());
+        controller.set_pool(name(pool), Some((created, pool_named(pool, &[addresses]))));
+    };
+    set("z", "2026-01-01T00:00:00Z", "192.0.2.0/24");
+    set("a", "2026-01-02T00:00:00Z", "192.0.2.0/30");
+    controller.set_reserved(vec!["10.96.0.0/12".parse().unwrap()]);
+    controller.pass();
+    assert_eq!(controller.usage(), [PoolUsage { pool: "z".into(), used: 0, total: 256 }]);
+    assert!(
+        controller.conditions()[0].starts_with("pool \"a\" is not used: its 192.0.2.0-192.0.2.3 overlaps")
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Happens {
+    Put {
+        service: usize,
+        named: Option<u8>,
+        shared: bool,
+        port: u16,
+    },
+    ClusterIp(usize),
+    Delete(usize),
+    Pool(u8, u8),
+    NextLeader,
+    /// The leader sees all and computes, but only so many of its writes arrive.
+    Writes(usize),
+}
+
+fn histories() -> impl Strategy<Value = Vec<Happens>> {
+    let put = (0..5usize, proptest::option::weighted(0.2, 0..8u8), any::<bool>(), 1..3u16);
+    let put = put.prop_map(|(service, named, shared, port)| Happens::Put { service, named, shared, port });
+    let one = prop_oneof![
+        6 => put,
+        1 => (0..5usize).prop_map(Happens::ClusterIp),
+        2 => (0..5usize).prop_map(Happens::Delete),
+        1 => (0..8u8, 0..5u8).prop_map(|(first, more)| Happens::Pool(first, more)),
+        2 => Just(Happens::NextLeader),
+        5 => (0..4usize).prop_map(Happens::Writes),
+    ];
+    collection::vec(one, 1..40)
+}
+
+proptest! {
+    /// Under random changes, lost writes and changes of the leader: a Service that asks for nothing keeps its address, and in
+    /// the end no address belongs to two Services that do not share it.
+    #[test]
+    fn no_history_gives_an_address_twice_or_moves_an_idle_service(history in histories()) {
+        let mut server = Server::default();
+        let mut addresses = "192.0.2.0-192.0.2.5".to_owned();
+        let leader = |addresses: &String| with_pool(&[addresses.as_str()]);
+        let mut controller = leader(&addresses);
+        // Services that named or shared an address at some time, and so may move.
+        let mut askers = BTreeSet::new();
+        for happens in history {
+            let before = server.clone();
+            let mut touched = BTreeSet::new();
+            match happens {
+                Happens::Put { service, named, shared, port } => {
+                    let service = format!("s{service}");
+                    if named.is_some() || shared {
+                        askers.insert(name(&service));
+                    }
+                    let named = named.map(|last| format!("192.0.2.{last}"));
+                    server.put(&service, json!({"type": "LoadBalancer", "loadBalancerIP": named, "ports": [{"port": port}]}));
+                    let annotations = &mut server.services.get_mut(&name(&service)).unwrap()["metadata"]["annotations"];
+                    annotations["metallb.io/allow-shared-ip"] = if shared { json!("k") } else { json!("") };
+                }
+                Happens::ClusterIp(service) if server.services.contains_key(&name(&format!("s{service}"))) => {
+                    server.put(&format!("s{service}"), json!({"type": "ClusterIP"}));
+                }
+                Happens::ClusterIp(_) => {}
+                Happens::Delete(service) => _ = server.services.remove(&name(&format!("s{service}"))),
+                Happens::Pool(first, more) => {
+                    addresses = format!("192.0.2.{first}-192.0.2.{}", first + more);
+                    controller.set_pool(name("a"), Some((None, pool(&[&addresses]))));
+                }
+                Happens::NextLeader => controller = leader(&addresses),
+                Happens::Writes(count) => {
+                    server.show(&mut controller);
+                    let pass = controller.pass();
+                    for (index, write) in pass.writes.iter().enumerate() {
+                        if index < count && server.write(write) {
+                            controller.written(write);
+                            touched.insert(write.service.clone());
+                        } else {
+                            controller.failed(&write.service);
+                        }
+                    }
+                }
+            }
+            // A Service that was touched was written only because it asked for something.
+            for service in touched {
+                let (old, new) = (&before.services[&service], &server.services[&service]);
+                let had = old["status"]["loadBalancer"]["ingress"].as_array().is_some_and(|list| !list.is_empty());
+                let asks = askers.contains(&service);
+                let is_served = old["spec"]["type"] == "LoadBalancer";
+                prop_assert!(!had || asks || !is_served || old["status"] == new["status"], "{old} {new}");
+            }
+        }
+        // In the end, everything settles, and no address is given twice.
+        server.settle(&mut controller);
+        let mut holders: BTreeMap<String, Vec<Request>> = BTreeMap::new();
+        for object in server.services.values() {
+            let seen = Seen::new(&read(object), None);
+            prop_assert!(seen.request.as_ref().unwrap().is_some() || seen.has.is_empty(), "{object}");
+            for ip in &seen.has {
+                let others = holders.entry(ip.to_string()).or_default();
+                let request = seen.request.clone().unwrap().unwrap();
+                prop_assert!(others.iter().all(|other| other.terms.allow(&request.terms)), "{ip}");
+                others.push(request);
+            }
+        }
+    }
+}
