@@ -26,6 +26,7 @@ HEADER = "# Rendered from the chart by deploy/lint/check.py --write; edit the ch
 RENDERED = {
     "lb-agent.yaml": DEPLOY / "lint/values-manifests.yaml",
     "kubeadm.yaml": DEPLOY / "lint/values-kubeadm.yaml",
+    "lint/controller.yaml": DEPLOY / "lint/values-controller.yaml",
 }
 RULES = DEPLOY / "alerts/lb-agent.rules.yaml"
 RULE_TESTS = DEPLOY / "alerts/lb-agent.tests.yaml"
@@ -47,6 +48,7 @@ EVERYTHING = {
     "podLabels": {"c": "d"},
     "affinity": {"podAntiAffinity": {}},
     "updateStrategy": {"type": "OnDelete"},
+    "loadBalancerController": {"enabled": True, "class": "example.com/lb"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
@@ -62,6 +64,8 @@ REFUSED = [
     {"capabilities": ["BPF"]},
     {"capabilities": ["CAP_NET_ADMIN", "NET_ADMIN", "cap"]},
     {"configKey": "a/b"},
+    {"loadBalancerController": {"enabled": "yes"}},
+    {"loadBalancerController": {"class": "a b"}},
     {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
 ]

@@ -12,11 +12,12 @@ use k8s_openapi::{
     Metadata, Resource,
     api::{
         apps::v1::DaemonSet,
+        coordination::v1::Lease,
         core::v1::{ConfigMap, Container, Node, Service, ServiceAccount},
         discovery::v1::EndpointSlice,
         events::v1::Event,
         networking::v1::ServiceCIDR,
-        rbac::v1::{ClusterRole, ClusterRoleBinding},
+        rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding},
     },
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
@@ -27,9 +28,12 @@ use crate::{
     cli::{Cli, KernelArgs, RunArgs},
     config::Config,
     daemon::socket,
+    kubernetes::addresses::lease_name,
 };
 
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
+/// What the chart renders with the controller of load balancers.
+const CONTROLLER: &str = "lint/controller.yaml";
 
 fn deploy(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", "deploy", name].iter().collect()
@@ -107,33 +111,64 @@ fn manifests_are_valid_objects_that_refer_to_each_other() {
     }
 }
 
-#[test]
-fn agent_has_exactly_the_permissions_that_it_uses() {
-    let of = |group: &'static str, resource: &'static str, verbs: &'static [&'static str]| {
-        verbs.iter().map(move |verb| (group, resource, *verb))
-    };
+/// A permission: API group, resource, verb.
+type Permission = (String, String, String);
+
+fn of<'a>(group: &'a str, resource: &'a str, verbs: &'a [&'a str]) -> impl Iterator<Item = Permission> + 'a {
+    verbs.iter().map(move |verb| (group.to_owned(), resource.to_owned(), (*verb).to_owned()))
+}
+
+fn granted(rules: &[PolicyRule]) -> BTreeSet<Permission> {
+    let mut granted = BTreeSet::new();
+    for rule in rules {
+        let verbs: Vec<&str> = rule.verbs.iter().map(String::as_str).collect();
+        for group in rule.api_groups.iter().flatten() {
+            for resource in rule.resources.iter().flatten() {
+                granted.extend(of(group, resource, &verbs));
+            }
+        }
+    }
+    granted
+}
+
+/// What every agent uses.
+fn needed() -> BTreeSet<Permission> {
     let watched = &["list", "watch"];
-    let needed: BTreeSet<_> = of(Service::GROUP, "services", watched)
+    of(Service::GROUP, "services", watched)
         .chain(of(Node::GROUP, "nodes", watched))
         .chain(of(EndpointSlice::GROUP, "endpointslices", watched))
         .chain(of(ServiceCIDR::GROUP, "servicecidrs", watched))
         .chain(of(Event::GROUP, "events", &["create", "patch"]))
-        .collect();
+        .collect()
+}
+
+#[test]
+fn agent_has_exactly_the_permissions_that_it_uses() {
     for file in FILES {
         let role: ClusterRole = only(file);
-        let rules = role.rules.unwrap();
-        let mut granted = BTreeSet::new();
-        for rule in &rules {
-            for group in rule.api_groups.as_ref().unwrap() {
-                for resource in rule.resources.as_ref().unwrap() {
-                    granted.extend(
-                        rule.verbs.iter().map(|verb| (group.as_str(), resource.as_str(), verb.as_str())),
-                    );
-                }
-            }
-        }
-        assert_eq!(granted, needed, "{file}");
+        assert_eq!(granted(&role.rules.unwrap()), needed(), "{file}");
     }
+}
+
+#[test]
+fn controller_of_load_balancers_has_exactly_the_permissions_that_it_uses() {
+    let mut everywhere = needed();
+    everywhere.extend(of(Service::GROUP, "services/status", &["patch"]));
+    everywhere.extend(of(Service::GROUP, "namespaces", &["list", "watch"]));
+    everywhere.extend(of("metallb.io", "ipaddresspools", &["list", "watch"]));
+    let role: ClusterRole = only(CONTROLLER);
+    assert_eq!(granted(&role.rules.unwrap()), everywhere);
+
+    let (role, binding): (Role, RoleBinding) = (only(CONTROLLER), only(CONTROLLER));
+    assert_eq!((binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()), ("Role", name(&role)));
+    assert_eq!(binding.metadata.namespace, role.metadata.namespace);
+    let rules = role.rules.unwrap();
+    let leases: BTreeSet<_> = of(Lease::GROUP, "leases", &["create", "get", "update"]).collect();
+    assert_eq!(granted(&rules), leases);
+    // A name cannot limit `create`. The other verbs are limited to the Lease of the class in the values.
+    let limited = rules.iter().filter(|rule| !rule.verbs.contains(&"create".to_owned()));
+    let expected = vec![lease_name(Some("example.com/Lb"))];
+    assert!(limited.into_iter().all(|rule| rule.resource_names.as_ref() == Some(&expected)));
 }
 
 #[test]

@@ -19,13 +19,15 @@ pub struct Timing {
     pub act: Duration,
     /// The time between two renewals, and between two looks of a follower.
     pub retry: Duration,
+    /// The longest time that a request of the leader may take: none begins later than this before the end of its term.
+    pub request: Duration,
 }
 
 impl Default for Timing {
     /// Followers look every 5 s, so another leader acts at most 20 s after the last one has died.
     fn default() -> Self {
-        let [lease, act, retry] = [15, 10, 5].map(Duration::from_secs);
-        Self { lease, act, retry }
+        let [lease, act, retry, request] = [15, 10, 5, 3].map(Duration::from_secs);
+        Self { lease, act, retry, request }
     }
 }
 
@@ -153,6 +155,7 @@ mod tests {
         lease: Duration::from_secs(15),
         act: Duration::from_secs(10),
         retry: Duration::from_secs(5),
+        request: Duration::from_secs(3),
     };
 
     fn at(seconds: u64) -> Duration {

@@ -114,6 +114,10 @@ settings! {
         /// The loadBalancerClass of the Services that get addresses from pools [default: those without a class]
         "load-balancer-class" "LB_AGENT_LOAD_BALANCER_CLASS" "loadBalancerClass"
         load_balancer_class: Option<String> | Option<String>, (value_name = "NAME");
+        /// Give addresses from the IPAddressPools of the API server to Services of type LoadBalancer. Of all agents with this
+        /// setting, one does so at a time
+        "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
+        load_balancer_controller: bool | bool, ();
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
         "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
         detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");
@@ -401,7 +405,7 @@ mod tests {
             (Some(first), _) => first.get_name().to_owned(),
             (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
             (None, "syn-retries") => "2".to_owned(),
-            (None, "masquerade-all") => "true".to_owned(),
+            (None, "masquerade-all" | "load-balancer-controller") => "true".to_owned(),
             (None, _) => "x".to_owned(),
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     daemon::{
         shortage::ShortageReport,
         socket,
-        state::{DeviceReport, NodeReport, Report},
+        state::{DeviceReport, LoadBalancerReport, NodeReport, Report},
     },
     leftovers::{self, Findings, Leftover},
 };
@@ -319,11 +319,13 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     });
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
     let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
+    let addresses = report.load_balancers.as_ref().map(addresses_line);
     let shortages = report.shortages.iter().map(|shortage| shortage_line(shortage, now));
     for line in lines
         .into_iter()
         .chain(gone)
         .chain(node)
+        .chain(addresses)
         .chain(pending)
         .chain(failures)
         .chain(problems)
@@ -338,6 +340,21 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
 fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, now: Timestamp) -> String {
     let count = if *refused > 0 { format!(", {refused} times") } else { String::new() };
     format!("Shortage  {of}, for {}{count}: {text}", ago(*since, now))
+}
+
+/// Who gives addresses to load balancers, and how full the pools are.
+fn addresses_line(report: &LoadBalancerReport) -> String {
+    let pools: Vec<String> = report
+        .pools
+        .iter()
+        .map(|pool| format!("pool {}: {} of {} in use", pool.name, pool.used, pool.total))
+        .collect();
+    match (&report.leader, report.is_here) {
+        (_, true) if pools.is_empty() => "Addresses given by this agent; there is no pool".to_owned(),
+        (_, true) => format!("Addresses given by this agent; {}", pools.join(", ")),
+        (Some(leader), false) => format!("Addresses given by the agent of node {leader}"),
+        (None, false) => "Addresses given by nobody yet: the agents elect one of them".to_owned(),
+    }
 }
 
 fn node_lines(node: &NodeReport) -> Vec<String> {
@@ -428,6 +445,16 @@ fn outcome_table(outcomes: &[OutcomeView]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::state::PoolReport;
+
+    #[test]
+    fn line_names_who_gives_addresses() {
+        let pools = vec![PoolReport { name: "a".into(), used: 3, total: 16 }];
+        let mut report = LoadBalancerReport { leader: Some("b".into()), is_here: false, pools };
+        assert_eq!(addresses_line(&report), "Addresses given by the agent of node b");
+        report.is_here = true;
+        assert_eq!(addresses_line(&report), "Addresses given by this agent; pool a: 3 of 16 in use");
+    }
 
     const NOW: &str = "2026-11-21T03:00:00Z";
 
@@ -455,6 +482,7 @@ mod tests {
                 refused: 7,
                 text: "full: raise it".into(),
             }],
+            load_balancers: None,
         }
     }
 

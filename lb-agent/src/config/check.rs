@@ -151,7 +151,8 @@ pub(super) fn load_balancer_pool(
     const SETTING: &str = "--load-balancer-pool";
     let networks = IpNet::aggregate(&networks(SETTING, given.unwrap_or_default(), "")?);
     if let (Some(network), Source::ApiServer(_)) = (networks.first(), source) {
-        let why = "the agent assigns addresses only with --manifests; in a cluster, another controller must";
+        let why =
+            "it is for --manifests; in a cluster, create IPAddressPools and set --load-balancer-controller";
         return Err(refused(SETTING, network, why));
     }
     for network in &networks {
@@ -162,6 +163,17 @@ pub(super) fn load_balancer_pool(
         }
     }
     Ok(networks)
+}
+
+/// `--load-balancer-controller`, which needs an API server.
+pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<bool, ConfigError> {
+    match source {
+        Source::Manifests(_) if given => {
+            let why = "with --manifests the agent gives addresses in any case: remove this setting";
+            Err(refused("--load-balancer-controller", true, why))
+        }
+        Source::Manifests(_) | Source::ApiServer(_) => Ok(given),
+    }
 }
 
 /// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may

@@ -73,6 +73,7 @@ impl Config {
             ("service-cluster-ip-range", list(given_ranges.unwrap_or_default())),
             ("load-balancer-pool", list(&self.load_balancer_pool)),
             ("load-balancer-class", self.load_balancer_class.clone().unwrap_or_default()),
+            ("load-balancer-controller", self.load_balancer_controller.to_string()),
             ("detect-local-mode", mode.to_owned()),
             ("cluster-cidr", cidrs),
             ("pod-bridge-interface", bridge),
@@ -201,8 +202,8 @@ mod tests {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();
             let config = config(&given);
             let told = config.flagz().into_iter().filter_map(|(flag, value)| match (flag, &*value) {
-                ("masquerade-all", "true") => Some("--masquerade-all".to_owned()),
-                ("masquerade-all", _) => None,
+                ("masquerade-all" | "load-balancer-controller", "true") => Some(format!("--{flag}")),
+                ("masquerade-all" | "load-balancer-controller", _) => None,
                 ("metrics-bind-address", "") => Some("--metrics-bind-address=".to_owned()),
                 (_, "") => None,
                 _ => Some(format!("--{flag}={value}")),

@@ -72,6 +72,8 @@ pub struct Config {
     pub load_balancer_pool: Vec<IpNet>,
     /// The class of the load balancers that get addresses; `None` for those without a class.
     pub load_balancer_class: Option<String>,
+    /// Whether the agent gives addresses from pools of the API server, when it is elected.
+    pub load_balancer_controller: bool,
     /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -192,6 +194,10 @@ impl Config {
                 .load_balancer_class
                 .or(file.load_balancer_class)
                 .filter(|class| !class.is_empty()),
+            load_balancer_controller: check::load_balancer_controller(
+                run.load_balancer_controller || file.load_balancer_controller,
+                &source,
+            )?,
             source,
             node_name: check::node_name(run.node_name.or(file.node_name))?,
             bind_address: bind,

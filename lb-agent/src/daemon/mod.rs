@@ -9,6 +9,7 @@
 //!
 //! If one task ends, the agent ends with its error. The programs and maps stay in the kernel and keep serving.
 
+mod addresses;
 mod bpffs;
 mod config_file;
 mod conntrack;

@@ -14,7 +14,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    bpffs, conntrack,
+    addresses, bpffs, conntrack,
     devices::{Devices, Inside},
     http,
     ipsec::Ipsec,
@@ -180,13 +180,16 @@ fn spawn(
     let node_sources = |network| Sources {
         network,
         info: receivers.node_info.clone(),
-        service_cidrs: receivers.service_cidrs,
+        service_cidrs: receivers.service_cidrs.clone(),
         synchronised: receivers.synchronised,
     };
     let (node, facts) =
         spawn_devices(&config, &mut opened, node_sources, (senders.listen, senders.own), tasks)?;
     spawn_servers(&config, &opened, receivers.node_info.clone(), synchronised, tasks)?;
-    let report = health_report(spawn_events(&config, tasks), &config, &opened);
+    let events = spawn_events(&config, tasks);
+    let observers = (Arc::clone(&opened.state), Arc::clone(&opened.metrics));
+    addresses::spawn(&config, receivers.service_cidrs.clone(), events.clone(), observers, tasks);
+    let report = health_report(events, &config, &opened);
     tasks.spawn("health checks of Services", Servers::new(receivers.checks, receivers.listen, report).run());
     for event in facts.events() {
         senders.events.try_send(event)?;

@@ -55,6 +55,32 @@ pub struct Report {
     /// Full maps and exhausted ports. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
+    /// Who gives addresses to load balancers; `None` without `--load-balancer-controller`. Older agents do not report it.
+    #[serde(default)]
+    pub load_balancers: Option<LoadBalancerReport>,
+}
+
+/// Who gives addresses to the load balancers of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadBalancerReport {
+    /// The node of the agent that is elected to; `None` while there is none.
+    pub leader: Option<String>,
+    /// Whether that is this agent.
+    pub is_here: bool,
+    /// The pools; empty where the agent is not elected.
+    pub pools: Vec<PoolReport>,
+}
+
+/// How many addresses of a pool are in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolReport {
+    /// The name of the pool.
+    pub name: String,
+    /// Addresses that Services have.
+    pub used: u64,
+    /// All addresses of the pool that Services may have.
+    pub total: u64,
 }
 
 /// Addresses and settings of the node, as `status` shows them.
@@ -140,6 +166,8 @@ struct Inner {
     source_conditions: Vec<String>,
     node_conditions: Vec<String>,
     device_conditions: Vec<String>,
+    address_conditions: Vec<String>,
+    load_balancers: Option<LoadBalancerReport>,
     devices: Vec<DeviceReport>,
     node: NodeReport,
     shortages: Shortages,
@@ -148,8 +176,11 @@ struct Inner {
 impl Inner {
     /// Everything that needs attention.
     fn conditions(&self) -> Vec<String> {
-        let Self { progress, source_conditions, node_conditions, device_conditions, .. } = self;
-        [&**source_conditions, &progress.conflicts, node_conditions, device_conditions].concat()
+        let Self {
+            progress, source_conditions, node_conditions, device_conditions, address_conditions, ..
+        } = self;
+        [&**source_conditions, &progress.conflicts, node_conditions, device_conditions, address_conditions]
+            .concat()
     }
 }
 
@@ -199,6 +230,12 @@ impl State {
         self.lock().devices = devices;
     }
 
+    /// Replaces what the controller of load balancers reports.
+    pub(super) fn set_load_balancers(&self, report: LoadBalancerReport, conditions: Vec<String>) {
+        let mut inner = self.lock();
+        (inner.load_balancers, inner.address_conditions) = (Some(report), conditions);
+    }
+
     /// Reads or changes the shortages.
     pub(super) fn with_shortages<T>(&self, with: impl FnOnce(&mut Shortages) -> T) -> T {
         with(&mut self.lock().shortages)
@@ -240,6 +277,7 @@ impl State {
             devices: inner.devices.clone(),
             node: inner.node.clone(),
             shortages: inner.shortages.report(Instant::now()),
+            load_balancers: inner.load_balancers.clone(),
         }
     }
 }

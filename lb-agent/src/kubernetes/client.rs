@@ -1,11 +1,24 @@
 //! The API server that the agent uses, and its credentials.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use kube::{
-    Config,
+    Client, Config,
+    client::ClientBuilder,
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+
+use tower::layer::layer_fn;
+
+use super::pace::Paced;
+
+/// How long an API server may send nothing before the connection counts as dead. Real API servers send a bookmark every
+/// minute.
+const SILENCE: Duration = Duration::from_secs(150);
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// The file with the namespace of this Pod.
+const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// The API server to use, and the credentials for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,4 +65,20 @@ pub(super) async fn client_config(server: ApiServer) -> Result<Config, Kubernete
             Config::from_custom_kubeconfig(file, &options).await.map_err(unusable)
         }
     }
+}
+
+/// A client for watches, and its configuration; sends no request.
+pub(super) async fn watching_client(server: ApiServer) -> Result<(Client, Config), KubernetesError> {
+    let mut config = client_config(server).await?;
+    (config.connect_timeout, config.read_timeout) = (Some(CONNECT), Some(SILENCE));
+    config.reset_reader_on_write = true;
+    let builder = ClientBuilder::try_from(config.clone()).map_err(Box::new)?;
+    Ok((builder.with_layer(&layer_fn(Paced::new)).build(), config))
+}
+
+/// The namespace for objects of the agent itself: that of its Pod, also if a kubeconfig leads to the API server; outside of
+/// a Pod that of the kubeconfig.
+pub(super) async fn own_namespace(config: &Config) -> String {
+    let of_pod = tokio::fs::read_to_string(NAMESPACE).await.map(|text| text.trim().to_owned());
+    of_pod.ok().filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| config.default_namespace.clone())
 }

@@ -1,4 +1,4 @@
-//! Kubernetes Events that this node emits for administrators, as kube-proxy does.
+//! Kubernetes Events that this node emits for administrators, as kube-proxy and MetalLB do.
 //!
 //! [`Events`] queues an Event without waiting; the task [`run`] sends it to the API server. An Event that cannot be sent
 //! in a few attempts is lost, as in kube-proxy.
@@ -10,7 +10,7 @@ use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
-use lb_core::model::ObjectName;
+use lb_core::{load_balancer::Notice, model::ObjectName};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -40,7 +40,12 @@ pub struct Outbox(mpsc::Receiver<Occurrence>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Occurrence {
     Starting,
-    HealthCheckFailed { service: ObjectName, why: String },
+    HealthCheckFailed {
+        service: ObjectName,
+        why: String,
+    },
+    /// What happened to the address of a load balancer.
+    Address(Notice),
 }
 
 impl Events {
@@ -58,6 +63,11 @@ impl Events {
     /// Queues the Warning `FailedToStartServiceHealthcheck` on a Service whose `healthCheckNodePort` cannot be served.
     pub fn health_check_failed(&self, service: ObjectName, why: impl Into<String>) {
         self.emit(Occurrence::HealthCheckFailed { service, why: why.into() });
+    }
+
+    /// Queues an Event about the address of a load balancer.
+    pub(super) fn of_address(&self, notice: Notice) {
+        self.emit(Occurrence::Address(notice));
     }
 
     fn emit(&self, occurrence: Occurrence) {
@@ -121,18 +131,22 @@ impl Publisher {
     }
 }
 
-/// The Event, in kube-proxy's words.
+/// The Event; those that kube-proxy emits have its words.
 fn event(occurrence: &Occurrence) -> Event {
     let (type_, reason, action, note) = match occurrence {
         Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),
         Occurrence::HealthCheckFailed { why, .. } => {
             (EventType::Warning, "FailedToStartServiceHealthcheck", "Listen", Some(shortened(why)))
         }
+        Occurrence::Address(Notice { is_warning, reason, note, .. }) => {
+            let type_ = if *is_warning { EventType::Warning } else { EventType::Normal };
+            (type_, *reason, "AssignAddress", Some(shortened(note)))
+        }
     };
     Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None }
 }
 
-/// The object of the Event. As in kube-proxy, names stand in for the uids, which are not known.
+/// The object of the Event. As in kube-proxy, names stand in for uids that are not known.
 fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
     let reference = |kind: &str, namespace: Option<&str>, name: &str, uid: String| ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -146,6 +160,9 @@ fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
         Occurrence::Starting => reference("Node", None, node, node.to_owned()),
         Occurrence::HealthCheckFailed { service, .. } => {
             reference("Service", Some(&service.namespace), &service.name, service.to_string())
+        }
+        Occurrence::Address(Notice { service, uid, .. }) => {
+            reference("Service", Some(&service.namespace), &service.name, uid.clone())
         }
     }
 }

@@ -46,24 +46,21 @@ pub(super) trait Kind: Read {
 
 /// Selects the Services that kube-proxy selects: no headless ones and none of other proxies.
 pub(super) fn services() -> watcher::Config {
-    config().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
+    all().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
 }
 
 /// Selects the EndpointSlices that kube-proxy selects: not those of headless Services.
 pub(super) fn endpoint_slices() -> watcher::Config {
-    config().labels(&format!("!{HEADLESS}"))
+    all().labels(&format!("!{HEADLESS}"))
 }
 
 /// Selects the Node of that name.
 pub(super) fn node(name: &str) -> watcher::Config {
-    config().fields(&format!("metadata.name={name}"))
+    all().fields(&format!("metadata.name={name}"))
 }
 
-pub(super) fn service_cidrs() -> watcher::Config {
-    config()
-}
-
-fn config() -> watcher::Config {
+/// Selects all objects of a kind.
+pub(super) fn all() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 

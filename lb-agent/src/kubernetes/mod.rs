@@ -2,8 +2,10 @@
 //!
 //! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes and keeps only
 //! the name and version of each object. While the API server is unreachable, the last known state stays in force.
-//! `docs/kubernetes.md` describes each fault.
+//! `docs/kubernetes.md` describes each fault. [`addresses`] is a task of its own, which gives addresses to load
+//! balancers.
 
+pub mod addresses;
 mod client;
 mod conditions;
 pub mod events;

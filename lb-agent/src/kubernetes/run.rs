@@ -7,7 +7,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use kube::{Client, client::ClientBuilder};
+use kube::Client;
 use lb_core::{
     api::{EndpointSlice, Node, Service, ServiceCidr},
     model::{Change, ObjectName, SourceEvent, Trigger},
@@ -16,15 +16,13 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
-use tower::layer::layer_fn;
 use tracing::info;
 
 use super::{
-    client::{ApiServer, KubernetesError, client_config},
+    client::{ApiServer, KubernetesError, watching_client},
     conditions::ServerConditions,
     kind,
     node::NodeInfo,
-    pace::Paced,
     watch::Watch,
 };
 
@@ -42,10 +40,6 @@ pub struct Published {
 
 /// How long the first write waits for the Node after everything else was listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an API server may send nothing before the connection counts as dead. Real API servers send a bookmark every
-/// minute.
-const SILENCE: Duration = Duration::from_secs(150);
-const CONNECT: Duration = Duration::from_secs(10);
 
 /// Watches the API server until the receiver of `events` is dropped. Sends changes; when all Services and EndpointSlices
 /// were listed, [`SourceEvent::CompleteBut`] with the Services that have an object which was never readable, and then
@@ -62,11 +56,8 @@ pub async fn run(
     events: mpsc::Sender<SourceEvent>,
     published: Published,
 ) -> Result<(), KubernetesError> {
-    let mut config = client_config(server).await?;
-    (config.connect_timeout, config.read_timeout) = (Some(CONNECT), Some(SILENCE));
-    config.reset_reader_on_write = true;
+    let (client, config) = watching_client(server).await?;
     info!(server = %config.cluster_url, node = node_name, "watching Services and EndpointSlices");
-    let client = ClientBuilder::try_from(config).map_err(Box::new)?.with_layer(&layer_fn(Paced::new)).build();
     Follower::new(&client, node_name, events, published).follow().await
 }
 
@@ -104,7 +95,7 @@ impl Follower {
             services: Watch::new(client.clone(), kind::services(), now),
             slices: Watch::new(client.clone(), kind::endpoint_slices(), now),
             node: Watch::new(client.clone(), kind::node(node_name), now),
-            cidrs: Watch::new(client.clone(), kind::service_cidrs(), now),
+            cidrs: Watch::new(client.clone(), kind::all(), now),
             events,
             published,
             server: ServerConditions::default(),

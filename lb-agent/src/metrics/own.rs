@@ -16,6 +16,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use lb_core::load_balancer::PoolUsage;
+
 use super::{Metrics, gauge};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -26,6 +28,11 @@ struct Map {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Kind {
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Pool {
+    pool: String,
 }
 
 #[derive(Debug)]
@@ -46,6 +53,8 @@ pub(super) struct Own {
     waiting: Family<Map, Gauge>,
     health_check_servers: Gauge,
     health_check_failures: Gauge,
+    pool_addresses: Family<Pool, Gauge>,
+    pool_addresses_used: Family<Pool, Gauge>,
 }
 
 impl Default for Own {
@@ -67,6 +76,8 @@ impl Default for Own {
             waiting: Family::default(),
             health_check_servers: Gauge::default(),
             health_check_failures: Gauge::default(),
+            pool_addresses: Family::default(),
+            pool_addresses_used: Family::default(),
         }
     }
 }
@@ -105,6 +116,10 @@ impl Own {
         registry.register("health_check_servers", help, self.health_check_servers.clone());
         let help = "Listening sockets for healthCheckNodePorts that could not be opened";
         registry.register("health_check_servers_failed", help, self.health_check_failures.clone());
+        let help = "Addresses of a pool for load balancers; only the agent that gives addresses exports it";
+        registry.register("pool_addresses", help, self.pool_addresses.clone());
+        let help = "Addresses of a pool that Services have; only the agent that gives addresses exports it";
+        registry.register("pool_addresses_used", help, self.pool_addresses_used.clone());
     }
 }
 
@@ -154,6 +169,18 @@ impl Metrics {
     /// Sets the number of `services` that wait for room in this map.
     pub(crate) fn set_waiting(&self, map: &'static str, services: usize) {
         self.own.waiting.get_or_create(&Map { map }).set(gauge(services));
+    }
+
+    /// Sets how many addresses of each pool are in use.
+    pub(crate) fn set_pools(&self, pools: &[PoolUsage]) {
+        let Own { pool_addresses, pool_addresses_used, .. } = &self.own;
+        pool_addresses.clear();
+        pool_addresses_used.clear();
+        for PoolUsage { pool, used, total } in pools {
+            let labels = Pool { pool: pool.to_string() };
+            pool_addresses.get_or_create(&labels).set(i64::try_from(*total).unwrap_or(i64::MAX));
+            pool_addresses_used.get_or_create(&labels).set(i64::try_from(*used).unwrap_or(i64::MAX));
+        }
     }
 
     /// Sets how many addresses listen for health checks of Services (`serving`), and how many could not be opened

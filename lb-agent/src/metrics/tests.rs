@@ -76,6 +76,7 @@ fn everything() -> Metrics {
     metrics.count_evicted_clients(5);
     metrics.set_waiting("BACKENDS", 1);
     metrics.set_health_check_servers(2, 1);
+    metrics.set_pools(&[lb_core::load_balancer::PoolUsage { pool: "a".into(), used: 3, total: 256 }]);
     for family in Family::ALL {
         metrics.programmed(Trigger { family, time: SystemTime::now() - Duration::from_secs(90) });
         metrics.set_no_local_endpoints(family, 1, 2);
@@ -218,6 +219,8 @@ fn recorded_values_are_exported() {
         "lb_affinity_evicted_total 5",
         "lb_services_waiting{map=\"BACKENDS\"} 1",
         "lb_health_check_servers 2",
+        "lb_pool_addresses{pool=\"a\"} 256",
+        "lb_pool_addresses_used{pool=\"a\"} 3",
         "# EOF",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");

@@ -47,7 +47,7 @@ struct Known {
     /// Its addresses before the last write. A watch may still report a version from before that write.
     replaced: Option<Vec<IpAddr>>,
     refused: Option<AddressError>,
-    /// The trouble that an Event has reported.
+    /// What is wrong with its addresses, as the last Event has reported.
     told: Option<String>,
 }
 
@@ -219,7 +219,7 @@ impl Controller {
     pub fn conditions(&self) -> Vec<String> {
         let pools = self.unused_pools.iter().map(ToString::to_string);
         let services = self.services.iter().filter_map(|(name, known)| {
-            let (_, trouble) = self.trouble(name, known)?;
+            let trouble = known.told.as_ref()?;
             Some(format!("Service {name}: {trouble}"))
         });
         pools.chain(services).collect()

@@ -1,4 +1,5 @@
-//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply and delete.
+//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply, merge patches
+//! and replacements that compare versions, and delete.
 //! The server can also simulate faults.
 
 use std::{
@@ -13,7 +14,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Query, State},
-    http::{Method, StatusCode, Uri},
+    http::{HeaderMap, Method, StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
 };
 use futures_util::stream;
@@ -55,6 +56,8 @@ struct Contents {
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
     events: Vec<Value>,
+    /// Number of patches that were refused because of another version, or of a fault.
+    refused_writes: usize,
 }
 
 struct Change {
@@ -84,6 +87,8 @@ pub(crate) struct Fault {
     pub(crate) expired_pages: bool,
     /// Whether watches end as soon as they begin.
     pub(crate) short_watches: bool,
+    /// Whether all patches of the status are refused, as if another client had been faster.
+    pub(crate) conflicts: bool,
 }
 
 /// A request for a list or a watch.
@@ -237,6 +242,17 @@ impl ApiServer {
         self.store.lock().requests.clone()
     }
 
+    /// An object, as it is stored.
+    pub(crate) fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        self.store.lock().objects.get(&key).cloned()
+    }
+
+    /// Number of patches that were refused because of another version, or of a fault.
+    pub(crate) fn refused_writes(&self) -> usize {
+        self.store.lock().refused_writes
+    }
+
     /// All Events that clients have created.
     pub(crate) fn events(&self) -> Vec<Value> {
         self.store.lock().events.clone()
@@ -272,11 +288,12 @@ impl Target {
         let mut segments = segments.skip(depth).peekable();
         let mut namespace = String::new();
         if segments.next_if(|segment| segment == "namespaces").is_some() {
-            namespace = segments.next()?;
+            let name = segments.next();
             if segments.peek().is_none() {
-                let (plural, name) = ("namespaces".to_owned(), Some(namespace));
+                let plural = "namespaces".to_owned();
                 return Some(Self { plural, namespace: String::new(), name, status: false });
             }
+            namespace = name?;
         }
         let (plural, name, status) = (segments.next()?, segments.next(), segments.next().is_some());
         Some(Self { plural, namespace, name, status })
@@ -287,6 +304,7 @@ async fn answer(
     State(store): State<Arc<Store>>,
     method: Method,
     uri: Uri,
+    headers: HeaderMap,
     Query(query): Query<HashMap<String, String>>,
     body: String,
 ) -> Response {
@@ -299,40 +317,123 @@ async fn answer(
             store.lock().requests.push(request.clone());
             read(store, &request).await
         }
-        (Method::PATCH, Some(name)) => apply(&store, (plural, namespace, name), status, &body),
+        (Method::GET, Some(name)) => get(&store, &(plural, namespace, name)),
+        (Method::PATCH, Some(name)) if headers.get(CONTENT_TYPE).is_some_and(|kind| kind == MERGE_PATCH) => {
+            merge(&store, (plural, namespace, name), status, &body)
+        }
+        (Method::PATCH, Some(name)) => apply(&store, (plural, namespace, name), &body),
+        (Method::PUT, Some(name)) => replace(&store, (plural, namespace, name), &body),
         (Method::DELETE, Some(name)) => {
             store.set((plural, namespace, name), None, ChangeKind::Object);
             Json(json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
                 .into_response()
         }
-        // Only Events are created by POST.
-        (Method::POST, None) => {
+        (Method::POST, None) if plural == "events" => {
             store.lock().events.push(serde_json::from_str(&body).unwrap());
             (StatusCode::CREATED, body).into_response()
         }
+        (Method::POST, None) => create(&store, plural, namespace, &body),
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
 }
 
-fn apply(store: &Store, key: Key, status: bool, body: &str) -> Response {
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+fn get(store: &Store, key: &Key) -> Response {
+    store.lock().objects.get(key).map_or_else(|| failure(404), |object| Json(object.clone()).into_response())
+}
+
+/// Server-side apply, as far as the tests need it: the body replaces all but identity and status.
+fn apply(store: &Store, key: Key, body: &str) -> Response {
     let mut object: Value = serde_json::from_str(body).unwrap();
     let known = store.lock().objects.get(&key).cloned();
     match known {
-        Some(known) if status => {
-            object = Value::Object(
-                [&known, &object].into_iter().flat_map(|o| o.as_object().unwrap().clone()).collect(),
-            );
-            object["metadata"] = known["metadata"].clone();
-            set_transition_times(&mut object);
-        }
         Some(known) => {
             object["metadata"]["uid"] = known["metadata"]["uid"].clone();
+            object["metadata"]["creationTimestamp"] = known["metadata"]["creationTimestamp"].clone();
+            // Other managers of fields keep theirs.
+            for (name, value) in known["metadata"]["annotations"].as_object().into_iter().flatten() {
+                if name == lb_core::load_balancer::GIVEN {
+                    object["metadata"]["annotations"][name] = value.clone();
+                }
+            }
             object["status"] = known["status"].clone();
         }
-        None => object["metadata"]["uid"] = format!("uid-{}", store.lock().version).into(),
+        None => begin(store, &mut object),
     }
-    store.set(key, Some(object.clone()), ChangeKind::Object);
-    Json(object).into_response()
+    stored(store, key, object)
+}
+
+/// A merge patch (RFC 7386) of an object or of its status. A patch of the status also changes annotations, as in the
+/// strategy of Services.
+fn merge(store: &Store, key: Key, status: bool, body: &str) -> Response {
+    let mut patch: Value = serde_json::from_str(body).unwrap();
+    let Some(mut object) = store.lock().objects.get(&key).cloned() else { return failure(404) };
+    let conflicts = store.lock().faults.get(&key.0).is_some_and(|fault| fault.conflicts && status);
+    if conflicts || !is_newest(&patch, &object) {
+        store.lock().refused_writes += 1;
+        return failure(409);
+    }
+    if status {
+        patch.as_object_mut().unwrap().retain(|field, _| ["metadata", "status"].contains(&field.as_str()));
+    }
+    merge_values(&mut object, &patch);
+    set_transition_times(&mut object);
+    stored(store, key, object)
+}
+
+fn merge_values(object: &mut Value, patch: &Value) {
+    let Some(fields) = patch.as_object() else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (name, value) in fields {
+        if value.is_null() {
+            object.as_object_mut().unwrap().remove(name);
+        } else {
+            merge_values(&mut object[name], value);
+        }
+    }
+}
+
+/// Replaces an object if the body has its version.
+fn replace(store: &Store, key: Key, body: &str) -> Response {
+    let object: Value = serde_json::from_str(body).unwrap();
+    let Some(known) = store.lock().objects.get(&key).cloned() else { return failure(404) };
+    if is_newest(&object, &known) { stored(store, key, object) } else { failure(409) }
+}
+
+fn create(store: &Store, plural: String, namespace: String, body: &str) -> Response {
+    let mut object: Value = serde_json::from_str(body).unwrap();
+    let key = (plural, namespace, object["metadata"]["name"].as_str().unwrap().to_owned());
+    if store.lock().objects.contains_key(&key) {
+        return failure(409);
+    }
+    begin(store, &mut object);
+    stored(store, key, object)
+}
+
+/// Sets what the API server gives to a new object.
+fn begin(store: &Store, object: &mut Value) {
+    let version = store.lock().version;
+    object["metadata"]["uid"] = format!("uid-{version}").into();
+    // Later objects have later times.
+    object["metadata"]["creationTimestamp"] =
+        format!("2026-01-01T{:02}:{:02}:{:02}Z", version / 3600, version / 60 % 60, version % 60).into();
+}
+
+/// Whether the version that the body names, if any, is that of the stored object.
+fn is_newest(body: &Value, known: &Value) -> bool {
+    let version = &body["metadata"]["resourceVersion"];
+    version.is_null() || *version == known["metadata"]["resourceVersion"]
+}
+
+fn stored(store: &Store, key: Key, object: Value) -> Response {
+    store.set(key.clone(), Some(object), ChangeKind::Object);
+    get(store, &key)
 }
 
 /// Adds `null` for a missing `lastTransitionTime` of a condition, as the encoder of the API server does.
@@ -371,9 +472,14 @@ async fn wait_until_released(store: &Store, plural: &str) {
 }
 
 fn failure(code: u16) -> Response {
+    let reason = match code {
+        404 => "NotFound",
+        409 => "Conflict",
+        _ => "Fault",
+    };
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": format!("a fault {code}"), "reason": "Fault", "code": code,
+        "message": format!("a fault {code}"), "reason": reason, "code": code,
     });
     (StatusCode::from_u16(code).unwrap(), Json(status)).into_response()
 }

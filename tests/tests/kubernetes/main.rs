@@ -5,6 +5,7 @@
 //! IPs in 10.96.192.0/19. The other tests need faults that only the in-repo server has.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
+mod addresses;
 mod api_server;
 mod bed;
 mod cluster;

@@ -172,7 +172,7 @@ fn bad_pools_are_reported_and_the_last_good_one_stays() {
     }
     folder.write(&[("pool.yaml", &pool("a", "10.100.0.0/30"))]);
     assert!(
-        folder.problems().iter().any(|found| found.contains("whose addresses are cluster IPs")),
+        folder.problems().iter().any(|found| found.contains("which is a network of cluster IPs or pods")),
         "{:?}",
         folder.problems()
     );

@@ -1,0 +1,123 @@
+//! The kinds that the controller watches.
+
+use std::borrow::Cow;
+
+use k8s_openapi::{
+    NamespaceResourceScope, api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::Resource;
+use lb_core::{
+    api,
+    convert::{ConvertError, Converted},
+    load_balancer::{Labels, Pool},
+    model::ObjectName,
+};
+use serde::Deserialize;
+
+use super::super::{kind::Kind, watched::Read};
+
+/// A Service of any type: those that are no load balancers may have an address from before.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub(super) struct AnyService(pub(super) api::Service);
+
+impl Read for AnyService {
+    type Schema = core::Service;
+}
+
+impl Kind for AnyService {
+    const NAME: &str = "Service";
+    const NAMESPACED: bool = true;
+    type Change = (ObjectName, Option<Box<api::Service>>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), Some(Box::new(self.0.clone()))).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+
+    fn service(name: &ObjectName, _metadata: &api::ObjectMeta) -> Option<ObjectName> {
+        Some(name.clone())
+    }
+}
+
+/// A namespace, of which only the labels matter.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Namespace {
+    #[serde(default)]
+    metadata: api::ObjectMeta,
+}
+
+impl Read for Namespace {
+    type Schema = core::Namespace;
+}
+
+impl Kind for Namespace {
+    const NAME: &str = "Namespace";
+    const NAMESPACED: bool = false;
+    type Change = (ObjectName, Option<Labels>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), Some(self.metadata.labels.clone().unwrap_or_default())).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
+/// The API path of `IPAddressPool`. Its CRD may be installed at any time.
+#[derive(Clone, Debug, Default)]
+pub(in crate::kubernetes) struct PoolSchema(ObjectMeta);
+
+impl Resource for PoolSchema {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "IPAddressPool".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "metallb.io".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1beta1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "ipaddresspools".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.0
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.0
+    }
+}
+
+impl Read for api::IpAddressPool {
+    type Schema = PoolSchema;
+}
+
+impl Kind for api::IpAddressPool {
+    const NAME: &str = "IPAddressPool";
+    const NAMESPACED: bool = true;
+    const OPTIONAL: bool = true;
+    /// The pool with its `metadata.creationTimestamp`.
+    type Change = (ObjectName, Option<(Option<String>, Pool)>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        let created = self.metadata.creation_timestamp.clone();
+        Ok((name.clone(), Some((created, Pool::new(self)?))).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}

@@ -1,0 +1,281 @@
+//! The agent in office: watches pools, Services and namespaces, and writes the addresses of Services.
+
+use std::{
+    future,
+    time::{Duration, SystemTime},
+};
+
+use futures_util::{StreamExt as _, stream};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Service;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+    core::PartialObjectMeta,
+};
+use lb_core::{
+    api::IpAddressPool,
+    load_balancer::{Controller, GIVEN, Write},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{debug, info};
+
+use super::{
+    AddressOptions, AddressReport, Term,
+    kinds::{AnyService, Namespace},
+    update,
+};
+use crate::kubernetes::{
+    client::KubernetesError,
+    conditions::ServerConditions,
+    events::Events,
+    kind::{self, Kind},
+    watch::Watch,
+};
+
+/// Writes that are under way at the same time.
+const PARALLEL: usize = 8;
+/// The pause before a write that has failed is computed again, unless the Service changes before.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Leads whenever it is this agent's term, for ever.
+pub(super) async fn serve(
+    client: &Client,
+    options: &AddressOptions,
+    mut term: watch::Receiver<Option<Term>>,
+    service_cidrs: watch::Receiver<Vec<IpNet>>,
+    events: &Events,
+    report: &watch::Sender<AddressReport>,
+) -> Result<(), KubernetesError> {
+    loop {
+        wait_for_term(&mut term).await;
+        let leader = Leader::new(client, options, term.clone(), service_cidrs.clone(), events, report);
+        tokio::select! {
+            result = leader.lead() => result?,
+            () = wait_for_end(&mut term) => info!("this agent gives no addresses to load balancers any more"),
+        }
+        update(report, |report| {
+            *report = AddressReport { leader: report.leader.take(), ..AddressReport::default() }
+        });
+    }
+}
+
+async fn wait_for_term(term: &mut watch::Receiver<Option<Term>>) {
+    loop {
+        let now = *term.borrow_and_update();
+        match now {
+            Some(now) if now.begin <= Instant::now() && Instant::now() < now.end => return,
+            Some(now) if Instant::now() < now.begin => tokio::select! {
+                () = sleep_until(now.begin) => {}
+                _ = term.changed() => {}
+            },
+            Some(_) | None => changed(term).await,
+        }
+    }
+}
+
+async fn wait_for_end(term: &mut watch::Receiver<Option<Term>>) {
+    loop {
+        let now = *term.borrow_and_update();
+        let Some(now) = now.filter(|term| Instant::now() < term.end) else { return };
+        tokio::select! {
+            () = sleep_until(now.end) => {}
+            _ = term.changed() => {}
+        }
+    }
+}
+
+async fn changed(term: &mut watch::Receiver<Option<Term>>) {
+    if term.changed().await.is_err() {
+        future::pending::<()>().await;
+    }
+}
+
+struct Leader<'a> {
+    client: &'a Client,
+    options: &'a AddressOptions,
+    term: watch::Receiver<Option<Term>>,
+    service_cidrs: watch::Receiver<Vec<IpNet>>,
+    events: &'a Events,
+    report: &'a watch::Sender<AddressReport>,
+    controller: Controller,
+    server: ServerConditions,
+    pools: Watch<IpAddressPool>,
+    /// Watched from the first pool on.
+    services: Option<Watch<AnyService>>,
+    namespaces: Option<Watch<Namespace>>,
+    /// When writes that have failed are computed again.
+    again: Option<Instant>,
+}
+
+impl<'a> Leader<'a> {
+    fn new(
+        client: &'a Client,
+        options: &'a AddressOptions,
+        term: watch::Receiver<Option<Term>>,
+        service_cidrs: watch::Receiver<Vec<IpNet>>,
+        events: &'a Events,
+        report: &'a watch::Sender<AddressReport>,
+    ) -> Self {
+        let pools = Watch::new(client.clone(), kind::all(), SystemTime::now());
+        let controller = Controller::new(options.class.as_deref());
+        Self {
+            client,
+            options,
+            term,
+            service_cidrs,
+            events,
+            report,
+            controller,
+            server: ServerConditions::default(),
+            pools,
+            services: None,
+            namespaces: None,
+            again: None,
+        }
+    }
+
+    async fn lead(mut self) -> Result<(), KubernetesError> {
+        const ENDED: KubernetesError = KubernetesError::Ended;
+        self.reserve();
+        loop {
+            tokio::select! {
+                changes = self.pools.next() => {
+                    for (name, pool) in changes.ok_or(ENDED)? {
+                        self.controller.set_pool(name, pool);
+                    }
+                    self.watch_services();
+                }
+                changes = next(&mut self.services) => {
+                    for (name, service) in changes.ok_or(ENDED)? {
+                        self.controller.set_service(name, service.as_deref());
+                    }
+                }
+                changes = next(&mut self.namespaces) => {
+                    for (name, labels) in changes.ok_or(ENDED)? {
+                        self.controller.set_namespace(&name.name, labels);
+                    }
+                }
+                Ok(()) = self.service_cidrs.changed() => self.reserve(),
+                () = at(self.again) => self.again = None,
+            }
+            if self.knows_all() {
+                self.pass().await;
+            }
+            self.publish();
+        }
+    }
+
+    /// Tells the controller which networks no pool may overlap.
+    fn reserve(&mut self) {
+        let cidrs = self.service_cidrs.borrow_and_update().clone();
+        let reserved = cidrs.iter().chain(&self.options.reserved).map(|net| (*net).into()).collect();
+        self.controller.set_reserved(reserved);
+    }
+
+    /// Begins to watch Services once there is a pool: without one, the controller costs the API server nothing.
+    fn watch_services(&mut self) {
+        if self.services.is_none() && self.controller.has_pools() {
+            let now = SystemTime::now();
+            self.services = Some(Watch::new(self.client.clone(), kind::all(), now));
+            self.namespaces = Some(Watch::new(self.client.clone(), kind::all(), now));
+        }
+    }
+
+    /// Whether all addresses in use are known. A Service that cannot be read may have one.
+    fn knows_all(&self) -> bool {
+        let services =
+            self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());
+        let namespaces = self.namespaces.as_ref().is_some_and(Watch::is_settled);
+        self.pools.is_listed() && services && namespaces
+    }
+
+    async fn pass(&mut self) {
+        let pass = self.controller.pass();
+        for notice in pass.notices {
+            self.events.of_address(notice);
+        }
+        let (client, term, limit) = (self.client, &self.term, self.options.timing.request);
+        let sending = stream::iter(pass.writes).map(|write| async move {
+            let result = send(client, term, limit, &write).await;
+            (write, result)
+        });
+        let mut written = sending.buffer_unordered(PARALLEL);
+        while let Some((write, result)) = written.next().await {
+            match result {
+                Ok(()) => {
+                    self.controller.written(&write);
+                    write.notice.into_iter().for_each(|notice| self.events.of_address(notice));
+                }
+                Err(why) => {
+                    debug!(service = %write.service, "cannot write the addresses of a Service: {why}");
+                    self.controller.failed(&write.service);
+                    self.again = Some(Instant::now() + AGAIN);
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let Self { pools, services, namespaces, .. } = self;
+        let failures = [
+            pools.failure(),
+            services.as_ref().and_then(Watch::failure),
+            namespaces.as_ref().and_then(Watch::failure),
+        ];
+        let problems = pools.problems().chain(services.iter().flat_map(Watch::problems));
+        let mut conditions = self.server.update(failures.into_iter().flatten(), problems);
+        conditions.extend(self.controller.conditions());
+        let usage = self.controller.usage();
+        update(self.report, |report| {
+            (report.is_here, report.conditions, report.pools) = (true, conditions, usage);
+        });
+    }
+}
+
+/// The changes of a watch; none for ever before it has begun.
+async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K::Change>> {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => future::pending().await,
+    }
+}
+
+async fn at(then: Option<Instant>) {
+    match then {
+        Some(then) => sleep_until(then).await,
+        None => future::pending().await,
+    }
+}
+
+/// Writes one Service, unless the term may end before the write is over.
+async fn send(
+    client: &Client,
+    term: &watch::Receiver<Option<Term>>,
+    limit: Duration,
+    write: &Write,
+) -> Result<(), String> {
+    let end = term.borrow().map(|term| term.end);
+    if end.is_none_or(|end| end < Instant::now() + limit) {
+        return Err("the term of this agent ends".to_owned());
+    }
+    // The answer is the whole Service, of which nothing is needed.
+    let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), &write.service.namespace);
+    let patch = Patch::Merge(body(write));
+    match timeout(limit, api.patch_status(&write.service.name, &PatchParams::default(), &patch)).await {
+        Ok(result) => result.map(drop).map_err(|error| error.to_string()),
+        Err(_elapsed) => Err("the API server does not answer".to_owned()),
+    }
+}
+
+/// The merge patch of a write. The API server refuses it with 409 unless the Service has this `resourceVersion`.
+fn body(write: &Write) -> Value {
+    let metadata = json!({"resourceVersion": write.version, "annotations": {GIVEN: write.given}});
+    let Some(ingress) = &write.ingress else { return json!({"metadata": metadata}) };
+    let ingress: Vec<Value> = ingress.iter().map(|ip| json!({"ip": ip, "ipMode": "VIP"})).collect();
+    json!({"metadata": metadata, "status": {"loadBalancer": {"ingress": ingress}}})
+}

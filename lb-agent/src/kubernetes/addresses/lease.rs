@@ -1,0 +1,167 @@
+//! Reads and writes the Lease by which one agent is elected. [`Election`] makes the decisions.
+
+use std::{convert::Infallible, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1 as coordination,
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Client, api::PostParams};
+use lb_core::lease::{Bid, Election, Lease, Timing};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{info, warn};
+
+use super::{AddressOptions, AddressReport, Term, update};
+
+/// The Lease of the controller for Services without a class.
+const LEASE: &str = "lb-agent-addresses";
+
+/// The name of the Lease: each class has its own controller.
+pub(crate) fn lease_name(class: Option<&str>) -> String {
+    class.map_or_else(
+        || LEASE.to_owned(),
+        |class| format!("{LEASE}-{}", class.replace('/', ".").to_lowercase()),
+    )
+}
+
+/// Stands for election for ever, and sends the term of this agent.
+pub(super) async fn stand(
+    client: Client,
+    namespace: &str,
+    options: &AddressOptions,
+    term: watch::Sender<Option<Term>>,
+    report: &watch::Sender<AddressReport>,
+) -> Infallible {
+    let name = lease_name(options.class.as_deref());
+    let me = identity(&options.node_name);
+    let api = Api::namespaced(client, namespace);
+    let election = Election::new(&me, options.timing);
+    let mut candidate = Candidate { api, name, me, timing: options.timing, start: Instant::now(), election };
+    let mut failing = false;
+    loop {
+        let result = candidate.turn().await;
+        let now = candidate.now();
+        match &result {
+            Err(why) if !failing => warn!(
+                lease = candidate.name,
+                namespace,
+                "cannot use the Lease that elects the agent which gives addresses to load balancers: {why}; the agent retries: \
+                 check that its user may create, get and update leases there"
+            ),
+            Ok(()) if failing => info!(lease = candidate.name, "the Lease is usable again"),
+            Ok(()) | Err(_) => {}
+        }
+        failing = result.is_err();
+        let at = |then: Duration| candidate.start + then;
+        let mine = candidate.election.term().map(|mine| Term { begin: at(mine.start), end: at(mine.end) });
+        term.send_replace(mine);
+        let leader = candidate.election.holder().map(node_of);
+        update(report, |report| report.leader = leader);
+        sleep(candidate.election.pause(now)).await;
+    }
+}
+
+/// The identity of this process: an agent that starts again on the same node is another one.
+fn identity(node: &str) -> String {
+    let started = Timestamp::now().as_microsecond();
+    format!("{node}_{}-{started:x}", std::process::id())
+}
+
+/// The node in an [`identity`]; its name has no underscore.
+fn node_of(identity: &str) -> String {
+    identity.split('_').next().unwrap_or_default().to_owned()
+}
+
+struct Candidate {
+    api: Api<coordination::Lease>,
+    name: String,
+    me: String,
+    timing: Timing,
+    /// The moment from which the election counts.
+    start: Instant,
+    election: Election,
+}
+
+impl Candidate {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Reads the Lease, and bids if that is due.
+    async fn turn(&mut self) -> Result<(), String> {
+        let limit = self.timing.request;
+        let found = within(limit, self.api.get_opt(&self.name)).await?;
+        self.election.read(found.as_ref().map(known), self.now());
+        let sent = self.now();
+        let Some(bid) = self.election.bid(sent) else { return Ok(()) };
+        let object = self.object(&bid, found.as_ref());
+        let parameters = PostParams::default();
+        let write = async {
+            if bid.replaces.is_some() {
+                self.api.replace(&self.name, &parameters, &object).await
+            } else {
+                self.api.create(&parameters, &object).await
+            }
+        };
+        match timeout(limit, write).await {
+            Ok(Ok(stored)) => {
+                if !bid.is_renewal {
+                    info!(lease = self.name, "this agent gives addresses to load balancers now");
+                }
+                self.election.accepted(&bid, &known(&stored).version, sent);
+                Ok(())
+            }
+            // Another agent was faster.
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_elapsed) => Err("the API server does not answer".to_owned()),
+        }
+    }
+
+    fn object(&self, bid: &Bid, found: Option<&coordination::Lease>) -> coordination::Lease {
+        let now = MicroTime(Timestamp::now());
+        let before = found.and_then(|lease| lease.spec.as_ref());
+        let acquired = before.and_then(|spec| spec.acquire_time.clone()).filter(|_| bid.is_renewal);
+        coordination::Lease {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                resource_version: bid.replaces.clone(),
+                ..ObjectMeta::default()
+            },
+            spec: Some(coordination::LeaseSpec {
+                holder_identity: Some(self.me.clone()),
+                // A fraction would be lost: followers then wait a whole second longer.
+                lease_duration_seconds: Some(
+                    i32::try_from(self.timing.lease.as_millis().div_ceil(1000)).unwrap_or(i32::MAX),
+                ),
+                acquire_time: acquired.or_else(|| Some(now.clone())),
+                renew_time: Some(now),
+                lease_transitions: Some(bid.transitions),
+                ..coordination::LeaseSpec::default()
+            }),
+        }
+    }
+}
+
+async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+    match timeout(limit, request).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_elapsed) => Err("the API server does not answer".to_owned()),
+    }
+}
+
+/// The part of the Lease that the election uses.
+fn known(lease: &coordination::Lease) -> Lease {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Lease {
+        holder: spec.holder_identity,
+        lasts: seconds.map_or(Timing::default().lease, Duration::from_secs),
+        transitions: spec.lease_transitions.unwrap_or_default(),
+        version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
