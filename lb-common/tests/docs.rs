@@ -280,11 +280,12 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files that show the time of day to users or in metrics.
-const CALENDARS: [&str; 7] = [
+const CALENDARS: [&str; 8] = [
     "daemon/shortage.rs",
     "daemon/start.rs",
     "daemon/state.rs",
     "health/freshness.rs",
+    "kubernetes/addresses/lease.rs",
     "kubernetes/run.rs",
     "metrics/mod.rs",
     "zpages.rs",

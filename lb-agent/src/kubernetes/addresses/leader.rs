@@ -121,7 +121,7 @@ impl<'a> Leader<'a> {
         events: &'a Events,
         report: &'a watch::Sender<AddressReport>,
     ) -> Self {
-        let pools = Watch::new(client.clone(), kind::all(), SystemTime::now());
+        let pools = Watch::new(client.clone(), kind::all(), SystemTime::UNIX_EPOCH);
         let controller = Controller::new(options.class.as_deref());
         Self {
             client,
@@ -180,9 +180,9 @@ impl<'a> Leader<'a> {
     /// Begins to watch Services once there is a pool: without one, the controller costs the API server nothing.
     fn watch_services(&mut self) {
         if self.services.is_none() && self.controller.has_pools() {
-            let now = SystemTime::now();
-            self.services = Some(Watch::new(self.client.clone(), kind::all(), now));
-            self.namespaces = Some(Watch::new(self.client.clone(), kind::all(), now));
+            let beginning = SystemTime::UNIX_EPOCH;
+            self.services = Some(Watch::new(self.client.clone(), kind::all(), beginning));
+            self.namespaces = Some(Watch::new(self.client.clone(), kind::all(), beginning));
         }
     }
 
