@@ -32,6 +32,7 @@ mod leftovers;
 mod live_commands;
 mod load_balancers;
 mod masquerade;
+mod no_agent;
 mod node;
 mod node_ports;
 mod passthrough;
