@@ -46,6 +46,7 @@ mod reject;
 mod schedulers;
 mod sctp;
 mod soak;
+mod soak_without_agent;
 mod socket_lifetime;
 mod socket_policies;
 mod sockets;
