@@ -38,8 +38,7 @@ fn bed(arguments: &[&str]) -> Bed {
     bed
 }
 
-/// Routes replies to forged addresses back to the client.
-pub(crate) fn route_forged(node: &Netns) {
+fn route_forged(node: &Netns) {
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
     flood::route_back(node, (v4, v6));
 }
