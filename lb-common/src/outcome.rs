@@ -124,6 +124,12 @@ pub enum Outcome {
     /// A later fragment that has arrived before the first one of its datagram. It is kept until that one arrives, enters
     /// the node again then, and counts again.
     FragmentHeld = 43,
+    /// A packet of a caught flow, in either direction, or an ICMP error about one: its client's device has no programs, so
+    /// the packet was translated at the catch device.
+    Caught = 44,
+    /// Dropped: the stack has routed a packet from the catch device into it again, because the programs there did not
+    /// translate it. For example one to a cluster IP, of a protocol without ports.
+    Untranslated = 45,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -189,6 +195,8 @@ list_outcomes! {
     OtherHost,
     Stateless,
     FragmentHeld,
+    Caught,
+    Untranslated,
 }
 
 impl Outcome {
@@ -210,7 +218,8 @@ impl Outcome {
             | Self::Masquerade
             | Self::Decapsulated
             | Self::LeftToEarlier
-            | Self::OtherHost => Verdict::Pass,
+            | Self::OtherHost
+            | Self::Caught => Verdict::Pass,
             Self::Hairpin
             | Self::RejectTcp
             | Self::RejectUdp
@@ -238,7 +247,8 @@ impl Outcome {
             | Self::NoRoute
             | Self::TunnelRefused
             | Self::IcmpRateLimited
-            | Self::InvalidFlags => Verdict::Drop,
+            | Self::InvalidFlags
+            | Self::Untranslated => Verdict::Drop,
             Self::FragmentHeld => Verdict::Hold,
         }
     }
@@ -291,12 +301,14 @@ impl Outcome {
             | Self::InvalidFlags
             | Self::OtherHost
             | Self::Stateless
-            | Self::FragmentHeld => self,
+            | Self::FragmentHeld
+            | Self::Caught
+            | Self::Untranslated => self,
         }
     }
 
-    /// Whether each packet of this outcome begins a flow. (The first packet of a hairpin flow counts as `Hairpin`, as
-    /// all others do.)
+    /// Whether each packet of this outcome begins a flow. (The first packet of a hairpin flow counts as `Hairpin`, and that of
+    /// a caught flow as `Caught`, as all others do.)
     pub const fn begins_flow(self) -> bool {
         matches!(self, Self::NewFlow | Self::NewRoutedFlow | Self::NewTunnelledFlow | Self::NewDirectFlow)
     }
@@ -348,6 +360,8 @@ impl Outcome {
             Self::OtherHost => "other_host",
             Self::Stateless => "stateless",
             Self::FragmentHeld => "fragment_held",
+            Self::Caught => "caught",
+            Self::Untranslated => "untranslated",
         }
     }
 }
@@ -380,6 +394,7 @@ mod tests {
             (Outcome::Tunnelled, Outcome::NewTunnelledFlow),
             (Outcome::Direct, Outcome::NewDirectFlow),
             (Outcome::Hairpin, Outcome::Hairpin),
+            (Outcome::Caught, Outcome::Caught),
             (Outcome::RewriteFailed, Outcome::RewriteFailed),
         ] {
             assert_eq!(further.of_first_packet(), first, "{}", further.as_str());

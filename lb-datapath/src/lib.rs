@@ -60,6 +60,7 @@ pub use self::{
         run_time::{RunTime, Work, work},
     },
     net::{
+        catch::{CATCH_DEVICE, CatchDevice},
         devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
         network::{DefaultRoute, Link, LinkAddress, Network, device_name},
         ports::{DEFAULT_MASQUERADE_PORTS, PortReservation},

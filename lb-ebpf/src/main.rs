@@ -49,6 +49,23 @@ mod programs {
         run(ctx, Hook::Egress, Layer::Ip)
     }
 
+    /// Packets that leave by the catch device, because no program has translated them. They enter the node through the
+    /// device again, where `tc_ingress` begins their flows.
+    #[classifier]
+    fn tc_catch(ctx: TcContext) -> i32 {
+        let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);
+        if skb.came_from_here() {
+            const { assert!(matches!(Outcome::Untranslated.verdict(), Verdict::Drop)) };
+            stats::count(Outcome::Untranslated);
+            events::dropped(&skb.context(), Outcome::Untranslated, EventHook::Egress);
+            return TC_ACT_SHOT as i32;
+        }
+        match run(ctx, Hook::Egress, Layer::Ethernet) {
+            TC_ACT_UNSPEC if skb.turn_round().is_ok() => TC_ACT_REDIRECT as i32,
+            action => action,
+        }
+    }
+
     #[inline(always)]
     fn run(ctx: TcContext, hook: Hook, layer: Layer) -> i32 {
         let mut skb = Skb::new(ctx, layer);

@@ -1,9 +1,10 @@
-//! `cargo xtask soak`: runs the churn test for a given time.
+//! `cargo xtask soak`: runs a churn test for a given time.
 
 use crate::{agent::build_agent, process};
 
-/// The churn test in the binary `netns`. If the name is wrong, libtest runs no test and passes.
-const TEST: &str = "soak::churn_fails_no_request_and_leaks_nothing";
+/// The tests in the binary `netns`. If a name is wrong, libtest runs no test and passes.
+const CHURN: &str = "soak::churn_fails_no_request_and_leaks_nothing";
+const WITHOUT_AGENT: &str = "soak_without_agent::connections_need_no_agent";
 
 /// Options of `soak`.
 #[derive(clap::Args)]
@@ -14,6 +15,9 @@ pub(crate) struct Args {
     /// Seed of the random changes: the same seed makes the same changes
     #[arg(long, default_value_t = 5)]
     seed: u64,
+    /// Instead of changing Services, kill the agent under floods and churn, and leave it dead for this part of the time
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100), conflicts_with = "seed")]
+    agent_dead: Option<u8>,
 }
 
 /// Builds the agent and runs the test.
@@ -30,11 +34,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "--test-threads=1",
         "--nocapture",
         "--exact",
-        TEST,
+        if args.agent_dead.is_some() { WITHOUT_AGENT } else { CHURN },
     ]);
     command
         .env("LB_SOAK_SECONDS", (args.minutes * 60).to_string())
         .env("LB_SOAK_SEED", args.seed.to_string());
+    if let Some(percent) = args.agent_dead {
+        command.env("LB_SOAK_AGENT_DEAD", percent.to_string());
+    }
     process::run(command)
 }
 
@@ -43,10 +50,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn churn_test_exists() {
-        let path = ebpf_build::workspace_root().join("tests/tests/netns/soak.rs");
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        let name = TEST.trim_start_matches("soak::");
-        assert!(text.contains(&format!("fn {name}(")), "{TEST}");
+    fn tests_of_the_names_exist() {
+        for test in [CHURN, WITHOUT_AGENT] {
+            let (module, name) = test.split_once("::").unwrap_or_default();
+            let path = ebpf_build::workspace_root().join(format!("tests/tests/netns/{module}.rs"));
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            assert!(text.contains(&format!("fn {name}(")), "{test}");
+        }
     }
 }

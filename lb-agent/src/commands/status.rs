@@ -74,7 +74,7 @@ struct DegradedView {
 #[serde(rename_all = "camelCase")]
 struct ProgramView {
     device: String,
-    /// `wire` or `workload`; known only if the agent reports.
+    /// `wire`, `workload` or `catch`; known only if the agent reports.
     kind: Option<String>,
     direction: &'static str,
     /// `tcx`, `clsact`, `xdp native` or `xdp generic`

@@ -28,7 +28,9 @@ use crate::{
     kubernetes::NodeInfo,
     node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
 };
-use lb_datapath::{DatapathError, Link, Network, PortReservation, SettingsMap, UnreachableRoutes, forwards};
+use lb_datapath::{
+    CatchDevice, DatapathError, Link, Network, PortReservation, SettingsMap, UnreachableRoutes, forwards,
+};
 
 /// Interval between two checks of facts without events, such as whether the kernel forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);
@@ -109,6 +111,7 @@ pub(super) struct Kernel {
     pub(super) reservation: PortReservation,
     pub(super) unreachable: UnreachableRoutes,
     pub(super) ipsec: Ipsec,
+    pub(super) catch: CatchDevice,
 }
 
 /// The task that keeps the settings of the data plane up to date.
@@ -168,7 +171,7 @@ impl Node {
         let (settings, mut conditions) = known.settings(&earlier);
         conditions.extend(ipsec);
         conditions.extend(self.reserve_ports());
-        conditions.extend(self.make_unreachable(&settings));
+        conditions.extend(self.catch_untranslated(&settings));
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
         conditions.extend(not_forwarding(in_use));
         conditions.extend(network.links.iter().filter(|link| link.is_unserved()).map(unserved));
@@ -239,15 +242,20 @@ impl Node {
     }
 
     /// If packets to unassigned cluster IPs may be dropped, adds routes that keep untranslated packets to cluster IPs
-    /// on the node; else removes them. Returns a condition if that fails.
-    fn make_unreachable(&mut self, settings: &Settings) -> Option<String> {
+    /// on the node, and lead them to the catch device; else removes routes and device. Returns conditions if that fails.
+    fn catch_untranslated(&mut self, settings: &Settings) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
         let ranges: Vec<_> = ranges.iter().map(|net| (net.network(), net.prefix_len())).collect();
-        let error = self.kernel.unreachable.keep(&ranges).err()?;
-        Some(format!(
-            "packets of a pod that starts while no agent runs may leave the node untranslated: {error}"
-        ))
+        let leak = self.kernel.unreachable.keep(&ranges).err().map(|error| {
+            format!(
+                "packets of a pod that starts while no agent runs may leave the node untranslated: {error}"
+            )
+        });
+        let unserved = self.kernel.catch.keep(&ranges).err().map(|error| {
+            format!("a pod that starts while no agent runs will reach no Service until one runs: {error}")
+        });
+        leak.into_iter().chain(unserved).collect()
     }
 
     /// Replaces the conditions of the node, and logs new ones.

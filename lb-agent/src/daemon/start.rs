@@ -36,8 +36,8 @@ use crate::{
     zpages::{self, About},
 };
 use lb_datapath::{
-    BpfLogger, Datapath, Network, Options, SocketOptions, SocketScope, Stats, UnreachableRoutes, cgroup_root,
-    detect_devices,
+    BpfLogger, CatchDevice, Datapath, Network, Options, SocketOptions, SocketScope, Stats, UnreachableRoutes,
+    cgroup_root, detect_devices,
 };
 
 /// Batches of changes that may wait for the writer.
@@ -244,6 +244,7 @@ fn spawn_devices(
         reservation: datapath.port_reservation(),
         unreachable: UnreachableRoutes::default(),
         ipsec: Ipsec::new(config.kernel.bpffs.clone(), datapath.conntrack())?,
+        catch: CatchDevice::default(),
     };
     let sources = sources(devices.network());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));

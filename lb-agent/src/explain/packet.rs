@@ -256,6 +256,13 @@ const fn way_of(flow: &Flow) -> ForwardingPath {
     match flow.flags {
         flags if flags & flow_flags::TUNNEL != 0 => ForwardingPath::Tunnel,
         flags if flags & flow_flags::ROUTED != 0 => ForwardingPath::Routed,
+        flags if flags & flow_flags::CAUGHT == flow_flags::CAUGHT => {
+            if flags & flow_flags::MASQUERADED != 0 {
+                ForwardingPath::CaughtAndMasqueraded
+            } else {
+                ForwardingPath::Caught
+            }
+        }
         flags if flags & flow_flags::HAIRPIN != 0 => ForwardingPath::Hairpin,
         flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => ForwardingPath::Masquerade,
         flags if flags & flow_flags::MASQUERADED != 0 => ForwardingPath::Masqueraded,

@@ -57,13 +57,24 @@ impl<T: Tables> Walk<'_, T> {
     ) -> WalkResult<(ForwardingPath, Source)> {
         let client = &self.question.tuple.source;
         let may_tunnel = self.fallback(client)?.is_some();
-        let rule = forwarding::forwarding(client, backend, request.masquerade, request.direct, || may_tunnel);
+        let device = self.tables.device(self.question.device)?;
+        let vip = &self.question.tuple.destination;
+        let in_range = self.settings()?.is_some_and(|settings| settings.service_ranges.contains(vip));
+        let caught = device.is_some_and(|device| forwarding::is_caught(&device, || in_range));
+        let (masquerade, direct) = (request.masquerade, request.direct);
+        let rule = forwarding::forwarding(client, backend, masquerade, direct, caught, || may_tunnel);
         Ok(match rule {
             Forwarding::Hairpin => (ForwardingPath::Hairpin, Source::Client),
             Forwarding::Tunnel => (ForwardingPath::Tunnel, Source::Client),
             Forwarding::Plain => (self.through_node(backend)?, Source::Client),
             Forwarding::PlainOnNode => (self.through_node(backend)?, Source::ClientOnNode),
             Forwarding::Masquerade => self.masqueraded(backend)?,
+            Forwarding::Caught => {
+                (ForwardingPath::Caught, Source::Node(self.question.tuple.destination.into()))
+            }
+            Forwarding::CaughtAndMasquerade => {
+                (ForwardingPath::CaughtAndMasqueraded, self.node_source(backend)?)
+            }
         })
     }
 
@@ -75,11 +86,16 @@ impl<T: Tables> Walk<'_, T> {
         if let Some(source) = self.routed_source(backend)? {
             return Ok((ForwardingPath::Routed, Source::Node(source)));
         }
+        Ok((ForwardingPath::Masqueraded, self.node_source(backend)?))
+    }
+
+    /// The node's address that the backend sees, as `masquerade::source` finds it.
+    fn node_source(&self, backend: &Backend) -> WalkResult<Source> {
         let source = match self.tables.route(&backend.address)?.and_then(|route| route.source) {
             Some(source) => Some(source),
             None => self.fallback(&backend.address)?.map(IpAddr::from),
         };
-        Ok((ForwardingPath::Masqueraded, source.map_or(Source::Nobody, Source::Node)))
+        Ok(source.map_or(Source::Nobody, Source::Node))
     }
 
     /// The path of a flow without masquerading, hairpin or tunnel.
@@ -142,6 +158,11 @@ impl<T: Tables> Walk<'_, T> {
         Ok(match way {
             ForwardingPath::Hairpin => Outcome::Hairpin,
             ForwardingPath::Tunnel if is_stateless => Outcome::Stateless,
+            ForwardingPath::Caught | ForwardingPath::CaughtAndMasqueraded => {
+                let device = self.tables.device(self.question.device)?;
+                let is_catch = device.is_some_and(|device| forwarding::is_catch(&device));
+                if is_catch { Outcome::Caught } else { Outcome::OtherHook }
+            }
             ForwardingPath::Tunnel => Outcome::NewTunnelledFlow,
             ForwardingPath::Routed => Outcome::NewRoutedFlow,
             _ if exit.is_some() => Outcome::NewDirectFlow,
@@ -157,10 +178,11 @@ impl<T: Tables> Walk<'_, T> {
     fn has_no_room(&mut self, way: ForwardingPath, earlier: bool) -> WalkResult<bool> {
         let entries = match way {
             ForwardingPath::Tunnel => 1,
-            ForwardingPath::Masqueraded => 4,
+            ForwardingPath::Masqueraded | ForwardingPath::CaughtAndMasqueraded => 4,
             ForwardingPath::Stack
             | ForwardingPath::Masquerade
             | ForwardingPath::Hairpin
+            | ForwardingPath::Caught
             | ForwardingPath::Routed
             | ForwardingPath::Direct => 2,
         };

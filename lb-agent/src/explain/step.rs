@@ -192,6 +192,10 @@ pub enum ForwardingPath {
     Masquerade,
     /// Back through the device of arrival (hairpin).
     Hairpin,
+    /// From the catch device through the stack, with the VIP as source, because the client's device has no programs.
+    Caught,
+    /// As `Caught`, masqueraded when leaving the node.
+    CaughtAndMasqueraded,
     /// Out through a wire device at once, masqueraded in the same step.
     Routed,
     /// In a tunnel to the backend's node.

@@ -112,6 +112,10 @@ const fn travels(path: ForwardingPath) -> &'static str {
         ForwardingPath::Masqueraded => ", masqueraded where it leaves the node",
         ForwardingPath::Masquerade => " (masquerading flow)",
         ForwardingPath::Hairpin => ", back through the same device (hairpin)",
+        ForwardingPath::Caught => ", from the catch device with the virtual address as source",
+        ForwardingPath::CaughtAndMasqueraded => {
+            ", from the catch device, masqueraded where it leaves the node"
+        }
         ForwardingPath::Routed => ", at once through another wire device, bypassing the stack",
         ForwardingPath::Tunnel => " in a tunnel to the backend's node",
         ForwardingPath::Direct => ", bypassing the stack as soon as the next hop is known",

@@ -28,8 +28,13 @@ pub mod flow_flags {
     /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
     pub const MASQUERADED: u8 = 128;
 
+    /// A caught flow: its client's device has no programs, so the stack routes its packets into the
+    /// [catch device](crate::device_flags::CATCH), at whose egress both directions are translated. With the VIP as source
+    /// of translated packets, replies get there, too.
+    pub const CAUGHT: u8 = HAIRPIN | AT_EGRESS;
+
     /// The flags of the reverse entry: one hook translates a flow in one direction, the other hook in the other
-    /// direction, except for hairpin and routed flows.
+    /// direction, except for hairpin, caught and routed flows.
     pub const fn reverse(flags: u8) -> u8 {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
@@ -264,10 +269,11 @@ mod tests {
 
     #[test]
     fn flags_of_the_reverse_of_the_reverse_entry_are_the_same() {
-        use flow_flags::{AT_EGRESS, HAIRPIN, REPLY, SECOND_OF_MASQUERADED, reverse};
+        use flow_flags::{AT_EGRESS, CAUGHT, HAIRPIN, REPLY, SECOND_OF_MASQUERADED, reverse};
         for (flags, expected) in [
             (0, REPLY | AT_EGRESS),
             (HAIRPIN, HAIRPIN | REPLY),
+            (CAUGHT, CAUGHT | REPLY),
             (SECOND_OF_MASQUERADED | AT_EGRESS, SECOND_OF_MASQUERADED | REPLY),
         ] {
             assert_eq!((reverse(flags), reverse(expected)), (expected, flags));

@@ -22,14 +22,14 @@ use crate::{
     },
     bpf::{
         bpffs::{self, Folder},
-        layout::{PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
+        layout::{CATCH_PROGRAMS, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
         options::AttachMode,
         program::Programs,
         sys::{self, Tcx, TcxProgram},
     },
     error::DatapathError,
     net::{
-        devices::{Device, Layer},
+        devices::{Device, DeviceKind, Layer},
         netlink::Netlink,
     },
 };
@@ -114,7 +114,8 @@ impl Attacher {
         let mut report = SyncReport::default();
         self.load_programs(devices);
         for device in devices {
-            for direction in Direction::BOTH {
+            // Ingress comes last: it begins flows, whose replies pass egress.
+            for direction in [Direction::Egress, Direction::Ingress] {
                 let point = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
                 match self.ensure(device, direction) {
                     Ok(true) => report.attached.push(point),
@@ -132,9 +133,9 @@ impl Attacher {
 
     /// Loads the programs that these devices need and that are not loaded yet, in parallel.
     fn load_programs(&self, devices: &[Device]) {
-        let layers: BTreeSet<Layer> = devices.iter().map(|device| device.layer).collect();
-        let of_layer = |layer| Direction::BOTH.map(|direction| program_of(layer, direction));
-        let names: Vec<&str> = layers.into_iter().flat_map(of_layer).collect();
+        let of_device = |device| Direction::BOTH.map(|direction| program_of(device, direction));
+        let names: BTreeSet<&str> = devices.iter().flat_map(of_device).collect();
+        let names: Vec<&str> = names.into_iter().collect();
         // Drops errors here: attaching reports them for each device.
         drop(self.programs.load(&names));
     }
@@ -157,7 +158,7 @@ impl Attacher {
             device: device.name.clone(),
             source: error,
         };
-        let program = &*self.programs.get(program_of(device.layer, direction))?;
+        let program = &*self.programs.get(program_of(device, direction))?;
         let present = sys::query_tcx(device.index, direction.tcx()).map_err(failed)?;
         let known = self.attached.get(&(device.index, direction)).copied().flatten();
         let ours = known.map(|link_id| TcxProgram { program_id: program.id, link_id });
@@ -213,7 +214,7 @@ impl Attacher {
     }
 
     fn ensure_filter(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
-        let program = &*self.programs.get(program_of(device.layer, direction))?;
+        let program = &*self.programs.get(program_of(device, direction))?;
         let present = clsact::find(&mut self.netlink, device.index, direction);
         let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
         if present.is_some_and(|filter| filter.program_id == program.id) {
@@ -270,11 +271,12 @@ impl Attacher {
     }
 }
 
-/// The program for a hook of devices with this header.
-pub(crate) const fn program_of(layer: Layer, direction: Direction) -> &'static str {
-    let [ingress, egress] = match layer {
-        Layer::Ethernet => PROGRAMS,
-        Layer::Ip => PROGRAMS_WITHOUT_LINK_LAYER,
+/// The program for a hook of the device.
+pub(crate) const fn program_of(device: &Device, direction: Direction) -> &'static str {
+    let [ingress, egress] = match (device.kind, device.layer) {
+        (DeviceKind::Catch, _) => CATCH_PROGRAMS,
+        (DeviceKind::Wire | DeviceKind::Workload, Layer::Ethernet) => PROGRAMS,
+        (DeviceKind::Wire | DeviceKind::Workload, Layer::Ip) => PROGRAMS_WITHOUT_LINK_LAYER,
     };
     match direction {
         Direction::Ingress => ingress,

@@ -9,7 +9,7 @@ use crate::{
     attach::clsact,
     bpf::bpffs::{self, Folder},
     error::DatapathError,
-    net::{netlink::Netlink, ports::PortReservation, unreachable::UnreachableRoutes},
+    net::{catch::CatchDevice, netlink::Netlink, ports::PortReservation, unreachable::UnreachableRoutes},
 };
 
 /// The objects that [`cleanup`] has removed.
@@ -27,19 +27,19 @@ pub struct Removed {
     pub unmounted: bool,
 }
 
-/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices, reserved ports
-/// and routes in this network namespace.
+/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices, reserved ports,
+/// routes and catch device in this network namespace.
 ///
 /// # Errors
 /// [`DatapathError::Locked`] while an agent runs, or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     let Some(folder) = Folder::find(bpffs) else {
-        UnreachableRoutes::release()?;
+        release_routes()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };
     // Takes the lock first: a running agent would add its routes again.
     let lock = folder.lock()?;
-    UnreachableRoutes::release()?;
+    release_routes()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
     remove_qdiscs(&folder)?;
     removed.ports = PortReservation::new(folder.clone()).release()?;
@@ -53,6 +53,12 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     drop(lock);
     removed.unmounted = folder.unmount()?;
     Ok(removed)
+}
+
+/// Removes what keeps untranslated packets to cluster IPs on the node.
+fn release_routes() -> Result<(), DatapathError> {
+    UnreachableRoutes::release()?;
+    CatchDevice::release()
 }
 
 /// Removes the data plane of one layout version: programs on devices first, maps last.

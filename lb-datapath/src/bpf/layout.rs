@@ -218,11 +218,15 @@ pub(crate) const PROGRAMS: [&str; 2] = ["tc_ingress", "tc_egress"];
 /// Programs for devices without link-layer header.
 pub(crate) const PROGRAMS_WITHOUT_LINK_LAYER: [&str; 2] = ["tc_ingress_l3", "tc_egress_l3"];
 
+/// Programs for the catch device.
+pub(crate) const CATCH_PROGRAMS: [&str; 2] = ["tc_ingress", "tc_catch"];
+
 /// Programs for the XDP hook: for the frames of drivers, and for skbs.
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// Programs that are loaded when a device needs them.
-pub(crate) const ON_DEMAND: [&str; 4] = ["tc_ingress_l3", "tc_egress_l3", "xdp_native", "xdp_generic"];
+pub(crate) const ON_DEMAND: [&str; 5] =
+    ["tc_ingress_l3", "tc_egress_l3", "tc_catch", "xdp_native", "xdp_generic"];
 
 /// A program of a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use crate::{
         bpffs::{self, Folder},
         checksum::linked_object,
         layout::{
-            self, MAPS, MapSpec, ON_DEMAND, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER, SOCKET_HOOKS, Shape,
-            XDP_PROGRAMS,
+            self, CATCH_PROGRAMS, MAPS, MapSpec, ON_DEMAND, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER,
+            SOCKET_HOOKS, Shape, XDP_PROGRAMS,
         },
         options::{BpfLogLevel, Capacities, Forwarding, Options, SocketScope},
         program::{LoadedProgram, Programs},
@@ -128,7 +128,7 @@ fn load_first(programs: &Programs, options: &Options) -> Result<(), DatapathErro
     let needed = PROGRAMS.iter().copied().chain(hooks.iter().map(|hook| hook.program));
     let of_devices = options.devices.iter().flat_map(|device| {
         let xdp = xdp::modes(options.xdp, device).first().map(|mode| mode.program());
-        Direction::BOTH.map(|direction| attacher::program_of(device.layer, direction)).into_iter().chain(xdp)
+        Direction::BOTH.map(|direction| attacher::program_of(device, direction)).into_iter().chain(xdp)
     });
     let names: Vec<&str> = needed.clone().chain(of_devices).collect();
     let mut loaded = programs.load(&names);
@@ -138,7 +138,8 @@ fn load_first(programs: &Programs, options: &Options) -> Result<(), DatapathErro
 /// Loads the tc and socket programs once, to check that the kernel accepts them.
 pub(crate) fn try_load() -> Result<(), DatapathError> {
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
-    try_verify(PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER).chain(socket_programs))
+    let catch = CATCH_PROGRAMS.into_iter().skip(1);
+    try_verify(PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER).chain(catch).chain(socket_programs))
 }
 
 /// Loads the XDP programs once, to check that the kernel accepts them.

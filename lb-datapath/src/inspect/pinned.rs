@@ -23,7 +23,7 @@ use crate::{
     },
     bpf::{
         bpffs::{self, Folder},
-        layout::{MAPS, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
+        layout::{CATCH_PROGRAMS, MAPS, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
         options::AttachMode,
         sys,
         table::Table,
@@ -277,7 +277,8 @@ impl Pinned {
     /// The pinned tc programs of the last agent.
     pub fn programs(&self) -> Result<Vec<ProgramStatus>, DatapathError> {
         let mut programs = Vec::new();
-        for name in PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER) {
+        let names = PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER);
+        for name in names.chain(CATCH_PROGRAMS.into_iter().skip(1)) {
             let path = self.folder.programs().join(name);
             if !path.exists() {
                 continue;

@@ -11,6 +11,8 @@ pub enum DeviceKind {
     Wire,
     /// The host side of a pod's device.
     Workload,
+    /// The device that the node routes untranslated packets to: [`crate::CatchDevice`].
+    Catch,
 }
 
 impl DeviceKind {
@@ -19,6 +21,7 @@ impl DeviceKind {
         match self {
             Self::Wire => "wire",
             Self::Workload => "workload",
+            Self::Catch => "catch",
         }
     }
 }
@@ -118,6 +121,8 @@ fn kind_of(link: &Link, patterns: &DevicePatterns) -> Option<DeviceKind> {
     let matches = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(&link.name));
     if link.loopback {
         None
+    } else if link.is_catch {
+        Some(DeviceKind::Catch)
     } else if matches(wire) {
         Some(DeviceKind::Wire)
     } else if matches(workload) {
@@ -222,6 +227,13 @@ mod tests {
     fn loopback_never_gets_programs() {
         let everything = DevicePatterns { wire: globs(&["*"]), workload: globs(&["*"]) };
         assert!(found(&everything).iter().all(|(name, _)| name != "lo"));
+    }
+
+    #[test]
+    fn patterns_do_not_match_the_catch_device() {
+        let everything = DevicePatterns { wire: globs(&["*"]), workload: globs(&["*"]) };
+        let links = [Link { is_catch: true, ..link(1, "lb-catch") }];
+        assert_eq!(classify(&links, &everything)[0].kind, DeviceKind::Catch);
     }
 
     /// Routes may lead through these devices with source addresses of other devices: BGP unnumbered, WireGuard, xfrm.

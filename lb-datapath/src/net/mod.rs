@@ -1,9 +1,11 @@
 //! The network namespace: devices, addresses, routes and ports, read and watched through netlink.
 
+pub(crate) mod catch;
 pub(crate) mod devices;
 pub(crate) mod ethtool;
 pub(crate) mod netlink;
 pub(crate) mod network;
+pub(crate) mod our_routes;
 pub(crate) mod ports;
 pub(crate) mod route;
 pub(crate) mod routing;

@@ -14,7 +14,7 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
 
-use crate::net::{devices::Layer, netlink::Netlink, routing};
+use crate::net::{catch, devices::Layer, netlink::Netlink, routing};
 
 /// Devices with their addresses, and default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub struct Link {
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,
+    /// Whether the device is the [catch device](crate::CatchDevice).
+    pub is_catch: bool,
     /// Whether the device is a network card, real or emulated: the kernel reports no kind (`IFLA_INFO_KIND`) for it.
     pub is_card: bool,
     /// Interface index of the device's bridge, bond or VRF.
@@ -235,9 +237,11 @@ fn link(message: &LinkMessage) -> Option<Link> {
         }
     }
     let flags = message.header.flags;
+    let name = name?;
     Some(Link {
         index: message.header.index,
-        name: name?,
+        is_catch: is_bridge && name == catch::CATCH_DEVICE,
+        name,
         hardware: message.header.link_layer_type.into(),
         loopback: flags.contains(LinkFlags::Loopback),
         up: flags.contains(LinkFlags::Up),

@@ -30,13 +30,15 @@ impl DeviceMap {
             .filter(|device| device.kind == DeviceKind::Workload)
             .filter_map(|device| device.controller)
             .collect();
+        let has_catch = devices.iter().any(|device| device.kind == DeviceKind::Catch);
         let info = |device: &Device| {
             let xdp = XdpRole {
                 runs_program: xdp.mode_of(device.index).is_some(),
                 sends_back: xdp.sends_back(device),
                 is_target: xdp.is_redirect_target(device),
             };
-            info(device, xdp, bridges.contains(&device.index), self.forwarding)
+            let bridge = bridges.contains(&device.index).then_some(PodBridge { has_catch });
+            info(device, xdp, bridge, self.forwarding)
         };
         let wanted: BTreeMap<u32, DeviceInfo> =
             devices.iter().map(|device| (device.index, info(device))).collect();
@@ -68,18 +70,27 @@ impl XdpRole {
     }
 }
 
-/// The entry of a device. `leads_to_pods` is whether it is the bridge of a workload device.
-fn info(device: &Device, xdp: XdpRole, leads_to_pods: bool, forwarding: Forwarding) -> DeviceInfo {
+/// The bridge of a workload device.
+#[derive(Clone, Copy, Debug)]
+struct PodBridge {
+    /// The node has a catch device.
+    has_catch: bool,
+}
+
+/// The entry of a device; `bridge` if it is the bridge of a workload device.
+fn info(device: &Device, xdp: XdpRole, bridge: Option<PodBridge>, forwarding: Forwarding) -> DeviceInfo {
     let direct = forwarding == Forwarding::Direct;
     let bypass = match device.kind {
         DeviceKind::Wire if xdp.runs_program => device_flags::WIRE | xdp.flags(),
         DeviceKind::Wire if direct && device.layer == Layer::Ethernet => device_flags::WIRE,
         DeviceKind::Workload if direct && device.peer_elsewhere => device_flags::REDIRECT_PEER,
         DeviceKind::Wire | DeviceKind::Workload => 0,
+        DeviceKind::Catch => device_flags::CATCH,
     };
-    let tunnels = if device.kind == DeviceKind::Wire && !leads_to_pods { device_flags::TUNNELS } else { 0 };
+    let tunnels = if device.kind == DeviceKind::Wire && bridge.is_none() { device_flags::TUNNELS } else { 0 };
+    let pods = if bridge.is_some_and(|bridge| bridge.has_catch) { device_flags::BRIDGES_PODS } else { 0 };
     let (mtu, mac) = (device.mtu, device.mac.unwrap_or_default());
-    DeviceInfo { mtu, flags: bypass | tunnels, mac, ..DeviceInfo::UNKNOWN }
+    DeviceInfo { mtu, flags: bypass | tunnels | pods, mac, ..DeviceInfo::UNKNOWN }
 }
 
 #[cfg(test)]
@@ -108,15 +119,15 @@ mod tests {
     const TARGET: XdpRole = XdpRole { runs_program: true, sends_back: false, is_target: true };
 
     fn flags(device: &Device, xdp: XdpRole, forwarding: Forwarding) -> u32 {
-        info(device, xdp, false, forwarding).flags
+        info(device, xdp, None, forwarding).flags
     }
 
     #[test]
     fn packets_bypass_the_stack_only_on_suitable_devices() {
-        use DeviceKind::{Wire, Workload};
+        use DeviceKind::{Catch, Wire, Workload};
         use Forwarding::{Direct, Stack};
         use Layer::{Ethernet, Ip};
-        use device_flags::{REDIRECT_PEER, TUNNELS, WIRE, XDP_REDIRECT_TARGET, XDP_TX};
+        use device_flags::{CATCH, REDIRECT_PEER, TUNNELS, WIRE, XDP_REDIRECT_TARGET, XDP_TX};
 
         let wire = device(Wire, Ethernet, false);
         assert_eq!(flags(&wire, TARGET, Stack), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
@@ -129,12 +140,15 @@ mod tests {
         assert_eq!(flags(&pod, NO_XDP, Stack), 0);
         assert_eq!(flags(&pod, NO_XDP, Direct), REDIRECT_PEER);
         assert_eq!(flags(&device(Workload, Ethernet, false), NO_XDP, Direct), 0, "a bridge");
+        assert_eq!(flags(&device(Catch, Ethernet, false), NO_XDP, Direct), CATCH);
     }
 
     #[test]
     fn tunnels_end_at_wires_that_no_pod_is_behind() {
         let wire = device(DeviceKind::Wire, Layer::Ethernet, false);
-        assert_eq!(info(&wire, NO_XDP, false, Forwarding::Stack).flags, device_flags::TUNNELS);
-        assert_eq!(info(&wire, NO_XDP, true, Forwarding::Stack).flags, 0);
+        let flags = |bridge| info(&wire, NO_XDP, bridge, Forwarding::Stack).flags;
+        assert_eq!(flags(None), device_flags::TUNNELS);
+        assert_eq!(flags(Some(PodBridge { has_catch: false })), 0);
+        assert_eq!(flags(Some(PodBridge { has_catch: true })), device_flags::BRIDGES_PODS);
     }
 }

@@ -14,6 +14,7 @@ use lb_ebpf::{
         parse_quoted,
     },
     reject::icmp_protocol,
+    rules::flow::turned,
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
@@ -85,7 +86,7 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     }
     // A pod reports an error about its own packet: the stack might refuse the VIP as a source on the device of the pod.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
-    Ok(Translated::Done(if hairpin { Outcome::Hairpin } else { Outcome::IcmpError }))
+    Ok(Translated::Done(if hairpin { turned(flow) } else { Outcome::IcmpError }))
 }
 
 /// Parses the quoted packet. If it lies outside the linear part of the buffer, it is pulled in first.

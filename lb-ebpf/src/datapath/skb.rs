@@ -4,7 +4,7 @@ use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
         bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_change_head,
         bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
@@ -19,9 +19,10 @@ use lb_ebpf::{
         frame::{Frame, Header, MAX_OFFSET, lengths},
     },
     rewrite::FrameMut,
+    rules::forwarding::is_catch,
 };
 
-use super::{checksum::Checksum, context::HookContext};
+use super::{checksum::Checksum, context::HookContext, route::next_hop};
 
 /// The `sk_buff` of a packet, and the kind of its device.
 pub(crate) struct Skb {
@@ -240,20 +241,43 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Sends the packet back through the device that it came from.
+    /// Sends the packet back through the device that it came from; at the catch device, to the stack.
     #[inline(always)]
     pub(crate) fn bounce(&mut self) -> Result<(), Outcome> {
         if self.layer == Layer::Ethernet {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;
         }
+        let device = self.context().device;
+        if is_catch(&next_hop::device(device)) {
+            return self.turn_round();
+        }
         // SAFETY: the helper takes two numbers, and returns an error for a wrong one.
-        let action = unsafe { bpf_redirect(self.context().device, 0) };
+        let action = unsafe { bpf_redirect(device, 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
         } else {
             Err(Outcome::RewriteFailed)
         }
+    }
+
+    /// Makes the packet enter the node through the device that it leaves by.
+    #[inline(always)]
+    pub(crate) fn turn_round(&mut self) -> Result<(), Outcome> {
+        // SAFETY: the helper takes two numbers, and returns an error for a wrong one.
+        let action = unsafe { bpf_redirect(self.context().device, u64::from(BPF_F_INGRESS)) };
+        if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
+            Ok(())
+        } else {
+            Err(Outcome::RewriteFailed)
+        }
+    }
+
+    /// Whether the packet came into the node through the device that it leaves by.
+    #[inline(always)]
+    pub(crate) fn came_from_here(&self) -> bool {
+        // SAFETY: the context is valid for the whole run of the program.
+        unsafe { (*self.ctx.skb.skb).ingress_ifindex == (*self.ctx.skb.skb).ifindex }
     }
 
     /// Sends the packet through its [`Exit`], bypassing the stack.

@@ -1,10 +1,16 @@
 //! The slow path: packets with unusual headers, those that begin or end a flow, and those whose flow is in the overflow
 //! or needs a route.
 
-use lb_common::{Outcome, conntrack::Flow};
+use lb_common::{
+    Outcome,
+    conntrack::{Flow, flow_flags},
+};
 use lb_ebpf::{
     parse::{self, Body, Packet, frame::lengths},
-    rules::flow::{Relation, relation},
+    rules::{
+        flow::{Relation, relation},
+        forwarding::is_catch,
+    },
 };
 
 use super::{
@@ -18,6 +24,7 @@ use super::{
     fragments,
     icmp::{self, Translated},
     reject,
+    route::next_hop,
     service::vips,
     skb::Skb,
 };
@@ -69,9 +76,16 @@ pub(super) fn process(
     }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
+        // A caught connection has ended: the next one begins where this packet enters the node again.
+        Some(flow) if hook == Hook::Egress && !flow_flags::is_of_node(flow.flags) => {
+            return Err(Outcome::NoService);
+        }
         _ if hook == Hook::Egress => (create_of_node(skb, packet, earlier)?, false),
         _ => (create_flow(skb, packet, earlier)?, true),
     };
+    // A caught flow is translated at the egress of the catch device, which this packet has passed already.
+    let hook =
+        if is_first && is_catch(&next_hop::device(skb.context().device)) { Hook::Egress } else { hook };
     let outcome = match translate_slow(skb, packet, flow, hook) {
         Forwarded::Done(outcome) => outcome,
         Forwarded::NeedsRoute => routed::forward(skb, packet, flow),

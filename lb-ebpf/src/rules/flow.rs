@@ -146,10 +146,16 @@ pub const fn translated(flow: &Flow) -> Outcome {
     match flow.flags {
         flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => Outcome::Masquerade,
         flags if flow_flags::is_of_node(flags) => Outcome::Masquerade,
-        flags if flags & flow_flags::HAIRPIN != 0 => Outcome::Hairpin,
+        flags if flags & flow_flags::HAIRPIN != 0 => turned(flow),
         flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,
         _ => Outcome::Forward,
     }
+}
+
+/// The outcome of a packet of a flow with [`flow_flags::HAIRPIN`]: both directions are translated at one hook.
+#[inline(always)]
+pub const fn turned(flow: &Flow) -> Outcome {
+    if flow.flags & flow_flags::AT_EGRESS != 0 { Outcome::Caught } else { Outcome::Hairpin }
 }
 
 /// Ticks without a datagram after which another connection may take over the source port of a UDP flow that was no
@@ -273,7 +279,7 @@ mod tests {
     #[test]
     fn packets_relate_to_their_flow() {
         use Relation::{Foreign, New, OtherHook, Same};
-        use flow_flags::{AT_EGRESS, REPLY, SECOND_OF_MASQUERADED};
+        use flow_flags::{AT_EGRESS, CAUGHT, REPLY, SECOND_OF_MASQUERADED};
         for (flags, egress, bypasses_vip, is_new, expected) in [
             (0, false, false, false, Same),
             (0, false, false, true, New),
@@ -281,6 +287,8 @@ mod tests {
             (REPLY | AT_EGRESS, true, false, false, Same),
             (REPLY | AT_EGRESS, true, true, false, Foreign),
             (REPLY | AT_EGRESS, false, true, false, Foreign),
+            (CAUGHT, true, false, true, New),
+            (CAUGHT, false, false, false, Same),
             (SECOND_OF_MASQUERADED | AT_EGRESS, true, true, true, Same),
             (SECOND_OF_MASQUERADED | AT_EGRESS, false, true, true, Same),
             (SECOND_OF_MASQUERADED | REPLY, true, false, false, OtherHook),
@@ -300,12 +308,14 @@ mod tests {
 
     #[test]
     fn outcomes_and_hooks_follow_from_the_flags() {
-        use flow_flags::{AT_EGRESS, HAIRPIN, REPLY, SECOND_OF_MASQUERADED};
+        use flow_flags::{AT_EGRESS, CAUGHT, HAIRPIN, REPLY, SECOND_OF_MASQUERADED};
         for (flags, outcome, egress) in [
             (0, Outcome::Forward, false),
             (REPLY | AT_EGRESS, Outcome::Reply, true),
             (HAIRPIN, Outcome::Hairpin, false),
             (HAIRPIN | REPLY, Outcome::Hairpin, false),
+            (CAUGHT, Outcome::Caught, true),
+            (CAUGHT | REPLY, Outcome::Caught, true),
             (AT_EGRESS, Outcome::Masquerade, true),
             (REPLY, Outcome::Masquerade, false),
             (SECOND_OF_MASQUERADED | AT_EGRESS, Outcome::Masquerade, true),

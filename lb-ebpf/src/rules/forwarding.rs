@@ -18,9 +18,14 @@ pub enum Forwarding {
     Tunnel = 3,
     /// Packets get an address of this node as source.
     Masquerade = 4,
+    /// The client's device has no programs. Packets get the VIP as source, so that the replies of the backend, which is on
+    /// this node, come back to the catch device.
+    Caught = 5,
+    /// As `Caught`, and the backend is on another node, so packets get an address of this node as source where they leave.
+    CaughtAndMasquerade = 6,
 }
 
-/// How packets from `client` reach `backend`. `masquerade` and `direct` are whether the service masquerades the client,
+/// How packets from `client` reach `backend`. `caught` is whether the flow [is caught](is_caught). `masquerade` and `direct` are whether the service masquerades the client,
 /// and whether backends on other nodes answer it directly; `may_tunnel` is whether this node has an address to tunnel
 /// from.
 #[inline(always)]
@@ -29,9 +34,14 @@ pub fn forwarding(
     backend: &Backend,
     masquerade: bool,
     direct: bool,
+    caught: bool,
     may_tunnel: impl FnOnce() -> bool,
 ) -> Forwarding {
     let has = |flag| backend.flags & flag != 0;
+    if caught {
+        let on_node = has(backend_flags::LOCAL | backend_flags::HOST);
+        return if on_node { Forwarding::Caught } else { Forwarding::CaughtAndMasquerade };
+    }
     if backend.address == *client {
         return Forwarding::Hairpin;
     }
@@ -60,6 +70,19 @@ pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
 #[inline(always)]
 pub const fn is_wire(device: &DeviceInfo) -> bool {
     device.flags & device_flags::WIRE != 0
+}
+
+/// Whether the device gets the packets to cluster IPs that no program has translated.
+#[inline(always)]
+pub const fn is_catch(device: &DeviceInfo) -> bool {
+    device.flags & device_flags::CATCH != 0
+}
+
+/// Whether the client's own device has no programs, so that a flow that begins at `device` is caught. `is_cluster_ip` is
+/// whether the node routes packets to the VIP to the catch device.
+#[inline(always)]
+pub fn is_caught(device: &DeviceInfo, is_cluster_ip: impl FnOnce() -> bool) -> bool {
+    is_catch(device) || device.flags & device_flags::BRIDGES_PODS != 0 && is_cluster_ip()
 }
 
 /// Whether a masqueraded flow that enters and leaves through these devices is routed in one step. Both must be wire
@@ -100,7 +123,7 @@ mod tests {
 
     #[test]
     fn ways_to_a_backend() {
-        use Forwarding::{Hairpin, Masquerade, Plain, PlainOnNode, Tunnel};
+        use Forwarding::{Caught, CaughtAndMasquerade, Hairpin, Masquerade, Plain, PlainOnNode, Tunnel};
         use backend_flags::{HOST, LOCAL, PEER};
         let (client, pod) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 1, 0, 1]));
         for (address, flags, masquerade, direct, may_tunnel, expected) in [
@@ -118,8 +141,24 @@ mod tests {
             (client, PEER, true, true, true, Hairpin),
         ] {
             let backend = Backend { address, flags, ..Backend::zeroed() };
-            let found = forwarding(&client, &backend, masquerade, direct, || may_tunnel);
+            let found = forwarding(&client, &backend, masquerade, direct, false, || may_tunnel);
             assert_eq!(found, expected, "flags {flags}, masquerade {masquerade}, direct {direct}");
+            let on_node = flags & (LOCAL | HOST) != 0;
+            let caught = forwarding(&client, &backend, masquerade, direct, true, || may_tunnel);
+            assert_eq!(caught, if on_node { Caught } else { CaughtAndMasquerade }, "flags {flags}");
+        }
+    }
+
+    #[test]
+    fn flows_are_caught_where_the_device_of_the_client_has_no_programs() {
+        for (flags, is_cluster_ip, expected) in [
+            (device_flags::CATCH, false, true),
+            (device_flags::BRIDGES_PODS, true, true),
+            (device_flags::BRIDGES_PODS, false, false),
+            (device_flags::WIRE, true, false),
+        ] {
+            let device = DeviceInfo { flags, ..DeviceInfo::UNKNOWN };
+            assert_eq!(is_caught(&device, || is_cluster_ip), expected, "{flags}, {is_cluster_ip}");
         }
     }
 

@@ -84,8 +84,8 @@ fn unreachable_routes(bed: &Bed) -> usize {
     list("-4") + list("-6")
 }
 
-/// The device of a pod that starts while no agent runs has no programs. Without routes of type `unreachable`, its
-/// packets to cluster IPs would leave by the node's default route.
+/// The device of a pod that starts while no agent runs has no programs. Without a catch device and routes of
+/// type `unreachable`, its packets to cluster IPs would leave by the node's default route.
 #[test]
 fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
@@ -95,7 +95,10 @@ fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
         .ip("route add default via 198.51.100.2\nroute add default via fd00:198:51:100::2\n")
         .unwrap();
     wait_for(PATIENCE, || unreachable_routes(&bed).eq(&2).then_some(())).unwrap();
+    let has_catch_device = || bed.cluster.node1.ip("link show lb-catch").ok();
+    wait_for(PATIENCE, has_catch_device).unwrap();
     bed.agent.take().unwrap().kill().unwrap();
+    bed.cluster.node1.ip("link delete lb-catch").unwrap();
     bed.cluster.add_pod("pod5", 1, 5).unwrap();
     for vip in WEB {
         let error = ask_http(bed.netns("pod5"), http(vip)).unwrap_err();
@@ -112,6 +115,7 @@ fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
     agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
     assert_eq!(unreachable_routes(&bed), 0);
+    assert!(bed.cluster.node1.ip("link show lb-catch").is_err(), "cleanup removes the catch device");
 }
 
 #[test]

@@ -38,7 +38,8 @@ fn bed(arguments: &[&str]) -> Bed {
     bed
 }
 
-fn route_forged(node: &Netns) {
+/// Routes replies to forged addresses back to the client.
+pub(crate) fn route_forged(node: &Netns) {
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
     flood::route_back(node, (v4, v6));
 }

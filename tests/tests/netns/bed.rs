@@ -6,13 +6,14 @@ use std::{
 };
 
 use lb_tests::{
-    agent::Agent,
+    agent::{self, Agent},
     client::ask_http,
     cluster::{ClientLink, Cluster, HTTP_PORT, UDP_PORT},
     manifests::{Port, Service},
     netns::Netns,
     traffic::{Kind, Traffic},
 };
+use serde_json::Value;
 
 /// Port of test services for the pods' HTTP servers.
 pub(crate) const HTTP: u16 = 80;
@@ -100,6 +101,13 @@ impl Bed {
             endpoints: pods.iter().map(|name| self.cluster.pod(name).unwrap().endpoint()).collect(),
             ..Service::default()
         }
+    }
+
+    /// What `lb-agent status` prints, with or without a running agent.
+    pub(crate) fn status(&self) -> Value {
+        let bpffs = self.cluster.bpffs(1);
+        let output = agent::ask(&self.cluster.node1, &bpffs, &["status", "-o", "json"]).unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// The namespace of the client or of a pod.

@@ -41,7 +41,8 @@ const FLOWS: [&str; 2] = ["FLOWS", "CONNTRACK"];
 /// the memory. An agent that started shortly before the middle of the test may have run no garbage collection by then.
 const GC_INDEX: u64 = 128;
 
-fn number(name: &str, default: u64) -> u64 {
+/// The number in an environment variable.
+pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 

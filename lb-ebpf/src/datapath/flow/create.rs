@@ -8,7 +8,7 @@ use lb_common::{
 use lb_ebpf::{
     forward::tunnel::source_port,
     parse::Packet,
-    rules::forwarding::{Forwarding, forwarding, needs_no_entry},
+    rules::forwarding::{Forwarding, forwarding, is_caught, needs_no_entry},
 };
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
 use crate::datapath::{
     clock::now,
     context::HookContext,
+    route::next_hop,
     scratch::{
         scratch,
         setup::{FlowSetup, NO_ADDRESS, Ports},
@@ -106,7 +107,11 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
     let client = &packet.tuple.source;
-    match forwarding(client, backend, request.masquerade, request.direct, || set_tunnel_ends(setup)) {
+    let is_cluster_ip = || settings::is_in_service_range(&packet.tuple.destination);
+    let caught = is_caught(&next_hop::device(context.device), is_cluster_ip);
+    let way =
+        forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup));
+    match way {
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flow_flags::HAIRPIN;
@@ -130,6 +135,16 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
             } else if !only_routed {
                 setup.node = masquerade::source(context, &setup.from, &setup.to)?;
                 setup.flags = flow_flags::MASQUERADED;
+            }
+        }
+        Forwarding::Caught | Forwarding::CaughtAndMasquerade => {
+            setup.to.source = setup.from.destination;
+            setup.flags = flow_flags::CAUGHT;
+            if way == Forwarding::CaughtAndMasquerade {
+                setup.ports = masquerade::ports()?;
+                setup.to.source_port = setup.ports.random();
+                setup.node = masquerade::source(context, &setup.from, &setup.to)?;
+                setup.flags |= flow_flags::MASQUERADED;
             }
         }
     }

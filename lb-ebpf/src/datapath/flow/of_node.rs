@@ -11,7 +11,10 @@ use lb_common::{
     Outcome,
     conntrack::{Flow, Tuple, flow_flags},
 };
-use lb_ebpf::{parse::Packet, rules};
+use lb_ebpf::{
+    parse::Packet,
+    rules::{self, forwarding::is_catch},
+};
 
 use super::{
     create, masquerade,
@@ -21,16 +24,19 @@ use crate::datapath::{
     context::{Hook, HookContext},
     early_return::either,
     link,
+    route::next_hop,
     scratch::{scratch, setup::NO_ADDRESS},
     skb::Skb,
 };
 
-/// Whether a packet of no flow that leaves the node begins a connection whose source port a flow has.
+/// Whether a packet of no flow that leaves the node begins a connection whose source port a flow has. At the catch device
+/// it does not leave: a flow to an endpoint begins where it enters the node again.
 #[inline(always)]
 pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
     rules::flow::may_begin_at_egress(packet)
         && is_of_node(skb, packet.headers.l3)
         && flow_has_port(&packet.tuple) != 0
+        && !is_catch(&next_hop::device(skb.context().device))
 }
 
 /// Whether the packet only looks like one of this connection of the node: it belongs to the flow that has the source port, is

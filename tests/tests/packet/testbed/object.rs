@@ -12,7 +12,8 @@ use aya::{
 };
 use lb_datapath::Globals;
 
-pub(crate) const PROGRAMS: [&str; 4] = ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"];
+pub(crate) const PROGRAMS: [&str; 5] =
+    ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3", "tc_catch"];
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// Sizes of the maps whose defaults are larger than the tests need.

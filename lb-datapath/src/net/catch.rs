@@ -1,0 +1,157 @@
+//! The catch device: where packets to cluster IPs arrive that no program has translated.
+//!
+//! The programs translate such packets before they are routed. Those of a client whose device has no programs (a pod that
+//! started while no agent ran, for example) are routed first: to this device, whose programs translate them. It is a bridge
+//! without ports, which drops what it gets, so nothing leaks if its programs are missing.
+//!
+//! All packets get one next hop, so pods that scan a range of cluster IPs fill no neighbour table. The device has no
+//! address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the device accepts them.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteType},
+};
+use tracing::info;
+
+use crate::{
+    error::DatapathError,
+    net::{
+        netlink::Netlink,
+        network::{self, Link},
+        our_routes::{self, METRIC, Range},
+    },
+};
+
+/// The name of the device. Part of the interface: users exclude it from network managers.
+pub const CATCH_DEVICE: &str = "lb-catch";
+/// As large as any packet that another device delivers.
+const MTU: u32 = 65_535;
+const FLAGS: LinkFlags = LinkFlags::Up.union(LinkFlags::Noarp);
+/// The next hops, which nobody has.
+const NEXT_HOP_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 108);
+const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x6c);
+
+/// The catch device of one data plane, with its routes, in the network namespace of this thread.
+#[derive(Debug, Default)]
+pub struct CatchDevice {
+    /// The networks with a route of ours; `None` before the first look.
+    present: Option<BTreeSet<Range>>,
+}
+
+impl CatchDevice {
+    /// Leads untranslated packets to these networks to the device, and removes the routes of earlier ones. Makes the
+    /// device if there is none, and removes it once there is no network. The kernel is asked each time, so device and
+    /// routes come back if other software has removed them.
+    ///
+    /// # Errors
+    /// The kernel refuses device or route. The next call tries again.
+    pub fn keep(&mut self, ranges: &[Range]) -> Result<(), DatapathError> {
+        let wanted: BTreeSet<Range> = ranges.iter().copied().filter(|(_, prefix)| *prefix > 0).collect();
+        let present = self.update(&wanted).map_err(|error| {
+            DatapathError::netlink(format!("lead cluster IPs to device {CATCH_DEVICE}"), error)
+        })?;
+        if wanted != present {
+            let networks: Vec<_> = wanted.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
+            info!(networks = networks.join(", "), "device {CATCH_DEVICE} gets untranslated packets");
+        }
+        self.present = Some(wanted);
+        Ok(())
+    }
+
+    /// Makes or removes the device and its routes; returns the earlier networks.
+    fn update(&mut self, wanted: &BTreeSet<Range>) -> io::Result<BTreeSet<Range>> {
+        let mut netlink = Netlink::open()?;
+        let present = match self.present.take() {
+            Some(present) => present,
+            None => our_routes::present(&mut netlink, RouteType::Unicast)?,
+        };
+        if wanted.is_empty() {
+            remove_device(&mut netlink)?;
+            return Ok(present);
+        }
+        let device = device(&mut netlink)?;
+        for range in wanted {
+            our_routes::add(&mut netlink, route(*range, device))?;
+        }
+        for range in present.difference(wanted) {
+            our_routes::remove(&mut netlink, route(*range, device))?;
+        }
+        Ok(present)
+    }
+
+    /// Removes the device, and with it its routes.
+    pub(crate) fn release() -> Result<(), DatapathError> {
+        Self::default().keep(&[])
+    }
+}
+
+/// The index of the device, which is up; makes the device if there is none.
+fn device(netlink: &mut Netlink) -> io::Result<u32> {
+    let found = find(netlink)?;
+    if !found.as_ref().is_some_and(|link| link.up && link.mtu == MTU) {
+        let flags = if found.is_none() { NLM_F_CREATE | NLM_F_EXCL } else { 0 };
+        netlink.execute(RouteNetlinkMessage::NewLink(wanted_link()), flags)?;
+    }
+    match found {
+        Some(link) => Ok(link.index),
+        None => Ok(find(netlink)?.ok_or(io::ErrorKind::NotFound)?.index),
+    }
+}
+
+/// The catch device.
+///
+/// # Errors
+/// A device of another type has its name.
+fn find(netlink: &mut Netlink) -> io::Result<Option<Link>> {
+    match network::links(netlink)?.into_iter().find(|link| link.name == CATCH_DEVICE) {
+        Some(link) if !link.is_catch => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            format!("another device has the name {CATCH_DEVICE}; rename or remove that device"),
+        )),
+        link => Ok(link),
+    }
+}
+
+fn remove_device(netlink: &mut Netlink) -> io::Result<()> {
+    let Ok(Some(link)) = find(netlink) else { return Ok(()) };
+    let mut message = LinkMessage::default();
+    message.header.index = link.index;
+    match netlink.execute(RouteNetlinkMessage::DelLink(message), 0) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        result => result,
+    }
+}
+
+fn wanted_link() -> LinkMessage {
+    let mut message = LinkMessage::default();
+    (message.header.flags, message.header.change_mask) = (FLAGS, FLAGS);
+    message.attributes = vec![
+        LinkAttribute::IfName(CATCH_DEVICE.to_owned()),
+        LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]),
+        LinkAttribute::Mtu(MTU),
+        LinkAttribute::IfAlias(
+            "lb-agent: gets packets to cluster IPs that no program has translated".to_owned(),
+        ),
+    ];
+    message
+}
+
+/// The route precedes the one that makes the same network unreachable, which applies when the device is gone.
+fn route(range: Range, device: u32) -> RouteMessage {
+    let mut route = our_routes::route(range, RouteType::Unicast, METRIC - 1);
+    let next_hop = match range.0 {
+        IpAddr::V4(_) => RouteAddress::Inet(NEXT_HOP_V4),
+        IpAddr::V6(_) => RouteAddress::Inet6(NEXT_HOP_V6),
+    };
+    route.header.flags = RouteFlags::Onlink;
+    route.attributes.extend([RouteAttribute::Gateway(next_hop), RouteAttribute::Oif(device)]);
+    route
+}

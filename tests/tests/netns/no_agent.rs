@@ -1,0 +1,237 @@
+//! Clients whose device has no programs, because no agent has run since they started: the catch device serves them.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use lb_tests::{
+    agent::run,
+    client::{Connection, PATIENCE, ask_http, ask_udp},
+    cluster::{self, ClientLink, PodLink, Wiring},
+    manifests::Endpoint,
+    traffic::{Kind, Traffic},
+    wait_for,
+};
+use nix::libc;
+
+use crate::bed::{Bed, RANGES, WEB, ask_briefly, http, udp, vips};
+
+/// Strict reverse path filters, as some distributions set them.
+const STRICT: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::PointToPoint, strict: true };
+/// Pods behind a bridge.
+const BRIDGED: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::Bridge, strict: true };
+
+/// Numbers of the virtual addresses of one service for each kind of backend.
+const KINDS: [(u8, &str); 5] = [(10, "pod2"), (11, "pod3"), (12, "node1"), (13, "pod6"), (14, "pod5")];
+
+/// An endpoint on node1 that does not exist yet, or a process of node1.
+fn endpoint(name: &str) -> Endpoint {
+    let addresses = match name {
+        "node1" => ["172.18.0.1".to_owned(), "fd00:172:18::1".to_owned()],
+        pod => {
+            let number: u8 = pod.trim_start_matches("pod").parse().unwrap();
+            [format!("10.244.1.{}", 10 + number), format!("fd00:10:244:1::{}", 10 + number)]
+        }
+    };
+    Endpoint {
+        pod: name.to_owned(),
+        node: "node1".to_owned(),
+        addresses: addresses.map(|address| address.parse().unwrap()).to_vec(),
+        ready: true,
+        ..Endpoint::default()
+    }
+}
+
+/// The number of routes of node1 to its catch device.
+fn caught_networks(bed: &Bed) -> usize {
+    let list = |family| {
+        let shown = ["route", "show", "proto", "108", "dev", "lb-catch"];
+        let output = bed.cluster.node1.command("ip").arg(family).args(shown).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().count()
+    };
+    list("-4") + list("-6")
+}
+
+/// A cluster whose agent was killed before the pods `pod5` and `pod6` started on node1, with a service for each kind of
+/// backend.
+fn orphaned(wiring: Wiring) -> Bed {
+    let mut bed = Bed { agent: None, cluster: cluster::Cluster::for_test(wiring).unwrap() };
+    for (number, name) in KINDS {
+        let mut service = bed.service(&format!("of-{name}"), vips(number), &[]);
+        let known = bed.cluster.pod(name).map(cluster::Pod::endpoint);
+        service.endpoints = vec![known.unwrap_or_else(|| endpoint(name))];
+        bed.cluster.manifests.put(&service).unwrap();
+    }
+    bed.start_agent_with(&RANGES);
+    wait_for(PATIENCE, || caught_networks(&bed).eq(&2).then_some(())).unwrap();
+    wait_for(PATIENCE, || has_programs(&bed, "lb-catch").then_some(())).unwrap();
+    wait_for(PATIENCE, || ask_briefly(bed.netns("pod1"), WEB[0])).unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+    bed.cluster.add_pod("pod5", 1, 5).unwrap();
+    bed.cluster.add_pod("pod6", 1, 6).unwrap();
+    bed
+}
+
+/// Whether both hooks of a device of node1 have programs.
+pub(crate) fn has_programs(bed: &Bed, device: &str) -> bool {
+    let status = bed.status();
+    status["programs"].as_array().unwrap().iter().filter(|hook| hook["device"] == device).count() == 2
+}
+
+/// `outcome` in the counters of node1's data plane.
+fn count_of(bed: &Bed, outcome: &str) -> u64 {
+    let outcomes = &bed.status()["outcomes"];
+    let count = outcomes.as_array().unwrap().iter().find(|count| count["outcome"] == outcome).unwrap();
+    count["packets"].as_u64().unwrap()
+}
+
+fn assert_reaches_every_kind(bed: &Bed) {
+    for (number, name) in KINDS {
+        for vip in vips(number) {
+            let pod = bed.netns("pod5");
+            let answer = ask_http(pod, http(vip)).unwrap_or_else(|error| panic!("{name} at {vip}: {error}"));
+            assert_eq!(answer.server, name, "{vip}");
+            // A UDP server that is bound to no address answers from the address of its route to the client.
+            if name == "node1" {
+                continue;
+            }
+            let answer =
+                ask_udp(pod, udp(vip), 64).unwrap_or_else(|error| panic!("{name} at {vip}: {error}"));
+            assert_eq!(answer.server, name, "{vip}");
+        }
+    }
+}
+
+#[test]
+fn pod_that_starts_without_an_agent_reaches_every_kind_of_backend() {
+    for wiring in [STRICT, BRIDGED] {
+        let bed = orphaned(wiring);
+        let _servers = cluster::serve(&bed.cluster.node1, "node1").unwrap();
+        assert_reaches_every_kind(&bed);
+    }
+}
+
+/// The kernel's connection tracking sees packets to cluster IPs before and after their translation. A CNI plugin
+/// masquerades packets from pods that leave the pods' network, which cluster IPs seem to be.
+#[test]
+fn catch_device_works_beside_netfilter_rules() {
+    let bed = orphaned(STRICT);
+    let _servers = cluster::serve(&bed.cluster.node1, "node1").unwrap();
+    let rules = "table inet cni {
+        chain forward {
+            type filter hook forward priority 0; policy drop;
+            ct state invalid drop
+            ct state established,related accept
+            ip saddr 10.244.0.0/16 accept
+            ip daddr 10.244.0.0/16 accept
+            ip6 saddr fd00:10:244::/48 accept
+            ip6 daddr fd00:10:244::/48 accept
+        }
+        chain prerouting {
+            type filter hook prerouting priority -300;
+            meta nfproto ipv6 fib saddr . iif oif missing icmpv6 type != { nd-neighbor-solicit, nd-neighbor-advert } drop
+        }
+        chain postrouting {
+            type nat hook postrouting priority 100;
+            ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
+            ip6 saddr fd00:10:244::/48 ip6 daddr != fd00:10:244::/48 masquerade
+        }
+    }";
+    bed.cluster.node1.feed("nft", &["-f", "-"], rules).unwrap();
+    assert_reaches_every_kind(&bed);
+}
+
+#[test]
+fn connections_from_before_the_agent_returns_go_on() {
+    let mut bed = orphaned(STRICT);
+    let pod = bed.netns("pod5").clone();
+    let mut clients = Vec::new();
+    for number in [10, 11, 13] {
+        for vip in vips(number) {
+            clients.extend(Kind::TCP.map(|kind| (&pod, kind, http(vip))));
+            clients.extend(Kind::UDP.map(|kind| (&pod, kind, udp(vip))));
+        }
+    }
+    let traffic = Traffic::start(clients).unwrap();
+    traffic.progresses().unwrap();
+    bed.start_agent_with(&RANGES);
+    traffic.progresses().unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+    traffic.progresses().unwrap();
+    bed.start_agent_with(&RANGES);
+    wait_for(PATIENCE, || has_programs(&bed, "pod5").then_some(())).unwrap();
+    traffic.progresses().unwrap();
+    traffic.stop().assert_unharmed();
+}
+
+/// A reset frees the port at once on both sides.
+fn reset(connection: &Connection) {
+    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+    nix::sys::socket::setsockopt(connection.stream(), nix::sys::socket::sockopt::Linger, &at_once).unwrap();
+}
+
+/// The number of entries of node1's flow table.
+fn entries(bed: &Bed) -> u64 {
+    let status = bed.status();
+    let maps = status["maps"].as_array().unwrap().iter();
+    let of_flows = maps.filter(|map| map["name"] == "FLOWS" || map["name"] == "CONNTRACK");
+    of_flows.map(|map| map["entries"].as_u64().unwrap()).sum()
+}
+
+/// The next connection from a port takes the entries of the ended one.
+#[test]
+fn client_port_is_used_again_after_a_caught_connection() {
+    const PORT: u16 = 40_001;
+    let bed = orphaned(STRICT);
+    let pod = bed.netns("pod5");
+    let ask_and_reset = |vip| {
+        let mut connection = Connection::open_from_port(pod, PORT, http(vip)).unwrap();
+        connection.ask().unwrap_or_else(|error| panic!("{vip}: {error}"));
+        reset(&connection);
+    };
+    for vip in vips(10) {
+        ask_and_reset(vip);
+        let first = entries(&bed);
+        for _ in 0..3 {
+            ask_and_reset(vip);
+            assert_eq!(entries(&bed), first, "{vip}");
+        }
+    }
+}
+
+#[test]
+fn catch_device_rejects_and_drops_as_other_devices_do() {
+    let bed = orphaned(STRICT);
+    let pod = bed.netns("pod5");
+    for vip in WEB {
+        let error = ask_http(pod, SocketAddr::new(vip, 81)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{vip}: {error}");
+        let ping = |vip: IpAddr| {
+            let output = pod.command("ping").args(["-c1", "-W2", &vip.to_string()]).output().unwrap();
+            output.status.success()
+        };
+        assert!(ping(vip), "{vip} does not answer a ping");
+    }
+    let before = count_of(&bed, "unknown_vip");
+    for vip in vips(99) {
+        assert_eq!(ask_briefly(pod, vip), None);
+    }
+    assert!(count_of(&bed, "unknown_vip") >= before + 2, "an unassigned address");
+}
+
+/// IP protocol 253 has no ports, so no program translates its packets.
+#[test]
+fn untranslated_packet_never_circles_through_the_catch_device() {
+    let bed = orphaned(Wiring { strict: false, ..STRICT });
+    let before = count_of(&bed, "untranslated");
+    let script = "import socket,sys
+s=socket.socket(socket.AF_INET,socket.SOCK_RAW,253)
+s.sendto(b'x'*8,('10.96.0.10',0))
+s=socket.socket(socket.AF_INET6,socket.SOCK_RAW,253)
+s.sendto(b'x'*8,('fd00:10:96::a',0))";
+    run(bed.netns("pod5").command("python3").args(["-c", script])).unwrap();
+    let counted = || (count_of(&bed, "untranslated") >= before + 2).then_some(());
+    wait_for(PATIENCE, counted).unwrap();
+    assert_eq!(count_of(&bed, "untranslated"), before + 2, "each of them once");
+}
