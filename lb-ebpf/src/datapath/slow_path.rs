@@ -83,10 +83,7 @@ pub(super) fn process(
         _ if hook == Hook::Egress => (create_of_node(skb, packet, earlier)?, false),
         _ => (create_flow(skb, packet, earlier)?, true),
     };
-    // A caught flow is translated at the egress of the catch device, which this packet has passed already.
-    let hook =
-        if is_first && is_catch(&next_hop::device(skb.context().device)) { Hook::Egress } else { hook };
-    let outcome = match translate_slow(skb, packet, flow, hook) {
+    let outcome = match translate_slow(skb, packet, flow, hook, is_first) {
         Forwarded::Done(outcome) => outcome,
         Forwarded::NeedsRoute => routed::forward(skb, packet, flow),
     };
@@ -139,7 +136,10 @@ fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static 
 /// Rewrites a packet and sends it on, as the fast path does; also remembers the ports of a first fragment, and observes
 /// the answer to a SYN.
 #[inline(never)]
-fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
+fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook, is_first: bool) -> Forwarded {
+    // A caught flow is translated at the egress of the catch device, which its first packet has passed already.
+    let hook =
+        if is_first && is_catch(&next_hop::device(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);
     }

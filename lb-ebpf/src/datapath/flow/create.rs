@@ -1,7 +1,7 @@
 //! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
 
 use lb_common::{
-    Backend, FrontendKind, Outcome,
+    Address, Backend, FrontendKind, Outcome,
     conntrack::{Flow, flow_flags},
     settings_flags,
 };
@@ -107,11 +107,8 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
     let client = &packet.tuple.source;
-    let is_cluster_ip = || settings::is_in_service_range(&packet.tuple.destination);
-    let caught = is_caught(&next_hop::device(context.device), is_cluster_ip);
-    let way =
-        forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup));
-    match way {
+    let caught = begins_caught(context.device, &packet.tuple.destination);
+    match forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup)) {
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flow_flags::HAIRPIN;
@@ -137,18 +134,37 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
                 setup.flags = flow_flags::MASQUERADED;
             }
         }
-        Forwarding::Caught | Forwarding::CaughtAndMasquerade => {
-            setup.to.source = setup.from.destination;
-            setup.flags = flow_flags::CAUGHT;
-            if way == Forwarding::CaughtAndMasquerade {
-                setup.ports = masquerade::ports()?;
-                setup.to.source_port = setup.ports.random();
-                setup.node = masquerade::source(context, &setup.from, &setup.to)?;
-                setup.flags |= flow_flags::MASQUERADED;
-            }
+        Forwarding::Caught => set_caught(setup),
+        Forwarding::CaughtAndMasquerade => {
+            set_caught(setup);
+            masquerade_caught(context, setup)?;
         }
     }
     Ok(backend)
+}
+
+/// Whether a flow to this VIP that begins at this device is caught. (A function of its own, because the frames of a call
+/// chain share the stack.)
+#[inline(never)]
+fn begins_caught(device: u32, vip: &Address) -> bool {
+    is_caught(&next_hop::device(device), || settings::is_in_service_range(vip))
+}
+
+/// Makes the flow a caught one, which gets the VIP as source.
+#[inline(always)]
+fn set_caught(setup: &mut FlowSetup) {
+    setup.to.source = setup.from.destination;
+    setup.flags = flow_flags::CAUGHT;
+}
+
+/// Masquerades a caught flow where it leaves the node.
+#[inline(never)]
+fn masquerade_caught(context: &HookContext, setup: &mut FlowSetup) -> Result<(), Outcome> {
+    setup.ports = masquerade::ports()?;
+    setup.to.source_port = setup.ports.random();
+    setup.node = masquerade::source(context, &setup.from, &setup.to)?;
+    setup.flags |= flow_flags::MASQUERADED;
+    Ok(())
 }
 
 /// Makes the flow one through a tunnel; returns false as long as the node does not know its own address.
