@@ -17,6 +17,7 @@ mod sandbox;
 mod attachment;
 mod conntrack;
 mod devices;
+mod filter;
 mod handover;
 mod maps;
 mod memory;

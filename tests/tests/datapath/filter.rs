@@ -1,0 +1,37 @@
+//! The filter across restarts of the agent.
+
+use std::os::fd::AsFd as _;
+
+use aya::maps::MapData;
+use lb_common::protocol;
+use lb_datapath::{FilterFill, FilterMemory};
+
+use super::{
+    flows::{NOW, flow, insert},
+    sandbox::Sandbox,
+};
+
+/// The filter that the last agent has left may lack marks: its programs may have been of a build with other rules for
+/// them. Only the entries themselves tell which marks are needed.
+#[test]
+fn entries_without_marks_of_an_earlier_build_get_them_before_the_filter_is_on() {
+    let sandbox = Sandbox::new();
+    let datapath = sandbox.open();
+    let conntrack = datapath.conntrack();
+    conntrack.filter().rebuild().unwrap();
+    insert(&conntrack, &flow(protocol::TCP, 1, NOW));
+    let marks = conntrack.filter().fill().bits;
+    assert!(marks > 0 && conntrack.filter().is_on());
+    let map = MapData::from_pin(sandbox.pin("FILTER")).unwrap();
+    let memory = FilterMemory::map(map.fd().as_fd()).unwrap();
+    for copy in [0, 1] {
+        memory.zero(copy);
+    }
+    drop((conntrack, datapath));
+
+    let datapath = sandbox.open();
+    let conntrack = datapath.conntrack();
+    assert!(!conntrack.filter().is_on(), "the programs look up every packet");
+    assert!(conntrack.filter().rebuild_if_due(FilterFill::EMPTY).unwrap().is_some());
+    assert_eq!((conntrack.filter().fill().bits, conntrack.filter().is_on()), (marks, true));
+}
