@@ -50,7 +50,8 @@ pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
     let device = entrance(&mut routes, args)?;
     let attached = Attached::of(&pinned, device)?;
     let hook = hook(args, &attached, &mut routes)?;
-    let question = question(args, hook, device)?;
+    let from_node = routes.is_own(args.from.ip)?;
+    let question = Question { from_node, ..question(args, hook, device)? };
     let explanation = explain::explain(&PinnedTables::open(&pinned, device)?, &question)?;
     let name = routes.name(device);
     let mut steps = explanation.steps.clone();
@@ -136,6 +137,7 @@ fn question(args: &ExplainArgs, hook: HookPoint, device: u32) -> anyhow::Result<
         knows_port: from.port.is_some(),
         kind: PacketKind::Syn,
         hook,
+        from_node: false,
         device,
         now: Conntrack::now(),
     })

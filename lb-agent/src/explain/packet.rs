@@ -15,7 +15,7 @@ use lb_ebpf::{
 };
 
 use super::{
-    HookPoint,
+    HookPoint, Question,
     frontend::AdmittedFlow,
     step::{Ends, ForwardingPath, Source, Stale, TraceStep, Verdict},
     tables::Tables,
@@ -32,11 +32,31 @@ impl<T: Tables> Walk<'_, T> {
             return self.follow(flow);
         }
         if self.question.hook == HookPoint::Egress {
-            return Ok(untouched(Outcome::NoService));
+            return self.of_node(known.is_some());
         }
         let Some(request) = self.prepare()? else { return self.unlisted() };
         let backends = self.choose(&request, known.as_ref())?;
         self.begin(&request, &backends, known.is_some())
+    }
+
+    /// A packet that leaves the node and belongs to no flow, or begins a connection in place of an `earlier` one; like
+    /// `slow_path::create_of_node`.
+    fn of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
+        if !earlier && !self.begins_at_egress()? {
+            return Ok(untouched(Outcome::NoService));
+        }
+        let tuple = &self.question.tuple;
+        self.steps.push(TraceStep::NodePortTaken { port: tuple.source_port });
+        self.begin_of_node(earlier)
+    }
+
+    /// Whether the packet begins a connection of the node whose source port a flow has; like `of_node::begins`.
+    fn begins_at_egress(&self) -> WalkResult<bool> {
+        let Question { tuple, from_node, .. } = self.question;
+        if !from_node || !rules::flow::may_begin_at_egress(self.question.body(), &self.segment) {
+            return Ok(false);
+        }
+        Ok(self.tables.flow(&tuple.reversed())?.is_some_and(|flow| rules::flow::takes_answers_of_node(&flow)))
     }
 
     /// A frame at the XDP hook. Frames that the program neither drops nor forwards go on to tc, uncounted.
@@ -143,11 +163,16 @@ impl<T: Tables> Walk<'_, T> {
 
     /// Whether the packet belongs to the flow, rather than beginning another one; like `slow_path::is_same_flow`.
     fn is_same_flow(&mut self, flow: &Flow) -> WalkResult<bool> {
+        let at_egress = self.question.hook == HookPoint::Egress;
+        if rules::flow::is_of_other_flow(flow, at_egress, || self.question.from_node) {
+            self.steps.push(TraceStep::OtherHook);
+            return Err(Stop::With(untouched(Outcome::OtherHook)));
+        }
         let (bypasses_vip, staleness) = (self.bypasses_vip(flow)?, self.staleness(flow)?);
         let mut asked = false;
         let relation = rules::flow::relation(
             flow,
-            self.question.hook == HookPoint::Egress,
+            at_egress,
             || bypasses_vip,
             || {
                 asked = true;
@@ -265,6 +290,7 @@ const fn way_of(flow: &Flow) -> ForwardingPath {
         }
         flags if flags & flow_flags::HAIRPIN != 0 => ForwardingPath::Hairpin,
         flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => ForwardingPath::Masquerade,
+        flags if flow_flags::is_of_node(flags) => ForwardingPath::Masquerade,
         flags if flags & flow_flags::MASQUERADED != 0 => ForwardingPath::Masqueraded,
         _ => ForwardingPath::Stack,
     }

@@ -11,7 +11,7 @@ use lb_ebpf::rules::forwarding::{self, Forwarding};
 
 use super::{
     frontend::AdmittedFlow,
-    step::{Candidate, ForwardingPath, Source, TraceStep, Verdict, endpoint},
+    step::{self, Candidate, ForwardingPath, Source, TraceStep, Verdict, endpoint},
     tables::Tables,
     walk::{Walk, WalkResult},
 };
@@ -47,6 +47,26 @@ impl<T: Tables> Walk<'_, T> {
             }
             _ => Ok(Verdict::Begins { backends: candidates }),
         }
+    }
+
+    /// Predicts the creation of a flow for a connection of the node that needs another source port; like
+    /// `of_node::create`.
+    pub(super) fn begin_of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
+        if self.settings()?.is_none() {
+            self.steps.push(TraceStep::Masquerade { source: Source::Nobody });
+            return Ok(Verdict::Dropped { outcome: Outcome::NoSourcePort });
+        }
+        if self.has_no_room(ForwardingPath::Masquerade, earlier)? {
+            return Ok(Verdict::Dropped { outcome: Outcome::ConntrackFull });
+        }
+        let Tuple { destination, destination_port, .. } = self.question.tuple;
+        let candidate = Candidate {
+            backend: step::socket(destination, destination_port),
+            pod: self.tables.pod_name(&destination)?,
+            outcome: Outcome::Masquerade,
+            way: ForwardingPath::Masquerade,
+        };
+        Ok(Verdict::Begins { backends: vec![candidate] })
     }
 
     /// How packets get to the backend, and the source address that it sees.

@@ -4,6 +4,7 @@ use lb_common::{
     conntrack::{Segment, Tick, Tuple, chunk, tcp_flags},
     protocol,
 };
+use lb_ebpf::parse::Body;
 
 /// The hook at which the packet is explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct Question {
     pub kind: PacketKind,
     /// The hook that the packet passes.
     pub hook: HookPoint,
+    /// Whether the node itself sends the packet, rather than forwarding it. Matters only at [`HookPoint::Egress`].
+    pub from_node: bool,
     /// Interface index of the packet's device; 0 if unknown.
     pub device: u32,
     /// The time at which the packet passes the hook.
@@ -52,6 +55,15 @@ pub struct Question {
 }
 
 impl Question {
+    /// What follows the IP header.
+    pub(super) const fn body(&self) -> Body {
+        match self.tuple.protocol {
+            protocol::TCP => Body::Tcp,
+            protocol::UDP => Body::Udp,
+            _ => Body::Sctp,
+        }
+    }
+
     /// The TCP header, or SCTP chunk, of a packet of this kind.
     pub(super) fn segment(&self) -> Segment {
         const NOTHING: Segment = Segment { flags: 0, seq: 0, ack: 0, payload: 0 };

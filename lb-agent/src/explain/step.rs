@@ -139,6 +139,12 @@ pub enum TraceStep {
         /// The client's port.
         port: u16,
     },
+    /// A flow at an address of the node has the source port of this connection of the node itself, towards the same
+    /// endpoint.
+    NodePortTaken {
+        /// The port of the node's socket.
+        port: u16,
+    },
     /// The flow table is full.
     Full,
     /// A packet of a routed or tunnelled flow has no route.

@@ -130,7 +130,15 @@ fn shelf(flags: u16, backends: u8) -> Shelf {
 
 fn question(hook: HookPoint, port: u16) -> Question {
     let tuple = Tuple::new(v4([192, 0, 2, 1]), v4(VIP), 40_000, port, protocol::TCP);
-    Question { tuple, knows_port: true, kind: PacketKind::Syn, hook, device: 0, now: Tick(1000) }
+    Question {
+        tuple,
+        knows_port: true,
+        kind: PacketKind::Syn,
+        hook,
+        from_node: false,
+        device: 0,
+        now: Tick(1000),
+    }
 }
 
 fn said(shelf: &Shelf, question: &Question) -> Vec<String> {

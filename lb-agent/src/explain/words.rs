@@ -19,6 +19,7 @@ pub fn step(step: &TraceStep) -> String {
         | TraceStep::NoFlow
         | TraceStep::Flow { .. }
         | TraceStep::PortTaken { .. }
+        | TraceStep::NodePortTaken { .. }
         | TraceStep::Full => conntrack(step),
         TraceStep::NewConnection { .. } | TraceStep::Retransmission | TraceStep::Foreign => conntrack(step),
         TraceStep::Frontend { .. } | TraceStep::NoFrontend | TraceStep::Torn | TraceStep::SocketsOnly => {
@@ -100,6 +101,12 @@ fn conntrack(step: &TraceStep) -> String {
         TraceStep::PortTaken { port } => {
             format!(
                 "conntrack: another flow to this backend uses source port {port}, so this flow gets another source port"
+            )
+        }
+        TraceStep::NodePortTaken { port } => {
+            format!(
+                "conntrack: a flow to the same endpoint has port {port} at this node, so this connection of the node gets \
+                 another source port where it leaves"
             )
         }
         _ => "conntrack: the flow table is full".into(),

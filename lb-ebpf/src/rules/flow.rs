@@ -6,7 +6,7 @@ use lb_common::{
     flow_table::Verdict,
 };
 
-use crate::parse::{Body, Packet};
+use crate::parse::Body;
 
 /// Whether an entry is stale for a SYN, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,14 +124,28 @@ pub const fn has_ended(forward: &Flow, reply: &Flow) -> bool {
 }
 
 /// Whether a packet of no flow that leaves the node may begin one: the first of a connection of the node itself, whose
-/// source port another flow has.
+/// source port another flow [has](takes_answers_of_node).
 #[inline(always)]
-pub fn may_begin_at_egress(packet: &Packet) -> bool {
-    match packet.body {
-        Body::Tcp => packet.segment.is_syn(),
+pub const fn may_begin_at_egress(body: Body, segment: &Segment) -> bool {
+    match body {
+        Body::Tcp => segment.is_syn(),
         Body::Udp => true,
         Body::Sctp | Body::LaterFragment | Body::IcmpError | Body::Echo => false,
     }
+}
+
+/// Whether answers to packets of the node itself would reach this flow, whose entry has their reversed tuple. The answers
+/// of a plain flow have the client's own address, which no socket of the node has.
+#[inline(always)]
+pub const fn takes_answers_of_node(flow: &Flow) -> bool {
+    flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0
+}
+
+/// Whether a packet only looks like one of this flow of a connection of the node: it was forwarded, not sent by the node,
+/// and belongs to the flow that has the source port. It is translated already, and bypasses the stack.
+#[inline(always)]
+pub fn is_of_other_flow(flow: &Flow, egress: bool, from_node: impl FnOnce() -> bool) -> bool {
+    egress && flow.flags == flow_flags::AT_EGRESS && !from_node()
 }
 
 /// Whether packets of the flow are translated at this tc hook: egress, or ingress.
@@ -324,6 +338,29 @@ mod tests {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
             assert_eq!((translated(&flow), is_translated_at(&flow, true)), (outcome, egress), "{flags}");
             assert_ne!(is_translated_at(&flow, true), is_translated_at(&flow, false));
+        }
+    }
+
+    #[test]
+    fn connections_of_the_node_meet_only_flows_with_an_address_of_the_node() {
+        use flow_flags::{AT_EGRESS, HAIRPIN, REPLY, ROUTED, SECOND_OF_MASQUERADED};
+        for (flags, takes_answers, is_of_node) in [
+            (0, false, false),
+            (REPLY | AT_EGRESS, false, false),
+            (AT_EGRESS, false, true),
+            (REPLY, true, false),
+            (REPLY | HAIRPIN, true, false),
+            (REPLY | ROUTED, true, false),
+            (REPLY | SECOND_OF_MASQUERADED, true, false),
+            (AT_EGRESS | SECOND_OF_MASQUERADED, false, false),
+        ] {
+            let flow = Flow { flags, ..pair(TCP, OPENING).0 };
+            assert_eq!(takes_answers_of_node(&flow), takes_answers, "{flags}");
+            assert_eq!(is_of_other_flow(&flow, true, || false), is_of_node, "{flags}");
+            assert!(
+                !is_of_other_flow(&flow, true, || true) && !is_of_other_flow(&flow, false, || false),
+                "{flags}"
+            );
         }
     }
 

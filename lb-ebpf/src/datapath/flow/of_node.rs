@@ -33,7 +33,7 @@ use crate::datapath::{
 /// it does not leave: a flow to an endpoint begins where it enters the node again.
 #[inline(always)]
 pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
-    rules::flow::may_begin_at_egress(packet)
+    rules::flow::may_begin_at_egress(packet.body, &packet.segment)
         && is_of_node(skb, packet.headers.l3)
         && flow_has_port(&packet.tuple) != 0
         && !is_catch(&next_hop::device(skb.context().device))
@@ -43,7 +43,7 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
 /// translated already, and bypasses the stack. `l3` is the offset of its network header.
 #[inline(always)]
 pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
-    hook == Hook::Egress && flow.flags == flow_flags::AT_EGRESS && !is_of_node(skb, l3)
+    rules::flow::is_of_other_flow(flow, hook == Hook::Egress, || is_of_node(skb, l3))
 }
 
 /// Whether a socket of the node has made the packet, for this device. A frame of a VLAN was made for the VLAN's device: its
@@ -61,9 +61,7 @@ extern "C" fn flow_has_port(tuple: *const Tuple) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
     let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 0 };
     let answers = tuple.reversed();
-    // The answers of a plain flow have the client's own address, which no socket of the node has.
-    let takes_answers = |flow: &Flow| flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0;
-    u32::from(lookup(&answers).is_some_and(|flow| takes_answers(flow)))
+    u32::from(lookup(&answers).is_some_and(|flow| rules::flow::takes_answers_of_node(flow)))
 }
 
 /// Creates the flow that begins with this packet, in place of an `earlier` one; returns the outcome of its packets, or why

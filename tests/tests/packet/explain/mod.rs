@@ -29,7 +29,7 @@ const WORLDS: u64 = 120;
 /// The outcomes that `explain` predicts for a packet on a wire, at tc: one for each backend that it may get.
 pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -> Vec<Outcome> {
     let (tuple, hook, now) = (packet.tuple(), HookPoint::Ingress, clock::tick());
-    let question = Question { tuple, knows_port: true, kind, hook, device: WIRE, now };
+    let question = Question { tuple, knows_port: true, kind, hook, from_node: false, device: WIRE, now };
     let (routes, globals) = (RefCell::new(Routes::open().unwrap()), Globals::default());
     let tables = TestbedTables { bed, routes, device: WIRE, globals };
     let verdict = explain(&tables, &question).unwrap().verdict;
@@ -124,6 +124,7 @@ fn explain_agrees_with_the_programs() {
         "DeniedSource",
         "SourceRanges",
         "PortTaken",
+        "NodePortTaken",
     ];
     for step in steps {
         assert!(

@@ -237,12 +237,14 @@ impl World<'_> {
             2..=5 if self.wires => HookPoint::Xdp,
             _ => HookPoint::Ingress,
         };
+        let from_node = hook == HookPoint::Egress && self.chance(50);
         let device = if self.wires && hook != HookPoint::Egress { WIRE } else { 1 };
         Question {
-            tuple: self.tuple(),
+            tuple: if from_node { self.tuple_of_node() } else { self.tuple() },
             knows_port: true,
             kind: self.pick(&kinds),
             hook,
+            from_node,
             device,
             now: clock::tick(),
         }
@@ -256,6 +258,12 @@ impl World<'_> {
         let (client, vip) = (self.pick(&self.clients()), self.pick(&self.vips()));
         let (from, to) = (self.dice.u16(1000..1004), self.pick(&[80, 80, 443, 444]));
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
+    }
+
+    /// The tuple of a packet that the node sends: mostly to an endpoint whose answers a flow expects.
+    fn tuple_of_node(&mut self) -> Tuple {
+        let tuple = self.tuple();
+        if self.chance(70) { tuple.reversed() } else { tuple }
     }
 
     /// Explains a packet, sends it, and compares both. If the tick changed meanwhile, there is no comparison: entries
@@ -289,6 +297,7 @@ impl World<'_> {
         let moved = match question.hook {
             HookPoint::Ingress if self.wires => self.bed.arrive_at_tc(&packet).moved,
             HookPoint::Ingress => self.bed.send(Hook::Ingress, &packet).moved,
+            HookPoint::Egress if question.from_node => self.bed.send_from_node(&packet).moved,
             HookPoint::Egress => self.bed.send(Hook::Egress, &packet).moved,
             HookPoint::Xdp | HookPoint::Socket => panic!("not a tc hook"),
         };

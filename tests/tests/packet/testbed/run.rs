@@ -23,7 +23,7 @@ impl Testbed {
         self.run(hook, &packet.bytes())
     }
 
-    /// Runs a packet of a socket of the node through the egress program.
+    /// Runs a packet of a socket of the node through the program at egress.
     #[track_caller]
     pub(crate) fn send_from_node(&mut self, packet: &Packet) -> Sent {
         let packet = self.on_device(packet);
@@ -47,6 +47,7 @@ impl Testbed {
         self.run_in(hook, input, if hook == Hook::Egress { &FORWARDED } else { &[] })
     }
 
+    /// Runs any bytes with these fields of `struct __sk_buff`; the others are 0.
     #[track_caller]
     fn run_in(&mut self, hook: Hook, input: &[u8], context: &[u32]) -> Sent {
         let program = self.device.program(hook);
