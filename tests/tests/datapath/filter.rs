@@ -18,8 +18,8 @@ fn entries_without_marks_of_an_earlier_build_get_them_before_the_filter_is_on() 
     let sandbox = Sandbox::new();
     let datapath = sandbox.open();
     let conntrack = datapath.conntrack();
-    conntrack.filter().rebuild().unwrap();
     insert(&conntrack, &flow(protocol::TCP, 1, NOW));
+    conntrack.filter().rebuild().unwrap();
     let marks = conntrack.filter().fill().bits;
     assert!(marks > 0 && conntrack.filter().is_on());
     let map = MapData::from_pin(sandbox.pin("FILTER")).unwrap();
