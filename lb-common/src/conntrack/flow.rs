@@ -10,6 +10,7 @@ pub mod flow_flags {
     /// Packets are translated where they leave the node (tc egress); without this bit, where they enter (tc ingress).
     pub const AT_EGRESS: u8 = 2;
     /// Hairpin: client and backend are the same pod, and translated packets go back through the device they came from.
+    /// With [`AT_EGRESS`] it is a [caught](CAUGHT) flow instead.
     pub const HAIRPIN: u8 = 4;
     /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
     /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
