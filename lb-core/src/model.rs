@@ -274,7 +274,7 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    /// Whether the address is one of the node's own.
+    /// Whether the node has the address; false for loopback and IPv6 link-local addresses.
     pub fn is_own(&self, address: &IpAddr) -> bool {
         self.own.binary_search(address).is_ok()
     }

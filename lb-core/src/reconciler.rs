@@ -155,7 +155,7 @@ impl Reconciler {
         }
     }
 
-    /// Sets the addresses of this node.
+    /// Sets the addresses of this node. If they changed, the next plan covers every Service.
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
             // The addresses are in `VIPS` so that the programs never treat one as an unused cluster IP.

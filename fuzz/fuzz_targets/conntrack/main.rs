@@ -91,8 +91,8 @@ struct World {
     /// By sender: `Side as usize`.
     passed: [Passed; 2],
     /// Whether the node's view of the connection may differ from the ends': the attacker forged a segment other than a
-    /// RST, or a RST that the node takes for an end's own; a SYN came after the end of its connection; or the flow expired. Most
-    /// checks stop then.
+    /// RST, or a RST that the node takes for an end's own; a late SYN replaced a flow that was over; the node mistook a
+    /// SYN-ACK of the server; or the flow expired. Most checks stop then.
     is_mixed: bool,
     /// Whether a forged segment may have established a flow: it acknowledged what the server was about to send, it came
     /// in the server's name, or the node never saw the RST by which the server refused it.

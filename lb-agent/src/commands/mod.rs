@@ -28,7 +28,7 @@ use lb_datapath::{Conntrack, Pinned, Removed};
 
 pub use self::{bugreport::bugreport, check::check, explain::explain, profile::profile, status::status};
 
-/// Runs `service`.
+/// Runs `lb-agent service`: lists service ports, or shows those of one Service.
 ///
 /// # Errors
 /// There is no data plane, it cannot be read, or it has no such Service.

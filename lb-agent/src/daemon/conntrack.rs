@@ -1,5 +1,5 @@
-//! Garbage collection (GC) of connections: expired ones, UDP flows and sockets whose backend is gone, and masqueraded
-//! connections whose source address the node has lost.
+//! Garbage collection (GC) of the flow table. Also deletes UDP flows and closes UDP sockets whose backend is gone, and
+//! deletes masqueraded connections whose source address the node has lost.
 
 use std::{collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ pub(super) struct Observers {
     pub(super) traffic: Option<ServiceTraffic>,
 }
 
-/// The data that decide which UDP flows and sockets are stale.
+/// State for deleting UDP flows and closing UDP sockets whose backend is gone.
 #[derive(Debug)]
 pub(super) struct Udp {
     pub(super) sockets: UdpSockets,
@@ -186,7 +186,7 @@ struct Fill {
 
 impl Fill {
     /// Whether new flows may have nearly filled the flow table since the last GC run: a flood does so long before the
-    /// next run. False while the table is nearly full, because GC then runs often enough.
+    /// next run. False if that run already found the table nearly full, because GC then runs often enough.
     fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
         let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);

@@ -33,7 +33,7 @@ pub(super) trait Kind: Read {
     /// The change for a deleted object.
     fn gone(name: ObjectName) -> Self::Change;
 
-    /// The Service that is incompletely known while an object with this metadata cannot be read.
+    /// The Service whose data are incomplete while the object with this name and metadata cannot be read, if any.
     fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
         None
     }

@@ -1,9 +1,9 @@
-//! The source of a cluster: an API server, watched for Services and EndpointSlices.
+//! The Kubernetes source: watches an API server for Services, EndpointSlices, ServiceCIDRs and the Node of this agent.
 //!
 //! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes and keeps only
 //! the name and version of each object. While the API server is unreachable, the last known state stays in force.
-//! `docs/kubernetes.md` describes each fault. [`addresses`] is a task of its own, which gives addresses to load
-//! balancers.
+//! `docs/kubernetes.md` says what the agent does when something fails. [`addresses`] is a task of its own, which gives
+//! addresses to load balancers.
 
 pub mod addresses;
 mod client;

@@ -36,7 +36,7 @@ impl Condition {
     }
 }
 
-/// A location in the manifests.
+/// The folder, file or document of a file that a condition refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// The file, or the folder itself.

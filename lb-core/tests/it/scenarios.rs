@@ -178,7 +178,7 @@ fn services_not_shown_yet_stay_until_the_sources_are_complete() {
     let first = node(100, objects);
     let before = first.kernel.maps.clone();
     let mut node = Node::started_incomplete_on(first.kernel, 100);
-    // The sources could not read the other Service or its endpoints.
+    // So far the sources have shown Service `b`, but neither its endpoints nor Service `a`.
     node.reconciler.handle(vec![service("b", 2)]);
     assert_eq!(kinds(&node.sync()), Vec::<&str>::new());
     assert_eq!(node.kernel.maps, before);

@@ -141,7 +141,7 @@ fn unreadable(file: &str, text: &str) -> DatapathError {
 
 /// Replaces the reserved ports, and checks that the kernel has accepted them.
 fn write(ports: &Ports) -> Result<(), DatapathError> {
-    // The kernel ignores an empty write: the newline makes it clear the list.
+    // The kernel ignores an empty write. A newline alone clears the list.
     let text = text(ports) + "\n";
     fs::write(RESERVED, text).map_err(|error| DatapathError::file("write", RESERVED, error))?;
     if reserved()? == *ports {

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
 use lb_common::conntrack::Tick;
 
-/// The number of the last timer interrupt in the upper 32 bits, the tick at that time in the lower 32 bits.
+/// The time as last read: the number of the timer interrupt in the upper 32 bits, the tick in the lower 32 bits.
 static mut CLOCK: u64 = 0;
 
 /// The current tick. The kernel's coarse time changes only at timer interrupts, so the program reads it once after

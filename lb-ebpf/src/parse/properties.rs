@@ -54,7 +54,7 @@ pub fn compare(frame: &[u8]) {
     assert_eq!(Some([packet.tuple.source, packet.tuple.destination]), addresses);
 }
 
-/// The tuple that [`is_plain_and`] decides about.
+/// The tuple that [`is_plain_and`] passes to its rule; `None` if the frame is not plain.
 fn decided(frame: &[u8]) -> Option<Tuple> {
     struct Note(Cell<Option<Tuple>>);
     impl TupleRule for &Note {

@@ -70,7 +70,7 @@ pub(crate) struct Family {
     pub(crate) vip: SocketAddr,
     /// Like `vip`, with every client masqueraded.
     pub(crate) masquerading: SocketAddr,
-    /// Like `vip`, with many backends, between wires.
+    /// Like `masquerading`, with many backends, which are reached through the device that the packets come from.
     pub(crate) routed: SocketAddr,
     /// Like `vip`, with its backend beyond another device.
     pub(crate) across: SocketAddr,

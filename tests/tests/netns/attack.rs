@@ -25,7 +25,7 @@ use crate::{
 const ROOM: u32 = 400;
 /// `--masquerade-ports` for 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
-/// Under pressure streams give way last, after 10 s without a packet; twice that for slow machines.
+/// Under pressure, streams are evicted last, after 10 s without a packet; twice that for slow machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
 /// A stream that is not evicted lives much longer than [`RECOVERY`], so the tests can tell the difference.
 const _: () = assert!(Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs());

@@ -28,7 +28,7 @@ const OF_1971: Duration = Duration::from_secs(46_656_000);
 const SOON: Duration = Duration::from_secs(2);
 /// Timeout of a UDP flow with one reply.
 const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64);
-/// Time limit until GC has deleted such a flow: it runs every 5 s.
+/// Time limit until such a flow has expired: its timeout plus the 5 s between two GC runs.
 const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64 + 5);
 /// Source port of these flows, outside of the ephemeral ports.
 const PORT: u16 = 20_000;

@@ -262,7 +262,7 @@ fn flood_of_early_fragments_loses_no_other_traffic() {
     }
 }
 
-/// After the flood, early fragments are held again.
+/// Asserts that the server answers a datagram in every order of its fragments: the programs still hold early ones.
 fn assert_every_order_of_one(bed: &Bed, vip: IpAddr) {
     let from = SocketAddr::new(CLIENT[usize::from(vip.is_ipv6())], 40_000);
     let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(vip))).unwrap();

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 
 use crate::bed::{Bed, HTTP, UDP, WEB, http, udp, vips};
 
-/// Limits the MTU of the route from `hop` to `to` to 1400 bytes.
+/// Sets the MTU of the route from `hop` to `to`: 1400 bytes.
 fn narrow(hop: &Netns, to: IpAddr, via: &str) {
     let length = if to.is_ipv4() { 32 } else { 128 };
     hop.ip(&format!("route replace {to}/{length} {via} mtu lock 1400\n")).unwrap();

@@ -179,7 +179,8 @@ fn is_named(lan: &Lan) -> bool {
     conditions.any(|text| text.contains("veth eth0") && text.contains("XDP program"))
 }
 
-/// Waits until the program runs natively on `eth0` of node 1, or does not run there.
+/// Waits until the program runs natively on `eth0` of node 1 and no condition names `eth0`. Without `native`, waits for
+/// the opposite of both.
 #[track_caller]
 fn becomes(lan: &Lan, native: bool) {
     let is_so = || (mode(lan, "eth0") == "native") == native && is_named(lan) != native;

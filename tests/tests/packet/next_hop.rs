@@ -189,7 +189,7 @@ fn policy_routing_by_mark_selects_the_next_hop() {
 #[test]
 fn multipath_routes_spread_flows_and_keep_each_on_its_path() {
     stay_on_one_cpu();
-    // 0: by addresses. 1: by addresses and ports.
+    // Values of `fib_multipath_hash_policy`: 0 hashes addresses, 1 addresses and ports.
     for policy in ["0", "1"] {
         each_on_wires("multipath", |bed, family| {
             service(bed, family.vip(), UDP, &[family.backend()]);

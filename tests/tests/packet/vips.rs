@@ -156,7 +156,7 @@ fn fragmented_ping_is_not_answered() {
     });
 }
 
-/// Protocols other than TCP, UDP, SCTP and ping are left to the stack, at any address.
+/// ESP stands for all protocols but TCP, UDP, SCTP and ICMP: they are left to the stack, even at a Service's address.
 #[test]
 fn other_protocols_pass_untouched() {
     each("ESP", |bed, family| {

@@ -111,8 +111,8 @@ const CODEGEN_FLAGS: [&str; 4] = [
     "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 
-/// Whether the outer cargo or its user has set the variable, and it would affect the inner cargo: compiler, wrappers,
-/// flags, profiles and target. Package sources and the job limit are shared.
+/// Whether to hide the variable from the inner cargo: it is one of the outer cargo's own, or sets compiler, wrappers,
+/// flags, profiles or target. Package sources and the job limit are shared.
 fn belongs_to_outer_cargo(name: &OsString) -> bool {
     const SHARED: [&str; 7] = [
         "CARGO_HOME",

@@ -47,8 +47,8 @@ pub(crate) struct Args {
     patience: u32,
 }
 
-/// Runs the guest. Never returns, because the kernel panics when process 1 ends. After an error the report has no
-/// closing line.
+/// Runs the tests, then powers the machine off instead of returning: the kernel panics when process 1 ends. After an
+/// error the report has no closing line.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Err(error) = run_all(args) {
         eprintln!("guest: {error:#}");

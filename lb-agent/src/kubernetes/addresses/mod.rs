@@ -32,7 +32,7 @@ pub struct AddressOptions {
     pub timing: Timing,
 }
 
-/// What the controller does now.
+/// State of the controller: its leader, its conditions, and the use of its pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressReport {
     /// The node of the agent that holds the Lease.

@@ -1,8 +1,8 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Packets of routed flows always may; those of other flows only with `--forwarding direct`, because the stack, and so
-//! netfilter, then does not see them. If its next hop is unknown, or if it exceeds the MTU, has no hops left or has
-//! unusual headers, a packet takes the stack, or [`super::routed`] if its flow is routed.
+//! Packets of routed flows may always bypass it, packets of other flows only with `--forwarding direct`, because
+//! netfilter then does not see them. A packet takes the stack (or [`super::routed`] if its flow is routed) if its next
+//! hop is unknown, if it exceeds the MTU, if its TTL or hop limit would expire, or if its headers are unusual.
 
 use aya_ebpf::Global;
 use lb_common::{

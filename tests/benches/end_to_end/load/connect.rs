@@ -12,8 +12,9 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// The byte that the client sends on a connection if another connection follows, and on the last one.
+/// The byte that the client sends on a connection that another one follows.
 const MORE: u8 = 1;
+/// The byte that the client sends on its last connection.
 const LAST: u8 = 0;
 
 pub(super) fn run(

@@ -41,13 +41,13 @@ impl Testbed {
         if self.device == Device::Bare { packet.clone().bare() } else { packet.clone() }
     }
 
-    /// Runs any bytes as they are.
+    /// Runs these bytes, unchanged, through the program of this hook.
     #[track_caller]
     pub(crate) fn run(&mut self, hook: Hook, input: &[u8]) -> Sent {
         self.run_in(hook, input, if hook == Hook::Egress { &FORWARDED } else { &[] })
     }
 
-    /// Runs any bytes with these fields of `struct __sk_buff`; the others are 0.
+    /// Like [`Self::run`], with these fields of `struct __sk_buff`; the others are 0.
     #[track_caller]
     fn run_in(&mut self, hook: Hook, input: &[u8], context: &[u32]) -> Sent {
         let program = self.device.program(hook);
