@@ -10,6 +10,7 @@
 extern crate std;
 
 mod address;
+mod announce;
 pub mod checksum;
 pub mod conntrack;
 pub mod crc32c;
@@ -28,6 +29,7 @@ mod settings;
 mod socket;
 
 pub use address::Address;
+pub use announce::{AnnounceKey, Announcement, Heard};
 pub use device::{DeviceInfo, device_flags};
 pub use event::{Choice, Event, EventHook, monitor};
 pub use fragment::{FragmentKey, FragmentedDatagram, Span, is_recent};
@@ -116,6 +118,9 @@ pub mod capacity {
     /// KiB of its cache, and 20 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks
     /// some routes up more than once.
     pub const NEXT_HOPS: usize = 2_048;
+    /// Addresses that the node announces (`ANNOUNCED`, `ANNOUNCE_HEARD`), each counted once for every device: 16 bytes each
+    /// at start, the rest for those that exist.
+    pub const ANNOUNCED: usize = 16_384;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;
     /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start; more with many CPUs, see [`LRU_PER_CPU`].

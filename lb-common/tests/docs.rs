@@ -280,7 +280,8 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files that show the time of day to users or in metrics.
-const CALENDARS: [&str; 8] = [
+const CALENDARS: [&str; 9] = [
+    "announce/mod.rs",
     "daemon/shortage.rs",
     "daemon/start.rs",
     "daemon/state.rs",

@@ -9,7 +9,10 @@ use lb_common::handover::OVER;
 use tracing::info;
 
 use crate::{
-    attach::{attacher::Attacher, cleanup, clsact, sockets::SocketAttacher, xdp::XdpAttacher},
+    attach::{
+        announcer::AnnounceAttacher, attacher::Attacher, cleanup, clsact, sockets::SocketAttacher,
+        xdp::XdpAttacher,
+    },
     bpf::{
         anchor::Anchor,
         bpffs::{Folder, Lock},
@@ -21,6 +24,7 @@ use crate::{
     net::ports::PortReservation,
     state::{
         affinity::AffinityTable,
+        announcements::Announcements,
         conntrack::Conntrack,
         device_map::DeviceMap,
         filter::Filter,
@@ -148,6 +152,17 @@ impl Datapath {
     /// Attaches the XDP program to devices, in the network namespace of this thread. Use one instance at a time.
     pub fn xdp_attacher(&self) -> XdpAttacher {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
+    }
+
+    /// Attaches the program that answers for announced addresses, in the network namespace of this thread. Use one instance
+    /// at a time.
+    pub fn announce_attacher(&self) -> Result<AnnounceAttacher, DatapathError> {
+        AnnounceAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
+    }
+
+    /// Opens the addresses that the node announces. The handle stays valid without this [`Datapath`]. Use one at a time.
+    pub fn announcements(&self) -> Result<Announcements, DatapathError> {
+        Announcements::open(&self.folder)
     }
 
     /// Opens the map of devices: which frames are for the node, and on which devices packets may bypass the stack. The

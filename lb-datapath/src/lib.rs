@@ -32,6 +32,7 @@ pub use glob::Pattern as DevicePattern;
 
 pub use self::{
     attach::{
+        announcer::AnnounceAttacher,
         attacher::{AttachPoint, Attacher, SyncReport},
         cleanup::{Removed, cleanup},
         direction::Direction,
@@ -60,6 +61,7 @@ pub use self::{
         run_time::{RunTime, Work, work},
     },
     net::{
+        announce_socket::AnnounceSocket,
         catch::{CATCH_DEVICE, CatchDevice},
         devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
         network::{DefaultRoute, Link, LinkAddress, Network, device_name},
@@ -72,6 +74,7 @@ pub use self::{
     state::{
         active_flows::{ActiveFlows, Recount},
         affinity::{AffinityReport, AffinityTable},
+        announcements::Announcements,
         conntrack::{Connection, Conntrack, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
         filter::{Filter, FilterFill, FilterMemory},

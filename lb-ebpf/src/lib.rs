@@ -13,6 +13,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod announce;
 pub mod forward;
 pub mod parse;
 pub mod reject;

@@ -21,7 +21,9 @@ mod programs {
     use lb_ebpf::parse::Layer;
 
     use crate::datapath::{
-        Hook, Skb, events, fast_path, link, process, stats,
+        Hook, Skb,
+        announce::{self, Done},
+        events, fast_path, link, process, stats,
         xdp::{self, Xdp},
     };
 
@@ -63,6 +65,17 @@ mod programs {
         match run(ctx, Hook::Egress, Layer::Ethernet) {
             TC_ACT_UNSPEC if skb.turn_round().is_ok() => TC_ACT_REDIRECT as i32,
             action => action,
+        }
+    }
+
+    /// Packets that enter the node through a device on whose network it announces virtual addresses. Runs before
+    /// `tc_ingress`, which counts the packets that this program passes on.
+    #[classifier]
+    fn tc_announce(ctx: TcContext) -> i32 {
+        match announce::process(&mut Skb::new(ctx, Layer::Ethernet)) {
+            Done::Nothing => TC_ACT_UNSPEC,
+            Done::Sent => TC_ACT_REDIRECT as i32,
+            Done::Failed => TC_ACT_SHOT as i32,
         }
     }
 

@@ -16,7 +16,7 @@ use tracing::debug;
 
 use crate::{
     attach::{
-        clsact,
+        clsact::{self, Role},
         direction::{Direction, parse_pin},
         pinned_link::adopt,
     },
@@ -183,7 +183,7 @@ impl Attacher {
         };
         self.attached.insert((device.index, direction), Some(link_id));
         // Removes the filter of an earlier agent, which may have used clsact.
-        clsact::remove(&mut self.netlink, device.index, direction).map_err(failed)?;
+        clsact::remove(&mut self.netlink, (device.index, direction, Role::Serve)).map_err(failed)?;
         Ok(true)
     }
 
@@ -215,12 +215,12 @@ impl Attacher {
 
     fn ensure_filter(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
         let program = &*self.programs.get(program_of(device, direction))?;
-        let present = clsact::find(&mut self.netlink, device.index, direction);
+        let present = clsact::find(&mut self.netlink, (device.index, direction, Role::Serve));
         let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
         if present.is_some_and(|filter| filter.program_id == program.id) {
             return Ok(false);
         }
-        clsact::put(&mut self.netlink, &self.folder, device.index, direction, program)?;
+        clsact::put(&mut self.netlink, &self.folder, (device.index, direction, Role::Serve), program)?;
         self.attached.insert((device.index, direction), None);
         // Removes the link of an earlier agent, which may have used tcx.
         bpffs::unpin(&self.pin_of(device.index, direction))?;
@@ -256,7 +256,7 @@ impl Attacher {
     }
 
     fn remove_filter(&mut self, index: u32, direction: Direction) -> Result<(), DatapathError> {
-        match clsact::remove(&mut self.netlink, index, direction) {
+        match clsact::remove(&mut self.netlink, (index, direction, Role::Serve)) {
             Ok(_) => {}
             Err(error) if clsact::is_gone(&error) => {}
             Err(error) => {

@@ -22,9 +22,28 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// Handle of our filters: the layout version (agents with a layout up to 4 used 0) and "lb" in ASCII.
-#[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
-const HANDLE: TcHandle = TcHandle { major: LAYOUT_VERSION as u16, minor: 0x6c62 };
+/// What our filter does; a hook has at most one for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Serves Services.
+    Serve,
+    /// Answers for announced addresses. The filter is created after that of [`Role::Serve`], with the same priority: the
+    /// kernel runs the filter first that was created last.
+    Announce,
+}
+
+impl Role {
+    /// Handle of our filters: the layout version (agents with a layout up to 4 used 0) and "lb" or "la" in ASCII.
+    #[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
+    const fn handle(self) -> TcHandle {
+        let minor = match self {
+            Self::Serve => 0x6c62,
+            Self::Announce => 0x6c61,
+        };
+        TcHandle { major: LAYOUT_VERSION as u16, minor }
+    }
+}
+
 /// The prefix of filter names; the name of the program follows.
 const NAME_PREFIX: &str = "lb:";
 /// `ETH_P_ALL` in network byte order, as in filters.
@@ -59,9 +78,12 @@ impl Direction {
 }
 
 /// Our filter on a device, if there is one.
-pub(crate) fn find(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Option<Filter>> {
+pub(crate) fn find(
+    netlink: &mut Netlink,
+    (ifindex, direction, role): (u32, Direction, Role),
+) -> io::Result<Option<Filter>> {
     let filters = find_all(netlink, ifindex, direction)?;
-    Ok(filters.into_iter().find(|filter| filter.handle == HANDLE))
+    Ok(filters.into_iter().find(|filter| filter.handle == role.handle()))
 }
 
 /// Our filters of all map layouts on a hook.
@@ -87,15 +109,15 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
     }
     let priority = u16::try_from(header.info >> 16).ok()?;
     let handle = header.handle;
-    (ours && handle.minor == HANDLE.minor).then_some(Filter { program_id: program_id?, priority, handle })
+    let has_our_handle = [Role::Serve, Role::Announce].iter().any(|role| role.handle().minor == handle.minor);
+    (ours && has_our_handle).then_some(Filter { program_id: program_id?, priority, handle })
 }
 
 /// Creates our filter, or replaces its program atomically. Creates the qdisc if there is none.
 pub(crate) fn put(
     netlink: &mut Netlink,
     folder: &Folder,
-    ifindex: u32,
-    direction: Direction,
+    (ifindex, direction, role): (u32, Direction, Role),
     program: &LoadedProgram,
 ) -> Result<(), DatapathError> {
     let failed = |error| DatapathError::Attach {
@@ -104,8 +126,8 @@ pub(crate) fn put(
         device: format!("device {ifindex}"),
         source: error,
     };
-    if let Some(existing) = find(netlink, ifindex, direction).map_err(failed)? {
-        return put_filter(netlink, ifindex, direction, program, existing.priority).map_err(failed);
+    if let Some(existing) = find(netlink, (ifindex, direction, role)).map_err(failed)? {
+        return put_filter(netlink, (ifindex, direction, role), program, existing.priority).map_err(failed);
     }
     if make_qdisc(netlink, ifindex).map_err(failed)? {
         let mark = folder.clsact().join(ifindex.to_string());
@@ -113,7 +135,7 @@ pub(crate) fn put(
     }
     let mut result = Ok(());
     for priority in direction.priorities() {
-        result = put_filter(netlink, ifindex, direction, program, priority);
+        result = put_filter(netlink, (ifindex, direction, role), program, priority);
         match &result {
             // A filter of another kind, or for another protocol, has this priority.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
@@ -125,12 +147,11 @@ pub(crate) fn put(
 
 fn put_filter(
     netlink: &mut Netlink,
-    ifindex: u32,
-    direction: Direction,
+    (ifindex, direction, role): (u32, Direction, Role),
     program: &LoadedProgram,
     priority: u16,
 ) -> io::Result<()> {
-    let mut message = filter(ifindex, direction, priority, HANDLE)?;
+    let mut message = filter(ifindex, direction, priority, role.handle())?;
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.fd().as_raw_fd().cast_unsigned())),
         TcOption::Bpf(TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{}", program.name))),
@@ -150,8 +171,9 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
 }
 
 /// Removes our filter. Returns whether there was one.
-pub(crate) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<bool> {
-    let Some(existing) = find(netlink, ifindex, direction)? else { return Ok(false) };
+pub(crate) fn remove(netlink: &mut Netlink, place: (u32, Direction, Role)) -> io::Result<bool> {
+    let Some(existing) = find(netlink, place)? else { return Ok(false) };
+    let (ifindex, direction, _) = place;
     remove_filter(netlink, ifindex, direction, existing)?;
     Ok(true)
 }
@@ -163,7 +185,7 @@ fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: 
 
 /// Removes our filters of other map layouts from all devices.
 pub(crate) fn remove_earlier() -> Result<(), DatapathError> {
-    remove_from_all(|filter| filter.handle != HANDLE).map(drop)
+    remove_from_all(|filter| filter.handle.major != Role::Serve.handle().major).map(drop)
 }
 
 /// Removes our filters of all map layouts from all devices. Returns how many.

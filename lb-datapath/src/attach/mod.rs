@@ -1,5 +1,6 @@
 //! Our programs on devices (tcx, clsact, XDP) and control groups, and their removal.
 
+pub(crate) mod announcer;
 pub(crate) mod attacher;
 pub(crate) mod cleanup;
 pub(crate) mod clsact;

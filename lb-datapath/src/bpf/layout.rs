@@ -7,9 +7,9 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{Map, MapData, MapError, MapInfo, MapType};
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey,
-    FragmentedDatagram, Outcome, Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection,
-    SocketKey, SourceRangeKey, Vip, capacity,
+    Address, Affinity, AffinityKey, AnnounceKey, Announcement, Backend, DeviceInfo, Endpoint, EndpointName,
+    FragmentKey, FragmentedDatagram, Heard, Outcome, Service, ServiceKey, ServiceName, Settings,
+    SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
     filter::Filter,
     flow_table::{Header, Slot},
@@ -179,11 +179,16 @@ pub(crate) const CONNECTED_SOCKETS: MapSpec =
 pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::RingBuf, capacity::EVENTS);
 pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
 
+pub(crate) const ANNOUNCED: MapSpec =
+    MapSpec::new::<AnnounceKey, Announcement>("ANNOUNCED", MapType::Hash, capacity::ANNOUNCED);
+pub(crate) const ANNOUNCE_HEARD: MapSpec =
+    MapSpec::new::<AnnounceKey, Heard>("ANNOUNCE_HEARD", MapType::Hash, capacity::ANNOUNCED);
+
 /// Name of the pinned map that describes all others, for agents of other versions: see `state/handover.rs`.
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
 /// Every map that is pinned, except the description.
-pub(crate) const MAPS: [MapSpec; 26] = [
+pub(crate) const MAPS: [MapSpec; 28] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -210,6 +215,8 @@ pub(crate) const MAPS: [MapSpec; 26] = [
     CONNECTED_SOCKETS,
     EVENTS,
     MONITOR,
+    ANNOUNCED,
+    ANNOUNCE_HEARD,
 ];
 
 /// Programs for devices with an Ethernet header: every node has them.
@@ -224,9 +231,12 @@ pub(crate) const CATCH_PROGRAMS: [&str; 2] = ["tc_ingress", "tc_catch"];
 /// Programs for the XDP hook: for the frames of drivers, and for skbs.
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
+/// The program for devices on whose networks the node announces addresses.
+pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
+
 /// Programs that are loaded when a device needs them.
-pub(crate) const ON_DEMAND: [&str; 5] =
-    ["tc_ingress_l3", "tc_egress_l3", "tc_catch", "xdp_native", "xdp_generic"];
+pub(crate) const ON_DEMAND: [&str; 6] =
+    ["tc_ingress_l3", "tc_egress_l3", "tc_catch", "xdp_native", "xdp_generic", ANNOUNCE_PROGRAM];
 
 /// A program of a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use crate::{
         bpffs::{self, Folder},
         checksum::linked_object,
         layout::{
-            self, CATCH_PROGRAMS, MAPS, MapSpec, ON_DEMAND, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER,
-            SOCKET_HOOKS, Shape, XDP_PROGRAMS,
+            self, ANNOUNCE_PROGRAM, CATCH_PROGRAMS, MAPS, MapSpec, ON_DEMAND, PROGRAMS,
+            PROGRAMS_WITHOUT_LINK_LAYER, SOCKET_HOOKS, Shape, XDP_PROGRAMS,
         },
         options::{BpfLogLevel, Capacities, Forwarding, Options, SocketScope},
         program::{LoadedProgram, Programs},
@@ -139,7 +139,8 @@ fn load_first(programs: &Programs, options: &Options) -> Result<(), DatapathErro
 pub(crate) fn try_load() -> Result<(), DatapathError> {
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
     let catch = CATCH_PROGRAMS.into_iter().skip(1);
-    try_verify(PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER).chain(catch).chain(socket_programs))
+    let of_devices = PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER).chain(catch);
+    try_verify(of_devices.chain([ANNOUNCE_PROGRAM]).chain(socket_programs))
 }
 
 /// Loads the XDP programs once, to check that the kernel accepts them.

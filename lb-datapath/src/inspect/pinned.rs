@@ -306,7 +306,7 @@ impl Pinned {
                 let (mode, id) = if let Some(id) = of_link {
                     (AttachMode::Tcx, id)
                 } else {
-                    let filter = clsact::find(&mut netlink, index, direction)
+                    let filter = clsact::find(&mut netlink, (index, direction, clsact::Role::Serve))
                         .map_err(|error| DatapathError::netlink("list filters", error))?;
                     let Some(filter) = filter else { continue };
                     (AttachMode::Clsact, filter.program_id)

@@ -2,6 +2,7 @@
 
 pub(crate) mod active_flows;
 pub(crate) mod affinity;
+pub(crate) mod announcements;
 pub(crate) mod conntrack;
 pub(crate) mod device_map;
 pub(crate) mod filter;

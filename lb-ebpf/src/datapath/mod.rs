@@ -11,6 +11,7 @@
 //! subprogram returns one register: a plain [`Outcome`], or an enum that encodes its other variants in values that
 //! `Outcome` does not use.
 
+pub(crate) mod announce;
 mod checksum;
 pub(crate) mod clock;
 mod context;

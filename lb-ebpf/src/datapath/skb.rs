@@ -184,6 +184,23 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
+    /// Overwrites the beginning of the packet with a frame. A checksum over the whole packet that the device may have computed
+    /// (`CHECKSUM_COMPLETE`) does not cover the Ethernet header.
+    #[inline(always)]
+    pub(super) fn store_frame<const N: usize>(&mut self, frame: &[u8; N]) -> Result<(), Outcome> {
+        const { assert!(N > lengths::ETHERNET as usize) };
+        let (frame, link) = (frame.as_ptr().cast_mut(), lengths::ETHERNET);
+        let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+        // SAFETY: the frame has `N` bytes; the kernel checks the length of the packet. Borrowed headers are excluded by `&mut
+        // self`.
+        let failed = unsafe {
+            let rest = frame.add(link as usize).cast();
+            bpf_skb_store_bytes(self.ctx.skb.skb, 0, frame.cast(), link, 0)
+                | bpf_skb_store_bytes(self.ctx.skb.skb, link, rest, N as u32 - link, flags)
+        };
+        if failed == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
+    }
+
     /// Copies `length` bytes from `offset` on to the start of `bytes`.
     #[inline(always)]
     pub(super) fn load_bytes(&self, offset: u32, bytes: &mut [u8], length: u32) -> Result<(), Outcome> {
@@ -248,12 +265,17 @@ impl Skb {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;
         }
-        let device = self.context().device;
-        if is_catch(&next_hop::device(device)) {
+        if is_catch(&next_hop::device(self.context().device)) {
             return self.turn_round();
         }
+        self.send_back()
+    }
+
+    /// Sends the frame, which has its MAC addresses, through the device that the packet came from.
+    #[inline(always)]
+    pub(super) fn send_back(&self) -> Result<(), Outcome> {
         // SAFETY: the helper takes two numbers, and returns an error for a wrong one.
-        let action = unsafe { bpf_redirect(device, 0) };
+        let action = unsafe { bpf_redirect(self.context().device, 0) };
         if action == i64::from(aya_ebpf::bindings::TC_ACT_REDIRECT) {
             Ok(())
         } else {
@@ -327,6 +349,14 @@ impl Skb {
     pub(super) fn is_tagged(&self) -> bool {
         // SAFETY: the context is valid for the whole run of the program.
         unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
+    }
+
+    /// The EtherType, without VLAN tags that the device or the kernel has taken out of the frame.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the kernel keeps 16 bits in this field")]
+    pub(super) fn protocol(&self) -> u16 {
+        // SAFETY: the context is valid for the whole run of the program.
+        u16::from_be(unsafe { (*self.ctx.skb.skb).protocol } as u16)
     }
 
     /// Prepares the frame for other devices: makes room for an Ethernet header, which the kernel writes, and removes

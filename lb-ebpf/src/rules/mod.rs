@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! admission   may a flow begin with this packet, from this client, for this service
+//! announce    does the node answer for an address that it announces
 //! client      is the client internal to the cluster, and does its backend answer it directly
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
@@ -16,6 +17,7 @@
 //! ```
 
 pub mod admission;
+pub mod announce;
 pub mod client;
 pub mod flow;
 pub mod forwarding;

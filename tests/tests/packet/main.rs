@@ -21,6 +21,7 @@ mod testbed;
 mod wire;
 
 mod affinity;
+mod announce;
 mod decapsulate;
 mod early;
 mod events;

@@ -24,8 +24,8 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, DeviceInfo, EndpointName, FragmentKey, FragmentedDatagram, Service,
-    ServiceKey, Settings, Vip, monitor,
+    Address, Affinity, AffinityKey, AnnounceKey, Announcement, DeviceInfo, EndpointName, FragmentKey,
+    FragmentedDatagram, Heard, Service, ServiceKey, Settings, Vip, monitor,
 };
 use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
@@ -35,7 +35,7 @@ use self::object::Object;
 pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
 
 pub(crate) use self::early::PLACES;
-pub(crate) use self::object::{PROGRAMS, XDP_PROGRAMS};
+pub(crate) use self::object::{ANNOUNCE_PROGRAM, PROGRAMS, XDP_PROGRAMS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
@@ -166,6 +166,8 @@ impl Testbed {
         self.clear::<u32, u32>("INSIDE_DEVICES");
         self.clear::<u32, DeviceInfo>("DEVICES");
         self.clear_source_ranges();
+        self.clear::<AnnounceKey, Announcement>("ANNOUNCED");
+        self.clear::<AnnounceKey, Heard>("ANNOUNCE_HEARD");
         self.settings(&Settings::zeroed());
         self.clear_counters();
         self.disable_events();
@@ -205,6 +207,18 @@ impl Testbed {
 
     pub(crate) fn program(&self, name: &str) -> &Program {
         self.object.program(name).unwrap()
+    }
+
+    /// Writes an element of a hash map.
+    pub(crate) fn insert<K: aya::Pod, V: aya::Pod>(&mut self, map: &str, key: K, value: V) {
+        let mut map: HashMap<_, K, V> = self.object.map_mut(map).unwrap().try_into().unwrap();
+        map.insert(key, value, 0).unwrap();
+    }
+
+    /// Reads an element of a hash map.
+    pub(crate) fn read<K: aya::Pod, V: aya::Pod>(&self, map: &str, key: K) -> Option<V> {
+        let map: HashMap<_, K, V> = self.map(map).try_into().unwrap();
+        map.get(&key, 0).ok()
     }
 
     /// Writes an element of an array.

@@ -14,6 +14,8 @@ use lb_datapath::Globals;
 
 pub(crate) const PROGRAMS: [&str; 5] =
     ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3", "tc_catch"];
+/// The program that answers for announced addresses.
+pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// Sizes of the maps whose defaults are larger than the tests need.
@@ -94,7 +96,7 @@ fn load(object: &[u8], map: &str, entries: u32, globals: Globals) -> Ebpf {
         loader.map_max_entries(name, if name == map { entries } else { default });
     }
     let mut ebpf = loader.load(object).expect("these tests need root");
-    for name in PROGRAMS {
+    for name in PROGRAMS.into_iter().chain([ANNOUNCE_PROGRAM]) {
         let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
         program.load().unwrap();
     }

@@ -1,0 +1,76 @@
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Address, layout::describe};
+
+/// Key of `ANNOUNCED` and `ANNOUNCE_HEARD`: a virtual address, and the device on whose network it is announced.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct AnnounceKey {
+    /// The virtual address.
+    pub address: Address,
+    /// Interface index.
+    pub device: u32,
+}
+
+const _: () = assert!(size_of::<AnnounceKey>() == 20);
+
+describe!(AnnounceKey { address, device });
+
+/// Value of `ANNOUNCED`: the node's right to answer for a virtual address. Times are nanoseconds of `CLOCK_BOOTTIME`, which
+/// goes on while the machine is suspended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct Announcement {
+    /// The node answers before this time only.
+    pub deadline: u64,
+    /// When the node got the right. A conflict that was heard since then ends it, whatever the deadline says.
+    pub since: u64,
+    /// The MAC address that answers name: that of the device.
+    pub mac: [u8; 6],
+    /// Zeros.
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<Announcement>() == 24);
+
+describe!(Announcement { deadline, since, mac, reserved });
+
+impl Announcement {
+    /// A deadline that never passes, for a node that shares its addresses with no other.
+    pub const NEVER: u64 = u64::MAX;
+}
+
+/// Value of `ANNOUNCE_HEARD`: what the programs have done for an address on a device, and which other machine claims it.
+/// The agent inserts the element before the address is first announced; only the programs write to it afterwards, so that
+/// no renewal of an [`Announcement`] can hide a conflict.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct Heard {
+    /// When another machine last claimed the address while this node announced it, in nanoseconds of `CLOCK_BOOTTIME`; 0:
+    /// never.
+    pub conflict_at: u64,
+    /// How many such claims there were.
+    pub conflicts: u64,
+    /// ARP requests and neighbour solicitations that the node has answered.
+    pub answers: u64,
+    /// Those that it could not answer, because the kernel had no memory for the frame.
+    pub failures: u64,
+    /// The MAC address of the last claim.
+    pub conflict_mac: [u8; 6],
+    /// Zeros.
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<Heard>() == 40);
+
+describe!(Heard { conflict_at, conflicts, answers, failures, conflict_mac, reserved });
+
+#[cfg(feature = "user")]
+mod user {
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+    unsafe impl aya::Pod for super::AnnounceKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Announcement {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Heard {}
+}

@@ -1,0 +1,152 @@
+//! The program that answers for announced addresses, on the ingress of the devices where the node announces some.
+//!
+//! It runs before the program that serves Services, so that no other device's packets pay for it. Its links are pinned, as
+//! those of the other programs; what it answers depends on the map `ANNOUNCED` alone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    attach::{
+        clsact::{self, Role},
+        direction::Direction,
+        pinned_link::adopt,
+    },
+    bpf::{
+        bpffs::{self, Folder},
+        layout::ANNOUNCE_PROGRAM,
+        options::AttachMode,
+        program::Programs,
+        sys::{self, Position, Tcx, TcxProgram},
+    },
+    error::DatapathError,
+    net::netlink::Netlink,
+};
+
+/// Keeps the program on devices, in the network namespace of the thread that created it. Use one instance at a time.
+#[derive(Debug)]
+pub struct AnnounceAttacher {
+    folder: Folder,
+    programs: Arc<Programs>,
+    mode: AttachMode,
+    netlink: Netlink,
+    /// The devices to which this process has attached the program, with the id of the link in tcx mode.
+    attached: BTreeMap<u32, Option<u32>>,
+    /// Whether an earlier agent may have left the program on devices.
+    first: bool,
+}
+
+impl AnnounceAttacher {
+    pub(crate) fn new(
+        folder: Folder,
+        programs: Arc<Programs>,
+        mode: AttachMode,
+    ) -> Result<Self, DatapathError> {
+        let netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+        Ok(Self { folder, programs, mode, netlink, attached: BTreeMap::new(), first: true })
+    }
+
+    /// Attaches the program to exactly these devices, given by interface index, which must have an Ethernet header; attaches
+    /// it again where another process has detached it. Returns the devices that could not get it; the next call tries again.
+    pub fn sync(&mut self, devices: &BTreeSet<u32>) -> Result<Vec<(u32, DatapathError)>, DatapathError> {
+        let mut failed = Vec::new();
+        for index in devices {
+            if let Err(error) = self.ensure(*index) {
+                failed.push((*index, error));
+            }
+        }
+        self.detach_from_others(devices)?;
+        self.first = false;
+        Ok(failed)
+    }
+
+    fn ensure(&mut self, index: u32) -> Result<(), DatapathError> {
+        let program = self.programs.get(ANNOUNCE_PROGRAM)?;
+        let place = (index, Direction::Ingress, Role::Announce);
+        if self.mode == AttachMode::Clsact {
+            let present = clsact::find(&mut self.netlink, place);
+            let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
+            if present.is_none_or(|filter| filter.program_id != program.id) {
+                clsact::put(&mut self.netlink, &self.folder, place, &program)?;
+            }
+            self.attached.insert(index, None);
+            return Ok(());
+        }
+        let failed = |source| DatapathError::Attach {
+            action: "attach a program to",
+            hook: "tcx ingress".to_owned(),
+            device: format!("device {index}"),
+            source,
+        };
+        let present = sys::query_tcx(index, Tcx::Ingress).map_err(failed)?;
+        let known = self.attached.get(&index).copied().flatten();
+        let ours = known.map(|link_id| TcxProgram { program_id: program.id, link_id });
+        if ours.is_some_and(|ours| present.contains(&ours)) {
+            return Ok(());
+        }
+        let path = self.pin_of(index);
+        let is_present = |info: &sys::LinkInfo| present.iter().any(|program| program.link_id == info.id);
+        let link_id = match adopt(&path, &program, is_present)? {
+            Some(info) => info.id,
+            None => {
+                let link = sys::attach_tcx(program.fd(), index, Tcx::Ingress, Position::First, None);
+                let link = link.map_err(failed)?;
+                sys::pin(link.as_fd(), &path)
+                    .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
+                sys::link_info(link.as_fd()).map_err(failed)?.id
+            }
+        };
+        self.attached.insert(index, Some(link_id));
+        Ok(())
+    }
+
+    /// Detaches the program from all devices except `wanted`, also where an earlier agent has left it.
+    fn detach_from_others(&mut self, wanted: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        let mut present: BTreeSet<u32> = self.attached.keys().copied().collect();
+        if self.first {
+            let pinned = bpffs::entries(&self.folder.links())?;
+            present.extend(pinned.iter().filter_map(|path| parse_pin(path)));
+            present.extend(clsact::marks(&self.folder.clsact())?.into_iter().map(|(_, index)| index));
+        }
+        for index in present.difference(wanted) {
+            bpffs::unpin(&self.pin_of(*index))?;
+            match clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce)) {
+                Ok(_) => {}
+                Err(error) if clsact::is_gone(&error) => {}
+                Err(error) => {
+                    let what = format!("remove the filter of device {index}");
+                    return Err(DatapathError::netlink(what, error));
+                }
+            }
+            self.attached.remove(index);
+        }
+        Ok(())
+    }
+
+    fn pin_of(&self, index: u32) -> PathBuf {
+        self.folder.links().join(format!("{index}{SUFFIX}"))
+    }
+}
+
+/// What follows the interface index in the name of a pin.
+const SUFFIX: &str = "-announce";
+
+/// Parses the name of a pin, such as `7-announce`.
+fn parse_pin(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pin_name_gives_the_device() {
+        assert_eq!(parse_pin(Path::new("/x/links/17-announce")), Some(17));
+        assert_eq!(parse_pin(Path::new("/x/links/17-ingress")), None);
+    }
+}

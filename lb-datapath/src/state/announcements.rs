@@ -1,0 +1,71 @@
+//! The addresses that the node announces at layer 2: the maps `ANNOUNCED` and `ANNOUNCE_HEARD`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lb_common::{AnnounceKey, Announcement, Heard};
+
+use crate::{
+    bpf::{bpffs::Folder, layout, table::Table},
+    error::DatapathError,
+};
+
+/// The maps of announcements. Use one instance at a time for writing.
+#[derive(Debug)]
+pub struct Announcements {
+    announced: Table<AnnounceKey, Announcement>,
+    heard: Table<AnnounceKey, Heard>,
+}
+
+impl Announcements {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        Ok(Self {
+            announced: Table::open(&layout::ANNOUNCED, &folder.map(layout::ANNOUNCED.name))?,
+            heard: Table::open(&layout::ANNOUNCE_HEARD, &folder.map(layout::ANNOUNCE_HEARD.name))?,
+        })
+    }
+
+    /// The maps of a data plane that another process may be writing.
+    pub fn pinned(bpffs: &std::path::Path) -> Result<Option<Self>, DatapathError> {
+        Folder::find(bpffs).map(|folder| Self::open(&folder)).transpose()
+    }
+
+    /// The time that deadlines are compared with: nanoseconds of `CLOCK_BOOTTIME`, which goes on while the machine is
+    /// suspended.
+    pub fn now() -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        // This clock starts at boot and is never negative.
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+    }
+
+    /// The announcements in the map, also those whose deadlines have passed.
+    pub fn get(&self) -> Result<BTreeMap<AnnounceKey, Announcement>, DatapathError> {
+        self.announced.entries()
+    }
+
+    /// What the programs have done and heard for each address and device.
+    pub fn heard(&self) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
+        self.heard.entries()
+    }
+
+    /// Makes the map contain exactly these announcements. Those that are not `wanted` end first, so that no address is
+    /// answered for longer than it must be.
+    pub fn set(&mut self, wanted: &BTreeMap<AnnounceKey, Announcement>) -> Result<(), DatapathError> {
+        let present = self.get()?;
+        let gone: Vec<AnnounceKey> =
+            present.keys().filter(|key| !wanted.contains_key(*key)).copied().collect();
+        self.announced.delete_all(&gone)?;
+        let changed = wanted.iter().filter(|(key, value)| present.get(key) != Some(*value));
+        let (keys, values): (Vec<AnnounceKey>, Vec<Announcement>) = changed.unzip();
+        for key in keys.iter().filter(|key| !present.contains_key(key)) {
+            self.heard.insert_new(key, &Heard::default())?;
+        }
+        self.announced.update_all(&keys, &values)
+    }
+
+    /// Forgets the counters of all addresses and devices except `known`.
+    pub fn forget_others(&mut self, known: &BTreeSet<AnnounceKey>) -> Result<(), DatapathError> {
+        let gone: Vec<AnnounceKey> = self.heard()?.into_keys().filter(|key| !known.contains(key)).collect();
+        self.heard.delete_all(&gone)
+    }
+}

@@ -1,0 +1,208 @@
+//! ARP and neighbour discovery for the virtual addresses that the node announces at layer 2.
+//!
+//! A program of its own, `tc_announce`, runs before `tc_ingress` on the devices where addresses are announced. It sends
+//! an answer in place of the question, and passes every other packet untouched. A frame with a VLAN tag beside it is for
+//! the VLAN device, where the program runs again.
+
+use core::arch::asm;
+
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{HashMap, PerCpuArray},
+    helpers::generated::bpf_ktime_get_boot_ns,
+    macros::btf_map,
+};
+use lb_common::{Address, AnnounceKey, Announcement, Heard, Outcome, capacity};
+use lb_ebpf::{
+    announce::{
+        ARP, IPV6, arp,
+        neighbour::{self, Advertisement, Audience, HEADERS, Headers, MESSAGE, SHORTEST},
+    },
+    parse::bounds::clamped,
+    rules::announce::{Message, Reaction, may_answer, reaction},
+};
+
+use super::skb::Skb;
+
+/// The right of the node to answer for each address, on each device: the agent renews it.
+#[btf_map]
+static ANNOUNCED: HashMap<
+    AnnounceKey,
+    Announcement,
+    { capacity::ANNOUNCED },
+    { BPF_F_NO_PREALLOC as usize },
+> = HashMap::new();
+
+/// What the program has done and heard for each address, on each device.
+#[btf_map]
+static ANNOUNCE_HEARD: HashMap<AnnounceKey, Heard, { capacity::ANNOUNCED }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+/// A neighbour discovery message that is being read: the stack holds no variable number of bytes.
+struct Buffer {
+    headers: [u8; HEADERS],
+    message: [u8; MESSAGE],
+    answer: [u8; neighbour::FRAME],
+}
+
+#[btf_map]
+static ANNOUNCE_BUFFER: PerCpuArray<Buffer, 1> = PerCpuArray::new();
+
+/// Whether the program has sent an answer in place of the packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Done {
+    Nothing = 0,
+    Sent = 1,
+    /// The packet was to become an answer, and the kernel has refused to change it: it must not go on half-written.
+    Failed = 2,
+}
+
+/// Answers the packet, if it asks for an address that the node announces on this device.
+#[inline(always)]
+pub(crate) fn process(skb: &mut Skb) -> Done {
+    if skb.is_tagged() {
+        return Done::Nothing;
+    }
+    match skb.protocol() {
+        ARP => of_arp(skb),
+        IPV6 => of_neighbour(skb),
+        _ => Done::Nothing,
+    }
+}
+
+#[inline(always)]
+fn of_arp(skb: &mut Skb) -> Done {
+    let mut bytes = [0; arp::FRAME];
+    if skb.load_bytes(0, &mut bytes, arp::FRAME as u32).is_err() {
+        return Done::Nothing;
+    }
+    // SAFETY: the type is a `Header`, which any bytes are, and has this size.
+    let frame: arp::Frame = unsafe { core::mem::transmute(bytes) };
+    if let Some(claim) = frame.claimed().and_then(|address| Record::of(skb, address)) {
+        let claimed = frame.claim(claim.mac());
+        if claim.reaction(claimed) == Reaction::Yield {
+            claim.note_conflict(frame.sender_mac);
+            return Done::Nothing;
+        }
+    }
+    let Some(record) = frame.asked().and_then(|address| Record::of(skb, address)) else {
+        return Done::Nothing;
+    };
+    if record.reaction(frame.question(record.mac())) != Reaction::Answer {
+        return Done::Nothing;
+    }
+    let reply = frame.reply(record.mac());
+    let sent = skb.store_frame(reply.bytes()).and_then(|()| skb.send_back());
+    record.finish(sent)
+}
+
+#[inline(always)]
+fn of_neighbour(skb: &mut Skb) -> Done {
+    let Some(buffer) = ANNOUNCE_BUFFER.get_ptr_mut(0) else { return Done::Nothing };
+    // SAFETY: the element belongs to this CPU, and programs on this hook run with bottom halves disabled, so no other
+    // borrows it before this one ends. The kernel fills it with zeros.
+    let buffer = unsafe { &mut *buffer };
+    if skb.load_bytes(0, &mut buffer.headers, HEADERS as u32).is_err() {
+        return Done::Nothing;
+    }
+    // SAFETY: the type is a `Header`: any bytes are one, at any address.
+    let headers: &Headers = unsafe { &*buffer.headers.as_ptr().cast() };
+    let Some(length) = headers.message() else { return Done::Nothing };
+    buffer.message = [0; MESSAGE];
+    let length = clamped::<SHORTEST, { MESSAGE as u32 }>(length);
+    if skb.load_bytes(HEADERS as u32, &mut buffer.message, length).is_err() {
+        return Done::Nothing;
+    }
+    let Some(target) = neighbour::target(&buffer.message) else { return Done::Nothing };
+    let Some(record) = Record::of(skb, target) else { return Done::Nothing };
+    let message = neighbour::meaning(headers, &buffer.message, length, record.mac());
+    let audience = match record.reaction(message) {
+        Reaction::Answer => Audience::Asker,
+        Reaction::AnswerAll => Audience::All,
+        Reaction::Yield => {
+            record.note_conflict(headers.from);
+            return Done::Nothing;
+        }
+        Reaction::Pass => return Done::Nothing,
+    };
+    buffer.answer = *Advertisement::answer(headers, *target.bytes(), record.mac(), audience).bytes();
+    let resized = skb.resize(neighbour::FRAME as u32);
+    let sent = resized.and_then(|()| skb.store_frame(&buffer.answer)).and_then(|()| skb.send_back());
+    record.finish(sent)
+}
+
+/// What the maps hold for an address on the device of a packet.
+#[derive(Clone, Copy)]
+struct Record {
+    announcement: &'static Announcement,
+    heard: *mut Heard,
+}
+
+impl Record {
+    /// `None` if the node does not announce the address on this device.
+    #[inline(always)]
+    fn of(skb: &Skb, address: Address) -> Option<Self> {
+        let key = AnnounceKey { address, device: skb.context().device };
+        // SAFETY: an element of a map without preallocation stays valid until the program ends; the agent replaces it as
+        // a whole.
+        let announcement = unsafe { ANNOUNCED.get(&key) }?;
+        let heard = ANNOUNCE_HEARD.get_ptr_mut(&key)?;
+        Some(Self { announcement, heard })
+    }
+
+    #[inline(always)]
+    fn mac(self) -> [u8; 6] {
+        self.announcement.mac
+    }
+
+    #[inline(always)]
+    fn reaction(self, message: Message) -> Reaction {
+        // SAFETY: the element is valid until the program ends. Counters and times are aligned words, which are never torn.
+        let heard = unsafe { &*self.heard };
+        reaction(message, may_answer(self.announcement, heard, now()))
+    }
+
+    /// Ends the right to answer.
+    #[inline(always)]
+    fn note_conflict(self, mac: [u8; 6]) {
+        // SAFETY: as above. If two CPUs note a conflict at once, either's time and address is right.
+        unsafe {
+            (*self.heard).conflict_mac = mac;
+            (&raw mut (*self.heard).conflict_at).write_volatile(now());
+            add_one(&raw mut (*self.heard).conflicts);
+        }
+    }
+
+    #[inline(always)]
+    fn finish(self, sent: Result<(), Outcome>) -> Done {
+        // SAFETY: as above.
+        unsafe {
+            if sent.is_ok() {
+                add_one(&raw mut (*self.heard).answers);
+                Done::Sent
+            } else {
+                add_one(&raw mut (*self.heard).failures);
+                Done::Failed
+            }
+        }
+    }
+}
+
+/// Adds one to a counter that other CPUs may change at the same time.
+///
+/// # Safety
+///
+/// The pointer is that of an aligned counter in a map's element.
+#[inline(always)]
+unsafe fn add_one(counter: *mut u64) {
+    // SAFETY: as this function requires.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64, options(nostack)) };
+}
+
+/// Nanoseconds of `CLOCK_BOOTTIME`.
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: the helper takes nothing and only returns a number.
+    unsafe { bpf_ktime_get_boot_ns() }
+}
