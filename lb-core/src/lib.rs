@@ -12,6 +12,7 @@
 pub mod active_flow_slots;
 mod adopt;
 pub mod allocate;
+pub mod announce;
 pub mod api;
 pub mod arena;
 pub mod capacity;

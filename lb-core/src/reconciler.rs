@@ -11,6 +11,7 @@ use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use crate::{
     active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
     adopt,
+    announce::holders::{Holder, Holders},
     arena::{Arena, Epoch, SlotRange},
     capacity::{Capacity, Demand, Full, Remaining},
     claims::Claims,
@@ -74,6 +75,7 @@ pub struct Reconciler {
     node: Node,
     last_good: LastGood,
     health_checks: HealthChecks,
+    holders: Holders,
     endings: StaleUdp,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
     in_flight: InFlight,
@@ -136,6 +138,7 @@ impl Reconciler {
             node: Node { policy, ..Node::default() },
             last_good,
             health_checks: HealthChecks::default(),
+            holders: Holders::default(),
             endings: StaleUdp::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
@@ -422,6 +425,16 @@ impl Reconciler {
         self.health_checks.checks()
     }
 
+    /// The Services with load balancers' addresses, as of the last [`Self::plan`].
+    pub const fn holders(&self) -> &BTreeMap<ObjectName, Holder> {
+        self.holders.services()
+    }
+
+    /// Whether [`Self::holders`] has changed since the last call.
+    pub fn take_holders_changed(&mut self) -> bool {
+        self.holders.take_changed()
+    }
+
     /// Whether [`Self::health_checks`] has changed since the last call.
     pub fn take_health_checks_changed(&mut self) -> bool {
         self.health_checks.take_changed()
@@ -449,6 +462,7 @@ impl Reconciler {
         for service in dirty {
             let ports = self.desired_ports(&service);
             let slices = self.store.slices(&service);
+            self.holders.set(&service, self.store.service(&service), slices.clone());
             self.health_checks.set(&service, self.store.service(&service), slices, &ports, &self.node);
             concerned.append(&mut self.claims.set(&service, &ports));
             desired.insert(service, are_few.then_some(ports));

@@ -41,6 +41,34 @@ pub struct ServiceAllocation {
     pub service_selectors: Option<Vec<LabelSelector>>,
 }
 
+/// `metallb.io/v1beta1 L2Advertisement`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct L2Advertisement {
+    #[serde(deserialize_with = "tolerant::value")]
+    pub metadata: ObjectMeta,
+    #[serde(deserialize_with = "tolerant::value")]
+    pub spec: L2AdvertisementSpec,
+}
+
+/// `spec` of an L2Advertisement.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct L2AdvertisementSpec {
+    #[serde(deserialize_with = "tolerant::list")]
+    pub ip_address_pools: Option<Vec<String>>,
+    #[serde(deserialize_with = "tolerant::list")]
+    pub ip_address_pool_selectors: Option<Vec<LabelSelector>>,
+    #[serde(deserialize_with = "tolerant::list")]
+    pub node_selectors: Option<Vec<LabelSelector>>,
+    #[serde(deserialize_with = "tolerant::list")]
+    pub interfaces: Option<Vec<String>>,
+    #[serde(deserialize_with = "tolerant::list")]
+    pub service_selectors: Option<Vec<serde_json::Value>>,
+    #[serde(deserialize_with = "tolerant::list")]
+    pub preferred_node_selectors: Option<Vec<serde_json::Value>>,
+}
+
 /// `meta/v1 LabelSelector`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

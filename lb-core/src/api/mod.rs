@@ -19,7 +19,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 pub use self::metallb::{
-    IpAddressPool, IpAddressPoolSpec, LabelSelector, LabelSelectorRequirement, ServiceAllocation,
+    IpAddressPool, IpAddressPoolSpec, L2Advertisement, L2AdvertisementSpec, LabelSelector,
+    LabelSelectorRequirement, ServiceAllocation,
 };
 
 /// `metadata` of any object.

@@ -29,6 +29,8 @@ const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 pub struct Pool {
     /// `metadata.name`
     pub name: Arc<str>,
+    /// `metadata.labels`
+    pub labels: Labels,
     /// `spec.addresses`, in their order.
     pub ranges: Vec<AddressRange>,
     /// `spec.autoAssign`: whether Services that name no pool get its addresses.
@@ -109,6 +111,7 @@ impl Pool {
     pub fn of_networks(name: &str, networks: &[IpNet]) -> Self {
         Self {
             name: name.into(),
+            labels: Labels::new(),
             ranges: networks.iter().map(|network| (*network).into()).collect(),
             auto_assign: true,
             avoid_buggy_ips: false,
@@ -142,6 +145,7 @@ impl Pool {
         let scope = spec.service_allocation.as_ref().map(|scope| Scope::new(scope, &object)).transpose()?;
         Ok(Self {
             name: name.name,
+            labels: pool.metadata.labels.clone().unwrap_or_default(),
             ranges,
             auto_assign: spec.auto_assign.unwrap_or(true),
             avoid_buggy_ips: spec.avoid_buggy_ips.unwrap_or(false),

@@ -21,7 +21,7 @@ enum Requirement {
 
 impl Selector {
     /// Reads a selector; the error names the field within it, and why it is invalid.
-    pub(super) fn new(selector: &api::LabelSelector) -> Result<Self, (String, String)> {
+    pub(crate) fn new(selector: &api::LabelSelector) -> Result<Self, (String, String)> {
         let labels = selector.match_labels.iter().flatten();
         let mut all: Vec<Requirement> =
             labels.map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()])).collect();

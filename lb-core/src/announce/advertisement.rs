@@ -1,0 +1,104 @@
+//! MetalLB's `L2Advertisement`.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use crate::{
+    api,
+    convert::{ConvertError, Object, object_name},
+    load_balancer::{Labels, Pool, Selector},
+    model::ObjectName,
+};
+
+/// Which pools are announced, by which nodes, on which devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advertisement {
+    /// Namespace and name of the object.
+    pub name: ObjectName,
+    /// `spec.ipAddressPools`: names of pools.
+    pools: BTreeSet<String>,
+    /// `spec.ipAddressPoolSelectors`
+    pool_selectors: Vec<Selector>,
+    /// `spec.nodeSelectors`: one of them must select the node, if there are any.
+    node_selectors: Vec<Selector>,
+    /// `spec.interfaces`: names of devices; empty for all.
+    pub interfaces: BTreeSet<String>,
+}
+
+/// What is announced: the advertisements, and the pools that they name.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Advertised {
+    /// The valid advertisements.
+    pub advertisements: Vec<Advertisement>,
+    /// The pools in use.
+    pub pools: Vec<Pool>,
+}
+
+impl Advertisement {
+    /// Reads an advertisement.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid field, or one that is not supported.
+    pub fn new(advertisement: &api::L2Advertisement) -> Result<Self, ConvertError> {
+        let name = object_name("L2Advertisement", &advertisement.metadata)?;
+        let object = Object::new("L2Advertisement", &name);
+        let spec = &advertisement.spec;
+        let unsupported = [
+            ("serviceSelectors", &spec.service_selectors),
+            ("preferredNodeSelectors", &spec.preferred_node_selectors),
+        ];
+        for (field, value) in unsupported {
+            if value.as_ref().is_some_and(|list| !list.is_empty()) {
+                let why = "not supported: the agent announces nothing by this object";
+                return Err(object.error(format!("spec.{field}"), why.to_owned()));
+            }
+        }
+        let selectors = |list: &Option<Vec<api::LabelSelector>>, name: &str| {
+            let one = |(index, selector)| {
+                Selector::new(selector)
+                    .map_err(|(field, why)| object.error(format!("spec.{name}[{index}].{field}"), why))
+            };
+            list.iter().flatten().enumerate().map(one).collect::<Result<Vec<_>, _>>()
+        };
+        let names = |list: &Option<Vec<String>>| list.iter().flatten().cloned().collect();
+        Ok(Self {
+            pools: names(&spec.ip_address_pools),
+            pool_selectors: selectors(&spec.ip_address_pool_selectors, "ipAddressPoolSelectors")?,
+            node_selectors: selectors(&spec.node_selectors, "nodeSelectors")?,
+            interfaces: names(&spec.interfaces),
+            name,
+        })
+    }
+
+    /// Whether the pool is announced: it is named or selected, or nothing is.
+    pub fn covers(&self, pool: &Pool) -> bool {
+        let all = self.pools.is_empty() && self.pool_selectors.is_empty();
+        all || self.pools.contains(&*pool.name)
+            || self.pool_selectors.iter().any(|selector| selector.selects(&pool.labels))
+    }
+
+    /// Whether a node with these labels announces.
+    pub fn selects_node(&self, labels: &Labels) -> bool {
+        self.node_selectors.is_empty() || self.node_selectors.iter().any(|selector| selector.selects(labels))
+    }
+}
+
+impl Advertised {
+    /// The pool of an address.
+    pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
+    }
+
+    /// The advertisements of an address.
+    pub fn of(&self, ip: IpAddr) -> impl Iterator<Item = &Advertisement> {
+        let pool = self.pool_of(ip);
+        self.advertisements
+            .iter()
+            .filter(move |advertisement| pool.is_some_and(|pool| advertisement.covers(pool)))
+    }
+}
+
+/// The labels of a node without an object: its name.
+pub fn labels_of(node: &Arc<str>) -> Labels {
+    Labels::from([("kubernetes.io/hostname".to_owned(), node.to_string())])
+}

@@ -1,0 +1,95 @@
+//! The nodes that may announce an address, the best first.
+//!
+//! Rendezvous hashing, by the address and not by the Service: Services that share an address need one announcer. The hash is
+//! MetalLB's, so an address whose Service has no other one stays on its node when MetalLB is replaced.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use ring::digest::{SHA256, digest};
+
+use super::{advertisement::Advertised, holders::Holder};
+use crate::{load_balancer::Labels, model::ObjectName};
+
+/// An address that is to be announced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidacy {
+    /// The address.
+    pub address: IpAddr,
+    /// The name of its pool.
+    pub pool: Arc<str>,
+    /// The Services that have it.
+    pub services: Vec<ObjectName>,
+    /// The nodes that may announce it, the best first. The best one that lives does.
+    pub nodes: Vec<Arc<str>>,
+    /// The devices on which this node would announce it.
+    pub interfaces: Interfaces,
+}
+
+/// Devices on which a node announces an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Interfaces {
+    /// Those that suit the address.
+    All,
+    /// Those of these names.
+    Named(BTreeSet<String>),
+}
+
+/// The addresses that some node is to announce, as this node sees it. `nodes` are all nodes, with their labels.
+pub fn candidacies(
+    advertised: &Advertised,
+    holders: &BTreeMap<ObjectName, Holder>,
+    nodes: &BTreeMap<Arc<str>, Labels>,
+    this: &str,
+) -> Vec<Candidacy> {
+    let mut by_address: BTreeMap<IpAddr, Vec<(&ObjectName, &Holder)>> = BTreeMap::new();
+    for (service, holder) in holders.iter().filter(|(_, holder)| holder.is_served) {
+        for address in &holder.addresses {
+            by_address.entry(*address).or_default().push((service, holder));
+        }
+    }
+    let candidacy = |(address, holders): (IpAddr, Vec<(&ObjectName, &Holder)>)| {
+        let pool = advertised.pool_of(address)?;
+        let has_endpoints = |node: &Arc<str>| {
+            holders.iter().all(|(_, holder)| holder.nodes.as_ref().is_none_or(|nodes| nodes.contains(node)))
+        };
+        let selected =
+            |labels: &Labels| advertised.of(address).any(|advertisement| advertisement.selects_node(labels));
+        let eligible = nodes.iter().filter(|(node, labels)| selected(labels) && has_endpoints(node));
+        let nodes_ranked = ranked(eligible.map(|(node, _)| node), address);
+        let interfaces = interfaces(advertised, address, nodes.get(this)?);
+        let services = holders.iter().map(|(service, _)| (*service).clone()).collect();
+        let pool = pool.name.clone();
+        (!nodes_ranked.is_empty()).then_some(Candidacy {
+            address,
+            pool,
+            services,
+            nodes: nodes_ranked,
+            interfaces,
+        })
+    };
+    by_address.into_iter().filter_map(candidacy).collect()
+}
+
+/// The union over the advertisements that select a node with these labels.
+fn interfaces(advertised: &Advertised, address: IpAddr, labels: &Labels) -> Interfaces {
+    let mut named = BTreeSet::new();
+    for advertisement in advertised.of(address).filter(|advertisement| advertisement.selects_node(labels)) {
+        if advertisement.interfaces.is_empty() {
+            return Interfaces::All;
+        }
+        named.extend(advertisement.interfaces.iter().cloned());
+    }
+    Interfaces::Named(named)
+}
+
+/// The nodes by the SHA-256 of `NODE#ADDRESS`, smallest first.
+fn ranked<'a>(nodes: impl Iterator<Item = &'a Arc<str>>, address: IpAddr) -> Vec<Arc<str>> {
+    let mut nodes: Vec<Arc<str>> = nodes.cloned().collect();
+    nodes
+        .sort_by_cached_key(|node| digest(&SHA256, format!("{node}#{address}").as_bytes()).as_ref().to_vec());
+    nodes
+}

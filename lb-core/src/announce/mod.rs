@@ -1,0 +1,21 @@
+//! Which node announces which address of a load balancer at layer 2, on which devices.
+//!
+//! ```text
+//! advertisement  MetalLB's L2Advertisement: which pools are announced, by which nodes, on which devices
+//! holders        the Services that have each address, and the nodes with endpoints
+//! election       the nodes that may announce an address, the best first
+//! schedule       when an announcement is repeated
+//! lease          the right to announce, for nodes that share addresses
+//! ```
+//!
+//! An election is a proposal: nodes see changes at different times. Only the right to announce makes a node answer.
+
+pub mod advertisement;
+pub mod election;
+pub mod holders;
+pub mod lease;
+pub mod schedule;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;

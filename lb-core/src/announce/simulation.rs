@@ -1,0 +1,373 @@
+//! Members that lose, delay and reorder messages, that pause, die and restart, with clocks of different rates: at no time do
+//! two of them have the right to announce one address.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use proptest::prelude::*;
+
+use super::lease::{Answer, Ask, Leases, Nanos, Prefer, Right, Timing};
+
+const MILLISECOND: Nanos = 1_000_000;
+const SECOND: Nanos = 1_000 * MILLISECOND;
+const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+/// A generator of pseudo-random numbers (SplitMix64): the whole run follows from the seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+#[derive(Clone)]
+enum Body {
+    Ask(Ask),
+    Answer(Answer),
+}
+
+/// A member, and what the data plane of its node does.
+struct Member {
+    leases: Leases,
+    /// Its clock is `offset + time × (1000 + rate) / 1000`.
+    offset: Nanos,
+    rate: i64,
+    /// Its agent does nothing before this time; what it has written to the data plane stays in force.
+    paused_until: Nanos,
+    alive: bool,
+    next_tick: Nanos,
+    written: Option<Right>,
+}
+
+impl Member {
+    fn clock(&self, time: Nanos) -> Nanos {
+        let skew = i64::try_from(time).unwrap() / 1_000 * self.rate;
+        self.offset + time.wrapping_add_signed(skew)
+    }
+
+    fn write(&mut self, now: Nanos) {
+        self.written =
+            self.leases.rights(now).find(|(address, _)| *address == ADDRESS).map(|(_, right)| right);
+    }
+
+    fn answers(&self, time: Nanos) -> bool {
+        self.written.is_some_and(|right| self.clock(time) < right.deadline)
+    }
+}
+
+struct World {
+    members: Vec<Member>,
+    names: Vec<Arc<str>>,
+    /// Messages by the time of their arrival: a number for order, receiver, sender.
+    wire: BinaryHeap<Reverse<(Nanos, u64, usize, usize)>>,
+    bodies: BTreeMap<u64, Body>,
+    sent: u64,
+    random: Random,
+    /// Percent of messages that are lost, and the longest delay.
+    loss: u64,
+    delay: Nanos,
+    /// The side of each member: members on different sides hear nothing of each other.
+    side: Vec<u64>,
+    prefer: Prefer,
+    time: Nanos,
+}
+
+const STEP: Nanos = 10 * MILLISECOND;
+
+impl World {
+    fn new(count: usize, seed: u64, prefer: Prefer, rate: i64) -> Self {
+        let names: Vec<Arc<str>> = (0..count).map(|index| format!("n{index}").into()).collect();
+        let mut world = Self {
+            members: Vec::new(),
+            names,
+            wire: BinaryHeap::new(),
+            bodies: BTreeMap::new(),
+            sent: 0,
+            random: Random(seed),
+            loss: 0,
+            delay: 5 * MILLISECOND,
+            side: vec![0; count],
+            prefer,
+            time: 0,
+        };
+        for index in 0..count {
+            let offset = world.random.below(1_000 * SECOND);
+            let rate = if rate == 0 { 0 } else { i64::try_from(world.random.below(11)).unwrap() - 5 };
+            let leases = world.leases(index, offset);
+            let next_tick = world.random.below(200 * MILLISECOND);
+            world.members.push(Member {
+                leases,
+                offset,
+                rate,
+                paused_until: 0,
+                alive: true,
+                next_tick,
+                written: None,
+            });
+        }
+        world
+    }
+
+    fn leases(&self, index: usize, now: Nanos) -> Leases {
+        let others = self.names.iter().filter(|name| **name != self.names[index]).cloned();
+        let this = self.names[index].clone();
+        let mut leases = Leases::new(this, others, self.prefer, Timing::DEFAULT, (now, 1 + self.time));
+        leases.set_candidates(BTreeMap::from([(ADDRESS, self.names.clone())]));
+        leases
+    }
+
+    fn restart(&mut self, index: usize) {
+        let now = self.members[index].clock(self.time);
+        let leases = self.leases(index, now);
+        let member = &mut self.members[index];
+        (member.leases, member.alive, member.written) = (leases, true, None);
+    }
+
+    fn kill(&mut self, index: usize) {
+        // What the agent has written stays; a machine that dies answers nothing, which is less.
+        self.members[index].alive = false;
+    }
+
+    fn send(&mut self, from: usize, to: usize, body: Body) {
+        if self.side[from] != self.side[to] || self.random.chance(self.loss) {
+            return;
+        }
+        let at = self.time + self.random.below(self.delay.max(1));
+        self.sent += 1;
+        self.bodies.insert(self.sent, body);
+        self.wire.push(Reverse((at, self.sent, to, from)));
+    }
+
+    fn deliver(&mut self) {
+        while let Some(Reverse((at, number, to, from))) = self.wire.peek().copied() {
+            if at > self.time {
+                break;
+            }
+            self.wire.pop();
+            if self.members[to].alive && self.members[to].paused_until > self.time {
+                // It waits in the socket of the paused agent.
+                self.wire.push(Reverse((self.members[to].paused_until, number, to, from)));
+                continue;
+            }
+            let Some(body) = self.bodies.remove(&number) else { continue };
+            if !self.members[to].alive {
+                continue;
+            }
+            let (name, now) = (self.names[from].clone(), self.members[to].clock(self.time));
+            match body {
+                Body::Ask(ask) => {
+                    if let Some(answer) = self.members[to].leases.asked(&name, &ask, now) {
+                        self.send(to, from, Body::Answer(answer));
+                    }
+                }
+                Body::Answer(answer) => self.members[to].leases.answered(&name, &answer, now),
+            }
+            self.members[to].write(now);
+        }
+    }
+
+    fn step(&mut self) {
+        self.time += STEP;
+        self.deliver();
+        for index in 0..self.members.len() {
+            let member = &mut self.members[index];
+            if !member.alive || member.paused_until > self.time || member.next_tick > self.time {
+                continue;
+            }
+            member.next_tick = self.time + Timing::DEFAULT.interval;
+            let now = member.clock(self.time);
+            let asks = member.leases.tick(now);
+            member.write(now);
+            for to in (0..self.members.len()).filter(|to| *to != index) {
+                for ask in &asks {
+                    self.send(index, to, Body::Ask(ask.clone()));
+                }
+            }
+        }
+    }
+
+    fn answering(&self) -> Vec<usize> {
+        (0..self.members.len()).filter(|index| self.members[*index].answers(self.time)).collect()
+    }
+
+    /// Runs for this long; asserts that no two answer at any time.
+    fn run(&mut self, duration: Nanos) {
+        let end = self.time + duration;
+        while self.time < end {
+            self.step();
+            let answering = self.answering();
+            assert!(answering.len() < 2, "{answering:?} answer at {} ms", self.time / MILLISECOND);
+        }
+    }
+
+    /// Runs until somebody answers; returns how long it took.
+    fn until_answered(&mut self, most: Nanos) -> Nanos {
+        let start = self.time;
+        while self.answering().is_empty() && self.time < start + most {
+            self.run(STEP);
+        }
+        self.time - start
+    }
+}
+
+#[test]
+fn best_member_announces_soon_after_the_start() {
+    for count in [2, 3, 5] {
+        let mut world = World::new(count, 1, Prefer::Single, 0);
+        assert!(world.until_answered(5 * SECOND) < 2 * SECOND);
+        world.run(SECOND);
+        assert_eq!(world.answering(), [0], "{count}");
+    }
+}
+
+#[test]
+fn dead_owner_is_replaced_within_two_seconds() {
+    for seed in 0..50 {
+        let mut world = World::new(3, seed, Prefer::Single, 5);
+        world.run(5 * SECOND);
+        world.kill(0);
+        world.members[0].written = None;
+        assert!(world.until_answered(5 * SECOND) < 2 * SECOND, "seed {seed}");
+        assert_eq!(world.answering(), [1]);
+    }
+}
+
+#[test]
+fn hung_owner_stops_before_another_begins() {
+    for seed in 0..50 {
+        let mut world = World::new(3, seed, Prefer::Single, 5);
+        world.run(5 * SECOND);
+        let end = world.time + 20 * SECOND;
+        world.members[0].paused_until = end;
+        // `run` asserts that the answers of the two never overlap.
+        world.run(2 * SECOND);
+        assert_eq!(world.answering(), [1], "seed {seed}");
+        world.run(30 * SECOND);
+        assert_eq!(world.answering(), [0], "the best one takes over again once it has settled");
+    }
+}
+
+/// The table of docs/announce.md: who announces in which partition. Member 0 is the best one.
+#[test]
+fn partitions_leave_one_owner_with_a_majority_and_none_without() {
+    for (count, sides, expected) in [
+        (3, vec![0, 1, 1], vec![1]),
+        (3, vec![0, 0, 1], vec![0]),
+        (3, vec![0, 1, 2], vec![]),
+        (4, vec![0, 0, 1, 1], vec![]),
+        (5, vec![0, 0, 1, 1, 1], vec![2]),
+        (5, vec![0, 1, 1, 2, 2], vec![]),
+        (2, vec![0, 1], vec![]),
+    ] {
+        let mut world = World::new(count, 7, Prefer::Single, 5);
+        world.run(5 * SECOND);
+        world.side = sides.clone();
+        world.run(5 * SECOND);
+        assert_eq!(world.answering(), expected, "{sides:?}");
+        world.side = vec![0; count];
+        world.run(15 * SECOND);
+        assert_eq!(world.answering(), [0], "after {sides:?}");
+    }
+}
+
+#[test]
+fn two_members_that_prefer_availability_both_announce_while_they_hear_nothing() {
+    let mut world = World::new(2, 3, Prefer::Availability, 5);
+    world.run(5 * SECOND);
+    assert_eq!(world.answering(), [0]);
+    world.side = vec![0, 1];
+    for _ in 0..500 {
+        world.step();
+    }
+    assert_eq!(world.answering(), [0, 1]);
+    world.side = vec![0, 0];
+    for _ in 0..300 {
+        world.step();
+    }
+    world.run(15 * SECOND);
+    assert_eq!(world.answering(), [0]);
+    world.kill(0);
+    world.members[0].written = None;
+    assert!(world.until_answered(5 * SECOND) < 2 * SECOND);
+}
+
+#[test]
+fn planned_handover_takes_less_than_a_second() {
+    let mut world = World::new(3, 9, Prefer::Single, 0);
+    world.run(8 * SECOND);
+    for member in &mut world.members {
+        member.leases.set_candidates(BTreeMap::from([(ADDRESS, vec!["n2".into(), "n1".into()])]));
+    }
+    world.run(SECOND);
+    assert_eq!(world.answering(), [2]);
+}
+
+#[test]
+fn hundred_members_agree_on_one_owner_under_loss_and_pauses() {
+    let mut world = World::new(100, 11, Prefer::Single, 5);
+    (world.loss, world.delay) = (10, 50 * MILLISECOND);
+    world.run(3 * SECOND);
+    assert_eq!(world.answering().len(), 1);
+    for index in 0..10 {
+        world.members[index].paused_until = world.time + 2 * SECOND;
+    }
+    world.run(3 * SECOND);
+    assert_eq!(world.answering().len(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn never_do_two_members_have_the_right(
+        count in 2usize..8,
+        seed: u64,
+        loss in 0u64..60,
+        delay in 1u64..600,
+        trouble in 5u64..60,
+    ) {
+        let mut world = World::new(count, seed, Prefer::Single, 5);
+        (world.loss, world.delay) = (loss, delay * MILLISECOND);
+        for _ in 0..120 {
+            world.run(250 * MILLISECOND);
+            if !world.random.chance(trouble) {
+                continue;
+            }
+            let index = usize::try_from(world.random.below(count as u64)).unwrap();
+            match world.random.below(6) {
+                0 => world.kill(index),
+                1 if !world.members[index].alive || world.members[index].paused_until <= world.time => {
+                    // A restarted agent first empties the map: `restart` does the same.
+                    world.restart(index);
+                }
+                2 | 3 => world.members[index].paused_until = world.time + world.random.below(4 * SECOND),
+                4 => world.side[index] = world.random.below(3),
+                _ => world.side = vec![0; count],
+            }
+            if world.random.chance(20) {
+                // The members see a change of the candidates at different times.
+                let mut order = world.names.clone();
+                order.rotate_left(index);
+                let candidates = BTreeMap::from([(ADDRESS, order)]);
+                let of = usize::try_from(world.random.below(count as u64)).unwrap();
+                world.members[of].leases.set_candidates(candidates);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    slice,
+    sync::Arc,
+};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{
+    advertisement::{Advertised, Advertisement, labels_of},
+    election::{Candidacy, Interfaces, candidacies},
+    holders::Holder,
+    schedule::due,
+};
+use crate::{
+    api,
+    load_balancer::{Labels, Pool},
+    model::ObjectName,
+};
+
+fn advertisement(name: &str, spec: Value) -> Result<Advertisement, String> {
+    let object = json!({"metadata": {"name": name, "namespace": "metallb-system"}, "spec": spec});
+    let object: api::L2Advertisement = serde_json::from_value(object).map_err(|error| error.to_string())?;
+    Advertisement::new(&object).map_err(|error| format!("{}: {}", error.field, error.why))
+}
+
+fn pool(name: &str, network: &str, labels: &[(&str, &str)]) -> Pool {
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Pool { labels, ..Pool::of_networks(name, &[network.parse().unwrap()]) }
+}
+
+fn advertised(specs: &[Value]) -> Advertised {
+    Advertised {
+        advertisements: specs.iter().map(|spec| advertisement("a", spec.clone()).unwrap()).collect(),
+        pools: vec![pool("one", "192.0.2.0/28", &[("zone", "a")]), pool("two", "2001:db8::/120", &[])],
+    }
+}
+
+fn nodes(names: &[&str]) -> BTreeMap<Arc<str>, Labels> {
+    names.iter().map(|name| (Arc::from(*name), labels_of(&Arc::from(*name)))).collect()
+}
+
+fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
+    Holder {
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        is_served: nodes.is_none_or(|nodes| !nodes.is_empty()),
+        nodes: nodes.map(|nodes| nodes.iter().map(|node| Arc::from(*node)).collect()),
+    }
+}
+
+fn holders(holders: &[Holder]) -> BTreeMap<ObjectName, Holder> {
+    let named = |(index, holder): (usize, &Holder)| {
+        (ObjectName::new("default", &format!("s{index}")), holder.clone())
+    };
+    holders.iter().enumerate().map(named).collect()
+}
+
+fn on(node: &str) -> Value {
+    json!({"matchLabels": {"kubernetes.io/hostname": node}})
+}
+
+fn elect(advertised: &Advertised, services: &[Holder]) -> Vec<Candidacy> {
+    candidacies(advertised, &holders(services), &nodes(&["n1", "n2", "n3"]), "n1")
+}
+
+fn names(candidacy: &Candidacy) -> BTreeSet<&str> {
+    candidacy.nodes.iter().map(|node| &**node).collect()
+}
+
+#[test]
+fn address_without_pool_advertisement_or_endpoint_is_not_announced() {
+    let served = holder(&["192.0.2.1"], None);
+    assert_eq!(elect(&advertised(&[]), slice::from_ref(&served)), []);
+    assert_eq!(elect(&advertised(&[json!({"ipAddressPools": ["two"]})]), slice::from_ref(&served)), []);
+    assert_eq!(elect(&advertised(&[json!({})]), &[holder(&["198.51.100.1"], None)]), []);
+    let unserved = Holder { is_served: false, ..served.clone() };
+    assert_eq!(elect(&advertised(&[json!({})]), &[unserved]), []);
+    assert_eq!(elect(&advertised(&[json!({})]), &[served]).len(), 1);
+}
+
+#[test]
+fn pools_are_chosen_by_name_or_labels() {
+    let services = [holder(&["192.0.2.1", "2001:db8::1"], None)];
+    let pools = |spec: Value| -> Vec<String> {
+        elect(&advertised(&[spec]), &services).iter().map(|candidacy| candidacy.pool.to_string()).collect()
+    };
+    assert_eq!(pools(json!({})), ["one", "two"]);
+    assert_eq!(pools(json!({"ipAddressPools": ["two", "gone"]})), ["two"]);
+    assert_eq!(pools(json!({"ipAddressPoolSelectors": [{"matchLabels": {"zone": "a"}}]})), ["one"]);
+    let both = json!({"ipAddressPools": ["two"], "ipAddressPoolSelectors": [{"matchLabels": {"zone": "a"}}]});
+    assert_eq!(pools(both), ["one", "two"]);
+    assert_eq!(pools(json!({"ipAddressPools": ["gone"]})), Vec::<String>::new());
+}
+
+#[test]
+fn nodes_and_interfaces_of_several_advertisements_unite() {
+    let services = [holder(&["192.0.2.1"], None)];
+    let first = json!({"nodeSelectors": [on("n1")], "interfaces": ["eth0"]});
+    let second = json!({"nodeSelectors": [on("n1"), on("n2")], "interfaces": ["eth1"]});
+    let elsewhere = json!({"nodeSelectors": [on("n3")]});
+    let named = |names: &[&str]| Interfaces::Named(names.iter().map(|name| (*name).to_owned()).collect());
+    for (specs, nodes, interfaces) in [
+        (vec![first.clone()], BTreeSet::from(["n1"]), named(&["eth0"])),
+        (vec![first.clone(), second.clone()], BTreeSet::from(["n1", "n2"]), named(&["eth0", "eth1"])),
+        (vec![first.clone(), elsewhere.clone()], BTreeSet::from(["n1", "n3"]), named(&["eth0"])),
+        (vec![elsewhere], BTreeSet::from(["n3"]), named(&[])),
+        (vec![first, json!({})], BTreeSet::from(["n1", "n2", "n3"]), Interfaces::All),
+    ] {
+        let elected = elect(&advertised(&specs), &services);
+        assert_eq!((names(&elected[0]), &elected[0].interfaces), (nodes, &interfaces), "{specs:?}");
+    }
+}
+
+#[test]
+fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
+    let all = advertised(&[json!({})]);
+    let cluster = holder(&["192.0.2.1"], None);
+    let local = |nodes: &[&str]| holder(&["192.0.2.1"], Some(nodes));
+    for (services, nodes) in [
+        (vec![local(&["n1", "n2"])], vec!["n1", "n2"]),
+        (vec![local(&["n1", "n2"]), local(&["n2", "n3"])], vec!["n2"]),
+        (vec![local(&["n1", "n2"]), cluster.clone()], vec!["n1", "n2"]),
+        // A sharer without endpoints has no say.
+        (vec![local(&["n1"]), local(&[])], vec!["n1"]),
+    ] {
+        let elected = elect(&all, &services);
+        assert_eq!(names(&elected[0]), nodes.into_iter().collect(), "{services:?}");
+    }
+    assert_eq!(elect(&all, &[local(&["n1"]), local(&["n2"])]), []);
+    assert_eq!(elect(&all, &[local(&["elsewhere"])]), []);
+}
+
+#[test]
+fn invalid_and_unsupported_fields_are_refused_by_name() {
+    for (spec, field) in [
+        (
+            json!({"nodeSelectors": [{}, {"matchExpressions": [{"key": "a", "operator": "Is"}]}]}),
+            "spec.nodeSelectors[1].matchExpressions[0].operator",
+        ),
+        (json!({"serviceSelectors": [{}]}), "spec.serviceSelectors"),
+        (json!({"preferredNodeSelectors": [{}]}), "spec.preferredNodeSelectors"),
+    ] {
+        let error = advertisement("a", spec).unwrap_err();
+        assert!(error.starts_with(field), "{error}");
+    }
+}
+
+/// The order of MetalLB 0.16 (internal/layer2 and speaker/layer2_controller.go sort by `sha256(node + "#" + address)`),
+/// computed with `printf 'n1#192.0.2.1' | sha256sum`.
+#[test]
+fn order_is_that_of_metallb() {
+    let order = |address: &str| -> Vec<String> {
+        let elected = elect(&advertised(&[json!({})]), &[holder(&[address], None)]);
+        elected[0].nodes.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(order("192.0.2.1"), ["n2", "n1", "n3"]);
+    assert_eq!(order("2001:db8::1"), ["n2", "n3", "n1"]);
+}
+
+#[test]
+fn announcements_follow_the_schedule() {
+    const SECOND: u64 = 1_000_000_000;
+    for (elapsed, number) in [
+        (0, 1),
+        (SECOND, 1),
+        (SECOND * 2, 2),
+        (SECOND * 4, 4),
+        (SECOND * 5, 5),
+        (SECOND * 64, 5),
+        (SECOND * 65, 6),
+    ] {
+        assert_eq!(due(elapsed), number, "{elapsed}");
+    }
+}
+
+proptest! {
+    /// A node that comes or goes moves no address between two others.
+    #[test]
+    fn only_addresses_of_a_lost_node_move(count in 2usize..20, lost in any::<prop::sample::Index>(), last in 1u8..15) {
+        let all: Vec<String> = (0..count).map(|index| format!("node-{index}")).collect();
+        let names: Vec<&str> = all.iter().map(String::as_str).collect();
+        let lost = names[lost.index(count)];
+        let left: Vec<&str> = names.iter().copied().filter(|name| *name != lost).collect();
+        let address: IpAddr = [192, 0, 2, last].into();
+        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None }]);
+        let advertised = advertised(&[json!({})]);
+        let best = |names: &[&str]| candidacies(&advertised, &services, &nodes(names), names[0])[0].nodes[0].clone();
+        let (before, after) = (best(&names), best(&left));
+        prop_assert!(&*before == lost || before == after);
+    }
+
+    /// Every node computes the same order.
+    #[test]
+    fn nodes_agree(last in 1u8..15, a in 0usize..3, b in 0usize..3) {
+        let names = ["n1", "n2", "n3"];
+        let address: IpAddr = [192, 0, 2, last].into();
+        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None }]);
+        let order = |this| candidacies(&advertised(&[json!({})]), &services, &nodes(&names), this)[0].nodes.clone();
+        prop_assert_eq!(order(names[a]), order(names[b]));
+    }
+}
