@@ -1,5 +1,6 @@
 //! The agent: watches Services and EndpointSlices and keeps the maps of the data plane up to date.
 
+pub mod announce;
 pub mod cli;
 pub mod commands;
 pub mod config;

@@ -33,6 +33,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
             daemon::run(config, file)
         }
         Command::Status(args) => commands::status(&paths(kernel)?, args.output),
+        Command::Announce(command) => commands::announce(&paths(kernel)?, &command),
         Command::Service(command) => commands::service(&paths(kernel)?, command),
         Command::Conntrack(command) => commands::conntrack(&paths(kernel)?, command),
         Command::Explain(args) => commands::explain(&paths(kernel)?, &args),

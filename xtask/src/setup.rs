@@ -17,12 +17,14 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 9] = [
+pub(crate) const TOOLS: [(&str, &str); 11] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
     ("iptables", "iptables"),
     ("ping", "iputils-ping"),
+    ("arping", "iputils-arping"),
+    ("ndisc6", "ndisc6"),
     ("tcpdump", "tcpdump"),
     ("bpftool", "bpftool"),
     ("nsenter", "util-linux"),

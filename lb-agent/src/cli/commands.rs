@@ -19,6 +19,17 @@ pub struct StatusArgs {
     pub output: TableOrJson,
 }
 
+/// `announce`
+#[derive(Debug, Subcommand)]
+pub enum AnnounceCommand {
+    /// List load balancers' addresses that are announced: by which node, on which interfaces, since when
+    List {
+        /// Output format
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: TableOrJson,
+    },
+}
+
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {

@@ -9,12 +9,13 @@ use clap::{Parser, Subcommand};
 
 pub use self::{
     commands::{
-        BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, ExplainArgs, FlowFilter, HookContext,
-        MonitorArgs, ProfileArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs,
+        AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, ExplainArgs, FlowFilter,
+        HookContext, MonitorArgs, ProfileArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson,
+        TopArgs,
     },
     settings::{
-        BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, Forwarding, KernelArgs, List, LogFormat,
-        RunArgs, SETTINGS, ServiceMetrics, Setting, SocketLb, Xdp,
+        AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, Forwarding, KernelArgs,
+        List, LogFormat, RunArgs, SETTINGS, ServiceMetrics, Setting, SocketLb, Xdp,
     },
     values::{Client, EventVerdict, ServiceFilter, split_name},
 };
@@ -43,6 +44,9 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show the state of the agent, attached programs, map fill and packet counters
     Status(StatusArgs),
+    /// Show the addresses that nodes announce at layer 2
+    #[command(subcommand)]
+    Announce(AnnounceCommand),
     /// Show the Services that the kernel holds
     #[command(subcommand)]
     Service(ServiceCommand),

@@ -118,6 +118,17 @@ settings! {
         /// setting, one does so at a time
         "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
         load_balancer_controller: bool | bool, ();
+        /// Every node that shares load balancers' addresses with this one, and this one: where it receives messages of the
+        /// others (UDP) [default: none: this node alone announces its addresses]
+        "announce-member" "LB_AGENT_ANNOUNCE_MEMBER" "announceMember"
+        announce_member: Option<Vec<String>> | Option<List>, (value_name = "NAME=ADDR:PORT", num_args = 1.., value_delimiter = ',');
+        /// File with the key of these messages, at least 16 bytes; the same on all nodes
+        "announce-key-file" "LB_AGENT_ANNOUNCE_KEY_FILE" "announceKeyFile"
+        announce_key_file: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
+        /// What two members do that hear nothing of each other: `availability`, both announce; `single`, none does
+        /// [default: availability]
+        "announce-prefer" "LB_AGENT_ANNOUNCE_PREFER" "announcePrefer"
+        announce_prefer: Option<AnnouncePrefer> | Option<AnnouncePrefer>, (value_name = "WHAT");
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
         "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
         detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");
@@ -271,6 +282,16 @@ pub enum DetectLocalMode {
     /// Packets of the client arrive on an interface whose name begins with --pod-interface-name-prefix
     #[value(name = "InterfaceNamePrefix")]
     InterfaceNamePrefix,
+}
+
+/// What two members do that share addresses and hear nothing of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnnouncePrefer {
+    /// Both announce all addresses: a dead node is replaced
+    Availability,
+    /// None announces: never do two nodes answer for one address
+    Single,
 }
 
 /// The processes whose sockets are served.

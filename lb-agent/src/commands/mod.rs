@@ -1,5 +1,6 @@
 //! The commands other than `run`. They read or clean up the kernel and need no running agent.
 
+mod announce;
 mod bugreport;
 mod check;
 mod conntrack;
@@ -26,7 +27,10 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Pinned, Removed};
 
-pub use self::{bugreport::bugreport, check::check, explain::explain, profile::profile, status::status};
+pub use self::{
+    announce::announce, bugreport::bugreport, check::check, explain::explain, profile::profile,
+    status::status,
+};
 
 /// Runs `lb-agent service`: lists service ports, or shows those of one Service.
 ///

@@ -460,6 +460,7 @@ mod tests {
 
     fn report() -> Report {
         Report {
+            announcements: Vec::new(),
             pid: 17,
             version: "0.1.0".into(),
             node_name: "a".into(),

@@ -1,6 +1,7 @@
 //! Parses and checks values: one function for each kind of setting.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -11,17 +12,19 @@ use ipnet::IpNet;
 use kube::config::Kubeconfig;
 use lb_common::{MAX_NETWORKS, Scheduler, UnknownScheduler};
 use lb_core::{
+    announce::lease::Prefer,
     north_south::{NorthSouthMode, UnknownMode},
     tables::{TableSize, UnknownSize},
 };
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    Source,
+    AnnounceConfig, Source,
     error::{ConfigError, refused},
 };
 use crate::{
-    cli::{self, BpfLog, DetectLocalMode, Xdp},
+    announce::Member,
+    cli::{self, AnnouncePrefer, BpfLog, DetectLocalMode, Xdp},
     kubernetes::ApiServer,
     node::{DetectLocal, NodePortAddresses},
 };
@@ -174,6 +177,43 @@ pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<b
         }
         Source::Manifests(_) | Source::ApiServer(_) => Ok(given),
     }
+}
+
+/// The members that share addresses: there must be a folder of manifests and a key, and this node must be one of them.
+pub(super) fn announce(
+    given: Option<Vec<String>>,
+    key_file: Option<PathBuf>,
+    prefer: Option<AnnouncePrefer>,
+    source: &Source,
+    node: &str,
+) -> Result<AnnounceConfig, ConfigError> {
+    const SETTING: &str = "--announce-member";
+    let mut members = BTreeMap::new();
+    for text in given.unwrap_or_default().iter().filter(|text| !text.is_empty()) {
+        let Member { name, address } = text.parse().map_err(|why: String| refused(SETTING, text, why))?;
+        if members.insert(name, address).is_some() {
+            return Err(refused(SETTING, text, "the node is named twice: give each one once"));
+        }
+    }
+    if let (Some(name), Source::ApiServer(_)) = (members.keys().next(), source) {
+        return Err(refused(
+            SETTING,
+            name,
+            "it is for --manifests: only from there does the agent announce addresses",
+        ));
+    }
+    if !members.is_empty() && !members.contains_key(node) {
+        let why = format!("the members must include this node: add {node}=ADDR:PORT, or set --node-name");
+        return Err(refused(SETTING, members.keys().map(|name| &**name).collect::<Vec<_>>().join(","), why));
+    }
+    if let (None, Some(name)) = (&key_file, members.keys().next()) {
+        return Err(refused(SETTING, name, "members need a key: give --announce-key-file"));
+    }
+    let prefer = match prefer {
+        None | Some(AnnouncePrefer::Availability) => Prefer::Availability,
+        Some(AnnouncePrefer::Single) => Prefer::Single,
+    };
+    Ok(AnnounceConfig { members, key_file, prefer })
 }
 
 /// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
+use lb_core::announce::lease::Prefer;
+
 use super::{Config, DetectLocal, DsrEncapsulation, NodePortAddresses, SocketLb, Source};
 use crate::{
     cli::{LogFormat, ServiceMetrics},
@@ -68,12 +70,22 @@ impl Config {
         // Default ranges are not shown: in ranges that are given, the agent also drops packets to unassigned addresses.
         let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
+        let key_file = self.announce.key_file.as_deref().map(|file| file.display().to_string());
+        let members: Vec<String> =
+            self.announce.members.iter().map(|(name, address)| format!("{name}={address}")).collect();
+        let prefer = match self.announce.prefer {
+            Prefer::Availability => "availability",
+            Prefer::Single => "single",
+        };
         BTreeMap::from([
             ("bind-address", self.bind_address.to_string()),
             ("service-cluster-ip-range", list(given_ranges.unwrap_or_default())),
             ("load-balancer-pool", list(&self.load_balancer_pool)),
             ("load-balancer-class", self.load_balancer_class.clone().unwrap_or_default()),
             ("load-balancer-controller", self.load_balancer_controller.to_string()),
+            ("announce-member", members.join(",")),
+            ("announce-key-file", key_file.unwrap_or_default()),
+            ("announce-prefer", prefer.to_owned()),
             ("detect-local-mode", mode.to_owned()),
             ("cluster-cidr", cidrs),
             ("pod-bridge-interface", bridge),

@@ -12,15 +12,17 @@ mod kube_proxy;
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     ops::RangeInclusive,
     path::PathBuf,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
 use lb_common::{Scheduler, hash::DEFAULT_SEED};
-use lb_core::{model::Policy, north_south::NorthSouthMode, tables::Maglev};
+use lb_core::{announce::lease::Prefer, model::Policy, north_south::NorthSouthMode, tables::Maglev};
 
 pub use self::error::ConfigError;
 use self::{check::Detect, error::refused, file::File};
@@ -74,6 +76,8 @@ pub struct Config {
     pub load_balancer_class: Option<String>,
     /// Whether the agent gives addresses from pools of the API server, when it is elected.
     pub load_balancer_controller: bool,
+    /// The members that share load balancers' addresses.
+    pub announce: AnnounceConfig,
     /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -118,6 +122,17 @@ pub struct Config {
     pub capacities: Capacities,
     /// Fields of a KubeProxyConfiguration that request something that the agent does not do.
     pub without_effect: Vec<String>,
+}
+
+/// The members that share load balancers' addresses, this node included; none if it announces its addresses alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AnnounceConfig {
+    /// Where each member receives messages, by name of its node.
+    pub members: BTreeMap<Arc<str>, SocketAddr>,
+    /// The file with the key of these messages; `Some` if there are members.
+    pub key_file: Option<PathBuf>,
+    /// What two members do that hear nothing of each other.
+    pub prefer: Prefer,
 }
 
 /// The source of Services.
@@ -166,6 +181,7 @@ impl Config {
         let typed = (run.manifests, run.kubeconfig);
         let sources = if typed == (None, None) { (file.manifests, file.kubeconfig) } else { typed };
         let source = check::source(sources, std::env::var_os(IN_CLUSTER).is_some())?;
+        let node_name = check::node_name(run.node_name.or(file.node_name))?;
         let detect = Detect {
             mode: run.detect_local_mode.or(file.detect_local_mode),
             cluster_cidr: list(run.cluster_cidr, file.cluster_cidr),
@@ -198,8 +214,15 @@ impl Config {
                 run.load_balancer_controller || file.load_balancer_controller,
                 &source,
             )?,
+            announce: check::announce(
+                list(run.announce_member, file.announce_member),
+                run.announce_key_file.or(file.announce_key_file),
+                run.announce_prefer.or(file.announce_prefer),
+                &source,
+                &node_name,
+            )?,
             source,
-            node_name: check::node_name(run.node_name.or(file.node_name))?,
+            node_name,
             bind_address: bind,
             devices: DevicePatterns {
                 wire: check::patterns("--wire-device", list(run.wire_device, file.wire_device))?,

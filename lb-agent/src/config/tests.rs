@@ -311,3 +311,24 @@ fn configz_has_the_settings_in_force_and_parses_as_a_file() {
     );
     assert_eq!(again.unwrap(), config);
 }
+
+#[test]
+fn members_need_a_key_and_this_node() {
+    let run = |node: &str, key: Option<&str>| RunArgs {
+        node_name: Some(node.into()),
+        announce_member: Some(vec!["a=192.0.2.1:7947".into(), "b=192.0.2.2:7947".into()]),
+        announce_key_file: key.map(Into::into),
+        ..minimal()
+    };
+    let whole = Config::new(KernelArgs::default(), run("b", Some("/key"))).unwrap();
+    assert_eq!(whole.announce.members.len(), 2);
+    assert!(refusal(KernelArgs::default(), run("b", None)).contains("--announce-key-file"));
+    assert!(refusal(KernelArgs::default(), run("c", Some("/key"))).contains("c=ADDR:PORT"));
+    let twice = RunArgs { announce_member: Some(vec!["a=192.0.2.1:1".into(); 2]), ..run("a", Some("/key")) };
+    assert!(refusal(KernelArgs::default(), twice).contains("named twice"));
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    let cluster =
+        RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..run("b", Some("/key")) };
+    assert!(refusal(KernelArgs::default(), cluster).contains("--manifests"), "nothing is announced there");
+    assert_eq!(Config::new(KernelArgs::default(), minimal()).unwrap().announce.members.len(), 0);
+}

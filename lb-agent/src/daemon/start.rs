@@ -6,7 +6,10 @@ use anyhow::{Context as _, anyhow};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use lb_common::Outcome;
-use lb_core::{model::SourceEvent, north_south::NorthSouthMode, plan::Contents, stale_udp::StaleFrontends};
+use lb_core::{
+    announce::advertisement::Advertised, model::SourceEvent, north_south::NorthSouthMode, plan::Contents,
+    stale_udp::StaleFrontends,
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{mpsc, watch},
@@ -27,8 +30,9 @@ use super::{
     writer::{Listeners, Writer},
 };
 use crate::{
+    announce::{self, Announcer, HolderMap, Key, Members},
     cli::{DsrEncapsulation, SocketLb},
-    config::{Config, Source},
+    config::{AnnounceConfig, Config, Source},
     health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
@@ -100,6 +104,10 @@ struct Senders {
     listen: watch::Sender<BTreeSet<IpAddr>>,
     /// The node's own addresses: from the node task to connection tracking.
     own: watch::Sender<Vec<IpAddr>>,
+    /// From the writer to the announcer.
+    holders: watch::Sender<HolderMap>,
+    /// From the folder of manifests to the announcer.
+    advertised: watch::Sender<Advertised>,
     /// From the writer to the health checks of Services.
     checks: watch::Sender<Checks>,
     /// From the writer to connection tracking.
@@ -119,6 +127,8 @@ struct Receivers {
     synchronised: watch::Receiver<bool>,
     listen: watch::Receiver<BTreeSet<IpAddr>>,
     own: watch::Receiver<Vec<IpAddr>>,
+    holders: watch::Receiver<HolderMap>,
+    advertised: watch::Receiver<Advertised>,
     checks: watch::Receiver<Checks>,
     stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     counters: watch::Receiver<BTreeSet<u32>>,
@@ -133,6 +143,8 @@ fn wire() -> (Senders, Receivers) {
     let (synchronised_sender, synchronised) = watch::channel(false);
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
     let (own_sender, own) = watch::channel(Vec::new());
+    let (holders_sender, holders) = watch::channel(HolderMap::default());
+    let (advertised_sender, advertised) = watch::channel(Advertised::default());
     let (checks_sender, checks) = watch::channel(Checks::new());
     let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
@@ -144,6 +156,8 @@ fn wire() -> (Senders, Receivers) {
         synchronised: synchronised_sender,
         listen: listen_sender,
         own: own_sender,
+        holders: holders_sender,
+        advertised: advertised_sender,
         checks: checks_sender,
         stale_udp: stale_udp_sender,
         counters: counters_sender,
@@ -156,6 +170,8 @@ fn wire() -> (Senders, Receivers) {
         synchronised,
         listen,
         own,
+        holders,
+        advertised,
         checks,
         stale_udp,
         counters,
@@ -181,9 +197,9 @@ fn spawn(
         network,
         info: receivers.node_info.clone(),
         service_cidrs: receivers.service_cidrs.clone(),
-        synchronised: receivers.synchronised,
+        synchronised: receivers.synchronised.clone(),
     };
-    let (node, facts) =
+    let (node, facts, network) =
         spawn_devices(&config, &mut opened, node_sources, (senders.listen, senders.own), tasks)?;
     spawn_servers(&config, &opened, receivers.node_info.clone(), synchronised, tasks)?;
     let events = spawn_events(&config, tasks);
@@ -195,9 +211,16 @@ fn spawn(
         senders.events.try_send(event)?;
     }
     tasks.spawn("node", node.run(facts, senders.events.clone()));
+    let announced = announce::Sources {
+        advertised: receivers.advertised,
+        holders: receivers.holders,
+        network,
+        synchronised: receivers.synchronised,
+    };
+    spawn_announcer(&config, &opened, announced, tasks)?;
     let policy = config.policy();
     let from_api_server = (senders.node_info, senders.service_cidrs);
-    spawn_source(config, &opened, senders.events, from_api_server, tasks);
+    spawn_source(config, &opened, (senders.events, senders.advertised), from_api_server, tasks);
 
     let counted = opened.datapath.conntrack().active_flows_slots()?;
     let (stats, affinity) = (opened.datapath.stats()?, opened.datapath.affinity()?);
@@ -215,6 +238,7 @@ fn spawn(
     let listeners = Listeners {
         stale_udp: senders.stale_udp,
         checks: senders.checks,
+        holders: senders.holders,
         synchronised: senders.synchronised,
     };
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
@@ -233,7 +257,7 @@ fn spawn_devices(
     sources: impl FnOnce(watch::Receiver<Network>) -> Sources,
     addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
     tasks: &mut Tasks,
-) -> anyhow::Result<(Node, Facts)> {
+) -> anyhow::Result<(Node, Facts, watch::Receiver<Network>)> {
     let Opened { datapath, metrics, state, .. } = opened;
     let inside = Inside { detect: config.detect_local.clone(), map: datapath.internal_devices()? };
     let attachers = (datapath.attacher()?, datapath.xdp_attacher(), datapath.device_map()?);
@@ -246,13 +270,35 @@ fn spawn_devices(
         ipsec: Ipsec::new(config.kernel.bpffs.clone(), datapath.conntrack())?,
         catch: CatchDevice::default(),
     };
+    let network = devices.network();
     let sources = sources(devices.network());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
     devices.sync()?;
     datapath.finish_handover()?;
     tasks.spawn("devices", devices.run());
-    Ok((node, facts))
+    Ok((node, facts, network))
+}
+
+/// Spawns the task that announces load balancers' addresses.
+fn spawn_announcer(
+    config: &Config,
+    opened: &Opened,
+    sources: announce::Sources,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let Opened { datapath, state, .. } = opened;
+    let AnnounceConfig { members, key_file, prefer } = config.announce.clone();
+    let members = match key_file.filter(|_| !members.is_empty()) {
+        Some(file) => Some(Members { addresses: members, key: Key::read(&file)?, prefer }),
+        None => None,
+    };
+    let kernel =
+        announce::Kernel { attacher: datapath.announce_attacher()?, maps: datapath.announcements()? };
+    let node = (config.node_name.as_str().into(), config.devices.clone());
+    let announcer = Announcer::new(node, sources, kernel, members, Arc::clone(state))?;
+    tasks.spawn("announcer", announcer.run());
+    Ok(())
 }
 
 /// The part of the configuration that the node task uses.
@@ -330,7 +376,7 @@ fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Re
 fn spawn_source(
     config: Config,
     opened: &Opened,
-    events: mpsc::Sender<SourceEvent>,
+    (events, advertised): (mpsc::Sender<SourceEvent>, watch::Sender<Advertised>),
     (node, service_cidrs): (watch::Sender<NodeInfo>, watch::Sender<Vec<IpNet>>),
     tasks: &mut Tasks,
 ) {
@@ -353,7 +399,7 @@ fn spawn_source(
             let (problem_sender, problems) = watch::channel(Vec::new());
             tasks.spawn("conditions", follow_conditions(problems, state));
             tasks.spawn("manifests", async move {
-                manifests::run(options, &given_out, events, problem_sender).await?;
+                manifests::run(options, &given_out, events, problem_sender, advertised).await?;
                 Err(anyhow!("the writer has ended"))
             });
         }

@@ -11,7 +11,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::shortage::{ShortageReport, Shortages};
-use crate::health::{Freshness, Health, Moment};
+use crate::{
+    announce::AnnouncementReport,
+    health::{Freshness, Health, Moment},
+};
 
 /// The agent's part of `lb-agent status`, sent through the status socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +55,9 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
+    /// The addresses that are announced at layer 2. Older agents do not report them.
+    #[serde(default)]
+    pub announcements: Vec<AnnouncementReport>,
     /// Full maps and exhausted ports. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
@@ -171,6 +177,7 @@ struct Inner {
     devices: Vec<DeviceReport>,
     node: NodeReport,
     shortages: Shortages,
+    announcements: Vec<AnnouncementReport>,
 }
 
 impl Inner {
@@ -225,6 +232,11 @@ impl State {
         self.lock().node = node;
     }
 
+    /// Replaces the addresses that are announced.
+    pub(crate) fn set_announcements(&self, announcements: Vec<AnnouncementReport>) {
+        self.lock().announcements = announcements;
+    }
+
     /// Replaces the interfaces that are served.
     pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
         self.lock().devices = devices;
@@ -276,6 +288,7 @@ impl State {
             problems: inner.conditions(),
             devices: inner.devices.clone(),
             node: inner.node.clone(),
+            announcements: inner.announcements.clone(),
             shortages: inner.shortages.report(Instant::now()),
             load_balancers: inner.load_balancers.clone(),
         }

@@ -36,6 +36,7 @@ use super::{
     sync_log::SyncLog,
 };
 use crate::{
+    announce::HolderMap,
     health::Checks,
     log_few::warn_few,
     metrics::{Extent, Metrics},
@@ -57,6 +58,8 @@ pub(super) struct Listeners {
     pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
     /// Responses for the servers of `healthCheckNodePort`.
     pub(super) checks: watch::Sender<Checks>,
+    /// The Services with load balancers' addresses.
+    pub(super) holders: watch::Sender<HolderMap>,
     /// Whether at least one synchronisation has completed.
     pub(super) synchronised: watch::Sender<bool>,
 }
@@ -250,6 +253,9 @@ impl Writer {
         }
         self.report(failure.map(|error| error.to_string()));
         self.publish_health_checks();
+        if self.reconciler.take_holders_changed() {
+            self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
+        }
         if is_large || extent == Extent::Full {
             memory::return_unused();
         }

@@ -87,6 +87,11 @@ impl Addresses {
         errors.filter_map(|(index, error)| Some((index.checked_sub(of_flag)?, error))).collect()
     }
 
+    /// The pools in use.
+    pub(super) fn pools(&self) -> &[Pool] {
+        self.load_balancers.pools()
+    }
+
     /// A number that grows whenever a load balancer that waits for an address may get one.
     pub(super) fn changes(&self) -> u64 {
         self.load_balancers.changes()

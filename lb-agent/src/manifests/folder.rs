@@ -8,6 +8,7 @@ use std::{
 };
 
 use lb_core::{
+    announce::advertisement::{Advertised, Advertisement},
     api,
     load_balancer::{Namespaces, PoolError},
     model::{Change, ObjectName, Service},
@@ -75,6 +76,7 @@ pub struct Manifests {
     refused: BTreeMap<Key, FieldError>,
     /// Load balancers without an address, with another one than they ask for, or with one that is in no pool; and why.
     waiting: BTreeMap<Key, FieldError>,
+    advertisements: BTreeMap<Key, Advertisement>,
     /// [`Addresses::changes`] when load balancers were last asked.
     asked_at: u64,
     /// Load balancers that ask for addresses again: all after a change of the pools, and those with fewer addresses than
@@ -138,6 +140,7 @@ impl Manifests {
             expects_more: false,
             refused: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            advertisements: BTreeMap::new(),
             ask_again: BTreeSet::new(),
             unused_pools: BTreeMap::new(),
             asked_at: 0,
@@ -160,6 +163,12 @@ impl Manifests {
     /// Sets whether there are files whose content will come with a later edit.
     pub fn set_expects_more(&mut self, more: bool) {
         self.expects_more = more;
+    }
+
+    /// What the folder announces at layer 2.
+    pub fn advertised(&self) -> Advertised {
+        let advertisements = self.advertisements.values().cloned().collect();
+        Advertised { advertisements, pools: self.addresses.pools().to_vec() }
     }
 
     /// Applies edits, at most one for each file; returns their effect.
@@ -344,7 +353,7 @@ impl Manifests {
                 {
                     self.ask_again.insert(key.clone());
                 }
-                Resource::Service(_) | Resource::Slices(_) => {}
+                Resource::Service(_) | Resource::Slices(_) | Resource::Advertisement(_) => {}
             }
         }
         let unused = self.addresses.set_pools(pools, Namespaces(namespaces));
@@ -409,6 +418,9 @@ impl Manifests {
             Resource::Slices(slices) => {
                 changes.extend(slices.keys().map(|name| Change::EndpointSlice(name.clone(), None)));
             }
+            Resource::Advertisement(_) => {
+                self.advertisements.remove(key);
+            }
             Resource::Pool(_) | Resource::Namespace(_) => {}
         }
     }
@@ -424,6 +436,9 @@ impl Manifests {
             Resource::Slices(slices) => {
                 let old = old.map(|old| &*old.resource).and_then(Resource::slices);
                 changes.extend(slice_changes(old.unwrap_or(&BTreeMap::new()), slices));
+            }
+            Resource::Advertisement(advertisement) => {
+                self.advertisements.insert(key.clone(), advertisement.clone());
             }
             Resource::Pool(_) | Resource::Namespace(_) => {}
         }
@@ -454,9 +469,10 @@ impl Manifests {
     ) {
         let mut report = |severity, object: Option<&Key>, error: &FieldError| {
             let location = self.location(name, index);
-            // Pools and namespaces define no Service, so that mistakes in them hide none.
-            let hides_service =
-                object.is_none_or(|key| !matches!(key.kind, Kind::IpAddressPool | Kind::Namespace));
+            // Pools, advertisements and namespaces define no Service, so that mistakes in them hide none.
+            let hides_service = object.is_none_or(|key| {
+                !matches!(key.kind, Kind::IpAddressPool | Kind::L2Advertisement | Kind::Namespace)
+            });
             let severity = if hides_service { severity } else { Severity::Warning };
             let (object, field) = (object.map(Key::to_string), error.field.clone());
             let message = error.message_at(document.first_line);

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
+    announce::advertisement::Advertisement,
     api::{self, ObjectMeta},
     convert::{self, Converted},
     load_balancer::{self, Labels, Pool},
@@ -25,12 +26,19 @@ pub(super) enum Kind {
     EndpointSlice,
     Endpoints,
     IpAddressPool,
+    L2Advertisement,
     Namespace,
 }
 
 impl Kind {
-    const ALL: [Self; 5] =
-        [Self::Service, Self::EndpointSlice, Self::Endpoints, Self::IpAddressPool, Self::Namespace];
+    const ALL: [Self; 6] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Endpoints,
+        Self::IpAddressPool,
+        Self::L2Advertisement,
+        Self::Namespace,
+    ];
 
     const fn as_str(self) -> &'static str {
         match self {
@@ -38,6 +46,7 @@ impl Kind {
             Self::EndpointSlice => "EndpointSlice",
             Self::Endpoints => "Endpoints",
             Self::IpAddressPool => "IPAddressPool",
+            Self::L2Advertisement => "L2Advertisement",
             Self::Namespace => "Namespace",
         }
     }
@@ -46,7 +55,7 @@ impl Kind {
         match self {
             Self::Service | Self::Endpoints | Self::Namespace => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::IpAddressPool => "metallb.io/v1beta1",
+            Self::IpAddressPool | Self::L2Advertisement => "metallb.io/v1beta1",
         }
     }
 }
@@ -63,7 +72,11 @@ impl fmt::Display for Key {
         let kind = self.kind.as_str();
         match self.kind {
             Kind::Namespace => write!(f, "{kind} {}", self.name.name),
-            Kind::Service | Kind::EndpointSlice | Kind::Endpoints | Kind::IpAddressPool => {
+            Kind::Service
+            | Kind::EndpointSlice
+            | Kind::Endpoints
+            | Kind::IpAddressPool
+            | Kind::L2Advertisement => {
                 write!(f, "{kind} {}", self.name)
             }
         }
@@ -83,6 +96,8 @@ pub(super) enum Resource {
     Slices(Slices),
     /// A pool of addresses for load balancers.
     Pool(Pool),
+    /// Which pools are announced at layer 2.
+    Advertisement(Advertisement),
     /// The labels of a namespace, by which pools select it.
     Namespace(Labels),
 }
@@ -91,14 +106,14 @@ impl Resource {
     pub(super) fn service(&self) -> Option<&api::Service> {
         match self {
             Self::Service(service) => Some(service),
-            Self::Slices(_) | Self::Pool(_) | Self::Namespace(_) => None,
+            Self::Slices(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Namespace(_) => None,
         }
     }
 
     pub(super) fn slices(&self) -> Option<&Slices> {
         match self {
             Self::Slices(slices) => Some(slices),
-            Self::Service(_) | Self::Pool(_) | Self::Namespace(_) => None,
+            Self::Service(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Namespace(_) => None,
         }
     }
 }
@@ -265,6 +280,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
         Kind::EndpointSlice => endpoint_slice(value, &mut warnings),
         Kind::Endpoints => endpoints(value),
         Kind::IpAddressPool => pool(value),
+        Kind::L2Advertisement => advertisement(value),
         Kind::Namespace => namespace_labels(value),
     };
     let resource = resource.map(Arc::new).map_err(|errors| under(prefix, errors));
@@ -308,6 +324,11 @@ fn endpoints(value: &Value) -> Result<Resource, Vec<FieldError>> {
 fn pool(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let pool: api::IpAddressPool = typed::<schema::IpAddressPool, _>(value)?;
     Pool::new(&pool).map(Resource::Pool).map_err(|error| vec![field_error(error)])
+}
+
+fn advertisement(value: &Value) -> Result<Resource, Vec<FieldError>> {
+    let advertisement: api::L2Advertisement = typed::<schema::L2Advertisement, _>(value)?;
+    Advertisement::new(&advertisement).map(Resource::Advertisement).map_err(|error| vec![field_error(error)])
 }
 
 /// Only the labels of a Namespace matter here, so nothing else of it is checked.

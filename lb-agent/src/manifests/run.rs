@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_core::{model::SourceEvent, plan::Contents};
+use lb_core::{announce::advertisement::Advertised, model::SourceEvent, plan::Contents};
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
@@ -68,13 +68,14 @@ pub async fn run(
     contents: &Contents,
     events: mpsc::Sender<SourceEvent>,
     problems: watch::Sender<Vec<Condition>>,
+    advertised: watch::Sender<Advertised>,
 ) -> Result<(), ManifestsError> {
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
     // The watch is created before the first read, so that it reports every later change.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
-    Follower { dir, watch, events, problems }.follow(manifests).await
+    Follower { dir, watch, events, problems, advertised }.follow(manifests).await
 }
 
 struct Follower {
@@ -82,6 +83,7 @@ struct Follower {
     watch: Watch,
     events: mpsc::Sender<SourceEvent>,
     problems: watch::Sender<Vec<Condition>>,
+    advertised: watch::Sender<Advertised>,
 }
 
 impl Follower {
@@ -93,6 +95,7 @@ impl Follower {
         loop {
             let update;
             (manifests, update) = self.load(manifests, work).await?;
+            self.publish_advertised(&manifests);
             let sound = !update.problems.iter().any(|problem| problem.severity == Severity::Error);
             let mut events = Vec::from_iter(self.publish(update));
             if !synchronised && (self.watch.is_settled() || started.elapsed() > FIRST_LOAD) {
@@ -174,6 +177,15 @@ impl Follower {
         }
     }
 
+    fn publish_advertised(&self, manifests: &Manifests) {
+        let now = manifests.advertised();
+        self.advertised.send_if_modified(|known| {
+            let modified = *known != now;
+            *known = now;
+            modified
+        });
+    }
+
     /// Publishes conditions and logs them; returns the event for the writer.
     fn publish(&self, update: Update) -> Option<SourceEvent> {
         for (location, kind) in update.ignored {
@@ -244,7 +256,11 @@ mod tests {
         let watch = Watch::new(&dir).unwrap();
         let (events, problems) = (mpsc::channel(8).0, watch::channel(Vec::new()).0);
         let manifests = Manifests::new(&options, &Contents::default());
-        (root, Follower { dir, watch, events, problems }, manifests)
+        (
+            root,
+            Follower { dir, watch, events, problems, advertised: watch::channel(Advertised::default()).0 },
+            manifests,
+        )
     }
 
     fn swap(root: &TempDir) {

@@ -35,3 +35,25 @@ struct ServiceAllocation {
     namespace_selectors: Option<Vec<LabelSelector>>,
     service_selectors: Option<Vec<LabelSelector>>,
 }
+
+/// `metallb.io/v1beta1 L2Advertisement`
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct L2Advertisement {
+    api_version: Option<String>,
+    kind: Option<String>,
+    metadata: ObjectMeta,
+    spec: Option<L2AdvertisementSpec>,
+    status: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct L2AdvertisementSpec {
+    ip_address_pools: Option<Vec<String>>,
+    ip_address_pool_selectors: Option<Vec<LabelSelector>>,
+    node_selectors: Option<Vec<LabelSelector>>,
+    interfaces: Option<Vec<String>>,
+    service_selectors: Option<Vec<LabelSelector>>,
+    preferred_node_selectors: Option<Vec<Value>>,
+}

@@ -147,8 +147,7 @@ impl Icmp {
     }
 
     fn frame(&self) -> Vec<u8> {
-        let header =
-            Icmpv6Header::with_checksum(self.kind.clone(), self.source, self.destination, &self.payload);
+        let header = Icmpv6Header::with_checksum(self.kind, self.source, self.destination, &self.payload);
         let header = header.unwrap();
         let ip = Ipv6Header {
             payload_length: u16::try_from(header.header_len() + self.payload.len()).unwrap(),
@@ -199,7 +198,7 @@ fn neighbour_messages_say_what_rfc_4861_and_4862_define() {
         ("option of length 0", Icmp::solicitation(CLIENT6, &[1, 0, 0, 0, 0, 0, 0, 0]), Message::Other),
         ("option beyond the end", Icmp::solicitation(CLIENT6, &[1, 2, 0, 0, 0, 0, 0, 0]), Message::Other),
         ("longest options", Icmp::solicitation(CLIENT6, &NONCE.repeat(13)), Message::Asks),
-        ("advertisement", Icmp { kind: advertised.clone(), ..base() }, Message::Claims),
+        ("advertisement", Icmp { kind: advertised, ..base() }, Message::Claims),
         ("own advertisement", Icmp { kind: advertised, from: OWN, ..base() }, Message::Other),
     ] {
         assert_eq!(meaning(&packet.frame()), Some((Address::from_v6(VIP6), says)), "{name}");

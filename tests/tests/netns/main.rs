@@ -8,6 +8,7 @@ mod addresses;
 mod affinity;
 mod agent_restart;
 mod agent_upgrade;
+mod announce;
 mod attack;
 mod balancing;
 mod bed;

@@ -229,3 +229,21 @@ fn second_family_comes_as_soon_as_there_is_an_address() {
     folder.remove("db.yaml");
     assert_eq!(folder.load_balancer("web"), ["192.0.2.1", "2001:db8::"]);
 }
+
+#[test]
+fn advertisements_name_pools_that_are_in_use() {
+    let head = "apiVersion: metallb.io/v1beta1\nkind: L2Advertisement\nmetadata: {name: a}\n";
+    let mut folder =
+        Folder::of(&[("pool.yaml", &pool("a", "192.0.2.0/30")), ("b.yaml", &pool("b", "192.0.2.0/24"))]);
+    let advertised = folder.manifests.advertised();
+    assert_eq!((advertised.advertisements.len(), advertised.pools.len()), (0, 1), "pool b overlaps a");
+    folder.write(&[("advertisement.yaml", head)]);
+    assert_eq!(folder.manifests.advertised().advertisements.len(), 1);
+    folder.write(&[("advertisement.yaml", &format!("{head}spec: {{serviceSelectors: [{{}}]}}\n"))]);
+    assert_eq!(folder.manifests.advertised().advertisements.len(), 1, "the last good state stays");
+    let mistake =
+        &folder.update.problems.iter().find(|problem| problem.field.contains("serviceSelectors")).unwrap();
+    assert_eq!(mistake.severity, Severity::Warning, "no Service depends on an advertisement");
+    folder.remove("advertisement.yaml");
+    assert_eq!(folder.manifests.advertised().advertisements.len(), 0);
+}

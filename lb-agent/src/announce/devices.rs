@@ -1,0 +1,104 @@
+//! The devices on which a node announces an address.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use lb_core::announce::election::Interfaces;
+use lb_datapath::{Device, DeviceKind, DevicePatterns, Layer, Link, Network, classify};
+
+/// A device on which an address is announced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Interface index.
+    pub(super) index: u32,
+    /// Interface name.
+    pub(super) name: String,
+    /// The MAC address of frames for the node.
+    pub(super) mac: [u8; 6],
+}
+
+/// The devices of these names; without names those whose networks contain the address, else all. Only devices that are up,
+/// have MAC addresses, and lead to other machines.
+pub(super) fn places(
+    network: &Network,
+    patterns: &DevicePatterns,
+    address: IpAddr,
+    interfaces: &Interfaces,
+) -> Vec<Place> {
+    let link = |device: &Device| network.links.iter().find(|link| link.index == device.index && link.up);
+    let wires: Vec<(Device, &Link)> = classify(&network.links, patterns)
+        .into_iter()
+        .filter(|device| device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet)
+        .filter_map(|device| link(&device).map(|link| (device, link)))
+        .collect();
+    let in_network = |link: &Link| {
+        let networks =
+            link.addresses.iter().filter_map(|address| IpNet::new(address.ip, address.prefix).ok());
+        networks.into_iter().any(|network| network.contains(&address))
+    };
+    let some_network = wires.iter().any(|(_, link)| in_network(link));
+    let suits = |(device, link): &&(Device, &Link)| match interfaces {
+        Interfaces::Named(names) => names.contains(&device.name),
+        Interfaces::All => !some_network || in_network(link),
+    };
+    let place = |(device, _): &(Device, &Link)| {
+        Some(Place { index: device.index, name: device.name.clone(), mac: device.mac? })
+    };
+    wires.iter().filter(suits).filter_map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_datapath::LinkAddress;
+
+    use super::*;
+
+    fn link(index: u32, name: &str, addresses: &[(&str, u8)]) -> Link {
+        let address = |(ip, prefix): &(&str, u8)| LinkAddress {
+            ip: ip.parse().unwrap(),
+            prefix: *prefix,
+            global: true,
+            secondary: false,
+        };
+        Link {
+            index,
+            name: name.to_owned(),
+            hardware: 1,
+            up: true,
+            mac: Some([2, 0, 0, 0, 0, u8::try_from(index).unwrap()]),
+            is_card: true,
+            addresses: addresses.iter().map(address).collect(),
+            ..Link::default()
+        }
+    }
+
+    #[test]
+    fn address_is_announced_where_its_network_is() {
+        let mut down = link(4, "eth3", &[("192.0.2.3", 24)]);
+        down.up = false;
+        let without_mac = Link { hardware: 65534, mac: None, ..link(5, "wg0", &[("192.0.2.4", 24)]) };
+        let links = vec![
+            link(1, "eth0", &[("192.0.2.1", 24), ("2001:db8::1", 64)]),
+            link(2, "eth1", &[("198.51.100.1", 24)]),
+            link(3, "eth2", &[]),
+            down,
+            without_mac,
+        ];
+        let network = Network { links, ..Network::default() };
+        let named = |names: &[&str]| Interfaces::Named(names.iter().map(|name| (*name).to_owned()).collect());
+        for (address, interfaces, expected) in [
+            ("192.0.2.10", Interfaces::All, vec!["eth0"]),
+            ("2001:db8::10", Interfaces::All, vec!["eth0"]),
+            ("198.51.100.7", Interfaces::All, vec!["eth1"]),
+            ("203.0.113.1", Interfaces::All, vec!["eth0", "eth1", "eth2"]),
+            ("192.0.2.10", named(&["eth2", "gone"]), vec!["eth2"]),
+            ("192.0.2.10", named(&["eth3"]), vec![]),
+            ("192.0.2.10", named(&["wg0"]), vec![]),
+            ("192.0.2.10", named(&[]), vec![]),
+        ] {
+            let places = places(&network, &DevicePatterns::default(), address.parse().unwrap(), &interfaces);
+            let names: Vec<&str> = places.iter().map(|place| place.name.as_str()).collect();
+            assert_eq!(names, expected, "{address} {interfaces:?}");
+        }
+    }
+}

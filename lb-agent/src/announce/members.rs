@@ -1,0 +1,164 @@
+//! The members that share addresses, and their authenticated messages.
+
+use std::{collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path, str::FromStr, sync::Arc};
+
+use anyhow::{Context as _, bail};
+use lb_core::announce::lease::{Answer, Ask, Prefer};
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+
+/// The configured members.
+#[derive(Clone, Debug)]
+pub struct Members {
+    /// The address of each member, by name of its node; also that of this node.
+    pub addresses: BTreeMap<Arc<str>, SocketAddr>,
+    /// The key of their messages.
+    pub key: Key,
+    /// What two members do that hear nothing of each other.
+    pub prefer: Prefer,
+}
+
+/// A member as `--announce-member` names it: `NAME=ADDRESS:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Name of its node.
+    pub name: Arc<str>,
+    /// Where it receives messages.
+    pub address: SocketAddr,
+}
+
+impl FromStr for Member {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
+        let Some((name, Ok(address))) = parts.map(|(name, address)| (name, address.parse())) else {
+            return Err("NAME=ADDRESS:PORT is expected, such as node-1=192.0.2.1:7947".to_owned());
+        };
+        Ok(Self { name: name.into(), address })
+    }
+}
+
+/// Fewest bytes of a key.
+const SHORTEST_KEY: usize = 16;
+/// Bytes of the code that authenticates a message: HMAC-SHA256.
+const TAG: usize = 32;
+
+/// The key that all members share.
+#[derive(Clone)]
+pub struct Key(hmac::Key);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+impl Key {
+    /// Reads the key from a file. White space around it does not count.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or the key is too short.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let bytes = fs::read(path).with_context(|| format!("cannot read the key {}", path.display()))?;
+        let key = bytes.trim_ascii();
+        if key.len() < SHORTEST_KEY {
+            bail!(
+                "the key in {} has {} bytes: give at least {SHORTEST_KEY}, for example those of `openssl rand -base64 32`",
+                path.display(),
+                key.len()
+            );
+        }
+        Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
+    }
+
+    /// The bytes of a message: its code, then JSON.
+    pub(super) fn seal(&self, message: &Message) -> Vec<u8> {
+        // A `Message` has no map with keys other than text, so it is always valid JSON.
+        let text = serde_json::to_vec(message).unwrap_or_default();
+        [hmac::sign(&self.0, &text).as_ref(), &text].concat()
+    }
+
+    /// The message in these bytes; `None` unless a member has made them.
+    pub(super) fn open(&self, bytes: &[u8]) -> Option<Message> {
+        let (tag, text) = bytes.split_at_checked(TAG)?;
+        hmac::verify(&self.0, text, tag).ok()?;
+        serde_json::from_slice(text).ok()
+    }
+}
+
+/// A message from one member to another. Both are named, so that no message counts for another member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Message {
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) body: Body,
+}
+
+/// What a message says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Body {
+    Ask(Ask),
+    Answer(Answer),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> anyhow::Result<Key> {
+        let file = tempfile::NamedTempFile::new()?;
+        fs::write(file.path(), text)?;
+        Key::read(file.path())
+    }
+
+    fn message() -> Message {
+        let body =
+            Body::Ask(Ask { number: 7, wants: vec!["192.0.2.1".parse().unwrap()], leaves: Vec::new() });
+        Message { from: "a".into(), to: "b".into(), body }
+    }
+
+    #[test]
+    fn message_opens_with_its_key_only() {
+        let (ours, same, other) = (
+            key("0123456789abcdef").unwrap(),
+            key(" 0123456789abcdef\n").unwrap(),
+            key("0123456789abcdeF").unwrap(),
+        );
+        let sealed = ours.seal(&message());
+        assert_eq!(same.open(&sealed), Some(message()));
+        assert_eq!(other.open(&sealed), None);
+        for at in 0..sealed.len() {
+            let mut changed = sealed.clone();
+            changed[at] ^= 1;
+            assert_eq!(ours.open(&changed), None, "byte {at} changed");
+        }
+        (0..sealed.len()).for_each(|length| assert_eq!(ours.open(&sealed[..length]), None));
+    }
+
+    #[test]
+    fn short_key_is_refused() {
+        let error = key("short\n").unwrap_err().to_string();
+        assert!(error.contains("has 5 bytes"), "{error}");
+    }
+
+    #[test]
+    fn longest_question_fits_into_a_packet() {
+        let address = "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
+        let body = Body::Ask(Ask { number: u64::MAX, wants: vec![address; 20], leaves: Vec::new() });
+        let name = "n".repeat(63);
+        let sealed = key("0123456789abcdef").unwrap().seal(&Message { from: name.clone(), to: name, body });
+        assert!(sealed.len() < 1_232, "{}", sealed.len());
+    }
+
+    #[test]
+    fn members_are_named_with_their_addresses() {
+        let member: Member = "node-1=192.0.2.1:7947".parse().unwrap();
+        assert_eq!((&*member.name, member.address), ("node-1", "192.0.2.1:7947".parse().unwrap()));
+        for text in ["", "node-1", "=192.0.2.1:1", "a=192.0.2.1", "a=b:1"] {
+            assert!(text.parse::<Member>().unwrap_err().contains("NAME=ADDRESS:PORT"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Announcements at layer 2: nodes and clients on one bridge, and no router. Every node serves the addresses with a server of
+//! its own, so an answer shows which node a client has reached.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    agent::{Agent, Settings},
+    cleanup::{self, Cleanup, Resource},
+    client::ask_http,
+    manifests::Manifests,
+    netns::{self, Netns},
+    server::{self, Server},
+    skip, wait_for,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+const VIP6: &str = "2001:db8::64";
+const ADVERTISEMENT: &str = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all, namespace: metallb-system}}\n";
+/// A first announcement takes a synchronisation, and the silence of voters that have just started.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Nodes and clients on one bridge. Agents are dropped first.
+struct Segment {
+    agents: Vec<Option<Agent>>,
+    _servers: Vec<Server>,
+    nodes: Vec<Netns>,
+    clients: [Netns; 2],
+    _bridge: Netns,
+    folders: Vec<Manifests>,
+    dir: PathBuf,
+    _cleanup: Cleanup,
+}
+
+fn mac(last: usize) -> String {
+    format!("02:00:00:00:00:{last:02x}")
+}
+
+impl Segment {
+    /// A segment of `count` nodes; the device of each is `eth0`.
+    fn new(count: usize) -> Self {
+        cleanup::on_interrupt();
+        cleanup::remove_stale().unwrap();
+        let prefix = netns::unique_prefix();
+        let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
+        let bridge = create("lan");
+        bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n").unwrap();
+        let attach = |netns: &Netns, number: usize, port: usize| {
+            let (bridge_name, name) = (bridge.name().to_owned(), netns.name().to_owned());
+            netns::ip(&format!(
+                "link add p{port} netns {bridge_name} type veth peer name eth0 netns {name}\n"
+            ))
+            .unwrap();
+            bridge.ip(&format!("link set p{port} master br0 up\n")).unwrap();
+            netns
+                .ip(&format!(
+                    "link set eth0 address {} up\naddress add 192.0.2.{number}/24 dev eth0\n\
+                     address add 2001:db8::{number:x}/64 dev eth0 nodad\n",
+                    mac(port)
+                ))
+                .unwrap();
+        };
+        let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
+        nodes.iter().enumerate().for_each(|(index, node)| attach(node, index + 1, index + 1));
+        let clients = [create("c1"), create("c2")];
+        clients.iter().enumerate().for_each(|(index, client)| attach(client, 201 + index, 101 + index));
+        let serve =
+            |(index, node): (usize, &Netns)| server::http(node, &format!("n{}", index + 1), 8080).unwrap();
+        let servers = nodes.iter().enumerate().map(serve).collect();
+        let dir = std::env::temp_dir().join(&prefix);
+        let cleanup = Cleanup::of(Resource::Folder(dir.clone()));
+        let folder = |number| Manifests::create(dir.join(format!("manifests-{number}"))).unwrap();
+        let folders = (1..=count).map(folder).collect();
+        Self {
+            agents: Vec::new(),
+            _servers: servers,
+            nodes,
+            clients,
+            _bridge: bridge,
+            folders,
+            dir,
+            _cleanup: cleanup,
+        }
+    }
+
+    /// Writes a pool and a Service with the addresses, and starts an agent on each node.
+    fn start(&mut self, arguments: &[&str]) {
+        for number in 1..=self.nodes.len() {
+            self.folders[number - 1].write("web", &manifests(number)).unwrap();
+            let agent = Agent::start(&self.nodes[number - 1], self.settings(number, arguments)).unwrap();
+            self.agents.push(Some(agent));
+        }
+    }
+
+    fn settings(&self, number: usize, arguments: &[&str]) -> Settings {
+        let path = |name: &str| -> PathBuf { self.dir.join(format!("{name}-{number}")) };
+        let fixed = ["--socket-lb", "off", "--wire-device", "eth0*"];
+        Settings {
+            node_name: format!("n{number}"),
+            manifests: self.folders[number - 1].folder().to_owned(),
+            bpffs: path("bpffs"),
+            cgroup: None,
+            log: path("log"),
+            arguments: fixed.iter().chain(arguments).map(ToString::to_string).collect(),
+            binary: None,
+        }
+    }
+
+    /// The flags of agents that share the addresses.
+    fn members(&self) -> Vec<String> {
+        let key = self.dir.join("key");
+        std::fs::write(&key, "a key of more than sixteen bytes\n").unwrap();
+        let member = |number| format!("n{number}=192.0.2.{number}:7947");
+        let all: Vec<String> = (1..=self.nodes.len()).map(member).collect();
+        vec![format!("--announce-member={}", all.join(",")), format!("--announce-key-file={}", key.display())]
+    }
+
+    fn advertise(&self) {
+        self.folders.iter().for_each(|folder| folder.write("advertisement", ADVERTISEMENT).unwrap());
+    }
+
+    /// The MAC addresses that answer an ARP request within a second.
+    fn arping(&self, client: usize, address: &str) -> BTreeSet<String> {
+        let arguments = ["-I", "eth0", "-c", "1", "-w", "1", address];
+        let output = self.clients[client].command("arping").args(arguments).output().expect("arping");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let replies = text.lines().filter(|line| line.contains("reply from"));
+        replies.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_lowercase())).collect()
+    }
+
+    /// The MAC addresses in the advertisements that answer a neighbour solicitation.
+    fn ndisc(&self, client: usize, address: &str) -> BTreeSet<String> {
+        let arguments = ["-m", "-w", "500", "-r", "2", address, "eth0"];
+        let output = self.clients[client].command("ndisc6").args(arguments).output().expect("ndisc6");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().filter_map(|line| line.split_once("link-layer address:"));
+        lines.map(|(_, mac)| mac.trim().to_lowercase()).collect()
+    }
+
+    /// Waits until one node answers for the address; returns its number and how long it took.
+    fn owner(&self, patience: Duration, accept: impl Fn(usize) -> bool) -> (usize, Duration) {
+        let start = Instant::now();
+        let answering = || {
+            let macs = self.arping(0, "192.0.2.100");
+            assert!(macs.len() < 2, "{macs:?} answer");
+            let number = (1..=self.nodes.len()).find(|number| macs.contains(&mac(*number)))?;
+            accept(number).then_some(number)
+        };
+        let owner = wait_for(patience, answering).expect("no node answers");
+        (owner, start.elapsed())
+    }
+
+    fn list(&self, number: usize) -> Vec<Value> {
+        let agent = self.agents[number - 1].as_ref().unwrap();
+        let output = agent.ask(&["announce", "list", "-o", "json"]).unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn forget_neighbours(&self) {
+        self.clients.iter().for_each(|client| client.ip("neigh flush all\n").unwrap());
+    }
+
+    fn ask(&self, address: &str) -> String {
+        let to = SocketAddr::new(address.parse().unwrap(), 80);
+        ask_http(&self.clients[0], to).map_or_else(|error| error.to_string(), |answer| answer.server)
+    }
+}
+
+fn manifests(number: usize) -> String {
+    let slice = |family: &str, address: String| {
+        format!(
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: web-{}, labels: {{kubernetes.io/service-name: web}}}}\n\
+             addressType: {family}\nports: [{{name: http, port: 8080}}]\n\
+             endpoints: [{{addresses: [\"{address}\"], nodeName: n{number}}}]\n",
+            family.to_lowercase()
+        )
+    };
+    format!(
+        "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: pool, namespace: metallb-system}}\n\
+         spec: {{addresses: [192.0.2.100-192.0.2.109, \"{VIP6}/124\"]}}\n---\napiVersion: v1\nkind: Service\n\
+         metadata: {{name: web, annotations: {{metallb.io/loadBalancerIPs: \"192.0.2.100,{VIP6}\"}}}}\n\
+         spec:\n  type: LoadBalancer\n  ipFamilyPolicy: RequireDualStack\n  ports: [{{name: http, port: 80, targetPort: 8080}}]\n{}{}",
+        slice("IPv4", format!("192.0.2.{number}")),
+        slice("IPv6", format!("2001:db8::{number:x}"))
+    )
+}
+
+fn of_node(number: usize) -> BTreeSet<String> {
+    BTreeSet::from([mac(number)])
+}
+
+#[test]
+fn lone_node_answers_for_the_addresses_of_its_services_only() {
+    let mut segment = Segment::new(1);
+    segment.start(&[]);
+    assert_eq!(segment.arping(0, "192.0.2.100"), BTreeSet::new(), "nothing is announced");
+    assert_eq!(segment.list(1), Vec::<Value>::new());
+
+    segment.advertise();
+    assert_eq!(segment.owner(SOON, |_| true).0, 1);
+    assert_eq!(segment.ndisc(0, VIP6), of_node(1));
+    assert_eq!((segment.ask("192.0.2.100"), segment.ask(VIP6)), ("n1".to_owned(), "n1".to_owned()));
+    // Its own address is answered by its kernel, a free address of the pool and that of nobody by no one.
+    assert_eq!(segment.arping(0, "192.0.2.1"), of_node(1));
+    assert_eq!(segment.ndisc(0, "2001:db8::1"), of_node(1));
+    for nobody in ["192.0.2.101", "192.0.2.77"] {
+        assert_eq!(segment.arping(0, nobody), BTreeSet::new(), "{nobody}");
+    }
+    assert_eq!(segment.ndisc(0, "2001:db8::65"), BTreeSet::new());
+    // Duplicate address detection finds the owner.
+    let probe = ["-D", "-I", "eth0", "-c", "1", "-w", "1", "192.0.2.100"];
+    assert!(!segment.clients[0].command("arping").args(probe).output().unwrap().status.success());
+    segment.clients[1].ip(&format!("address add {VIP6}/64 dev eth0\n")).unwrap();
+    let has_failed = || {
+        let output =
+            segment.clients[1].command("ip").args(["-6", "address", "show", "dev", "eth0"]).output().ok()?;
+        String::from_utf8(output.stdout).ok()?.contains("dadfailed").then_some(())
+    };
+    wait_for(Duration::from_secs(5), has_failed).expect("the client must not get the address");
+
+    let list = segment.list(1);
+    assert_eq!(list.len(), 2, "{list:?}");
+    assert_eq!((&list[0]["address"], &list[0]["here"]), (&Value::from("192.0.2.100"), &Value::from(true)));
+    assert_eq!((&list[0]["node"], &list[0]["interfaces"][0]), (&Value::from("n1"), &Value::from("eth0")));
+    assert!(list[0]["answers"].as_u64().unwrap() > 0 && list[0]["expiresInMs"].is_null(), "{list:?}");
+
+    // A lone node answers as its Services are served: also without an agent.
+    let agent = segment.agents[0].take().unwrap();
+    agent.kill().unwrap();
+    assert_eq!(segment.arping(0, "192.0.2.100"), of_node(1));
+    segment.agents[0] = Some(Agent::start(&segment.nodes[0], segment.settings(1, &[])).unwrap());
+    assert_eq!(segment.owner(SOON, |_| true).0, 1);
+    segment.folders[0].remove("advertisement").unwrap();
+    let is_silent = || segment.arping(0, "192.0.2.100").is_empty().then_some(());
+    wait_for(SOON, is_silent).expect("an address that is not advertised must not be answered");
+}
+
+#[test]
+fn claim_of_another_machine_silences_the_node() {
+    let mut segment = Segment::new(1);
+    segment.start(&[]);
+    segment.advertise();
+    segment.owner(SOON, |_| true);
+    segment.clients[1].ip("address add 192.0.2.100/32 dev eth0\n").unwrap();
+    let claim = ["-A", "-c", "1", "-I", "eth0", "192.0.2.100"];
+    assert!(segment.clients[1].command("arping").args(claim).output().unwrap().status.success());
+    assert_eq!(
+        segment.arping(0, "192.0.2.100"),
+        BTreeSet::from([mac(102)]),
+        "only the other machine answers"
+    );
+    let noted = || {
+        let list = segment.list(1);
+        (list[0]["here"] == false).then_some(list)
+    };
+    let list = wait_for(SOON, noted).expect("`announce list` must show the conflict");
+    assert!(list[0]["conflicts"].as_u64() >= Some(1), "{list:?}");
+    assert_eq!(list[0]["conflictMac"], mac(102));
+    assert_eq!(list[1]["here"], true, "the other address is announced");
+}
+
+#[test]
+fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
+    let mut segment = Segment::new(1);
+    // `ip` makes the kernel load the module if it exists.
+    if let Err(error) = segment.clients[1].ip("link add link eth0 name probe type vlan id 9\n") {
+        return skip::whole(&format!("no 802.1Q devices: {error:#}"));
+    }
+    for (netns, number) in [(&segment.nodes[0], 1), (&segment.clients[0], 201)] {
+        netns
+            .ip(&format!(
+                "address flush dev eth0\nlink add link eth0 name eth0.5 type vlan id 5\nlink set eth0.5 up\n\
+                 address add 192.0.2.{number}/24 dev eth0.5\naddress add 2001:db8::{number:x}/64 dev eth0.5 nodad\n"
+            ))
+            .unwrap();
+    }
+    segment.start(&[]);
+    segment.advertise();
+    let tagged = || {
+        let arguments = ["-I", "eth0.5", "-c", "1", "-w", "1", "192.0.2.100"];
+        let output = segment.clients[0].command("arping").args(arguments).output().ok()?;
+        output.status.success().then_some(String::from_utf8(output.stdout).ok()?)
+    };
+    let answer = wait_for(SOON, tagged).expect("no answer with a tag");
+    assert!(answer.to_lowercase().contains(&mac(1)), "{answer}");
+    assert_eq!(segment.ask("192.0.2.100"), "n1");
+    assert_eq!(segment.arping(1, "192.0.2.100"), BTreeSet::new(), "a request without the tag");
+}
+
+/// Three nodes; returns the segment and the owner.
+fn three() -> (Segment, usize) {
+    let mut segment = Segment::new(3);
+    let members = segment.members();
+    segment.start(&members.iter().map(String::as_str).collect::<Vec<_>>());
+    segment.advertise();
+    let (owner, _) = segment.owner(SOON, |_| true);
+    (segment, owner)
+}
+
+#[test]
+fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds() {
+    let (mut segment, owner) = three();
+    for _ in 0..3 {
+        assert_eq!(segment.owner(SOON, |_| true).0, owner);
+    }
+    assert_eq!(segment.ask("192.0.2.100"), format!("n{owner}"));
+    let agrees = |number| {
+        move |list: &Vec<Value>| {
+            list[0]["node"] == format!("n{owner}") && list[0]["here"] == (number == owner)
+        }
+    };
+    for number in 1..=3 {
+        let list = segment.list(number);
+        assert!(agrees(number)(&list), "n{number} says {list:?}");
+    }
+    // The machine dies: its agent, and its link.
+    segment.nodes[owner - 1].ip("link set eth0 down\n").unwrap();
+    segment.agents[owner - 1].take().unwrap().kill().unwrap();
+    let start = Instant::now();
+    // `arping` waits a whole second for an answer, so the agents tell when one of them answers.
+    let others = || (1..=3).filter(|number| *number != owner);
+    let answering = || others().find(|number| segment.list(*number)[0]["here"] == true);
+    let next = wait_for(SOON, answering).expect("no other node has the right to answer");
+    let took = start.elapsed();
+    assert_eq!(segment.owner(SOON, |number| number != owner).0, next);
+    println!("n{next} answers {took:?} after n{owner} died");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(segment.ask("192.0.2.100"), format!("n{next}"), "the client follows the announcement");
+}
+
+#[test]
+fn hung_owner_stops_answering_before_another_begins() {
+    let (segment, owner) = three();
+    let pid = Pid::from_raw(i32::try_from(segment.agents[owner - 1].as_ref().unwrap().pid()).unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let start = Instant::now();
+    // `owner` asserts that no request gets two answers.
+    let (next, _) = segment.owner(SOON, |number| number != owner);
+    println!("n{next} answers {:?} after the agent of n{owner} hung", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3));
+    for _ in 0..5 {
+        assert_eq!(segment.arping(1, "192.0.2.100"), of_node(next));
+    }
+    segment.forget_neighbours();
+    assert_eq!(segment.ask("192.0.2.100"), format!("n{next}"));
+    kill(pid, Signal::SIGCONT).unwrap();
+    segment.owner(SOON, |_| true);
+}
