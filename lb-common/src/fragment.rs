@@ -1,6 +1,12 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Address, conntrack::Tick, hash, layout::describe};
+use crate::{
+    Address,
+    conntrack::{Tick, Tuple},
+    flow_table::Seed,
+    hash,
+    layout::describe,
+};
 
 /// Key of `FRAGMENTS`: the fields that all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5), and the hook.
 #[repr(C)]
@@ -38,11 +44,20 @@ impl FragmentKey {
         Self { source, destination, identification, protocol, egress: u8::from(is_egress), zeros: 0 }
     }
 
-    /// A number that spreads datagrams evenly.
+    /// A number that spreads datagrams evenly. Senders that do not know the seed cannot choose datagrams with the same
+    /// number.
     #[inline(always)]
-    pub fn hash(&self) -> u64 {
-        let source = hash::of_endpoint(hash::DEFAULT_SEED, &self.source, u32::from(self.protocol));
-        hash::of_endpoint(source, &self.destination, self.identification)
+    #[expect(clippy::cast_possible_truncation, reason = "both halves of the identification")]
+    pub fn hash(&self, seed: &Seed) -> u64 {
+        let Self { source, destination, identification, protocol, .. } = *self;
+        seed.hash(&Tuple {
+            source,
+            destination,
+            source_port: (identification >> 16) as u16,
+            destination_port: identification as u16,
+            protocol,
+            ..Tuple::zeroed()
+        })
     }
 }
 
@@ -61,8 +76,8 @@ pub struct FragmentedDatagram {
     /// Interface index of the device at which the first fragment was seen last. A packet may pass several devices with
     /// programs, such as a bridge and its port.
     pub device: u32,
-    /// IP protocol number of the transport header (in IPv6 more extension headers may follow the fragment header), or
-    /// [`Self::UNTOUCHED`].
+    /// IP protocol number of the transport header (in IPv6 more extension headers may follow the fragment header),
+    /// [`Self::UNTOUCHED`] or [`Self::DROPPED`].
     pub protocol: u8,
     zero: u8,
     zeros: u16,
@@ -77,8 +92,17 @@ impl FragmentedDatagram {
     /// (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
+    /// Ticks for which a fragment waits for the first one, and fragments of a dropped datagram follow it: 1 to 2 s. The
+    /// network reorders fragments within milliseconds. The shorter, the rarer a fragment meets another datagram with a
+    /// reused identification.
+    const SHORT_LIFETIME: u32 = 1;
+
     /// The protocol of a datagram that no program translates at this hook: its fragments pass.
     pub const UNTOUCHED: u8 = 0;
+
+    /// The protocol of a datagram whose first fragment was dropped or answered: its fragments are dropped. (A reserved
+    /// number.)
+    pub const DROPPED: u8 = 255;
 
     /// The datagram whose first fragment was seen now.
     #[inline(always)]
@@ -96,14 +120,22 @@ impl FragmentedDatagram {
     /// Whether a later fragment may still belong to the same datagram.
     #[inline(always)]
     pub const fn is_valid(&self, now: Tick) -> bool {
-        is_recent(self.seen, now)
+        let lifetime = if self.protocol == Self::DROPPED { Self::SHORT_LIFETIME } else { Self::LIFETIME };
+        is_within(lifetime, self.seen, now)
+    }
+
+    /// Whether a later fragment that was seen then still waits for the first one.
+    #[inline(always)]
+    pub const fn may_wait(seen: Tick, now: Tick) -> bool {
+        is_within(Self::SHORT_LIFETIME, seen, now)
     }
 }
 
-/// Whether a fragment that was seen then may still be part of a datagram that arrives now.
+/// Whether no more than `ticks` have passed since `seen`, which may be a moment after `now`: two CPUs have read the
+/// clock.
 #[inline(always)]
-pub const fn is_recent(seen: Tick, now: Tick) -> bool {
-    now.0.wrapping_sub(seen.0) <= FragmentedDatagram::LIFETIME
+const fn is_within(ticks: u32, seen: Tick, now: Tick) -> bool {
+    now.0.wrapping_sub(seen.0).cast_signed() <= ticks.cast_signed()
 }
 
 /// The part of a datagram that a fragment carries, in units of 8 bytes.
@@ -126,7 +158,8 @@ impl Span {
 
     /// A number for both ends of the part. Where two parts meet, their numbers cancel each other. So the exclusive or of
     /// the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. One that was seen twice
-    /// cancels itself, and the datagram then never seems complete.
+    /// before that cancels itself, and the datagram then never seems complete. One that is seen again after it counts as
+    /// early, for a datagram that follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })
@@ -149,18 +182,60 @@ mod pod {
 
 #[cfg(test)]
 mod tests {
-    use std::vec::Vec;
+    use std::{collections::BTreeSet, vec::Vec};
 
     use super::*;
 
+    const START: u64 = 1_000;
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_nanos((START + seconds) * 1_000_000_000)
+    }
+
+    fn datagram(protocol: u8) -> FragmentedDatagram {
+        let first = Span { start: 0, end: 185, is_last: false };
+        FragmentedDatagram::new(1, 2, protocol, first.boundaries(), at(0), 1)
+    }
+
     #[test]
     fn entry_is_valid_for_30_seconds() {
-        let first = Span { start: 0, end: 185, is_last: false };
-        let datagram =
-            FragmentedDatagram::new(1, 2, 17, first.boundaries(), Tick::from_nanos(1_000_000_000_000), 1);
-        let after = |seconds: u64| Tick::from_nanos((1_000 + seconds) * 1_000_000_000);
-        assert!(datagram.is_valid(after(0)) && datagram.is_valid(after(29)));
-        assert!(!datagram.is_valid(after(32)) && !datagram.is_valid(after(100_000)));
+        for protocol in [17, FragmentedDatagram::UNTOUCHED] {
+            let datagram = datagram(protocol);
+            assert!(datagram.is_valid(at(0)) && datagram.is_valid(at(29)));
+            assert!(!datagram.is_valid(at(32)) && !datagram.is_valid(at(100_000)));
+        }
+    }
+
+    #[test]
+    fn fragments_wait_and_are_dropped_for_no_longer_than_2_seconds() {
+        let dropped = datagram(FragmentedDatagram::DROPPED);
+        for (seconds, expected) in [(0, true), (1, true), (3, false), (29, false), (100_000, false)] {
+            assert_eq!(dropped.is_valid(at(seconds)), expected, "{seconds} s");
+            assert_eq!(FragmentedDatagram::may_wait(at(0), at(seconds)), expected, "{seconds} s");
+        }
+    }
+
+    #[test]
+    fn fragment_that_another_cpu_has_seen_a_moment_later_is_not_old() {
+        let (seen, now) = (at(0), Tick(at(0).0 - 1));
+        assert!(FragmentedDatagram::may_wait(seen, now) && datagram(17).is_valid(now));
+    }
+
+    #[test]
+    fn datagrams_are_spread_by_the_seed() {
+        let seed = |word| Seed { words: [word; 10], multiplier: 0x9e37_79b9_7f4a_7c15 };
+        for (source, destination) in [
+            (Address::from_v4([192, 0, 2, 1]), Address::from_v4([192, 0, 2, 2])),
+            (Address::from_words([1, 2, 3, 4]), Address::from_words([5, 6, 7, 8])),
+        ] {
+            let hashes = |seed: Seed| -> BTreeSet<u64> {
+                let key = |number: u32| FragmentKey::new(source, destination, number << 12, 17, false);
+                (0..1_000).map(|number| key(number).hash(&seed) % 4_096).collect()
+            };
+            // 1,000 of 4,096 numbers by chance: 887 different ones, with a standard deviation of 10.
+            let (one, other) = (hashes(seed(0x1234_5679)), hashes(seed(0x9abc_def1)));
+            assert!(one.len() > 800 && one != other, "{} {}", one.len(), other.len());
+        }
     }
 
     /// The parts of a datagram of `count` fragments with `size` units each.

@@ -32,7 +32,7 @@ pub use address::Address;
 pub use announce::{AnnounceKey, Announcement, Heard};
 pub use device::{DeviceInfo, device_flags};
 pub use event::{Choice, Event, EventHook, monitor};
-pub use fragment::{FragmentKey, FragmentedDatagram, Span, is_recent};
+pub use fragment::{FragmentKey, FragmentedDatagram, Span};
 pub use names::{EndpointName, NAME_SIZE, ServiceName, ZONE_SIZE, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
 pub use scheduler::{Scheduler, UnknownScheduler};

@@ -130,6 +130,9 @@ pub enum Outcome {
     /// Dropped: the stack has routed a packet from the catch device into it again, because the programs there did not
     /// translate it. For example one to a cluster IP, of a protocol without ports.
     Untranslated = 45,
+    /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered, or one that has waited for
+    /// the first one and whose datagram is complete without it.
+    FragmentDropped = 46,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -197,6 +200,7 @@ list_outcomes! {
     FragmentHeld,
     Caught,
     Untranslated,
+    FragmentDropped,
 }
 
 impl Outcome {
@@ -248,7 +252,8 @@ impl Outcome {
             | Self::TunnelRefused
             | Self::IcmpRateLimited
             | Self::InvalidFlags
-            | Self::Untranslated => Verdict::Drop,
+            | Self::Untranslated
+            | Self::FragmentDropped => Verdict::Drop,
             Self::FragmentHeld => Verdict::Hold,
         }
     }
@@ -303,7 +308,8 @@ impl Outcome {
             | Self::Stateless
             | Self::FragmentHeld
             | Self::Caught
-            | Self::Untranslated => self,
+            | Self::Untranslated
+            | Self::FragmentDropped => self,
         }
     }
 
@@ -362,6 +368,7 @@ impl Outcome {
             Self::FragmentHeld => "fragment_held",
             Self::Caught => "caught",
             Self::Untranslated => "untranslated",
+            Self::FragmentDropped => "fragment_dropped",
         }
     }
 }

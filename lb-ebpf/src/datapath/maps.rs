@@ -1,5 +1,5 @@
-//! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. `SCRATCH`,
-//! `EVENTS`, `MONITOR`, `ACTIVE`, `FILTER` and `TURNS` are defined next to the code that uses them.
+//! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. Others, such as
+//! `SCRATCH`, `EVENTS`, `FILTER` and `EARLY_FRAGMENTS`, are defined next to the code that uses them.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -42,7 +42,7 @@ pub(super) static FLOW_TABLE: Array<Header, 1, MMAPABLE> = Array::new();
 #[btf_map]
 pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
 
-/// Ports of datagrams whose first fragment was translated.
+/// What becomes of the fragments of a datagram, once the first one was seen.
 #[btf_map]
 pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capacity::FRAGMENTS }> =
     LruHashMap::new();
@@ -121,7 +121,8 @@ fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
 pub(super) static SERVICE_NAMES: HashMap<u32, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Names of endpoints by address, for the agent and its commands. No program reads them.
+/// Names of endpoints by address, for the agent and its commands. Programs ask only whether an address has a name: the
+/// fragments of an endpoint may be of a Service.
 #[btf_map]
 pub(super) static ENDPOINT_NAMES: HashMap<Address, EndpointName, { capacity::ENDPOINT_NAMES }, NO_PREALLOC> =
     HashMap::new();

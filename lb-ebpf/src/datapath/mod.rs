@@ -67,7 +67,7 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
     {
         return outcome;
     }
-    fragments::remember_untouched(skb, packet, hook, outcome)
+    fragments::remember_outcome(skb, packet, hook, outcome)
 }
 
 /// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet of no flow

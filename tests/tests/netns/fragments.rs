@@ -13,16 +13,18 @@ use lb_tests::{
     client::{ask_http, ask_udp, echo, udp_socket, udp_socket_from},
     cluster::{CLIENT, ClientLink, PodLink, UDP_PORT, Wiring},
     netns::Netns,
-    pattern, server,
+    pattern, server, wait_for,
 };
 
 use crate::{
     bed::{Bed, WEB, http, udp},
     flood,
+    ipvs::on_one_cpu,
     lan::{
         Frontend::{LoadBalancer, NodePort},
         Lan, Protocol,
     },
+    sockets::outcome,
 };
 
 /// Bytes in each fragment but the last.
@@ -220,6 +222,30 @@ fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
             answer(&socket).is_err()
         });
         assert_eq!(failed.count(), 0, "to {vip}");
+    }
+}
+
+/// Repeated fragments may lie behind those with which a datagram is complete. They are dropped when they come back: if they
+/// waited again, every further pair of packets would send all of them into the node.
+#[test]
+fn fragment_that_has_waited_never_waits_again() {
+    const REPEATED: usize = 99;
+    let bed = Bed::with_web(&["pod2"]);
+    for vip in WEB {
+        let count = |name| outcome(&bed, name);
+        let (held, dropped) = (count("fragment_held"), count("fragment_dropped"));
+        let socket = udp_socket(&bed.cluster.client, udp(vip)).unwrap();
+        let identification = next_identification();
+        // The latest ones come back first.
+        let all = [&[1; REPEATED][..], &[2, 1, 0]].concat();
+        for order in [&all[..], &[2, 1, 0], &[2, 1, 0], &[2, 1, 0]] {
+            on_one_cpu(|| send_from(&bed.cluster.client, &socket, identification, order));
+            assert_eq!(answer(&socket).unwrap(), "pod2");
+        }
+        let counted = || (count("fragment_held") - held, count("fragment_dropped") - dropped);
+        let expected = (REPEATED as u64 + 4 * 2, REPEATED as u64);
+        let reached = wait_for(Duration::from_secs(2), || (counted() == expected).then_some(()));
+        assert!(reached.is_some(), "held and dropped fragments to {vip}: {:?}, not {expected:?}", counted());
     }
 }
 

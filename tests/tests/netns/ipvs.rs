@@ -76,8 +76,9 @@ fn use_other_ports(bed: &Bed) {
     bed.cluster.client.sysctl("ipv4/ip_local_port_range", &range).unwrap();
 }
 
-/// Runs `test` on one CPU, where its SYNs then arrive: round robin keeps a position per CPU.
-fn on_one_cpu(test: impl FnOnce() + Send) {
+/// Runs `test` on one CPU, where its packets then arrive, in the order in which they are sent. (Round robin keeps a position
+/// per CPU.)
+pub(crate) fn on_one_cpu(test: impl FnOnce() + Send) {
     let pinned = || {
         let mut one = CpuSet::new();
         one.set(0).unwrap();

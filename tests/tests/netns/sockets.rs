@@ -241,7 +241,7 @@ fn denied_pods_reach_no_service_through_their_sockets() {
 }
 
 /// Packets with this outcome, from `status`.
-fn outcome(bed: &Bed, name: &str) -> u64 {
+pub(crate) fn outcome(bed: &Bed, name: &str) -> u64 {
     let outcomes = &status(bed)["outcomes"];
     let entry = outcomes.as_array().unwrap().iter().find(|entry| entry["outcome"] == name).unwrap();
     entry["packets"].as_u64().unwrap()

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 
+use bytemuck::Zeroable as _;
 use etherparse::IpNumber;
-use lb_common::Outcome::*;
+use lb_common::{Address, Network, Networks, Outcome::*, Settings};
 
 use super::{
     packets::{Packet, fragments},
     stage::{Family, each, each_ethernet, each_on},
-    testbed::{Device, Hook, PLACES, UDP},
+    testbed::{Device, Hook, PLACES, Sent, Testbed, UDP},
 };
 
 const PAYLOAD: [u8; 301] = [0xa5; 301];
@@ -33,8 +34,8 @@ fn fragments_follow_the_first_one_in_both_directions() {
     });
 }
 
-/// A fragment for an address of no Service that arrives before the first one is unknown. One that arrives after it is
-/// known, in any order and repeatedly.
+/// A fragment for an address that `VIPS` does not have is unknown if it arrives before the first one. One that arrives
+/// after it is known, in any order and repeatedly.
 #[test]
 fn fragments_before_the_first_one_are_unknown() {
     each("fragments out of order", |bed, family| {
@@ -96,6 +97,84 @@ fn early_fragments_are_held_until_the_first_one_arrives() {
         for index in [1, 2] {
             bed.send(Hook::Ingress, &parts[index]).passes(Forward, &translated[index]);
         }
+    });
+}
+
+/// So they meet no later datagram with a reused identification.
+#[test]
+fn early_fragments_wait_no_longer_than_2_seconds() {
+    each_on(&[Device::Ethernet, Device::Bare], "old fragments", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        bed.service(vip, UDP, &[backend]);
+        bed.add_vip(vip.ip(), 0);
+        let sent = Packet::udp(client, vip, &PAYLOAD);
+        let (parts, translated) = (fragments(&sent, 77, 128), fragments(&sent.clone().to(backend), 77, 128));
+        bed.send(Hook::Ingress, &parts[2]).drops(FragmentHeld);
+        bed.age_held(2);
+        bed.send(Hook::Ingress, &parts[0]).passes(NewFlow, &translated[0]);
+        assert_eq!(bed.held(), [parts[2].network()], "it is not sent into the node again");
+    });
+}
+
+/// Its ticket is older than that of the fragment there: its CPU was interrupted for a whole turn of the ring.
+#[test]
+fn late_fragment_takes_no_place_of_a_newer_one() {
+    each("interrupted CPU", |bed, family| {
+        let vip = family.vip();
+        bed.service(vip, UDP, &[family.backend()]);
+        bed.add_vip(vip.ip(), 0);
+        let parts = fragments(&Packet::udp(family.client(), vip, &PAYLOAD), 77, 128);
+        bed.set_tickets(PLACES as u64);
+        bed.send(Hook::Ingress, &parts[1]).drops(FragmentHeld);
+        bed.set_tickets(0);
+        bed.send(Hook::Ingress, &parts[2]).passes_untouched(UnknownFragment);
+        assert_eq!(bed.held(), [parts[1].network()]);
+    });
+}
+
+/// Asserts that the later fragments of a datagram share the fate of the first one, and that none begins to wait
+/// afterwards.
+fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)) {
+    let parts = fragments(datagram, 77, 128);
+    first(bed.send(Hook::Ingress, &parts[0]));
+    for index in [1, 2, 1] {
+        bed.send(Hook::Ingress, &parts[index]).drops(FragmentDropped);
+    }
+    let parts = fragments(datagram, 78, 128);
+    bed.send(Hook::Ingress, &parts[2]).drops(FragmentHeld);
+    first(bed.send(Hook::Ingress, &parts[0]));
+    bed.send(Hook::Ingress, &parts[1]).drops(FragmentDropped);
+    assert_eq!(bed.held(), [parts[2].network()], "it is not sent into the node again");
+    bed.assert_flows(0);
+}
+
+#[test]
+fn fragments_of_a_rejected_datagram_are_dropped() {
+    // A test run cannot check the sum over a frame whose length has changed.
+    each_on(&[Device::Ethernet, Device::Bare], "rejected datagram", |bed, family| {
+        let vip = family.empty_vip();
+        bed.service(vip, UDP, &[]);
+        bed.add_vip(vip.ip(), 0);
+        let datagram = Packet::udp(family.client(), vip, &PAYLOAD);
+        assert_all_dropped(bed, &datagram, |sent| sent.redirects_any(RejectUdp));
+    });
+}
+
+#[test]
+fn fragments_of_a_dropped_datagram_are_dropped() {
+    each("denied datagram", |bed, family| {
+        let (client, vip) = (family.client(), family.vip());
+        let prefix = if family == Family::V4 { 32 } else { 128 };
+        let denied = Networks::new([Network::new(Address::from(client.ip()), prefix)]);
+        bed.settings(&Settings { denied, ports: 1, ..Settings::zeroed() });
+        bed.service(vip, UDP, &[family.backend()]);
+        bed.add_vip(vip.ip(), 0);
+        let datagram = Packet::udp(client, vip, &PAYLOAD);
+        assert_all_dropped(bed, &datagram, |sent| sent.drops(SourceNotAllowed));
+        bed.settings(&Settings { ports: 1, ..Settings::zeroed() });
+        let parts = fragments(&datagram, 77, 128);
+        bed.send(Hook::Ingress, &parts[0]).passes_any(NewFlow);
+        bed.send(Hook::Ingress, &parts[1]).passes_any(Forward);
     });
 }
 

@@ -163,15 +163,15 @@ fn ipv6_extension_headers_are_quoted_and_not_copied() {
     });
 }
 
-/// Only the first fragment is answered (RFC 1122 §3.2.2); the others find no flow.
+/// Only the first fragment is answered (RFC 1122 §3.2.2).
 #[test]
-fn first_fragment_is_rejected_and_later_ones_pass() {
+fn first_fragment_is_rejected_and_later_ones_are_dropped() {
     each_on(&RESIZED, "reject, fragments", |bed, family| {
         empty_services(bed, family);
         let parts = fragments(&datagram(family, &[0xa5; 100]), 77, 64);
         let quote = if family == Family::V4 { 28 } else { 56 };
         rejected(bed, &parts[0], RejectUdp, &unreachable(family, &parts[0], quote));
-        bed.send(Hook::Ingress, &parts[1]).passes_untouched(UnknownFragment);
+        bed.send(Hook::Ingress, &parts[1]).drops(FragmentDropped);
         bed.assert_flows(0);
     });
 }

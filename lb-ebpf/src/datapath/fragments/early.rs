@@ -13,6 +13,9 @@
 //! Tickets count fragments. The fragments with the same hash form a list: `heads` has the ticket of the latest one, and
 //! each place that of the one before. A list ends at a place that has been overwritten, since all before it then are.
 //!
+//! No fragment circles: the copies of those that have waited are marked, and none of them waits again. So each packet
+//! that enters the node has at most one copy.
+//!
 //! No fragment stays behind: the CPU with the first fragment writes `FRAGMENTS`, then reads the list, where it passes over
 //! places that are busy; the CPU with an early one adds it to the list, marks it as held, then looks into `FRAGMENTS`
 //! again, and takes it back if the datagram is known by now.
@@ -23,13 +26,13 @@ use aya_ebpf::{
     helpers::generated::{bpf_clone_redirect, bpf_csum_level, bpf_loop},
     macros::btf_map,
 };
-use lb_common::{FragmentKey, conntrack::Tick, is_recent};
+use lb_common::{FragmentKey, FragmentedDatagram, conntrack::Tick};
 use lb_ebpf::parse::{Packet, bounds::clamped, frame::Frame as _};
 
 use crate::datapath::{
     checksum::Checksum,
     clock::now,
-    maps::FRAGMENTS,
+    maps::{FLOW_TABLE, FRAGMENTS},
     scratch::scratch,
     skb::Skb,
     words::{compare_exchange, exchange, fetch_add},
@@ -45,6 +48,10 @@ const MAX_BYTES: u32 = 1984;
 pub(in crate::datapath) const MAX_FRAME: usize = 2048;
 /// The most places of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
 const MAX_VISITS: u32 = 128;
+
+/// `skb->tc_index` of a copy of a fragment that has waited. A packet keeps the field until it leaves the machine, and none
+/// from outside has it. (Qdiscs that read it read its lower bits.)
+const RELEASED: u32 = 0x8000;
 
 /// State of a place, in the lowest bits of its control word.
 mod state {
@@ -87,7 +94,7 @@ static EARLY_LISTS: Array<Lists, 1> = Array::new();
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Held {
-    /// The fragment is too large, or another CPU uses its place.
+    /// The fragment is too large, or its place is that of another CPU.
     No = 0,
     /// The fragment waits.
     Yes = 1,
@@ -100,13 +107,17 @@ fn place(ticket: u64) -> Option<*mut Place> {
     EARLY_FRAGMENTS.get_ptr_mut(ticket as u32 % PLACES)
 }
 
-/// The head of the list of a datagram.
+/// The head of the list of a datagram. (The seed of the flow table is secret, so nobody can fill the list of another
+/// datagram.)
 #[inline(always)]
-fn head(lists: *mut Lists, key: &FragmentKey) -> *mut u64 {
-    let list = (key.hash() % LISTS) as usize;
+fn head(lists: *mut Lists, key: &FragmentKey) -> Option<*mut u64> {
+    let table = FLOW_TABLE.get_ptr(0)?;
+    // SAFETY: the pointer is that of an array element, which lives as long as the program runs. The agent writes the
+    // seed before it attaches a program, and never again.
+    let list = (key.hash(unsafe { &(*table).seed }) % LISTS) as usize;
     // SAFETY: the pointer is that of an array element, which lives as long as the program runs, and the list is one of
     // `heads`.
-    unsafe { (&raw mut (*lists).heads).cast::<u64>().add(list) }
+    Some(unsafe { (&raw mut (*lists).heads).cast::<u64>().add(list) })
 }
 
 /// Stores a later fragment until the first one of its datagram enters the node.
@@ -117,6 +128,7 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
         return Held::No;
     }
     let Some(lists) = EARLY_LISTS.get_ptr_mut(0) else { return Held::No };
+    let Some(head) = head(lists, key) else { return Held::No };
     // SAFETY: as in `head`; programs change the word atomically.
     let ticket = unsafe { fetch_add(&raw mut (*lists).tickets, 1) } + 1;
     let Some(place) = place(ticket) else { return Held::No };
@@ -126,7 +138,9 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     unsafe {
         let control = &raw mut (*place).control;
         let before = control.read_volatile();
-        if before & state::BUSY != 0 || !compare_exchange(control, before, busy) {
+        // A CPU that was interrupted leaves the place to a later fragment.
+        let is_mine = before & state::BUSY == 0 && before >> state::BITS < ticket;
+        if !is_mine || !compare_exchange(control, before, busy) {
             return Held::No;
         }
         (*place).key = *key;
@@ -137,7 +151,7 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
             exchange(control, taken);
             return Held::No;
         }
-        if !add_to_list(head(lists, key), place, ticket) {
+        if !add_to_list(head, place, ticket) {
             exchange(control, taken);
             return Held::No;
         }
@@ -207,10 +221,31 @@ pub(super) fn release(skb: &mut Skb, packet: &Packet, key: &FragmentKey) -> bool
     }
     let (raw, l3, device) = (skb.ctx.skb.skb, packet.headers.l3, skb.context().device);
     let mut walk = Walk { skb: raw, device, l3, ticket, key: *key, now: now(), aside: 0 };
+    let mark = mark(raw);
+    set_mark(raw, RELEASED);
     // SAFETY: `step` has the signature that the kernel calls it with, and `walk` outlives the call and is not used during
     // it.
     unsafe { bpf_loop(MAX_VISITS, step as *mut _, (&raw mut walk).cast(), 0) };
+    set_mark(raw, mark);
     walk.aside == 0 || restore(skb, walk.aside)
+}
+
+/// Whether the packet is a copy of a fragment that has waited.
+#[inline(always)]
+pub(super) fn has_waited(raw: *const __sk_buff) -> bool {
+    mark(raw) == RELEASED
+}
+
+#[inline(always)]
+fn mark(raw: *const __sk_buff) -> u32 {
+    // SAFETY: the context is that of this program.
+    unsafe { (&raw const (*raw).tc_index).read_volatile() }
+}
+
+#[inline(always)]
+fn set_mark(raw: *mut __sk_buff, mark: u32) {
+    // SAFETY: the context is that of this program, which may write this field of it.
+    unsafe { (&raw mut (*raw).tc_index).write_volatile(mark) };
 }
 
 /// The latest fragment in the list of a datagram, if there is one.
@@ -220,7 +255,7 @@ fn latest(key: &FragmentKey) -> Option<u64> {
     // An atomic operation, because BPF has no other barrier before Linux 6.15: the lookup must come after the insertion
     // into `FRAGMENTS`.
     // SAFETY: as in `head`; programs change the word atomically.
-    let ticket = unsafe { fetch_add(head(lists, key), 0) };
+    let ticket = unsafe { fetch_add(head(lists, key)?, 0) };
     let place = place(ticket)?;
     // SAFETY: the pointer is that of an array element, which lives as long as the program runs.
     let control = unsafe { (&raw const (*place).control).read_volatile() };
@@ -242,16 +277,21 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
             return 1;
         }
         walk.ticket = (&raw const (*place).previous).read_volatile();
+        if !FragmentedDatagram::may_wait((*place).seen, walk.now) {
+            // All before it are older.
+            return 1;
+        }
         if (*place).key != walk.key || !compare_exchange(control, held, busy) {
             return 0;
         }
-        let is_sent = !is_recent((*place).seen, walk.now) || send(walk, &(*place).packet, (*place).length);
+        let goes_on = send(walk, &(*place).packet, (*place).length);
         exchange(control, taken);
-        i64::from(!is_sent)
+        i64::from(!goes_on)
     }
 }
 
-/// Sends a copy of the frame with another packet into the device; returns false if the frame cannot be changed.
+/// Sends a copy of the frame with another packet into the device, unless memory is short: that loses this packet only.
+/// Returns false if the frame cannot be set aside.
 #[inline(always)]
 fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool {
     let mut skb = Skb::new_unknown(walk.skb);
@@ -260,11 +300,11 @@ fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool
         walk.aside = length;
     }
     let length = clamped::<1, MAX_BYTES>(length);
-    if skb.resize(walk.l3 + length).is_err() || skb.store_bytes(walk.l3, packet, length).is_err() {
-        return false;
+    if skb.resize(walk.l3 + length).is_ok() && skb.store_bytes(walk.l3, packet, length).is_ok() {
+        // SAFETY: the context is that of this program. A full queue loses the fragment, as a full queue of a device
+        // does.
+        let _result = unsafe { bpf_clone_redirect(walk.skb, walk.device, u64::from(BPF_F_INGRESS)) };
     }
-    // SAFETY: the context is that of this program. A full queue loses the fragment, as a full queue of a device does.
-    let _result = unsafe { bpf_clone_redirect(walk.skb, walk.device, u64::from(BPF_F_INGRESS)) };
     true
 }
 

@@ -7,7 +7,7 @@
 mod early;
 
 use aya_ebpf::bindings::__sk_buff;
-use lb_common::{FragmentKey, FragmentedDatagram, Outcome, Span, conntrack::Tuple, protocol};
+use lb_common::{FragmentKey, FragmentedDatagram, Outcome, Span, Verdict, conntrack::Tuple, protocol};
 use lb_ebpf::parse::{Packet, Part};
 
 use self::early::Held;
@@ -48,76 +48,100 @@ impl From<Hook> for At {
 ///
 /// # Errors
 ///
-/// [`Outcome::FragmentHeld`], or [`Outcome::UnknownFragment`] if the datagram is not translated here, or its first
-/// fragment has not arrived and this one cannot be held.
+/// [`Outcome::FragmentHeld`]; [`Outcome::FragmentDropped`]; or [`Outcome::UnknownFragment`] if the datagram is not
+/// translated here, or its first fragment has not arrived and this one cannot be held.
 #[inline(always)]
 pub(super) fn complete(skb: &Skb, packet: &mut Packet, hook: Hook) -> Result<(), Outcome> {
     if packet.fragment.part != Part::Later {
         return Ok(());
     }
-    match fragment_later(skb.ctx.skb.skb, packet, At::from(hook) as u32) {
-        TRANSLATED => Ok(()),
-        HELD => Err(Outcome::FragmentHeld),
-        _unknown => Err(Outcome::UnknownFragment),
+    match later(skb, packet, At::from(hook)) {
+        Later::Translated => Ok(()),
+        Later::Held => Err(Outcome::FragmentHeld),
+        Later::Dropped => Err(Outcome::FragmentDropped),
+        Later::Unknown | Later::Untouched => Err(Outcome::UnknownFragment),
     }
 }
 
 /// As [`complete`], for a packet inside a tunnel; returns whether the packet has ports.
 #[inline(always)]
 pub(super) fn complete_inner(skb: &Skb, packet: &mut Packet) -> bool {
-    packet.fragment.part != Part::Later
-        || fragment_later(skb.ctx.skb.skb, packet, At::Tunnel as u32) == TRANSLATED
+    packet.fragment.part != Part::Later || matches!(later(skb, packet, At::Tunnel), Later::Translated)
 }
 
-/// A result of [`fragment_later`]: the packet passes untouched.
-const UNKNOWN: u32 = 0;
-/// A result of [`fragment_later`]: the packet has its ports now.
-const TRANSLATED: u32 = 1;
-/// A result of [`fragment_later`]: the packet waits for the first fragment.
-const HELD: u32 = 2;
+/// What becomes of a later fragment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Later {
+    /// Nothing is known of its datagram: the first fragment has not arrived, or the datagram is complete.
+    Unknown = 0,
+    /// The packet has the ports and the protocol of its datagram now.
+    Translated = 1,
+    /// Its datagram is not translated at this hook.
+    Untouched = 2,
+    /// It waits for the first fragment.
+    Held = 3,
+    /// It is dropped, as the first fragment was, or because it has waited and its datagram is complete without it.
+    Dropped = 4,
+}
 
-/// Handles a later fragment, `at` an [`At`]. (A global function: the verifier checks it once.)
+/// Handles a later fragment.
+#[inline(always)]
+fn later(skb: &Skb, packet: &mut Packet, at: At) -> Later {
+    match fragment_later(skb.ctx.skb.skb, packet, at as u32) {
+        1 => Later::Translated,
+        2 => Later::Untouched,
+        3 => Later::Held,
+        4 => Later::Dropped,
+        _unknown => Later::Unknown,
+    }
+}
+
+/// [`later`], as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn fragment_later(raw: *mut __sk_buff, packet: *mut Packet, at: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Packet`, or is null.
-    let Some(packet) = (unsafe { packet.as_mut() }) else { return UNKNOWN };
+    let Some(packet) = (unsafe { packet.as_mut() }) else { return Later::Unknown as u32 };
     let skb = Skb::new_unknown(raw);
     let key = key(packet, at == At::Egress as u32);
-    let mut known = find(&skb, packet, &key);
-    if known == Known::No && at == At::Ingress as u32 && may_be_held(packet) {
-        match early::hold(&skb, packet, &key) {
-            Held::Yes => return HELD,
-            Held::No => return UNKNOWN,
-            // The first fragment has arrived meanwhile.
-            Held::TakenBack => known = find(&skb, packet, &key),
-        }
-    }
-    if known == Known::Translated { TRANSLATED } else { UNKNOWN }
+    let later = match find(&skb, packet, &key) {
+        Later::Unknown if at == At::Ingress as u32 => early(&skb, packet, &key),
+        known => known,
+    };
+    later as u32
 }
 
-/// What is known of the datagram of a later fragment.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-enum Known {
-    /// Nothing: the first fragment has not arrived, or the datagram is complete.
-    No = 0,
-    /// Its ports and protocol, which are now those of the packet.
-    Translated = 1,
-    /// It is not translated at this hook.
-    Untouched = 2,
+/// Handles a later fragment that enters the node, and of whose datagram nothing is known.
+#[inline(always)]
+fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
+    if !may_be_held(packet) {
+        return Later::Unknown;
+    }
+    if early::has_waited(skb.ctx.skb.skb) {
+        return Later::Dropped;
+    }
+    match early::hold(skb, packet, key) {
+        Held::Yes => Later::Held,
+        Held::No => Later::Unknown,
+        // The first fragment has arrived meanwhile.
+        Held::TakenBack => match find(skb, packet, key) {
+            Later::Unknown => Later::Dropped,
+            known => known,
+        },
+    }
 }
 
 /// Looks up the datagram of a later fragment, and notes that the fragment has been seen. The datagram ends with the last
 /// one, so that its entry does not apply to another datagram with the same identification.
 #[inline(never)]
-fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Known {
-    let Some(datagram) = FRAGMENTS.get_ptr_mut(key) else { return Known::No };
+fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
+    let Some(datagram) = FRAGMENTS.get_ptr_mut(key) else { return Later::Unknown };
     // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. An LRU map
     // may reuse the element only for another fragmented datagram, which then seems incomplete.
     let (known, boundaries) = unsafe { (*datagram, &raw mut (*datagram).boundaries) };
     if !known.is_valid(now()) {
-        return Known::No;
+        return Later::Unknown;
     }
     if known.device == skb.context().device {
         let part = boundaries_of(skb, packet);
@@ -128,13 +152,15 @@ fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Known {
             FRAGMENTS.remove(key).unwrap_or_default();
         }
     }
-    if known.protocol == FragmentedDatagram::UNTOUCHED {
-        return Known::Untouched;
+    match known.protocol {
+        FragmentedDatagram::UNTOUCHED => return Later::Untouched,
+        FragmentedDatagram::DROPPED => return Later::Dropped,
+        _ => {}
     }
     packet.tuple.source_port = known.source;
     packet.tuple.destination_port = known.destination;
     packet.tuple.protocol = known.protocol;
-    Known::Translated
+    Later::Translated
 }
 
 /// [`Span::boundaries`] of a fragment; 0 if they are unknown, which makes the datagram seem incomplete.
@@ -157,6 +183,18 @@ fn may_be_of_service(tuple: &Tuple) -> bool {
     vips::lookup(&tuple.destination).is_some() || unsafe { ENDPOINT_NAMES.get(&tuple.source) }.is_some()
 }
 
+/// What becomes of the fragments of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Becomes {
+    /// They get the ports of the first one.
+    Translated = 0,
+    /// They pass.
+    Untouched = 1,
+    /// They are dropped.
+    Dropped = 2,
+}
+
 /// Remembers the ports of a first fragment for the fragments that follow, and sends on those that came before it.
 ///
 /// # Errors
@@ -164,7 +202,7 @@ fn may_be_of_service(tuple: &Tuple) -> bool {
 /// [`Outcome::RewriteFailed`] if the packet is not what it was.
 #[inline(always)]
 pub(super) fn remember(skb: &mut Skb, packet: &Packet, hook: Hook) -> Result<(), Outcome> {
-    if packet.fragment.part != Part::First || first(skb, packet, At::from(hook), true) {
+    if packet.fragment.part != Part::First || first(skb, packet, At::from(hook), Becomes::Translated) {
         return Ok(());
     }
     Err(Outcome::RewriteFailed)
@@ -174,48 +212,60 @@ pub(super) fn remember(skb: &mut Skb, packet: &Packet, hook: Hook) -> Result<(),
 #[inline(always)]
 pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
     if packet.fragment.part == Part::First {
-        first(skb, packet, At::Tunnel, true);
+        first(skb, packet, At::Tunnel, Becomes::Translated);
     }
 }
 
-/// Remembers that a datagram whose first fragment passes untouched is not translated where it enters the node, and sends
-/// on the fragments that came before it. Returns the outcome of the packet, given that of a packet of no flow.
+/// Remembers what becomes of a datagram whose first fragment enters the node and gets no flow, and sends on the fragments
+/// that came before it if it passes. Returns the outcome of the packet, given that of a packet of no flow.
 #[inline(always)]
-pub(super) fn remember_untouched(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
-    // Other packets that pass are no first fragments with ports, or were never parsed.
-    let passes = matches!(outcome, Outcome::NoService | Outcome::OtherHook | Outcome::LeftToEarlier);
-    if hook == Hook::Egress || !passes || packet.fragment.part != Part::First {
+pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
+    if hook == Hook::Egress || packet.fragment.part != Part::First {
         return outcome;
     }
-    if first(skb, packet, At::Ingress, false) { outcome } else { Outcome::RewriteFailed }
+    let becomes = match (outcome, outcome.verdict()) {
+        (Outcome::NoService | Outcome::OtherHook | Outcome::LeftToEarlier, _) => Becomes::Untouched,
+        // Only the first fragment has what an answer, or sending it on without a flow, needs.
+        (_, Verdict::Drop | Verdict::Bounce | Verdict::Route) => Becomes::Dropped,
+        // Other packets that pass are no first fragments with ports, or were never parsed.
+        (_, Verdict::Pass | Verdict::Hold) => return outcome,
+    };
+    if first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
 }
 
 /// Handles a first fragment; returns false if the packet is not what it was.
 #[inline(always)]
-fn first(skb: &mut Skb, packet: &Packet, at: At, is_translated: bool) -> bool {
-    fragment_first(skb.ctx.skb.skb, packet, at as u32, u32::from(is_translated)) != 0
+fn first(skb: &mut Skb, packet: &Packet, at: At, becomes: Becomes) -> bool {
+    fragment_first(skb.ctx.skb.skb, packet, at as u32, becomes as u32) != 0
 }
 
 /// [`first`], as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn fragment_first(raw: *mut __sk_buff, packet: *const Packet, at: u32, is_translated: u32) -> u32 {
+extern "C" fn fragment_first(raw: *mut __sk_buff, packet: *const Packet, at: u32, becomes: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Packet`, or is null.
     let Some(packet) = (unsafe { packet.as_ref() }) else { return 1 };
-    if is_translated == 0 && !may_be_of_service(&packet.tuple) {
+    if becomes == Becomes::Untouched as u32 && !may_be_of_service(&packet.tuple) {
         return 1;
     }
     let mut skb = Skb::new_unknown(raw);
     let key = key(packet, at == At::Egress as u32);
-    insert(&skb, packet, &key, is_translated != 0);
-    u32::from(at != At::Ingress as u32 || early::release(&mut skb, packet, &key))
+    insert(&skb, packet, &key, becomes);
+    let releases = at == At::Ingress as u32 && becomes != Becomes::Dropped as u32;
+    u32::from(!releases || early::release(&mut skb, packet, &key))
 }
 
+/// Inserts what becomes of a datagram, a [`Becomes`].
 #[inline(never)]
-fn insert(skb: &Skb, packet: &Packet, key: &FragmentKey, is_translated: bool) {
-    let Tuple { source_port, destination_port, protocol, .. } = packet.tuple;
-    let protocol = if is_translated { protocol } else { FragmentedDatagram::UNTOUCHED };
-    let (boundaries, device) = (boundaries_of(skb, packet), skb.context().device);
+fn insert(skb: &Skb, packet: &Packet, key: &FragmentKey, becomes: u32) {
+    let Tuple { source_port, destination_port, mut protocol, .. } = packet.tuple;
+    let (mut boundaries, device) = (boundaries_of(skb, packet), skb.context().device);
+    if becomes == Becomes::Untouched as u32 {
+        protocol = FragmentedDatagram::UNTOUCHED;
+    } else if becomes == Becomes::Dropped as u32 {
+        // The buffer may have the answer to the packet by now, or a tunnel around it.
+        (protocol, boundaries) = (FragmentedDatagram::DROPPED, 0);
+    }
     let datagram =
         FragmentedDatagram::new(source_port, destination_port, protocol, boundaries, now(), device);
     // An LRU map evicts another entry if it is full. If the insertion fails all the same, later fragments count as

@@ -36,6 +36,7 @@ pub(crate) use lb_common::protocol::{SCTP, TCP, UDP};
 
 pub(crate) use self::early::PLACES;
 pub(crate) use self::object::{ANNOUNCE_PROGRAM, PROGRAMS, XDP_PROGRAMS};
+pub(crate) use self::run::Sent;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
