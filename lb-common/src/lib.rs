@@ -120,7 +120,7 @@ pub mod capacity {
     pub const NEXT_HOPS: usize = 2_048;
     /// Addresses that the node announces (`ANNOUNCED`, `ANNOUNCE_HEARD`), each counted once for every device: 16 bytes each
     /// at start, the rest for those that exist.
-    pub const ANNOUNCED: usize = 16_384;
+    pub const ANNOUNCED: usize = 8_192;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;
     /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start; more with many CPUs, see [`LRU_PER_CPU`].
