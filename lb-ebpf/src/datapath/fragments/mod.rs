@@ -115,7 +115,7 @@ extern "C" fn fragment_later(raw: *mut __sk_buff, packet: *mut Packet, at: u32) 
 /// Handles a later fragment that enters the node, and of whose datagram nothing is known.
 #[inline(always)]
 fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
-    if !may_be_held(packet) {
+    if !may_be_held(packet.tuple.protocol, key) {
         return Later::Unknown;
     }
     if early::has_waited(skb.ctx.skb.skb) {
@@ -171,16 +171,17 @@ fn boundaries_of(skb: &Skb, packet: &Packet) -> u64 {
 
 /// Whether a later fragment may be one of a Service, and its first fragment can show that.
 #[inline(always)]
-fn may_be_held(packet: &Packet) -> bool {
-    matches!(packet.tuple.protocol, protocol::TCP | protocol::UDP) && may_be_of_service(&packet.tuple)
+fn may_be_held(protocol: u8, key: &FragmentKey) -> bool {
+    matches!(protocol, protocol::TCP | protocol::UDP) && may_be_of_service(key)
 }
 
 /// Whether packets between these addresses may belong to a Service: they are for a virtual address or the node, or from
-/// an endpoint.
+/// an endpoint. (The addresses are those of the key, because it is on the stack: Linux 6.1 looks up nothing in memory
+/// that a global function has got from its caller.)
 #[inline(always)]
-fn may_be_of_service(tuple: &Tuple) -> bool {
+fn may_be_of_service(key: &FragmentKey) -> bool {
     // SAFETY: the program does not read the element.
-    vips::lookup(&tuple.destination).is_some() || unsafe { ENDPOINT_NAMES.get(&tuple.source) }.is_some()
+    vips::lookup(&key.destination).is_some() || unsafe { ENDPOINT_NAMES.get(&key.source) }.is_some()
 }
 
 /// What becomes of the fragments of a datagram.
@@ -245,11 +246,11 @@ fn first(skb: &mut Skb, packet: &Packet, at: At, becomes: Becomes) -> bool {
 extern "C" fn fragment_first(raw: *mut __sk_buff, packet: *const Packet, at: u32, becomes: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Packet`, or is null.
     let Some(packet) = (unsafe { packet.as_ref() }) else { return 1 };
-    if becomes == Becomes::Untouched as u32 && !may_be_of_service(&packet.tuple) {
+    let key = key(packet, at == At::Egress as u32);
+    if becomes == Becomes::Untouched as u32 && !may_be_of_service(&key) {
         return 1;
     }
     let mut skb = Skb::new_unknown(raw);
-    let key = key(packet, at == At::Egress as u32);
     insert(&skb, packet, &key, becomes);
     let releases = at == At::Ingress as u32 && becomes != Becomes::Dropped as u32;
     u32::from(!releases || early::release(&mut skb, packet, &key))
