@@ -327,5 +327,6 @@ fn set_aside(skb: &Skb) -> Option<u32> {
 #[inline(always)]
 fn restore(skb: &mut Skb, length: u32) -> bool {
     let Ok(scratch) = scratch() else { return false };
+    let length = clamped::<1, { MAX_FRAME as u32 }>(length);
     skb.resize(length).is_ok() && skb.store_bytes(0, scratch.frame(), length).is_ok()
 }
