@@ -13,12 +13,12 @@ pub(super) struct Place {
     pub(super) index: u32,
     /// Interface name.
     pub(super) name: String,
-    /// The MAC address of frames for the node.
+    /// MAC address of the interface, which the node announces.
     pub(super) mac: [u8; 6],
 }
 
-/// The devices of these names; without names those whose networks contain the address, else all. Only devices that are up,
-/// have MAC addresses, and lead to other machines.
+/// The devices on which to announce `address`: those that `interfaces` names. Without names, those with a network that
+/// contains the address, or all if no network does. All of them are wires that are up and have a MAC address.
 pub(super) fn places(
     network: &Network,
     patterns: &DevicePatterns,

@@ -7,8 +7,8 @@ use lb_ebpf::announce::{
     neighbour::{self, Advertisement},
 };
 
-/// The frames by which a node tells all machines that it has the address: for IPv4 both kinds of ARP announcement, because
-/// some machines heed only one.
+/// Unsolicited frames that announce the address to all machines of the network. For IPv4 these are an ARP request and
+/// an ARP reply, because some machines accept only one of them.
 pub(super) fn announcements(address: IpAddr, mac: [u8; 6]) -> Vec<Vec<u8>> {
     match address {
         IpAddr::V4(v4) => [Operation::Request, Operation::Reply]
@@ -18,7 +18,7 @@ pub(super) fn announcements(address: IpAddr, mac: [u8; 6]) -> Vec<Vec<u8>> {
     }
 }
 
-/// The multicast group by which others ask for the address; `None` for IPv4, which asks by broadcast.
+/// The solicited-node multicast group of an IPv6 address; `None` for IPv4, because ARP requests are broadcast.
 pub(super) fn group(address: IpAddr) -> Option<Ipv6Addr> {
     match address {
         IpAddr::V4(_) => None,

@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 /// The configured members.
 #[derive(Clone, Debug)]
 pub struct Members {
-    /// The address of each member, by name of its node; also that of this node.
+    /// UDP address of each member, this node included, by node name.
     pub addresses: BTreeMap<Arc<str>, SocketAddr>,
-    /// The key of their messages.
+    /// The key that authenticates their messages.
     pub key: Key,
-    /// What two members do that hear nothing of each other.
+    /// Whether two members that receive no message from each other both announce, or neither.
     pub prefer: Prefer,
 }
 
 /// A member as `--announce-member` names it: `NAME=ADDRESS:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Name of its node.
+    /// Name of the member's node.
     pub name: Arc<str>,
-    /// Where it receives messages.
+    /// UDP address at which the member receives messages.
     pub address: SocketAddr,
 }
 
@@ -39,9 +39,9 @@ impl FromStr for Member {
     }
 }
 
-/// Fewest bytes of a key.
+/// Shortest key, in bytes.
 const SHORTEST_KEY: usize = 16;
-/// Bytes of the code that authenticates a message: HMAC-SHA256.
+/// Length of a message's authentication code, in bytes: HMAC-SHA256.
 const TAG: usize = 32;
 
 /// The key that all members share.
@@ -55,7 +55,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads the key from a file. White space around it does not count.
+    /// Reads the key from a file, without leading and trailing white space.
     ///
     /// # Errors
     ///
@@ -73,14 +73,14 @@ impl Key {
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
     }
 
-    /// The bytes of a message: its code, then JSON.
+    /// Encodes a message: its authentication code, then JSON.
     pub(super) fn seal(&self, message: &Message) -> Vec<u8> {
         // A `Message` has no map with keys other than text, so it is always valid JSON.
         let text = serde_json::to_vec(message).unwrap_or_default();
         [hmac::sign(&self.0, &text).as_ref(), &text].concat()
     }
 
-    /// The message in these bytes; `None` unless a member has made them.
+    /// Decodes a message; `None` if the authentication code or the JSON is invalid.
     pub(super) fn open(&self, bytes: &[u8]) -> Option<Message> {
         let (tag, text) = bytes.split_at_checked(TAG)?;
         hmac::verify(&self.0, text, tag).ok()?;
@@ -88,7 +88,7 @@ impl Key {
     }
 }
 
-/// A message from one member to another. Both are named, so that no message counts for another member.
+/// A message from one member to another. It names both, so that a copy of it sent to another member is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Message {
     pub(super) from: String,
@@ -96,7 +96,7 @@ pub(super) struct Message {
     pub(super) body: Body,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Body {

@@ -7,8 +7,8 @@
 //!                        other members (UDP): the right to announce
 //! ```
 //!
-//! The programs answer while a record's deadline has not passed. A node without other members sets no deadline: its addresses
-//! are answered like its Services are served, also while no agent runs.
+//! The programs answer until a record's deadline. Without other members a record has no deadline, so the programs also
+//! answer while no agent runs.
 
 mod devices;
 mod frames;
@@ -44,38 +44,37 @@ pub use self::members::{Key, Member, Members};
 use self::{devices::Place, peers::Peers};
 use crate::daemon::state::State;
 
-/// Nanoseconds for which a node is silent after it has heard another machine claim an address: `DEFEND_INTERVAL` of RFC
-/// 5227.
+/// How long a node does not answer for an address that another machine has claimed: `DEFEND_INTERVAL` of RFC 5227.
 const HOLD_OFF: Nanos = 10_000_000_000;
-/// Interval of renewals, and of the repetition of announcements.
+/// Interval at which the task renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
 
-/// The Services with load balancers' addresses.
+/// The Services that have a load balancer's address, by name.
 pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 
-/// What the task reads.
+/// Inputs of the task.
 #[derive(Debug)]
 pub struct Sources {
-    /// Advertisements and pools; none with an API server as the source.
+    /// Advertisements and pools. The sender is closed if Services come from an API server.
     pub advertised: watch::Receiver<Advertised>,
-    /// Services with addresses.
+    /// The Services that have a load balancer's address.
     pub holders: watch::Receiver<HolderMap>,
-    /// Devices of the node.
+    /// Links and addresses of the node.
     pub network: watch::Receiver<Network>,
-    /// Whether the Services are in the kernel.
+    /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub synchronised: watch::Receiver<bool>,
 }
 
-/// What the task writes.
+/// The parts of the kernel that the task writes.
 #[derive(Debug)]
 pub struct Kernel {
-    /// The program on devices.
+    /// Attaches the program `tc_announce` to devices.
     pub attacher: AnnounceAttacher,
-    /// Records, and what the programs have heard.
+    /// The records that the programs read, and their counters of answers and conflicts.
     pub maps: Announcements,
 }
 
-/// An address that is announced by some node, as `announce list` shows it.
+/// An address that this node or another member announces, as `announce list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementReport {
@@ -87,58 +86,58 @@ pub struct AnnouncementReport {
     pub services: Vec<String>,
     /// The node that announces it, as far as this node knows.
     pub node: Option<String>,
-    /// Whether this node answers for it now.
+    /// Whether this node answers ARP requests and neighbour solicitations for the address now.
     pub here: bool,
-    /// The interfaces on which this node announces it, or would.
+    /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,
     /// When this node began to announce it.
     pub since: Option<Timestamp>,
-    /// Milliseconds until this node stops, unless the right is renewed; `None` if no other node may announce it.
+    /// Milliseconds until this node stops unless it renews its right; `None` without a right or without other members.
     pub expires_in_ms: Option<u64>,
-    /// Questions that this node has answered since it first announced the address.
+    /// ARP requests and neighbour solicitations for the address that this node has answered.
     pub answers: u64,
-    /// Claims of other machines that this node has heard while it announced the address.
+    /// Frames in which other machines claimed the address while this node announced it.
     pub conflicts: u64,
-    /// The MAC address of the last such claim.
+    /// MAC address of the machine that claimed the address last.
     pub conflict_mac: Option<String>,
 }
 
-/// The task.
+/// The task that announces addresses.
 #[derive(Debug)]
 pub struct Announcer {
     node: Arc<str>,
     patterns: DevicePatterns,
     sources: Sources,
     kernel: Kernel,
-    /// Opened when the first address is to be announced: it takes CAP_NET_RAW.
+    /// Opened when the first address is announced, because it needs `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
     peers: Option<Peers>,
     state: Arc<State>,
     candidacies: Vec<Candidacy>,
     /// Announcements of this node.
     held: BTreeMap<AnnounceKey, Held>,
-    /// Conflicts that were logged.
+    /// When the last logged conflict happened, so that each is logged once.
     logged: BTreeMap<AnnounceKey, Nanos>,
-    /// Whether the maps may hold what an earlier agent has written.
+    /// Whether the maps may still hold records of an earlier agent.
     first: bool,
-    /// Why the last update failed.
+    /// The error of the last update; `None` if it succeeded.
     failure: Option<String>,
 }
 
 /// An announcement of this node.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// [`Right::since`]
+    /// [`Right::since`] of the right to this announcement.
     right: Nanos,
-    /// When this node last began to answer: since it got the right, or after a conflict.
+    /// When this node last began to answer: when it got the right, or after a conflict.
     since: Nanos,
     mac: [u8; 6],
-    /// Announcements sent since then.
+    /// Announcements sent since `since`.
     sent: u64,
 }
 
 impl Announcer {
-    /// The task of a node; without `members` the node shares its addresses with no other.
+    /// Creates the task. Without `members`, this node announces all addresses.
     ///
     /// # Errors
     ///
@@ -170,21 +169,21 @@ impl Announcer {
     ///
     /// # Errors
     ///
-    /// A map cannot be read or written, or another task has ended.
+    /// The records of an earlier agent cannot be deleted, or another task has ended.
     pub async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         self.elect();
         if self.peers.is_some() {
-            // What an earlier agent had the right to is not known.
+            // The rights of an earlier agent are unknown, so its records are deleted.
             self.kernel.maps.set(&BTreeMap::new())?;
         }
         loop {
             let busy = self.peers.is_some() || !self.candidacies.is_empty();
             let Sources { advertised, holders, network, synchronised } = &mut self.sources;
             tokio::select! {
-                // Fails with an API server as the source: then nobody advertises, and the task only withdraws what an agent with
-                // a folder has announced.
+                // Fails if Services come from an API server. The task then only withdraws what an agent with a folder
+                // has announced.
                 Ok(()) = advertised.changed() => {}
                 changed = holders.changed() => changed?,
                 changed = network.changed() => changed?,
@@ -203,7 +202,7 @@ impl Announcer {
         }
     }
 
-    /// Computes which addresses are announced by which nodes.
+    /// Computes which nodes may announce which addresses.
     fn elect(&mut self) {
         let Sources { advertised, holders, synchronised, .. } = &mut self.sources;
         let nodes: Vec<Arc<str>> = match &self.peers {
@@ -221,7 +220,8 @@ impl Announcer {
         }
     }
 
-    /// Asks the other members, once the data plane no longer answers for what this node gives back.
+    /// Sends questions to the other members. Updates the records first, so that the programs no longer answer for
+    /// addresses that this node gives back.
     fn tick(&mut self) {
         let questions = self.peers.as_mut().map(|peers| peers.tick(Announcements::now()));
         if !self.apply() {
@@ -232,8 +232,8 @@ impl Announcer {
         }
     }
 
-    /// Brings everything up to date; returns whether that succeeded. After a failure the next tick tries again; deadlines end
-    /// what could not be written.
+    /// Calls [`Self::update`] and returns whether it succeeded. After a failure the next tick tries again; meanwhile
+    /// the records in the kernel expire at their deadlines.
     fn apply(&mut self) -> bool {
         let failure = self.update().err().map(|error| error.to_string());
         if failure != self.failure {
@@ -246,10 +246,10 @@ impl Announcer {
         self.failure.is_none()
     }
 
-    /// Brings devices, records and announcements up to date.
+    /// Updates programs on devices and records, and sends announcements.
     fn update(&mut self) -> Result<(), DatapathError> {
         if self.first && !*self.sources.synchronised.borrow() {
-            // What an earlier agent has announced stays, until the Services are known.
+            // Records of an earlier agent stay until the Services are known.
             return Ok(());
         }
         let now = Announcements::now();
@@ -276,7 +276,7 @@ impl Announcer {
         Ok(())
     }
 
-    /// The devices of this node on which it announces each address, or would.
+    /// The devices on which this node announces each address, or would if it had the right to.
     fn places(&self) -> BTreeMap<AnnounceKey, Place> {
         let network = self.sources.network.borrow();
         let mine = self.candidacies.iter().filter(|candidacy| candidacy.nodes.contains(&self.node));
@@ -288,7 +288,7 @@ impl Announcer {
         mine.flat_map(of).collect()
     }
 
-    /// Attaches the program to the devices, and receives the groups by which others ask there.
+    /// Attaches the program to the devices, and joins the multicast groups of neighbour solicitations there.
     fn serve(&mut self, places: &BTreeMap<AnnounceKey, Place>) -> Result<(), DatapathError> {
         let devices: BTreeSet<u32> = places.keys().map(|key| key.device).collect();
         for (device, error) in self.kernel.attacher.sync(&devices)? {
@@ -311,7 +311,7 @@ impl Announcer {
         Ok(())
     }
 
-    /// The addresses that this node may announce now.
+    /// The addresses that this node may announce now, with its rights.
     fn rights(&mut self, now: Nanos) -> BTreeMap<IpAddr, Right> {
         if let Some(peers) = &mut self.peers {
             return peers.leases().rights(now).collect();
@@ -320,7 +320,8 @@ impl Announcer {
         self.candidacies.iter().map(|candidacy| (candidacy.address, alone)).collect()
     }
 
-    /// The announcement of an address on a device, begun anew after a conflict once the hold-off is over.
+    /// The announcement of an address on a device: the current one, or a new one for a new right or MAC address, or
+    /// once the hold-off after a conflict is over.
     fn hold(
         &mut self,
         key: AnnounceKey,
@@ -364,7 +365,7 @@ impl Announcer {
         }
     }
 
-    /// Tells `status` and `announce list`.
+    /// Updates the report for `status` and `announce list`.
     fn report(
         &self,
         places: &BTreeMap<AnnounceKey, Place>,
@@ -416,7 +417,8 @@ impl Announcer {
         }
     }
 
-    /// The node that announces the address, as far as this one knows. The best node may be this one, before it has the right.
+    /// The node that announces the address, as far as this node knows; `None` if that should be this node, which does
+    /// not have the right yet.
     fn owner(&self, address: IpAddr, right: Option<&Right>, now: Nanos) -> Option<&Arc<str>> {
         match &self.peers {
             Some(peers) if right.is_none() => peers.owner(address, now).filter(|owner| **owner != self.node),

@@ -15,10 +15,10 @@ use tracing::debug;
 
 use super::members::{Body, Key, Members, Message};
 
-/// Bytes of the longest message.
+/// Size of the receive buffer, in bytes.
 const LONGEST: usize = 2_048;
 
-/// The other members, and this one's part in the protocol.
+/// The other members, and the state of this member in the protocol.
 #[derive(Debug)]
 pub(super) struct Peers {
     node: Arc<str>,
@@ -29,15 +29,16 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Opens the socket at the address of this node.
+    /// Opens the UDP socket at the address of this node.
     pub(super) fn open(node: Arc<str>, members: Members) -> anyhow::Result<Self> {
         let Members { mut addresses, key, prefer } = members;
         let own = addresses.remove(&node).context("this node is not among the members")?;
         let socket = UdpSocket::bind(own)
             .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
         socket.set_nonblocking(true)?;
-        // The clock since boot is larger than the number of any question of an earlier agent. After a reboot it is smaller;
-        // the others accept that, because they have not heard of this node for longer than they keep promises.
+        // Nanoseconds since boot are greater than the number of any question of an earlier agent. After a reboot they
+        // are smaller, which the other members accept, because they keep promises for a shorter time than a reboot
+        // takes.
         let now = Announcements::now();
         let start = (now, now);
         let leases =
@@ -54,17 +55,17 @@ impl Peers {
         &mut self.leases
     }
 
-    /// The member that should announce an address.
+    /// The member that should announce the address.
     pub(super) fn owner(&self, address: IpAddr, now: Nanos) -> Option<&Arc<str>> {
         self.leases.owner(address, now)
     }
 
-    /// The next questions.
+    /// The questions that are due.
     pub(super) fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         self.leases.tick(now)
     }
 
-    /// Sends questions to all other members. What is lost is asked again at the next tick.
+    /// Sends questions to all other members. The next tick repeats lost ones.
     pub(super) fn send(&self, questions: &[Ask]) {
         for (name, address) in &self.others {
             for question in questions {
@@ -80,7 +81,7 @@ impl Peers {
         }
     }
 
-    /// Handles the next messages; without members waits for ever.
+    /// Handles the next messages; waits forever without members.
     pub(super) async fn receive(peers: Option<&mut Self>) {
         let Some(peers) = peers else { return future::pending().await };
         let mut bytes = [0; LONGEST];

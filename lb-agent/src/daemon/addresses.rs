@@ -1,4 +1,5 @@
-//! The task that gives addresses to the load balancers of the cluster, and what it shows of itself.
+//! The task that assigns addresses to the cluster's Services of type LoadBalancer, and its report for `status` and
+//! metrics.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -20,7 +21,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Spawns the controller if `--load-balancer-controller` asks for it.
+/// Spawns the controller if `--load-balancer-controller` is set.
 pub(super) fn spawn(
     config: &Config,
     service_cidrs: watch::Receiver<Vec<IpNet>>,

@@ -13,10 +13,10 @@ use super::state::State;
 use crate::metrics::Metrics;
 use lb_datapath::{Anchor, DatapathError, SocketAttacher};
 
-/// Interval between two checks, of some fifty system calls each.
+/// Interval between two checks. A check takes about fifty system calls.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What the task looks after. (Links of programs on devices: `devices`.)
+/// The pins that the task keeps. The task in `devices` keeps the links of programs on devices.
 #[derive(Debug)]
 pub(super) struct Pins {
     pub(super) anchor: Anchor,
@@ -25,9 +25,9 @@ pub(super) struct Pins {
     pub(super) synchronised: watch::Receiver<bool>,
 }
 
-/// Runs while the BPF file system is in place, and restores pins that somebody has removed. When the file system is
-/// gone, the task pins everything on the one that is at the path then, and ends, so that the agent is restarted. If that
-/// fails, the task keeps trying: without pins the data plane ends with the agent.
+/// Runs while the BPF file system is in place, and restores removed pins. When the file system is gone, the task copies
+/// all pins to the file system that is then at the path (it mounts one if there is none), and ends, so that the agent
+/// is restarted. If copying fails, the task keeps trying: without pins the data plane ends with the agent.
 pub(super) async fn run(pins: Pins, state: Arc<State>, metrics: Arc<Metrics>) -> anyhow::Result<Infallible> {
     let bpffs = pins.anchor.bpffs().display();
     loop {

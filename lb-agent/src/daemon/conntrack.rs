@@ -263,8 +263,8 @@ async fn delete_flows(
     }))
 }
 
-/// Deletes connections that are masqueraded with an address that the node has lost, as the kernel does: no answer of
-/// their backends can arrive. First waits for a grace period, because programs may still use the address.
+/// Deletes connections that are masqueraded with an address that the node has lost, as the kernel does: replies of
+/// their backends can no longer arrive. First waits for a grace period, because programs may still use the address.
 async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), DatapathError>> {
     let deleted = task::spawn_blocking(move || {
         grace::wait()?;

@@ -113,7 +113,8 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // After a failure the change is still unread: waiting for a change would return at once.
+                // Waiting for a change does not suit: after a failed read it returns early, after a failed attachment
+                // too late.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

@@ -1,8 +1,8 @@
 //! IPsec policies that replies from Services bypass.
 //!
-//! The kernel looks up an out policy when it routes a reply, which has the address of its endpoint then, and the programs
-//! give it the virtual address later. So a policy for the virtual address would not encrypt it. The clients behind such a
-//! policy are denied instead, and their connections deleted: nothing leaves in clear text.
+//! The kernel looks up the out policy when it routes a reply. At that time the reply's source is still the endpoint;
+//! the programs write the virtual address later, so a policy for the virtual address does not encrypt the reply. The
+//! agent therefore denies the clients behind such a policy and deletes their connections: no reply leaves unencrypted.
 
 use std::{future, path::PathBuf};
 
@@ -16,9 +16,9 @@ pub(super) struct Ipsec {
     bpffs: PathBuf,
     conntrack: Conntrack,
     watcher: Option<PolicyWatcher>,
-    /// The policies of the last successful look.
+    /// The bypassed policies that were found last.
     bypassed: Vec<OutPolicy>,
-    /// The policies whose clients have no connections left.
+    /// The policies whose clients' connections were deleted.
     ended: Vec<OutPolicy>,
 }
 
@@ -34,8 +34,8 @@ impl Ipsec {
         })
     }
 
-    /// Looks for policies. Returns the networks of clients that must be denied, and conditions. After a failure, the
-    /// policies of the last look stay in force.
+    /// Finds bypassed policies. Returns the networks of clients that must be denied, and conditions. After a failure,
+    /// the policies that were found last stay in force.
     pub(super) fn denied(&mut self) -> (Vec<IpNet>, Vec<String>) {
         let mut conditions = Vec::new();
         match bypassed_policies(&self.bpffs) {

@@ -8,11 +8,11 @@ use crate::cli::LogFormat;
 
 /// The filter for log lines of the BPF programs. It passes all of them, because the loader has set their level.
 const BPF: &str = "lb::=trace";
-/// The client of the API server logs every failed attempt; the source of Services logs the problem once instead.
+/// The client of the API server logs every failed attempt; the source of Services logs the error once instead.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
 
-/// Starts the log with `filter`, else `RUST_LOG`, else `default`. All lines of the BPF programs are logged; those of
-/// the client of the API server only if the filter names it.
+/// Starts the log. The filter is `filter`, or `RUST_LOG` without it, or `default` without both. All lines of the BPF
+/// programs are logged; those of the client of the API server only if the filter names it.
 pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     let from_environment = || EnvFilter::try_from_default_env().ok();
     let filter =

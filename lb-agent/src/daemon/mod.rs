@@ -4,7 +4,7 @@
 //! source ─────events──▶ writer ──steps──▶ SERVICES, BACKENDS, …      conntrack: expiry, stale UDP flows
 //!     │                 ▲  └──stale UDP frontends──▶ conntrack       devices: programs on devices, INSIDE_DEVICES
 //!     ├──Node object──▶ node ──▶ SETTINGS     node ◀──addresses── devices
-//!     └──problems──▶   State  ◀── healthz, metrics, status socket
+//!     └──conditions──▶ State  ◀── healthz, metrics, status socket
 //! ```
 //!
 //! If one task ends, the agent ends with its error. The programs and maps stay in the kernel and keep serving.

@@ -1,5 +1,5 @@
-//! Updates the settings of the data plane and the plan when addresses of the node, its Node object or the address
-//! ranges of the cluster change.
+//! Updates the settings of the data plane when addresses of the node, its Node object or the address ranges of the
+//! cluster change, and sends the facts that the plan needs to the writer.
 
 use std::{
     collections::BTreeSet, convert::Infallible, future, net::IpAddr, ops::RangeInclusive, sync::Arc,
@@ -241,8 +241,9 @@ impl Node {
         ))
     }
 
-    /// If packets to unassigned cluster IPs may be dropped, adds routes that keep untranslated packets to cluster IPs
-    /// on the node, and lead them to the catch device; else removes routes and device. Returns conditions if that fails.
+    /// If packets to unassigned cluster IPs may be dropped, adds the catch device with routes that lead untranslated
+    /// packets to cluster IPs there, and unreachable routes for when it is missing. Otherwise removes them. Returns a
+    /// condition for each part that fails.
     fn catch_untranslated(&mut self, settings: &Settings) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };

@@ -181,7 +181,8 @@ fn wire() -> (Senders, Receivers) {
     (senders, receivers)
 }
 
-/// Spawns every task. The servers come after the devices: an agent that answers has its programs on every device.
+/// Spawns every task. The servers start after the devices, so that `/healthz` answers only once programs are on every
+/// device.
 fn spawn(
     config: Config,
     mut opened: Opened,

@@ -28,7 +28,7 @@ pub struct Report {
     pub node_name: String,
     /// When the agent started.
     pub started: Timestamp,
-    /// Whether all objects that existed at the start are in the kernel.
+    /// Whether a synchronisation has completed: all objects that existed at the start are in the kernel.
     pub synchronised: bool,
     /// Whether the agent has synchronised at least once, and no change has waited for too long. If the node is also
     /// eligible, `/healthz` answers 200.
@@ -38,9 +38,9 @@ pub struct Report {
     pub node_eligible: bool,
     /// Time of the last complete synchronisation.
     pub last_sync: Option<Timestamp>,
-    /// Service ports in the kernel.
+    /// Number of service ports in the kernel.
     pub services: usize,
-    /// Backends of all service ports in the kernel.
+    /// Number of backends of all service ports in the kernel.
     pub endpoints: usize,
     /// Map updates that the last synchronisation left undone, plus Services that wait for room.
     pub pending: usize,
@@ -61,20 +61,21 @@ pub struct Report {
     /// Full maps and exhausted ports. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
-    /// Who gives addresses to load balancers; `None` without `--load-balancer-controller`. Older agents do not report it.
+    /// State of the controller that assigns addresses to load balancers; `None` without `--load-balancer-controller`.
+    /// Older agents do not report it.
     #[serde(default)]
     pub load_balancers: Option<LoadBalancerReport>,
 }
 
-/// Who gives addresses to the load balancers of the cluster.
+/// State of the controller that assigns addresses to the cluster's Services of type LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerReport {
-    /// The node of the agent that is elected to; `None` while there is none.
+    /// Node of the elected agent; `None` while no agent is elected.
     pub leader: Option<String>,
-    /// Whether that is this agent.
+    /// Whether this agent is the elected one.
     pub is_here: bool,
-    /// The pools; empty where the agent is not elected.
+    /// The pools; empty unless this agent is elected.
     pub pools: Vec<PoolReport>,
 }
 
@@ -83,9 +84,9 @@ pub struct LoadBalancerReport {
 pub struct PoolReport {
     /// The name of the pool.
     pub name: String,
-    /// Addresses that Services have.
+    /// Number of addresses that are assigned to Services.
     pub used: u64,
-    /// All addresses of the pool that Services may have.
+    /// Number of addresses that the pool can assign.
     pub total: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Traffic of Services for the metrics. The connection tracking task counts it; names are looked up on each scrape.
+//! Traffic of Services for the metrics. The connection tracking task counts it; each scrape looks up the names.
 
 use std::{
     collections::BTreeMap,
