@@ -417,8 +417,8 @@ impl Announcer {
         }
     }
 
-    /// The node that announces the address, as far as this node knows; `None` if that should be this node, which does
-    /// not have the right yet.
+    /// The node that announces the address, as far as this node knows; `None` if it knows none, or if that should be
+    /// this node, which does not have the right yet.
     fn owner(&self, address: IpAddr, right: Option<&Right>, now: Nanos) -> Option<&Arc<str>> {
         match &self.peers {
             Some(peers) if right.is_none() => peers.owner(address, now).filter(|owner| **owner != self.node),

@@ -44,7 +44,7 @@ enum Occurrence {
         service: ObjectName,
         why: String,
     },
-    /// What happened to the address of a load balancer.
+    /// A notice of the controller that assigns addresses to load balancers.
     Address(Notice),
 }
 
@@ -131,7 +131,7 @@ impl Publisher {
     }
 }
 
-/// The Event; those that kube-proxy emits have its words.
+/// The Event. `Starting` and `FailedToStartServiceHealthcheck` have the type and reason that kube-proxy emits.
 fn event(occurrence: &Occurrence) -> Event {
     let (type_, reason, action, note) = match occurrence {
         Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),

@@ -2,7 +2,7 @@
 //!
 //! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes and keeps only
 //! the name and version of each object. While the API server is unreachable, the last known state stays in force.
-//! `docs/kubernetes.md` says what the agent does when something fails. [`addresses`] is a task of its own, which gives
+//! `docs/kubernetes.md` says what the agent does when something fails. [`addresses`] is a separate task, which assigns
 //! addresses to load balancers.
 
 pub mod addresses;

@@ -28,7 +28,7 @@ impl<S> Paced<S> {
         Self { inner, begins: Arc::default() }
     }
 
-    /// Returns when a request may be sent.
+    /// The earliest time at which the request may be sent.
     fn begin(&self, request: &Request<Body>) -> Instant {
         let now = Instant::now();
         let uri = request.uri();

@@ -41,11 +41,11 @@ pub struct Published {
 /// How long the first write waits for the Node after everything else was listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Watches the API server until the receiver of `events` is dropped. Sends changes; when all Services and EndpointSlices
-/// were listed, [`SourceEvent::CompleteBut`] with the Services that have an object which was never readable, and then
-/// [`SourceEvent::Synchronised`] once; [`SourceEvent::Complete`] as soon as there are no such Services. `node_name` is
-/// the name of this node's Node object. The zone of the Node is sent before the first write, which waits a few seconds
-/// for the API server to return the Node or to answer that it does not exist.
+/// Watches the API server until the receiver of `events` is dropped. Sends changes. When all Services and
+/// EndpointSlices are listed, sends [`SourceEvent::Complete`], or [`SourceEvent::CompleteBut`] with the Services that
+/// have a never readable object, then [`SourceEvent::Synchronised`] once. Sends `Complete` later, as soon as no such
+/// Service is left. `node_name` is the name of this node's Node object. The zone of the Node is sent before the first
+/// write, which waits a few seconds for the API server to return the Node or to answer that it does not exist.
 ///
 /// # Errors
 ///

@@ -45,8 +45,8 @@ impl<K: Kind> Watch<K> {
         Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
     }
 
-    /// Waits for the next event; returns its changes, perhaps none. `None` would be the end, which never comes.
-    /// Cancel-safe.
+    /// Waits for the next event; returns its changes, perhaps none. `None` means that the watch has ended, which never
+    /// happens. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Vec<K::Change>> {
         let event = match &self.failure {
             Some((_, last)) => match timeout_at(*last + QUIET, self.stream.next()).await {

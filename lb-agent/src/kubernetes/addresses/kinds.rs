@@ -1,4 +1,4 @@
-//! The kinds that the controller watches.
+//! The kinds of objects that the controller of addresses watches.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use super::super::{kind::Kind, watched::Read};
 
-/// A Service of any type: those that are no load balancers may have an address from before.
+/// A Service of any type: one that is no longer of type LoadBalancer may still have an address.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(super) struct AnyService(pub(super) api::Service);
@@ -43,7 +43,7 @@ impl Kind for AnyService {
     }
 }
 
-/// A namespace, of which only the labels matter.
+/// A namespace, reduced to its labels.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Namespace {
     #[serde(default)]

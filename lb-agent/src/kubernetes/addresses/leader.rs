@@ -1,4 +1,4 @@
-//! The agent in office: watches pools, Services and namespaces, and writes the addresses of Services.
+//! The work of the elected agent: it watches pools, Services and namespaces, and writes the addresses of Services.
 
 use std::{
     future,
@@ -37,12 +37,12 @@ use crate::kubernetes::{
     watch::Watch,
 };
 
-/// Writes that are under way at the same time.
+/// Most writes that run at the same time.
 const PARALLEL: usize = 8;
-/// The pause before a write that has failed is computed again, unless the Service changes before.
+/// The longest pause before failed writes are computed again: any change of a watched object does so earlier.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Leads whenever it is this agent's term, for ever.
+/// Runs a [`Leader`] during each term of this agent, forever.
 pub(super) async fn serve(
     client: &Client,
     options: &AddressOptions,
@@ -105,10 +105,10 @@ struct Leader<'a> {
     controller: Controller,
     server: ServerConditions,
     pools: Watch<IpAddressPool>,
-    /// Watched from the first pool on.
+    /// `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
-    /// When writes that have failed are computed again.
+    /// When failed writes are computed again.
     again: Option<Instant>,
 }
 
@@ -170,14 +170,14 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Tells the controller which networks no pool may overlap.
+    /// Sets the networks that no pool may overlap.
     fn reserve(&mut self) {
         let cidrs = self.service_cidrs.borrow_and_update().clone();
         let reserved = cidrs.iter().chain(&self.options.reserved).map(|net| (*net).into()).collect();
         self.controller.set_reserved(reserved);
     }
 
-    /// Begins to watch Services once there is a pool: without one, the controller costs the API server nothing.
+    /// Begins to watch Services and namespaces once there is a pool, to spare the API server these watches without one.
     fn watch_services(&mut self) {
         if self.services.is_none() && self.controller.has_pools() {
             let beginning = SystemTime::UNIX_EPOCH;
@@ -186,7 +186,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Whether all addresses in use are known. A Service that cannot be read may have one.
+    /// Whether the controller knows all addresses in use. An unreadable Service may have one that it does not know.
     fn knows_all(&self) -> bool {
         let services =
             self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());
@@ -237,7 +237,7 @@ impl<'a> Leader<'a> {
     }
 }
 
-/// The changes of a watch; none for ever before it has begun.
+/// Waits for changes of a watch; forever if it is `None`.
 async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K::Change>> {
     match watch {
         Some(watch) => watch.next().await,
@@ -263,7 +263,7 @@ async fn send(
     if end.is_none_or(|end| end < Instant::now() + limit) {
         return Err("the term of this agent ends".to_owned());
     }
-    // The answer is the whole Service, of which nothing is needed.
+    // The API server answers with the whole Service; only its metadata are read.
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), &write.service.namespace);
     let patch = Patch::Merge(body(write));
     match timeout(limit, api.patch_status(&write.service.name, &PatchParams::default(), &patch)).await {

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::{AddressOptions, AddressReport, Term, update};
 
-/// The Lease of the controller for Services without a class.
+/// Name of the Lease of the controller for Services without a class.
 const LEASE: &str = "lb-agent-addresses";
 
 /// The name of the Lease: each class has its own controller.
@@ -28,7 +28,7 @@ pub(crate) fn lease_name(class: Option<&str>) -> String {
     )
 }
 
-/// Stands for election for ever, and sends the term of this agent.
+/// Takes part in the election forever, and sends the term of this agent after each attempt.
 pub(super) async fn stand(
     client: Client,
     namespace: &str,
@@ -65,7 +65,7 @@ pub(super) async fn stand(
     }
 }
 
-/// The identity of this process: an agent that starts again on the same node is another one.
+/// The identity of this process. An agent that restarts on the same node gets a new one.
 fn identity(node: &str) -> String {
     let started = Timestamp::now().as_microsecond();
     format!("{node}_{}-{started:x}", std::process::id())
@@ -81,7 +81,7 @@ struct Candidate {
     name: String,
     me: String,
     timing: Timing,
-    /// The moment from which the election counts.
+    /// When the clock of the election began.
     start: Instant,
     election: Election,
 }
@@ -91,7 +91,7 @@ impl Candidate {
         self.start.elapsed()
     }
 
-    /// Reads the Lease, and bids if that is due.
+    /// Reads the Lease, and acquires or renews it if that is due.
     async fn turn(&mut self) -> Result<(), String> {
         let limit = self.timing.request;
         let found = within(limit, self.api.get_opt(&self.name)).await?;
@@ -134,7 +134,7 @@ impl Candidate {
             },
             spec: Some(coordination::LeaseSpec {
                 holder_identity: Some(self.me.clone()),
-                // A fraction would be lost: followers then wait a whole second longer.
+                // The field holds whole seconds. A fraction is rounded up, so that followers never wait too short.
                 lease_duration_seconds: Some(
                     i32::try_from(self.timing.lease.as_millis().div_ceil(1000)).unwrap_or(i32::MAX),
                 ),

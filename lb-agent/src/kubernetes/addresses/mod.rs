@@ -1,8 +1,8 @@
-//! Gives addresses from MetalLB's `IPAddressPool`s to the Services of a cluster.
+//! Assigns addresses from MetalLB's `IPAddressPool`s to the Services of a cluster.
 //!
-//! Every agent with `--load-balancer-controller` stands for election by a Lease ([`lease`]). The one that leads watches
-//! pools, and once there is one, Services and namespaces ([`leader`]); it writes what
-//! [`lb_core::load_balancer::Controller`] decides. All others only read the Lease every few seconds.
+//! Every agent with `--load-balancer-controller` takes part in an election through a Lease ([`lease`]). The elected
+//! agent watches pools and, once there is one, Services and namespaces ([`leader`]); it writes what
+//! [`lb_core::load_balancer::Controller`] decides. All others only read the Lease every 5 s.
 
 mod kinds;
 mod leader;
@@ -19,7 +19,7 @@ use super::{
     events::Events,
 };
 
-/// What the controller is to do.
+/// Options of the controller.
 #[derive(Clone, Debug)]
 pub struct AddressOptions {
     /// The name of this node, for the Lease.
@@ -28,7 +28,7 @@ pub struct AddressOptions {
     pub class: Option<String>,
     /// Networks of cluster IPs and pods from the configuration; no pool may overlap them.
     pub reserved: Vec<IpNet>,
-    /// How long the Lease lasts.
+    /// Intervals of the election.
     pub timing: Timing,
 }
 
@@ -37,23 +37,23 @@ pub struct AddressOptions {
 pub struct AddressReport {
     /// The node of the agent that holds the Lease.
     pub leader: Option<String>,
-    /// Whether that is this agent.
+    /// Whether this agent holds the Lease.
     pub is_here: bool,
-    /// What is wrong with pools and Services; empty where the agent does not lead.
+    /// Conditions of pools, Services and the API server; empty unless this agent holds the Lease.
     pub conditions: Vec<String>,
-    /// How many addresses of each pool are in use; empty where the agent does not lead.
+    /// How many addresses of each pool are in use; empty unless this agent holds the Lease.
     pub pools: Vec<PoolUsage>,
 }
 
-/// When this agent leads, as far as it knows now.
+/// The period in which this agent leads. Each renewal of the Lease moves the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Term {
     begin: Instant,
     end: Instant,
 }
 
-/// Gives addresses whenever this agent leads, for ever. `service_cidrs` are the ranges of cluster IPs that the API server
-/// names, which no pool may overlap.
+/// Takes part in the election and assigns addresses while this agent leads, forever. `service_cidrs` are the ranges of
+/// cluster IPs that the API server names; no pool may overlap them.
 ///
 /// # Errors
 ///
