@@ -144,23 +144,26 @@ impl Datapath {
         PortReservation::new(self.folder.clone())
     }
 
-    /// Attaches the tc programs to devices, in the network namespace of this thread. Use one instance at a time.
+    /// A handle that attaches the tc programs to devices, in the network namespace of this thread. Use one instance at
+    /// a time.
     pub fn attacher(&self) -> Result<Attacher, DatapathError> {
         Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
 
-    /// Attaches the XDP program to devices, in the network namespace of this thread. Use one instance at a time.
+    /// A handle that attaches the XDP program to devices, in the network namespace of this thread. Use one instance at
+    /// a time.
     pub fn xdp_attacher(&self) -> XdpAttacher {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
-    /// Attaches the program that answers for announced addresses, in the network namespace of this thread. Use one instance
-    /// at a time.
+    /// A handle that attaches the program that answers for announced addresses to devices, in the network namespace of
+    /// this thread. Use one instance at a time.
     pub fn announce_attacher(&self) -> Result<AnnounceAttacher, DatapathError> {
         AnnounceAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
 
-    /// Opens the addresses that the node announces. The handle stays valid without this [`Datapath`]. Use one at a time.
+    /// Opens the addresses that the node announces. The handle stays valid without this [`Datapath`]. Use one at a
+    /// time.
     pub fn announcements(&self) -> Result<Announcements, DatapathError> {
         Announcements::open(&self.folder)
     }

@@ -35,7 +35,7 @@ pub enum DatapathError {
          (mount -t bpf bpf {0}), and `lb-agent run` mounts one itself; or give the --bpffs that the agent was started with"
     )]
     NotMounted(PathBuf),
-    /// Pins of maps were removed.
+    /// Some maps of the data plane have no pin.
     #[error(
         "somebody removed the pins of maps in {folder}: {maps}. A running agent pins them again within a second, if it \
          can: its log says why not. If none runs, programs on devices go on with these maps; restart `lb-agent run`, \
@@ -85,7 +85,7 @@ pub enum DatapathError {
         /// The device.
         device: String,
     },
-    /// A device hides VLAN tags from XDP programs, and has VLANs.
+    /// A device has VLANs and strips their tags before XDP programs see the frames.
     #[error(
         "XDP would serve frames of any VLAN on {device}, because the device takes VLAN tags out of frames, and has VLAN \
          devices: switch that off (ethtool -K {device} rxvlan off), or use --xdp off"
@@ -168,7 +168,7 @@ impl DatapathError {
     }
 }
 
-/// Advice about an error of the kernel, if there is any.
+/// Advice about an error of the kernel; empty if there is none.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_BPF and CAP_NET_ADMIN)",
@@ -180,7 +180,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// The error and its causes.
+/// The error and its causes, joined by `: `.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source())
         .map(ToString::to_string)

@@ -1,7 +1,9 @@
-//! The program that answers for announced addresses, on the ingress of the devices where the node announces some.
+//! Attaches the program that answers ARP requests and neighbour solicitations for announced addresses, at tc ingress of
+//! the devices on which the node announces any.
 //!
-//! It runs before the program that serves Services, so that no other device's packets pay for it. Its links are pinned, as
-//! those of the other programs; what it answers depends on the map `ANNOUNCED` alone.
+//! It is a separate program, so that packets of other devices do not pay for it, and runs before the program that
+//! serves Services. Its links are pinned, like those of the other programs. The map `ANNOUNCED` alone decides what it
+//! answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +29,8 @@ use crate::{
     net::netlink::Netlink,
 };
 
-/// Keeps the program on devices, in the network namespace of the thread that created it. Use one instance at a time.
+/// Attaches the program to devices, in the network namespace of the thread that created this attacher. Use one instance
+/// at a time.
 #[derive(Debug)]
 pub struct AnnounceAttacher {
     folder: Folder,
@@ -50,8 +53,9 @@ impl AnnounceAttacher {
         Ok(Self { folder, programs, mode, netlink, attached: BTreeMap::new(), first: true })
     }
 
-    /// Attaches the program to exactly these devices, given by interface index, which must have an Ethernet header; attaches
-    /// it again where another process has detached it. Returns the devices that could not get it; the next call tries again.
+    /// Attaches the program to exactly these devices, given by interface index, which must have an Ethernet header;
+    /// attaches it again where another process has detached it. Returns the devices that could not get it; the next
+    /// call tries again.
     pub fn sync(&mut self, devices: &BTreeSet<u32>) -> Result<Vec<(u32, DatapathError)>, DatapathError> {
         let mut failed = Vec::new();
         for index in devices {
@@ -132,10 +136,10 @@ impl AnnounceAttacher {
     }
 }
 
-/// What follows the interface index in the name of a pin.
+/// The end of the name of a pin, after the interface index.
 const SUFFIX: &str = "-announce";
 
-/// Parses the name of a pin, such as `7-announce`.
+/// Parses the name of a pin, such as `7-announce`, into the interface index.
 fn parse_pin(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.parse().ok()
 }

@@ -1,8 +1,8 @@
 //! Programs on the tc hooks of devices: by tcx links, or by clsact filters if the kernel has no tcx.
 //!
-//! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, and no
-//! packet passes without a program in between. Our programs run first at ingress and last at egress, so that other
-//! programs see consistent addresses.
+//! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, so our
+//! programs process every packet meanwhile. They run first at ingress and last at egress, so that other programs see
+//! consistent addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,7 +82,7 @@ pub struct SyncReport {
     pub failed: Vec<(AttachPoint, DatapathError)>,
 }
 
-/// Keeps programs on devices, in the network namespace of the thread that created it.
+/// Attaches programs to devices, in the network namespace of the thread that created this attacher.
 #[derive(Debug)]
 pub struct Attacher {
     folder: Folder,

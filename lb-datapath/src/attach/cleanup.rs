@@ -55,7 +55,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     Ok(removed)
 }
 
-/// Removes what keeps untranslated packets to cluster IPs on the node.
+/// Removes the unreachable routes and the catch device, which keep untranslated packets to cluster IPs on the node.
 fn release_routes() -> Result<(), DatapathError> {
     UnreachableRoutes::release()?;
     CatchDevice::release()

@@ -22,13 +22,14 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// What our filter does; a hook has at most one for each.
+/// The job of one of our filters. A hook has at most one filter for each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Serves Services.
     Serve,
-    /// Answers for announced addresses. The filter is created after that of [`Role::Serve`], with the same priority: the
-    /// kernel runs the filter first that was created last.
+    /// Answers ARP requests and neighbour solicitations for announced addresses. This filter is created after that of
+    /// [`Role::Serve`], with the same priority, so it runs first: the kernel runs such filters in reverse order of
+    /// creation.
     Announce,
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::bpf::sys::{Position, Tcx};
 
-/// The direction of packets on a device, as its host sees it.
+/// The direction of packets on a device, as the host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// Packets that arrive through the device.

@@ -8,8 +8,8 @@ use crate::{
 };
 
 /// Puts `program` into the link pinned at `path` and returns the kernel's description of the link, if `is_current`
-/// accepts it, that is, if the link is on the hook that `path` names. Removes a stale pin, for example one of a device whose
-/// index another device has now.
+/// accepts it, that is, if the link is on the hook that `path` names. Removes a stale pin, for example one of a device
+/// whose index another device has now.
 pub(crate) fn adopt(
     path: &Path,
     program: &LoadedProgram,
@@ -26,8 +26,8 @@ pub(crate) fn adopt(
         bpffs::unpin(path)?;
         return Ok(None);
     }
-    // If the link has this program already, the kernel ignores the update of a tcx or XDP link; a cgroup link stores the
-    // same program again.
+    // If the link has this program already, the kernel ignores the update of a tcx or XDP link; a cgroup link stores
+    // the same program again.
     sys::update_link(link.as_fd(), program.fd())
         .map_err(|error| DatapathError::file("replace the program of the pinned link", path, error))?;
     Ok(Some(info))

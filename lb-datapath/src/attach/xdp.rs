@@ -75,7 +75,7 @@ impl XdpMode {
 pub struct XdpAttacher {
     folder: Folder,
     programs: Arc<Programs>,
-    /// Modes whose program the kernel has refused, with the reason. It will not accept them later.
+    /// Modes whose program the kernel has refused, with the reason. The agent does not try them again.
     refused: BTreeMap<XdpMode, String>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
@@ -96,7 +96,7 @@ impl XdpAttacher {
         self.attached.get(&index).copied()
     }
 
-    /// Whether frames leave through this device that the program on it sends back.
+    /// Whether frames that the program on this device sends back (`XDP_TX`) leave through it.
     pub fn sends_back(&self, device: &Device) -> bool {
         match self.mode_of(device.index) {
             Some(XdpMode::Native) => !device.loses_xdp_tx,
@@ -105,7 +105,7 @@ impl XdpAttacher {
         }
     }
 
-    /// Whether frames leave through this device that the program redirects to it on other devices. (Generic programs
+    /// Whether frames that the programs on other devices redirect to this device leave through it. (Generic programs
     /// redirect through the stack, so only native ones need the driver.)
     pub fn is_redirect_target(&self, device: &Device) -> bool {
         let Some(mode) = self.mode_of(device.index) else { return false };
@@ -116,7 +116,7 @@ impl XdpAttacher {
         takes_from_native || self.attached.values().all(|mode| *mode == XdpMode::Generic)
     }
 
-    /// Why some devices do not run the program, with advice: those on which the administrator could change that.
+    /// Why devices do not run the program, with advice. Lists only reasons that the administrator can remove.
     pub fn conditions(&self) -> Vec<String> {
         let can_change = |why: &&DatapathError| {
             matches!(why, DatapathError::NoWayOut { .. } | DatapathError::StripsTags { .. })
@@ -148,7 +148,7 @@ impl XdpAttacher {
             let way_out = check_way_out(device, *mode, reader.as_deref_mut());
             let attached = match way_out.and_then(|()| check_tags(device)) {
                 Ok(()) => self.attach(device, *mode),
-                // A device can run no program in another mode before the one in this mode is detached.
+                // Detaches the program of this mode, because a device runs programs of only one mode.
                 Err(unfit) => self.detach(device, *mode).and(Err(unfit)),
             };
             match attached {
@@ -269,8 +269,8 @@ fn check_way_out(
     if sends_nothing { Err(DatapathError::NoWayOut { device: device.name.clone() }) } else { Ok(()) }
 }
 
-/// Refuses a device with VLANs that takes their tags out of frames: the program could not tell frames of VLANs from others.
-/// (At tc it can: the tag is beside the packet then.)
+/// Refuses a device that has VLANs and strips their tags from frames: the program could not tell which VLAN a frame
+/// belongs to. (A tc program finds the tag in the skb.)
 fn check_tags(device: &Device) -> Result<(), DatapathError> {
     let strips = || {
         ethtool::strips_vlan_tags(&device.name).unwrap_or_else(|error| {

@@ -4,8 +4,8 @@
 //! pinned objects, including programs on devices, still exist, but no other process finds them, and the kernel frees
 //! them with the last process that has the folder open. So the agent pins everything again before it ends.
 //!
-//! Anybody with access to the file system can also remove single pins. The agent still has the maps and programs, and
-//! pins them again; otherwise no command would find them, and the next agent would begin with empty maps.
+//! Any process with access to the file system can also remove single pins. The agent still has the maps and programs,
+//! and pins them again; otherwise no command would find them, and the next agent would begin with empty maps.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ use crate::{
 pub struct Anchor {
     folder: Folder,
     programs: Arc<Programs>,
-    /// The description of the maps.
+    /// The map `LAYOUT`, which describes the other maps.
     description: OwnedFd,
     root: OwnedFd,
 }
@@ -69,7 +69,7 @@ impl Anchor {
         ours.is_ok() && ours == found
     }
 
-    /// Pins the maps and programs of this agent whose pins somebody has removed. Returns their names.
+    /// Pins the maps and programs of this agent whose pins another process has removed. Returns their names.
     ///
     /// # Errors
     /// A pin cannot be created. Pins that were created stay; the call can be repeated.

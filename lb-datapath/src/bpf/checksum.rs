@@ -1,4 +1,5 @@
-//! Gives the programs `ip_summed` of the kernel's `sk_buff`, which tells where the checksum of a packet is.
+//! Lets the programs read `ip_summed` of the kernel's `sk_buff`: whether a packet has its checksum, or the device is to
+//! compute it.
 //!
 //! The object has four placeholder instructions wherever a program asks for the field
 //! (`lb-ebpf/src/datapath/checksum.rs`). They return "unknown". This module replaces them by four instructions that
@@ -22,7 +23,6 @@ const PLACEHOLDER: [Instruction; 4] = [
     Instruction::set(0, 4),
 ];
 
-/// The BPF object for the running kernel.
 static LINKED: LazyLock<Cow<'static, [u8]>> = LazyLock::new(|| link(OBJECT));
 
 /// The BPF object for the running kernel: [`OBJECT`], with its placeholders replaced if the kernel shows the field.
@@ -44,7 +44,7 @@ pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
 fn read_ip_summed(types: &KernelTypes) -> Option<[Instruction; 4]> {
     let cast = types.function("bpf_cast_to_kern_ctx")?;
     let field = types.field("sk_buff", "ip_summed").filter(|field| field.bits == 2)?;
-    // The field does not cross a byte: its two bits are numbered from the lowest one on a little-endian machine.
+    // Both bits are in one byte. A little-endian machine numbers the bits of a byte from the lowest.
     let shift =
         i32::try_from(field.offset % 8).ok().filter(|shift| *shift <= 6 && cfg!(target_endian = "little"))?;
     Some([

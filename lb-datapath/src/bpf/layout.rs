@@ -1,4 +1,4 @@
-//! The maps and programs of the BPF object, and the check that pinned maps have their types and sizes.
+//! The maps and programs of the BPF object, and the check that pinned maps have the expected types and sizes.
 //!
 //! aya reuses any map that is pinned under a name and takes its sizes from the object. A write to a map with larger
 //! values would then make the kernel read beyond our buffer. So every pin is checked before it is used.
@@ -219,19 +219,19 @@ pub(crate) const MAPS: [MapSpec; 28] = [
     ANNOUNCE_HEARD,
 ];
 
-/// Programs for devices with an Ethernet header: every node has them.
+/// The tc programs for devices with an Ethernet header, which every node loads: ingress, egress.
 pub(crate) const PROGRAMS: [&str; 2] = ["tc_ingress", "tc_egress"];
 
-/// Programs for devices without link-layer header.
+/// The tc programs for devices without a link-layer header: ingress, egress.
 pub(crate) const PROGRAMS_WITHOUT_LINK_LAYER: [&str; 2] = ["tc_ingress_l3", "tc_egress_l3"];
 
-/// Programs for the catch device.
+/// The tc programs for the catch device: ingress, egress.
 pub(crate) const CATCH_PROGRAMS: [&str; 2] = ["tc_ingress", "tc_catch"];
 
 /// Programs for the XDP hook: for the frames of drivers, and for skbs.
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
-/// The program for devices on whose networks the node announces addresses.
+/// The tc ingress program for devices on which the node announces addresses.
 pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
 
 /// Programs that are loaded when a device needs them.

@@ -1,4 +1,4 @@
-//! Loading the BPF object: pinned maps are reused, programs are always loaded again, each when it is needed.
+//! Loads the BPF object: reuses pinned maps, and loads each program again when it is first needed.
 
 use std::{
     collections::BTreeMap,
@@ -90,7 +90,8 @@ impl Constants {
     }
 }
 
-/// Creates the maps with these sizes and loads the programs that the options name, and pins both.
+/// Creates the maps with these sizes or reuses pinned ones as they are; loads the programs that every node and the
+/// devices in the options need; pins both.
 pub(crate) fn load(
     folder: &Folder,
     options: &Options,
@@ -115,7 +116,7 @@ pub(crate) fn load(
     let programs = Programs::new(folder.clone(), ebpf);
     load_first(&programs, options)?;
     for name in ON_DEMAND.into_iter().filter(|name| !programs.has(name)) {
-        // Removes the pin of an earlier agent's program. Devices that run it keep it until they get another one.
+        // Removes the pin of an earlier agent's program. Devices keep running that program until they get another one.
         bpffs::unpin(&folder.programs().join(name))?;
     }
     Ok(Loaded { programs, logger })

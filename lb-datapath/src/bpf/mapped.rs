@@ -1,4 +1,4 @@
-//! Arrays that both the programs and the agent change: mapped into memory.
+//! Arrays that both the programs and the agent change, mapped into the agent's memory.
 
 use std::{
     io,
@@ -40,7 +40,7 @@ impl<T: Atomic> Mapped<T> {
         Ok(Self { start, length })
     }
 
-    /// The integers.
+    /// The mapped integers, in the order of the array's elements.
     pub(crate) const fn values(&self) -> &[T] {
         // SAFETY: the mapping is this long (the kernel refuses one beyond the array), page-aligned, exists as long as
         // `self`, and is changed by atomic operations only.

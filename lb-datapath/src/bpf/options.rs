@@ -99,7 +99,7 @@ fn entries_of_lru(cpus: usize) -> u32 {
 /// Options for opening the data plane.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Mount point of the BPF file system; it is mounted if there is none.
+    /// Mount point of the BPF file system. The agent mounts one there if none is mounted.
     pub bpffs: PathBuf,
     /// The log level of the programs. With `None` the verifier removes all logging code.
     pub bpf_log: Option<BpfLogLevel>,
@@ -166,10 +166,11 @@ impl AttachMode {
 /// Which wire devices get the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
-    /// Devices whose drivers run XDP, except veth devices: a veth drops the frames of its program unless its other
-    /// end also has an XDP program.
+    /// Devices whose drivers run XDP, except veth devices: the other end of a veth may drop the frames that the program
+    /// sends.
     Auto,
-    /// Devices whose drivers run XDP, except veth devices that drop all frames of their program.
+    /// Devices whose drivers run XDP, except veth devices whose other end would drop every frame that the program
+    /// sends.
     Native,
     /// All wire devices: if the driver does not run XDP, the kernel does, on skbs.
     Generic,

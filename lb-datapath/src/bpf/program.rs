@@ -1,4 +1,5 @@
-//! The BPF programs of this process, each loaded when it is first needed: the verifier takes up to half a second for one.
+//! The BPF programs of this process, each loaded when it is first needed: the verifier takes up to half a second for
+//! one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -100,7 +101,7 @@ impl Programs {
         &self,
         names: &[&'static str],
     ) -> BTreeMap<&'static str, Result<Arc<LoadedProgram>, DatapathError>> {
-        // The map of loaded programs is complete at every moment, also if another thread has panicked.
+        // A thread that panicked while it held the lock has left the map of loaded programs consistent.
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Inner { ebpf, loaded } = &mut *inner;
         // Several devices may need the same program.

@@ -1,4 +1,4 @@
-//! A map of untyped elements: byte strings, read and written one or many for each system call.
+//! A map of untyped elements: byte strings, read and written one or many per system call.
 //!
 //! [`crate::bpf::table::Table`] adds the types. Maps of other layout versions are read untyped: see
 //! `state/handover.rs`.
@@ -32,8 +32,8 @@ pub(crate) const NO_EXIST: u64 = 1;
 pub(crate) const EXIST: u64 = 2;
 /// Elements in each batch call: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
-/// How often a call that failed for lack of memory is repeated, and the pause between two attempts: the kernel refills
-/// the allocator of maps without preallocation in the background.
+/// How often a call is repeated that failed because the kernel was busy or out of memory, and the pause between two
+/// attempts. The kernel refills the allocator of maps without preallocation in the background.
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 

@@ -247,7 +247,7 @@ impl LinkInfo {
         self.target[0]
     }
 
-    /// Inode number of the folder of a control group's link; 0 after it is gone.
+    /// Inode number of the control group of a link; 0 after the group is gone.
     pub(crate) fn cgroup(&self) -> u64 {
         let [inode, _] = bytemuck::cast::<[u32; 4], [u64; 2]>(self.target);
         inode
@@ -435,7 +435,7 @@ pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
 }
 
-/// Takes the program of a link off its hook at once. (After its last pin is gone, the kernel does so some time later.)
+/// Detaches the program of a link at once. (After the link's last pin is gone, the kernel detaches it some time later.)
 pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkDetach { link: raw(link) };
     // SAFETY: the attribute holds no pointers.

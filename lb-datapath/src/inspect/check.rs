@@ -44,7 +44,7 @@ pub struct Probe {
     pub name: &'static str,
     /// Whether the feature works.
     pub result: ProbeResult,
-    /// The finding of the probe.
+    /// What the probe found, such as a version or an error.
     pub detail: String,
     /// Advice for the administrator; may be empty.
     pub advice: &'static str,
@@ -283,8 +283,8 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     }
 }
 
-/// Reports xfrm policies for virtual addresses. They miss the replies: the kernel looks policies up while a reply still
-/// has its endpoint's address.
+/// Reports xfrm policies for virtual addresses. Replies bypass such a policy, because the kernel looks policies up
+/// while the source of a reply is still its endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
     const NAME: &str = "IPsec policies";
     const ADVICE: &str = "replies from these addresses would leave unencrypted, so a running agent denies Services to external clients \

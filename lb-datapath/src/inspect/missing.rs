@@ -1,4 +1,4 @@
-//! Pins and programs of a data plane that should be there and are not: somebody has removed them.
+//! Finds pins and programs of a data plane that another process has removed.
 
 use lb_common::{DeviceInfo, device_flags};
 
@@ -14,7 +14,7 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// What is missing of a data plane.
+/// The missing parts of a data plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
     /// Maps without a pin.
@@ -23,8 +23,8 @@ pub struct Missing {
     pub programs: Vec<String>,
     /// Hooks without a program, such as `eth0 ingress`.
     pub hooks: Vec<String>,
-    /// Programs on sockets without a pinned link: they are detached, so processes of the node do not reach all Services.
-    /// An agent that has not synchronised yet attaches them later.
+    /// Programs on sockets without a pinned link: they are detached, so processes of the node do not reach all
+    /// Services. An agent that has not synchronised yet attaches them later.
     pub sockets: Vec<&'static str>,
 }
 
@@ -65,7 +65,7 @@ fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
     Ok(false)
 }
 
-/// The programs that every agent pins, and those that are attached, as far as they are not pinned.
+/// The programs without a pin, of those that every agent pins and those that are attached.
 fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let of_devices = pinned.attachments()?.into_iter().map(|attachment| attachment.program.name);
     let of_xdp = pinned.xdp_attachments()?.into_iter().map(|attachment| attachment.program.name);
@@ -79,7 +79,7 @@ fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     Ok(missing)
 }
 
-/// The hooks without a program of the devices that the agent serves.
+/// The hooks of served devices that lack our program, such as `eth0 ingress`.
 fn hooks(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let devices = Table::<u32, DeviceInfo>::open(&layout::DEVICES, &pinned.pins().map(layout::DEVICES.name))?;
     let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;

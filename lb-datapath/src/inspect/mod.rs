@@ -1,4 +1,4 @@
-//! The pinned data plane and the kernel for commands, which read them without a lock.
+//! Read access for commands to the pinned data plane and the kernel, without a lock.
 
 pub(crate) mod check;
 pub(crate) mod missing;

@@ -1,4 +1,4 @@
-//! The pinned data plane for commands, whether an agent runs or not.
+//! Read access for commands to the pinned data plane, whether an agent runs or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -105,7 +105,7 @@ impl ProgramStatus {
     }
 }
 
-/// One of our programs on a device of this network namespace.
+/// One of our tc programs that serve Services, on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// Interface index.
@@ -133,7 +133,7 @@ pub struct XdpAttachment {
     pub program: ProgramStatus,
 }
 
-/// The IPsec policies of this network namespace that replies from virtual addresses of the data plane at `bpffs` bypass.
+/// The IPsec policies of this network namespace that do not apply to replies from the data plane's virtual addresses.
 ///
 /// # Errors
 /// The policies, or the map of frontends, cannot be read.
@@ -206,7 +206,7 @@ impl Pinned {
         ProgramView::open(&self.folder, &self.filter)
     }
 
-    /// Connection tracking.
+    /// The flow table with its overflow.
     pub const fn conntrack(&self) -> &Conntrack {
         &self.conntrack
     }
@@ -274,7 +274,7 @@ impl Pinned {
         ])
     }
 
-    /// The pinned tc programs of the last agent.
+    /// The pinned tc programs of the last agent that serve Services.
     pub fn programs(&self) -> Result<Vec<ProgramStatus>, DatapathError> {
         let mut programs = Vec::new();
         let names = PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER);
@@ -291,7 +291,7 @@ impl Pinned {
         Ok(programs)
     }
 
-    /// Our programs on the devices of this network namespace, by index and direction.
+    /// Our tc programs that serve Services, on the devices of this network namespace, by index and direction.
     pub fn attachments(&self) -> Result<Vec<Attachment>, DatapathError> {
         let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
         let devices =
@@ -361,7 +361,7 @@ impl Pinned {
     }
 }
 
-/// The program of a link, if it is on this device of this network namespace.
+/// The program of `link`, if the link is on this hook in this network namespace.
 fn tcx_program(
     index: u32,
     device: &str,

@@ -63,7 +63,7 @@ impl ServiceMaps {
         Ok(self.labels_of(id)?.map(|labels| labels.name.without_protocol().to_string()))
     }
 
-    /// The pod of an endpoint.
+    /// The name of an endpoint's pod; `None` if it is unknown.
     pub fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError> {
         let name = self.endpoint_names.get(address)?;
         let pod = name.map(|name| from_fixed(&name.pod).to_owned());

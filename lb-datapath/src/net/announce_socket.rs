@@ -1,4 +1,4 @@
-//! Sends frames with announcements, and receives the multicast groups by which others ask for announced addresses.
+//! Sends announcements, and joins the multicast groups to which neighbours solicit announced addresses.
 
 use std::{
     collections::BTreeMap,
@@ -9,14 +9,16 @@ use std::{
 
 use crate::error::DatapathError;
 
-/// Groups that one socket joins: the kernel charges each to the socket's option memory (`net.core.optmem_max`).
+/// The most groups that one socket joins: the kernel charges each to the socket's option memory
+/// (`net.core.optmem_max`).
 const GROUPS_OF_SOCKET: usize = 100;
 
-/// A packet socket that sends only, in the network namespace of the thread that created it.
+/// A packet socket for sending, and sockets for multicast groups, in the network namespace of the thread that created
+/// them.
 #[derive(Debug)]
 pub struct AnnounceSocket {
     socket: OwnedFd,
-    /// Sockets that have joined groups, by interface index and group.
+    /// The socket that has joined a group, as an index into `members`, by interface index and group.
     groups: BTreeMap<(u32, Ipv6Addr), usize>,
     members: Vec<UdpSocket>,
 }
@@ -59,7 +61,8 @@ impl AnnounceSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Joins a multicast group on a device, once: the device then receives its frames, and switches that snoop learn of it.
+    /// Joins a multicast group on a device, unless it has joined before. The device then receives frames to the group,
+    /// and switches with multicast snooping forward them.
     pub fn join(&mut self, device: u32, group: Ipv6Addr) -> io::Result<()> {
         if self.groups.contains_key(&(device, group)) {
             return Ok(());
@@ -84,7 +87,7 @@ impl AnnounceSocket {
         groups.retain(|(device, group), socket| {
             let keep = wanted(*device, *group);
             if !keep {
-                // Fails if the device is gone, and with it the group.
+                // Fails if the device is gone, and the membership with it.
                 drop(members[*socket].leave_multicast_v6(group, *device));
             }
             keep

@@ -1,4 +1,4 @@
-//! Features of a device that the kernel tells only by ethtool requests.
+//! Features of a device that the kernel reports only through ethtool requests.
 
 use std::{
     io,
@@ -16,8 +16,8 @@ struct Value {
     data: u32,
 }
 
-/// Whether the device takes VLAN tags out of the frames that it receives (`ethtool -k`: rx-vlan-offload), so that XDP programs
-/// see frames of every VLAN without a tag.
+/// Whether the device strips VLAN tags from the frames that it receives (`ethtool -k`: rx-vlan-offload), so that XDP
+/// programs see frames of every VLAN without a tag.
 pub(crate) fn strips_vlan_tags(device: &str) -> io::Result<bool> {
     // SAFETY: the call takes numbers and returns a new descriptor, or -1.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
@@ -36,8 +36,8 @@ pub(crate) fn strips_vlan_tags(device: &str) -> io::Result<bool> {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the name ends with a zero (checked above), and the data is the structure that the command fills in; both outlive
-    // the call.
+    // SAFETY: the name ends with a zero (checked above), and the data is the structure that the command fills in; both
+    // outlive the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -131,7 +131,7 @@ impl Network {
 }
 
 impl Link {
-    /// Whether the device has a default route or a global address of the node, or can carry routes without one
+    /// Whether the device has a default route or a global address of the node, or can carry routes without an address
     /// ([`Self::is_unnumbered`]). A /32 or /128 address on a pair to another namespace is not the node's: it is the
     /// gateway address that the ptp CNI plugin gives to each pod's device.
     pub fn leads_out(&self) -> bool {
@@ -151,7 +151,7 @@ impl Link {
         self.up && !is_lower && (self.is_card || is_tunnel)
     }
 
-    /// Whether the device leads out but gets no programs, which cannot parse its link layer.
+    /// Whether the device leads out but gets no programs, because they cannot parse its link layer.
     pub fn is_unserved(&self) -> bool {
         self.up && !self.loopback && self.leads_out() && Layer::of(self.hardware).is_none()
     }
@@ -190,8 +190,8 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
-/// Interface index of the device that a VLAN device is stacked on, if that device is in this network namespace. (Elsewhere,
-/// another device may have its index.)
+/// Interface index of the device that a VLAN device is stacked on. `None` if that device is in another network
+/// namespace: here its index may be that of another device.
 fn below_vlan(message: &LinkMessage) -> Option<u32> {
     let is_vlan = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Vlan));
     let (mut vlan, mut elsewhere, mut below) = (false, false, None);
@@ -208,7 +208,7 @@ fn below_vlan(message: &LinkMessage) -> Option<u32> {
 }
 
 /// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program.
-/// Then the kernel sets it to what that program takes.
+/// Then the kernel allows only an MTU that this program supports.
 const ANY_MTU: u32 = 65_535;
 
 fn link(message: &LinkMessage) -> Option<Link> {
@@ -294,7 +294,7 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
     })
 }
 
-/// What the agent needs of the routes of all tables.
+/// The properties of the routes of all tables that the agent needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
     pub(crate) default: Vec<DefaultRoute>,

@@ -12,13 +12,13 @@ use crate::net::netlink::Netlink;
 
 /// Marks our routes (`rtnetlink(7)`, `rtm_protocol`).
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(108);
-/// Any route of other software for the same network takes precedence.
+/// Metric of our routes: any route of other software for the same network takes precedence.
 pub(crate) const METRIC: u32 = 1 << 30;
 
 /// Address and prefix length of a network.
 pub(crate) type Range = (IpAddr, u8);
 
-/// The networks with a route of an agent of this type.
+/// The networks that have a route of type `kind` from an agent.
 pub(crate) fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<BTreeSet<Range>> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
     let range =
@@ -26,7 +26,7 @@ pub(crate) fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<BTre
     Ok(answers.into_iter().filter_map(range).collect())
 }
 
-/// The network of a route of an agent of this type.
+/// The destination network of `route`, if an agent has added it and it has type `kind`.
 fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
     if route.header.protocol != PROTOCOL || route.header.kind != kind {
         return None;
@@ -43,7 +43,7 @@ fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
     Some((destination?, route.header.destination_prefix_length))
 }
 
-/// Adds a route, which may exist.
+/// Adds a route unless it exists.
 pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
     match netlink.execute(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_EXCL) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -51,7 +51,7 @@ pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> 
     }
 }
 
-/// Removes a route, which may be gone.
+/// Removes a route if it exists.
 pub(crate) fn remove(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
     match netlink.execute(RouteNetlinkMessage::DelRoute(route), 0) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),

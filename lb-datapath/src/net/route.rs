@@ -32,7 +32,7 @@ pub struct Route {
 #[derive(Debug)]
 pub struct Routes {
     netlink: Netlink,
-    /// Names and MTUs of devices.
+    /// Names and MTUs of devices, by interface index.
     devices: BTreeMap<u32, (String, u32)>,
 }
 

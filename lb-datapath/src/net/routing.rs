@@ -15,7 +15,7 @@ use crate::net::netlink::Netlink;
 /// Tables of the kernel's own rules.
 const DEFAULT_TABLES: [u8; 3] = [libc::RT_TABLE_LOCAL, libc::RT_TABLE_MAIN, libc::RT_TABLE_DEFAULT];
 
-/// Whether there are no rules of policy routing besides those that every network namespace has.
+/// Whether all policy rules are those that every network namespace has.
 pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRule(RuleMessage::default()))?;
     Ok(answers
@@ -23,8 +23,8 @@ pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> 
         .all(|answer| if let RouteNetlinkMessage::NewRule(rule) = answer { is_default(rule) } else { true }))
 }
 
-/// Whether the rule sends all packets to a table that the kernel itself sends them to. An attribute that this code does
-/// not know may be a condition.
+/// Whether the rule sends all packets to one table, and the kernel's own rules use that table. An attribute that this
+/// code does not know counts as a condition.
 fn is_default(rule: &RuleMessage) -> bool {
     let header = &rule.header;
     let is_all = header.src_len == 0 && header.dst_len == 0 && header.tos == 0;

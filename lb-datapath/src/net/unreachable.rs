@@ -1,7 +1,7 @@
 //! Routes that keep packets to cluster IPs from leaving the node untranslated, for example by its default route.
 //!
-//! They apply where the [catch device](super::catch) is missing: a pod whose device has no programs gets an ICMP error at
-//! once.
+//! They apply if the [catch device](super::catch) is missing: a pod whose device has no programs then gets an ICMP
+//! error at once.
 
 use std::{collections::BTreeSet, io};
 
@@ -19,13 +19,13 @@ use crate::{
 /// The routes of one data plane in the network namespace of this thread.
 #[derive(Debug, Default)]
 pub struct UnreachableRoutes {
-    /// The networks with a route of ours; `None` before the first look.
+    /// The networks that have an unreachable route of ours; `None` before the routes were first read.
     present: Option<BTreeSet<Range>>,
 }
 
 impl UnreachableRoutes {
-    /// Makes these networks unreachable, and removes the routes of earlier ones. Each call adds all routes, so a route
-    /// that other software has removed comes back.
+    /// Makes these networks unreachable, and removes our unreachable routes of other networks. Each call adds all
+    /// routes, so a route that other software has removed comes back.
     ///
     /// # Errors
     /// The kernel refuses a route. The next call tries again.
@@ -45,7 +45,7 @@ impl UnreachableRoutes {
         Ok(())
     }
 
-    /// Adds and removes routes; returns the earlier networks.
+    /// Adds and removes routes; returns the networks that had one before.
     fn update(&mut self, wanted: &BTreeSet<Range>) -> io::Result<BTreeSet<Range>> {
         let mut netlink = Netlink::open()?;
         let present = match self.present.take() {
@@ -61,7 +61,7 @@ impl UnreachableRoutes {
         Ok(present)
     }
 
-    /// Removes all routes that agents have added.
+    /// Removes all unreachable routes that agents have added.
     pub(crate) fn release() -> Result<(), DatapathError> {
         Self::default().keep(&[])
     }

@@ -23,7 +23,8 @@ const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 
-/// Bytes of an IP packet whose frame is never in fragments: one that fits the standard MTU of Ethernet.
+/// The standard MTU of Ethernet: an IP packet of up to this many bytes is in one buffer. Larger ones may have XDP
+/// fragments.
 const WHOLE: u32 = 1500;
 
 /// What the driver of a device does for XDP programs, at present: bits of `enum netdev_xdp_act`.
@@ -39,7 +40,7 @@ impl XdpFeatures {
         self.0 & Self::NDO_XMIT != 0
     }
 
-    /// Whether the driver sends each such frame with an IP packet of up to `mtu` bytes, also those in fragments.
+    /// Whether the driver sends such frames with IP packets of up to `mtu` bytes, also if they have XDP fragments.
     pub(crate) const fn sends_frames_of(self, mtu: u32) -> bool {
         self.sends_frames() && (mtu <= WHOLE || self.0 & Self::NDO_XMIT_SG != 0)
     }
@@ -54,13 +55,13 @@ pub(crate) struct XdpFeatureReader {
 }
 
 impl XdpFeatureReader {
-    /// A reader for the network namespace of this thread; `None` if the kernel does not know the features.
+    /// A reader for the network namespace of this thread; `None` if the kernel does not report features (before 6.3).
     pub(crate) fn open() -> io::Result<Option<Self>> {
         let mut netlink = Netlink::open()?;
         Ok(find_family(&mut netlink)?.map(|family| Self { netlink, family }))
     }
 
-    /// The features of a device; `None` if there is none with this index.
+    /// The features of a device; `None` if no device has this index or the kernel does not report them.
     pub(crate) fn read(&mut self, index: u32) -> io::Result<Option<XdpFeatures>> {
         let index = Attribute::new(NETDEV_A_DEV_IFINDEX, &index.to_ne_bytes());
         let family = self.family;
@@ -129,7 +130,7 @@ fn attributes(bytes: &[u8]) -> Result<Vec<Attribute>, DecodeError> {
         .collect()
 }
 
-/// The value of an attribute with this length.
+/// The value of the attribute of this kind; `None` if it is missing or has another length.
 fn value<const LENGTH: usize>(attributes: &[Attribute], kind: u16) -> Option<[u8; LENGTH]> {
     let found = attributes.iter().find(|attribute| attribute.kind == kind)?;
     found.value.as_slice().try_into().ok()

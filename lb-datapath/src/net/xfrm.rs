@@ -1,5 +1,5 @@
-//! Out policies of xfrm (IPsec). The kernel looks them up when it routes a packet. At that moment the source of a
-//! Service's reply is still its endpoint, so a policy for a virtual address does not encrypt it.
+//! Out policies of xfrm (IPsec). The kernel looks policies up when it routes a packet. At that moment the source of a
+//! Service's reply is still its endpoint, so a policy for a virtual address does not encrypt the reply.
 
 use std::{
     collections::BTreeSet,
@@ -46,8 +46,8 @@ pub struct OutPolicy {
 }
 
 impl OutPolicy {
-    /// Whether replies from this virtual address bypass the policy. A policy for any source encrypts them: the kernel finds
-    /// it by the address of the endpoint.
+    /// Whether replies from this virtual address bypass the policy. A policy for any source encrypts them, because it
+    /// also matches the endpoint's address.
     pub(crate) fn is_bypassed_from(&self, vip: IpAddr) -> bool {
         self.source.1 > 0 && contains(self.source, vip)
     }
@@ -104,8 +104,8 @@ pub(crate) fn bypassed(
 pub struct PolicyWatcher(AsyncFd<Socket>);
 
 impl PolicyWatcher {
-    /// Starts to watch the network namespace of this thread; `None` on a kernel without xfrm. Must be called within a tokio
-    /// runtime.
+    /// Starts to watch the network namespace of this thread; `None` on a kernel without xfrm. Must be called within a
+    /// tokio runtime.
     pub fn open() -> Result<Option<Self>, DatapathError> {
         /// The multicast group `XFRMNLGRP_POLICY` (4), as a bit of `sockaddr_nl`.
         const POLICIES: u32 = 1 << (4 - 1);
@@ -127,7 +127,7 @@ impl PolicyWatcher {
     pub async fn changed(&self) -> Result<(), DatapathError> {
         let ready = self.0.readable().await;
         let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
-        // Any other error than an empty queue means that events were lost: a change as well.
+        // An error other than an empty queue means that the kernel has dropped events: that counts as a change.
         while ready.get_inner().recv_from_full().is_ok() {}
         ready.clear_ready();
         Ok(())
@@ -191,9 +191,9 @@ fn address(bytes: &[u8], is_v4: bool) -> Option<IpAddr> {
     }
 }
 
-/// Whether the kernel would look a policy up for replies of Services, if they had their virtual address in time. Policies of
-/// tunnels between nodes are for their own protocol or port only; those with a device, a mark or an interface id are
-/// looked up after the programs, for packets that have their virtual address.
+/// Whether the policy would match replies of Services if the kernel looked it up after their source has become the
+/// virtual address. Policies of tunnels between nodes match only the tunnel's protocol or port. The kernel looks up
+/// those with a device, a mark or an interface id after the programs have run, so replies do not bypass them.
 fn is_for_replies(payload: &[u8]) -> bool {
     let of_services = [0, protocol::TCP, protocol::UDP, protocol::SCTP];
     let attributes = &payload[POLICY..];

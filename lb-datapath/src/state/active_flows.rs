@@ -57,8 +57,9 @@ impl ActiveFlows {
 
 /// Finds slots with wrong counts, over several GC passes.
 ///
-/// Flows begin and end while the agent counts them. So a number of flows between the slot's count before and after the
-/// walk is right. A number outside that range is an error only if the next pass finds an error in the same direction.
+/// Flows begin and end while the agent counts them. So the number of flows found is right if it lies between the slot's
+/// counts before and after the walk. A number outside that range is an error only if the next pass finds an error in
+/// the same direction.
 #[derive(Debug, Default)]
 pub struct Recount {
     /// Slots to check: those that flows refer to or whose count is not 0. `None` before the first pass.

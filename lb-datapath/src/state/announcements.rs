@@ -24,7 +24,8 @@ impl Announcements {
         })
     }
 
-    /// The maps of a data plane that another process may be writing.
+    /// The maps of the data plane pinned on `bpffs`, which another process may be writing; `None` if no data plane is
+    /// pinned.
     pub fn pinned(bpffs: &std::path::Path) -> Result<Option<Self>, DatapathError> {
         Folder::find(bpffs).map(|folder| Self::open(&folder)).transpose()
     }
@@ -43,13 +44,13 @@ impl Announcements {
         self.announced.entries()
     }
 
-    /// What the programs have done and heard for each address and device.
+    /// Answers that the programs have sent, and the last claim of another machine, for each address and device.
     pub fn heard(&self) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
         self.heard.entries()
     }
 
-    /// Makes the map contain exactly these announcements. Those that are not `wanted` end first, so that no address is
-    /// answered for longer than it must be.
+    /// Makes the map contain exactly these announcements. Deletes unwanted ones first, so that the programs stop
+    /// answering for their addresses as early as possible.
     pub fn set(&mut self, wanted: &BTreeMap<AnnounceKey, Announcement>) -> Result<(), DatapathError> {
         let present = self.get()?;
         let gone: Vec<AnnounceKey> =
@@ -63,7 +64,7 @@ impl Announcements {
         self.announced.update_all(&keys, &values)
     }
 
-    /// Forgets the counters of all addresses and devices except `known`.
+    /// Deletes the counters of all addresses and devices except `known`.
     pub fn forget_others(&mut self, known: &BTreeSet<AnnounceKey>) -> Result<(), DatapathError> {
         let gone: Vec<AnnounceKey> = self.heard()?.into_keys().filter(|key| !known.contains(key)).collect();
         self.heard.delete_all(&gone)

@@ -1,7 +1,7 @@
 //! The agent's part of connection tracking: listing flows, expiry (GC), and restoring lost entries.
 //!
-//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change the table at any time. So the
-//! agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC
+//! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change the table at any time. So
+//! the agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC
 //! pass repairs it.
 
 use std::{
@@ -154,7 +154,7 @@ impl Conntrack {
             entries.insert(*key, *flow);
             Ok(())
         })?;
-        // A flow in a tunnel has only its forward entry: an entry with a tuple from `forward.to` is another flow's.
+        // A flow in a tunnel has only its forward entry: an entry found by its `forward.to` belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
         };
@@ -188,7 +188,7 @@ impl Conntrack {
     }
 
     /// Deletes the flows for which `unwanted` returns true, given their forward entry. Returns how many. The second
-    /// flow of a masqueraded connection stays until it expires: no packet reaches it any more.
+    /// flow of a masqueraded connection stays until it expires: no packet of the client reaches it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let (mut keys, mut slots) = (Vec::new(), Vec::new());
         let mut flows = 0;
@@ -262,7 +262,8 @@ impl Conntrack {
         Ok(())
     }
 
-    /// Deletes the flows that have expired at `now`, evicts flows if the table is nearly full, and restores lost entries.
+    /// Deletes the flows that have expired at `now`, evicts flows if the table is nearly full, and restores lost
+    /// entries.
     pub fn expire(&self, now: Tick) -> Result<GcReport, DatapathError> {
         self.expire_and_recount(now, &mut Recount::default(), None)
     }
@@ -335,8 +336,8 @@ impl Conntrack {
         Ok(reverse.filter(|reverse| reverse.flow.to.reversed() == *key))
     }
 
-    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk. A flow that has taken the
-    /// place of either entry since stays.
+    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk. If another flow has
+    /// taken the place of either entry since, that flow stays.
     fn delete_expired(
         &self,
         key: &Tuple,
@@ -381,7 +382,7 @@ impl Conntrack {
         Ok(true)
     }
 
-    /// Whether this is the second flow of a masqueraded connection whose first flow has not expired. Such a flow stays,
+    /// Whether this is the second flow of a masqueraded connection whose first flow still exists. Such a flow stays,
     /// however old its last packet is: packets of the client may be lost between both translations, and without this
     /// flow the next packet would leave with the client's address.
     fn is_behind_live_flow(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
@@ -477,7 +478,7 @@ fn masquerade_source(key: &Tuple, flow: &Flow) -> Option<Address> {
     (replaces && flow.to.source != key.source).then_some(flow.to.source)
 }
 
-/// Whether the slot that this entry names counts the flow as active: only forward entries count.
+/// Whether this is the forward entry of a flow that a slot of `ACTIVE` counts.
 const fn is_counted(flow: &Flow) -> bool {
     flow.active_flows_slot != 0 && !flow.is_reply()
 }

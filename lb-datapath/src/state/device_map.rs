@@ -23,7 +23,7 @@ impl DeviceMap {
         Ok(Self { map: Table::open(&layout::DEVICES, &folder.map(layout::DEVICES.name))?, forwarding })
     }
 
-    /// Makes the map contain exactly these devices. `xdp` knows which of them run the XDP program.
+    /// Makes the map contain exactly these devices. `xdp` reports which of them run the XDP program.
     pub fn sync(&self, devices: &[Device], xdp: &XdpAttacher) -> Result<(), DatapathError> {
         let bridges: BTreeSet<u32> = devices
             .iter()
@@ -51,14 +51,14 @@ impl DeviceMap {
     }
 }
 
-/// What XDP programs do with frames of a device.
+/// How XDP programs use a device.
 #[derive(Clone, Copy, Debug)]
 struct XdpRole {
-    /// The program runs on the device.
+    /// Whether the program runs on the device.
     runs_program: bool,
-    /// It sends frames back through the device.
+    /// Whether frames that this program sends back leave through the device.
     sends_back: bool,
-    /// The programs of other devices redirect frames to it.
+    /// Whether programs on other devices redirect frames to the device.
     is_target: bool,
 }
 
@@ -73,7 +73,7 @@ impl XdpRole {
 /// The bridge of a workload device.
 #[derive(Clone, Copy, Debug)]
 struct PodBridge {
-    /// The node has a catch device.
+    /// Whether the node has a catch device.
     has_catch: bool,
 }
 

@@ -90,7 +90,7 @@ impl FilterMemory {
         self.word(ACTIVE).load(Ordering::SeqCst)
     }
 
-    /// Makes the programs ask a copy, 0 or 1, or with `None` look up every packet.
+    /// Makes the programs ask a copy (0 or 1), or look up every packet (`None`).
     pub fn activate(&self, copy: Option<usize>) {
         self.word(ACTIVE).store(copy.map_or(OFF, activated), Ordering::SeqCst);
     }
@@ -116,7 +116,7 @@ impl FilterMemory {
         for index in words_of(copy_of(self.active())) {
             let bits = self.load(index).count_ones();
             fill.bits += bits;
-            // Another endpoint's mark falls into this word, and both of its bits happen to be set.
+            // The probability that another endpoint's mark is in this word and both of its bits are set by other marks.
             fill.false_positives += (f64::from(bits) / 64.0).powi(2) / WORDS as f64;
         }
         fill
@@ -188,7 +188,7 @@ impl Filter {
         self.memory.fill()
     }
 
-    /// Rebuilds the filter if it is off or too many marks may be old; `rebuilt` is its fill after the last time.
+    /// Rebuilds the filter if it is off or too many marks may be old; `rebuilt` is its fill after the last rebuild.
     /// Returns the present fill if it was rebuilt. Blocks for two grace periods and a walk over all flows.
     pub fn rebuild_if_due(&self, rebuilt: FilterFill) -> Result<Option<FilterFill>, DatapathError> {
         if self.is_on() && !self.fill().is_rebuild_due(rebuilt) {

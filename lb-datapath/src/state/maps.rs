@@ -107,7 +107,7 @@ impl ServiceMaps {
         Ok(self.services.get(key)?.map(|service| service.id))
     }
 
-    /// The name of the service port with this id.
+    /// Name and node port of the service port with this id.
     pub fn labels_of(&self, id: u32) -> Result<Option<ServiceLabels>, DatapathError> {
         Ok(self.service_names.get(&id)?.as_ref().and_then(service_labels))
     }

@@ -158,8 +158,8 @@ impl UdpSockets {
     /// many.
     ///
     /// # Errors
-    /// The kernel does not list sockets, the map cannot be read, or the kernel does not destroy a socket. Only in the
-    /// last case the function destroys the remaining ones.
+    /// The kernel does not list sockets, the map cannot be read, or the kernel does not destroy a socket. In the last
+    /// case the function still destroys the remaining ones.
     pub fn destroy(&self, is_stale: impl Fn(&Endpoint, &Endpoint) -> bool) -> Result<usize, DatapathError> {
         let failed = |action| move |error| DatapathError::netlink(action, error);
         let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;

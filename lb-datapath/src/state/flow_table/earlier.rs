@@ -16,7 +16,7 @@ use crate::{
 /// A function that is called with each entry.
 type See<'a> = dyn FnMut(&Tuple, &Flow) -> Result<(), DatapathError> + 'a;
 
-/// The slots of the flow table of another layout, which its programs change.
+/// The slots of the flow table of another layout, which the programs of that layout change.
 pub(crate) struct EarlierSlots {
     memory: Mapped<AtomicU64>,
     /// Words of 64 bits in a slot.
@@ -25,7 +25,7 @@ pub(crate) struct EarlierSlots {
 }
 
 impl EarlierSlots {
-    /// `conversion` is that from the values of this map to ours.
+    /// `conversion` converts values of this map to our layout.
     pub(crate) fn new(map: &RawMap, conversion: Conversion) -> Result<Self, DatapathError> {
         Ok(Self { memory: map.mapped()?, words: map.shape.value_size as usize / 8, conversion })
     }

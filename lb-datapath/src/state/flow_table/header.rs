@@ -40,7 +40,7 @@ impl SharedHeader {
         self.word(OVERFLOW).store(overflow, Ordering::SeqCst);
         let random = RandomState::new();
         for index in 0..SEED_WORDS {
-            // Odd, because a multiplier of 0 shows a new table. Which bits of the other words are random matters less.
+            // Makes the multiplier odd: 0 marks a new table. The other words may have any value.
             self.word(index).store(random.hash_one(index) | u64::from(index == MULTIPLIER), Ordering::SeqCst);
         }
     }

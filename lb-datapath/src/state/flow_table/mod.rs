@@ -31,8 +31,8 @@ use crate::{
     error::DatapathError,
 };
 
-/// Number of attempts to read an entry that changes during each attempt, and the pause before an attempt that must not
-/// fail: a program writes for less than a microsecond, but a hypervisor may suspend its CPU.
+/// Number of attempts to read an entry that changes during each attempt, and the pause between attempts in
+/// [`read_busy`]: a program writes for less than a microsecond, but a hypervisor may suspend its CPU.
 const READS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -47,7 +47,7 @@ pub struct FlowTable {
 /// An entry as it was read.
 #[derive(Debug)]
 pub struct ReadEntry<'a> {
-    /// Its flow.
+    /// The flow at the time of reading.
     pub flow: Flow,
     /// The slot, with the control word that identifies this use of it; `None` for an entry of the overflow.
     place: Option<Entry<<SharedSlots<'a> as Memory>::Slot>>,
@@ -131,7 +131,7 @@ impl FlowTable {
         self.overflow.use_batches(yes);
     }
 
-    /// The entry of a tuple, if there is one. While a program replaces the entry, there is none.
+    /// The entry of a tuple; `None` if there is none, or a program is replacing it.
     pub fn get(&self, key: &Tuple) -> Result<Option<Flow>, DatapathError> {
         Ok(self.read(key)?.map(|entry| entry.flow))
     }
@@ -154,7 +154,7 @@ impl FlowTable {
         Ok(self.overflow.get(key)?.map(|flow| ReadEntry { flow, place: None }))
     }
 
-    /// Inserts an entry unless the tuple has one. Returns whether it did.
+    /// Inserts an entry unless the tuple has one. Returns whether it was inserted.
     pub fn insert_new(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
         let view = self.view();
         let inserted = flow_table::insert_new(&view, &mut KeepAll, &self.places(key), key, flow);
@@ -184,8 +184,8 @@ impl FlowTable {
         view.result().map(|()| removed)
     }
 
-    /// Removes exactly the entry that was read, and not one that has taken its place since. (The overflow has no
-    /// generations: there, it is whatever entry has the key.) Returns whether this call did.
+    /// Removes the entry if it is still the one that was read. (Entries of the overflow have no generation: there this
+    /// removes whichever entry has the key.) Returns whether it has removed one.
     pub fn remove_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         match &entry.place {
             Some(place) => Ok(flow_table::remove_entry(&self.shared(), place)),
