@@ -1,4 +1,5 @@
-//! Cleanup of namespaces, processes, mounts and folders: each is registered before it is created.
+//! Cleanup of namespaces, processes, mounts, folders and control groups. Each is registered before it is created, a
+//! process under the lock under which it is started.
 //!
 //! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove all registered resources
 //! ([`on_interrupt`]); [`remove_stale`] finds the leftovers of killed processes by their names.

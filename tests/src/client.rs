@@ -283,7 +283,7 @@ pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
 
 /// A UDP socket in `netns` that is connected to `to`, with a read timeout.
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    // Above the kernel's default range of ephemeral ports: no other socket gets such a port unless it is bound to it.
+    // Above the kernel's default range of ephemeral ports: other sockets get such a port only by binding it.
     static PORTS: PortsInTurn = PortsInTurn::new(61_000..=65_535);
     PORTS.udp_socket(netns, to)
 }

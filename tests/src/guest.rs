@@ -3,7 +3,8 @@
 //! They are marked ``#[ignore = "only in a guest: `cargo xtask vm` runs it"]``, and begin with [`only`], so that `cargo
 //! test -- --ignored` does no harm on other machines.
 
-/// Keeps a test from changing an ordinary machine: only in its guests `cargo xtask vm` sets `$LB_TEST_GUEST`.
+/// Panics on an ordinary machine, so that the test cannot change it. `cargo xtask vm` sets `$LB_TEST_GUEST` in its
+/// guests.
 ///
 /// # Panics
 /// Outside of a guest.

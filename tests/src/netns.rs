@@ -27,8 +27,8 @@ pub fn unique_prefix() -> String {
     format!("lb-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A named network namespace, as `ip netns` creates them. Clones share it; dropping the last one removes a namespace that
-/// [`Self::create`] made.
+/// A named network namespace, as `ip netns` creates them. Clones share it; dropping the last one removes a namespace
+/// that [`Self::create`] made.
 #[derive(Clone, Debug)]
 pub struct Netns {
     name: Arc<str>,

@@ -24,7 +24,8 @@ pub enum Offload {
     TcpSegmentation = 0x1f,
     /// Generic segmentation (`ETHTOOL_SGSO`).
     Segmentation = 0x24,
-    /// VLAN tags beside frames instead of in them, in both directions (`ETHTOOL_SFLAGS`). [`set`] can only switch it off.
+    /// VLAN tags beside frames instead of in them, in both directions (`ETHTOOL_SFLAGS`). [`set`] can only switch it
+    /// off.
     VlanTags = 0x26,
     /// Generic receive offload (`ETHTOOL_SGRO`). It gives a veth a NAPI context, as network cards have.
     Reception = 0x2c,

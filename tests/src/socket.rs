@@ -31,8 +31,8 @@ pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to `to`, and fails unless the SYN-ACK or RST answers the first SYN. The time alone would not show a lost
-/// SYN or answer: either costs a second, but so may a slow machine.
+/// Connects to `to`, and fails unless the SYN-ACK or RST answers the first SYN. The duration would not prove it: a
+/// retransmission takes a second, but so can a connect on a slow machine.
 pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = begin_connect(to)?;
     let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;

@@ -1,6 +1,6 @@
 //! Rules as kube-proxy 1.36 writes them in mode `iptables`, with `clusterCIDR` for detecting local clients.
 //!
-//! Left out are health check node ports, source ranges, and node ports on loopback addresses.
+//! Leaves out health check node ports, source ranges, and node ports on loopback addresses.
 
 use std::{fmt::Write as _, net::SocketAddr};
 
