@@ -1,4 +1,4 @@
-//! Virtual addresses at ports that no Service has: pings, unlisted ports, unassigned addresses.
+//! Packets to virtual addresses that no Service port serves: pings, unlisted ports, unassigned addresses.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! Announcements at layer 2: nodes and clients on one bridge, and no router. Every node serves the addresses with a server of
-//! its own, so an answer shows which node a client has reached.
+//! Announcements at layer 2: nodes and clients on one bridge, without a router. Each node runs its own server behind
+//! the addresses, so an answer shows which node a client has reached.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use serde_json::Value;
 
 const VIP6: &str = "2001:db8::64";
 const ADVERTISEMENT: &str = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all, namespace: metallb-system}}\n";
-/// A first announcement takes a synchronisation, and the silence of voters that have just started.
+/// Time limit of an announcement or a takeover. A voter that has just started promises nothing for 1.2 s.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Nodes and clients on one bridge. Agents are dropped first.
@@ -209,7 +209,8 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     assert_eq!(segment.owner(SOON, |_| true).0, 1);
     assert_eq!(segment.ndisc(0, VIP6), of_node(1));
     assert_eq!((segment.ask("192.0.2.100"), segment.ask(VIP6)), ("n1".to_owned(), "n1".to_owned()));
-    // Its own address is answered by its kernel, a free address of the pool and that of nobody by no one.
+    // The kernel answers for the node's own address. Nothing answers for a free address of the pool, or for one outside
+    // every pool.
     assert_eq!(segment.arping(0, "192.0.2.1"), of_node(1));
     assert_eq!(segment.ndisc(0, "2001:db8::1"), of_node(1));
     for nobody in ["192.0.2.101", "192.0.2.77"] {
@@ -233,7 +234,7 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     assert_eq!((&list[0]["node"], &list[0]["interfaces"][0]), (&Value::from("n1"), &Value::from("eth0")));
     assert!(list[0]["answers"].as_u64().unwrap() > 0 && list[0]["expiresInMs"].is_null(), "{list:?}");
 
-    // A lone node answers as its Services are served: also without an agent.
+    // A lone node needs no agent to answer, as it needs none to serve its Services.
     let agent = segment.agents[0].take().unwrap();
     agent.kill().unwrap();
     assert_eq!(segment.arping(0, "192.0.2.100"), of_node(1));
@@ -296,7 +297,7 @@ fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
     assert_eq!(segment.arping(1, "192.0.2.100"), BTreeSet::new(), "a request without the tag");
 }
 
-/// Three nodes; returns the segment and the owner.
+/// Starts three nodes; returns the segment and the number of the node that answers.
 fn three() -> (Segment, usize) {
     let mut segment = Segment::new(3);
     let members = segment.members();
@@ -322,11 +323,11 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
         let list = segment.list(number);
         assert!(agrees(number)(&list), "n{number} says {list:?}");
     }
-    // The machine dies: its agent, and its link.
+    // Simulates the death of the machine: its link goes down and its agent is killed.
     segment.nodes[owner - 1].ip("link set eth0 down\n").unwrap();
     segment.agents[owner - 1].take().unwrap().kill().unwrap();
     let start = Instant::now();
-    // `arping` waits a whole second for an answer, so the agents tell when one of them answers.
+    // `arping` waits a whole second for an answer, so `announce list` measures the takeover.
     let others = || (1..=3).filter(|number| *number != owner);
     let answering = || others().find(|number| segment.list(*number)[0]["here"] == true);
     let next = wait_for(SOON, answering).expect("no other node has the right to answer");

@@ -71,8 +71,8 @@ fn forged_syn_and_fin_hold_no_entry_longer_than_a_syn() {
     }
 }
 
-/// The attack sends 40 SYNs/s. If each held its source port for the minute of an incomplete handshake, the few ports of this
-/// test would run out within seconds.
+/// The attack sends 40 SYNs/s. If each held its source port for the minute of an incomplete handshake, the 200 ports of
+/// this test would run out within seconds.
 #[test]
 fn forged_syns_exhaust_no_source_ports() {
     let bed = bed(&["--masquerade-all", "--masquerade-ports", FEW_PORTS]);

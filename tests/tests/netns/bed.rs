@@ -103,7 +103,7 @@ impl Bed {
         }
     }
 
-    /// What `lb-agent status` prints, with or without a running agent.
+    /// The output of `lb-agent status`, which needs no running agent.
     pub(crate) fn status(&self) -> Value {
         let bpffs = self.cluster.bpffs(1);
         let output = agent::ask(&self.cluster.node1, &bpffs, &["status", "-o", "json"]).unwrap();

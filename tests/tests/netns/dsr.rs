@@ -347,7 +347,8 @@ fn dsr_node_failover_keeps_established_connections() {
     }
 }
 
-/// A SYN flood on another Service has taken every place of node 1. With `mh`, its node needs none.
+/// A SYN flood on another Service has filled node 1's flow table. With the scheduler `mh`, node 1 forwards connections
+/// without entries.
 #[test]
 fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
     const ROOM: u32 = 1000;
@@ -359,7 +360,7 @@ fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
     let to = |service, family| LoadBalancer.of(service, (Protocol::Tcp, family));
     let client = nodes.netns("client");
     let (mut first, mut connections) = (0, Vec::new());
-    // The flood's entries give way after 3 s, which may have passed.
+    // The flood's entries can be evicted after 3 s, so in a slow round each connection may find a place.
     let without_entry = (0..5).any(|_| {
         for family in [0, 1] {
             flood::syns(client, to(2, family), first, 6 * ROOM).unwrap();

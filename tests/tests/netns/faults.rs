@@ -1,4 +1,4 @@
-//! Changes of the node's devices and addresses under traffic: other traffic may not be disturbed.
+//! Changes of the node's devices and addresses do not disturb other traffic.
 
 use std::{net::SocketAddr, time::Duration};
 

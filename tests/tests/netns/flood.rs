@@ -34,7 +34,7 @@ pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io:
     forge(netns, to, first..first + count, Forged::Syn)
 }
 
-/// Sends a packet from `netns` to an address from the forged source of each number.
+/// Sends one packet from `netns` to `to` for each number, from the forged source with that number.
 pub(crate) fn forge(netns: &Netns, to: SocketAddr, numbers: Range<u32>, kind: Forged) -> io::Result<()> {
     let socket = netns.run(|| open(to.is_ipv6()))?;
     for number in numbers {

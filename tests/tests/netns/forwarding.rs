@@ -86,7 +86,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
     }
 }
 
-/// The AWS VPC CNI adds such rules, `ip rule from POD`; so do administrators of multi-homed nodes.
+/// The AWS VPC CNI and administrators of multi-homed nodes add rules such as `ip rule from POD`.
 #[test]
 fn direct_forwarding_follows_policy_routing_by_pod() {
     let lan = Lan::with(&DIRECT);
@@ -106,7 +106,7 @@ fn direct_forwarding_follows_policy_routing_by_pod() {
             let mut ip = node.command("ip");
             assert!(ip.arg(version).args(command.split(' ')).status().unwrap().success(), "ip {command}");
         }
-        // A next hop is cached for a tick.
+        // The programs cache a next hop for a tick (1.07 s).
         thread::sleep(Duration::from_millis(1_200));
         assert!(transfer(&lan, "pod2", to).is_ok(), "the other pod");
         for _ in 0..5 {

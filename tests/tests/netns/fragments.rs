@@ -152,7 +152,7 @@ fn fragments_in_every_order_pass_a_device_without_ethernet() {
     }
 }
 
-/// Of masqueraded connections, also those that bypass the stack.
+/// The connections are masqueraded; with `--forwarding direct` they also bypass the stack.
 #[test]
 fn fragments_in_every_order_reach_the_backends_of_node_ports_and_load_balancers() {
     const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
@@ -171,7 +171,7 @@ fn fragments_in_every_order_reach_the_backends_of_node_ports_and_load_balancers(
     }
 }
 
-/// The answers of a backend on this node, and on another one.
+/// Tests answers of a backend on the agent's node, and of one on another node.
 #[test]
 fn fragments_of_answers_reach_the_client_in_every_order() {
     for backend in ["pod2", "pod3"] {
@@ -197,7 +197,7 @@ fn fragments_of_answers_reach_the_client_in_every_order() {
     }
 }
 
-/// A datagram to a socket of the node is of no Service.
+/// These datagrams go to a socket of the node, not to a Service.
 #[test]
 fn fragments_in_every_order_reach_sockets_of_the_node() {
     const PORT: u16 = 4444;
@@ -209,7 +209,8 @@ fn fragments_in_every_order_reach_sockets_of_the_node() {
     }
 }
 
-/// The second datagram goes to a backend of its own, although the entry of the first one is a moment old.
+/// All datagrams have the same addresses and identification. Each must reach the backend of its own flow, although the
+/// previous datagram was sent a moment ago.
 #[test]
 fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
@@ -225,8 +226,8 @@ fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
     }
 }
 
-/// Repeated fragments may lie behind those with which a datagram is complete. They are dropped when they come back: if they
-/// waited again, every further pair of packets would send all of them into the node.
+/// A datagram can be complete before all duplicates of its fragments have come back. The programs drop the rest: if
+/// these were held again, each further datagram with this identification would send all of them into the node.
 #[test]
 fn fragment_that_has_waited_never_waits_again() {
     const REPEATED: usize = 99;
@@ -236,7 +237,8 @@ fn fragment_that_has_waited_never_waits_again() {
         let (held, dropped) = (count("fragment_held"), count("fragment_dropped"));
         let socket = udp_socket(&bed.cluster.client, udp(vip)).unwrap();
         let identification = next_identification();
-        // The latest ones come back first.
+        // The programs send held fragments back latest first, so the duplicates come back after the datagram is
+        // complete.
         let all = [&[1; REPEATED][..], &[2, 1, 0]].concat();
         for order in [&all[..], &[2, 1, 0], &[2, 1, 0], &[2, 1, 0]] {
             on_one_cpu(|| send_from(&bed.cluster.client, &socket, identification, order));
@@ -249,8 +251,8 @@ fn fragment_that_has_waited_never_waits_again() {
     }
 }
 
-/// Forged later fragments, whose first ones never come, keep nothing from whole packets, datagrams in order, and sockets
-/// of the node.
+/// A flood of later fragments whose first fragment never comes affects neither whole packets nor datagrams whose
+/// fragments are in order.
 #[test]
 fn flood_of_early_fragments_loses_no_other_traffic() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
@@ -288,7 +290,7 @@ fn flood_of_early_fragments_loses_no_other_traffic() {
     }
 }
 
-/// Asserts that the server answers a datagram in every order of its fragments: the programs still hold early ones.
+/// Asserts that the server answers a datagram in every order of its fragments: the programs hold early ones again.
 fn assert_every_order_of_one(bed: &Bed, vip: IpAddr) {
     let from = SocketAddr::new(CLIENT[usize::from(vip.is_ipv6())], 40_000);
     let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(vip))).unwrap();

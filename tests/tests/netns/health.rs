@@ -110,7 +110,7 @@ fn health_check_node_port_follows_its_service() {
     assert_reports(&bed, PORT + 1, 1);
     assert_refused(&bed, PORT);
 
-    // A change of the policy: the API server then releases the health check port.
+    // When the policy changes, the API server releases the health check port.
     (service.exposure.external_local, service.exposure.health_check_node_port) = (false, None);
     put(&service);
     assert_refused(&bed, PORT + 1);

@@ -56,9 +56,8 @@ impl Twins {
         [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
     }
 
-    /// Runs the same requests against both, each from ports that the client has not used yet. Neither system then
-    /// replaces the port, and IPVS cannot take a reply through the agent for one of its own connection with the same
-    /// ports.
+    /// Runs the same requests against both, each from ports that the client has not used yet. Then neither system
+    /// replaces the port, and IPVS cannot mistake the agent's replies for those of its own connections.
     fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
         [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
             use_other_ports(bed);
@@ -76,8 +75,8 @@ fn use_other_ports(bed: &Bed) {
     bed.cluster.client.sysctl("ipv4/ip_local_port_range", &range).unwrap();
 }
 
-/// Runs `test` on one CPU, where its packets then arrive, in the order in which they are sent. (Round robin keeps a position
-/// per CPU.)
+/// Runs `test` pinned to one CPU, so that its packets arrive on that CPU in the order in which they are sent. (Round
+/// robin keeps a position per CPU.)
 pub(crate) fn on_one_cpu(test: impl FnOnce() + Send) {
     let pinned = || {
         let mut one = CpuSet::new();

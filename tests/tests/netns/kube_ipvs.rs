@@ -72,8 +72,8 @@ fn put_mine(bed: &Bed) {
     node.feed("iptables-restore", &["--noflush"], rules).unwrap();
 }
 
-/// Adds the device, virtual servers for the Service `web`, for its node port and for a Service without endpoints; sets
-/// and rules.
+/// Adds what kube-proxy leaves behind: the device `kube-ipvs0`; virtual servers for the Service `web`, for its node
+/// port and for a Service without endpoints; sets and rules.
 fn put_kube_proxys(bed: &Bed) {
     let node = &bed.cluster.node1;
     let mut device = "link add kube-ipvs0 type dummy\n".to_owned();

@@ -1,5 +1,5 @@
-//! The setup of tests of exposed services: clients and nodes on one wire, an agent on each node, and services with
-//! every kind of address.
+//! The setup of tests of exposed services: a router that connects clients and nodes, an agent on each node, and
+//! services with every kind of address.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd0
 /// The service whose changes show that the agents have processed all files; see [`Lan::settle`].
 const MARKER: u8 = 90;
 
-/// Clients and nodes on one wire, with agents, which are dropped first.
+/// Clients, a router and nodes with agents, which are dropped first.
 pub(crate) struct Lan {
     pub(crate) agents: [Option<Agent>; 2],
     pub(crate) cluster: Cluster,
@@ -118,8 +118,8 @@ impl From<io::Result<Answer>> for Verdict {
     }
 }
 
-/// The result of a client's single request. A lost SYN shows by its retransmission, a lost datagram because the answer
-/// is missing.
+/// The result of a client's single request. Detects a lost SYN by its retransmission, and a lost datagram by the
+/// missing answer.
 pub(crate) fn probe(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
     probe_for(limit(), netns, to, protocol)
 }
@@ -230,7 +230,8 @@ impl Lan {
         self.settle();
     }
 
-    /// Removes service `number` and waits until the agents have removed it: they delay that in case the file reappears.
+    /// Removes the file of service `number` and waits until the agents have removed the service. They delay the removal
+    /// in case the file reappears.
     pub(crate) fn remove(&self, number: u8) {
         let name = format!("service{number}");
         self.cluster.manifests.remove(&name).unwrap();

@@ -1,5 +1,5 @@
-//! Tests that `cleanup` removes everything of ours, `cleanup --kube-proxy` everything of kube-proxy, and that neither
-//! affects other programs.
+//! Tests that `cleanup` removes everything of the agent, `cleanup --kube-proxy` everything of kube-proxy, and that
+//! neither affects other programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -101,7 +101,7 @@ fn live_objects() -> (BTreeSet<u32>, BTreeSet<u32>) {
     (programs, loaded_maps().filter_map(Result::ok).map(|info| info.id()).collect())
 }
 
-/// Faults: an agent killed while it starts, a recreated device, a refused second agent, and a killed agent.
+/// Faults: an agent killed while it starts, a refused second agent, a renamed device, and a killed agent.
 #[test]
 fn cleanup_after_any_fault_leaves_nothing_behind() {
     let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &PODS);

@@ -116,7 +116,7 @@ fn load_balancer_gets_its_address_from_a_pool_and_keeps_it_over_a_restart() {
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("service2") && status.contains("no free address (IPv4 and IPv6)"), "{status}");
 
-    // Service 1 comes back to its address, although its file is read after that of a Service that wants one, too.
+    // Service 1 keeps its address over a restart, although service 2 still waits for one.
     lan.agents[0].take().unwrap().kill().unwrap();
     lan.cluster.manifests.put(&lan.service(0, &["pod3"])).unwrap();
     lan.start_agent(1, &[]);

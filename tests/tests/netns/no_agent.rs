@@ -112,8 +112,8 @@ fn pod_that_starts_without_an_agent_reaches_every_kind_of_backend() {
     }
 }
 
-/// The kernel's connection tracking sees packets to cluster IPs before and after their translation. A CNI plugin
-/// masquerades packets from pods that leave the pods' network, which cluster IPs seem to be.
+/// The kernel's connection tracking sees packets to cluster IPs before and after their translation. CNI plugins
+/// masquerade packets from pods to addresses outside the pods' network, and cluster IPs are outside.
 #[test]
 fn catch_device_works_beside_netfilter_rules() {
     let bed = orphaned(STRICT);

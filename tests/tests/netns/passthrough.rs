@@ -63,8 +63,8 @@ fn one_client_port_connects_directly_and_through_a_service() {
     }
 }
 
-/// To the pod, both connections would be one: they have the same addresses and ports. netfilter would give the direct one
-/// another source port.
+/// To the pod, both connections would be one: they have the same addresses and ports. netfilter would give the direct
+/// one another source port.
 #[test]
 fn direct_connection_from_the_port_of_a_live_flow_fails_and_harms_nothing() {
     let bed = Bed::with_web(&["pod2"]);

@@ -1,4 +1,4 @@
-//! Pins that somebody removes: a running agent restores them, and `status` says first what is missing.
+//! Removed pins: a running agent restores them, and `status` lists what is missing in its first line.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -18,13 +18,13 @@ fn pin(bed: &Bed, name: &str) -> PathBuf {
     bed.cluster.bpffs(1).join(format!("lb/v{LAYOUT_VERSION}/{name}"))
 }
 
-/// The interface of node 1 that leads to a pod: the name of the pin of its link at ingress.
+/// The pin of the first ingress link of node 1 by name.
 fn any_link(bed: &Bed) -> PathBuf {
     let links = fs::read_dir(pin(bed, "links")).unwrap().map(|entry| entry.unwrap().path());
     links.filter(|path| path.to_str().unwrap().ends_with("-ingress")).min().unwrap()
 }
 
-/// What `status` prints, or its error.
+/// The output of `status`, or its error.
 fn status(bed: &Bed) -> String {
     let asked = agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["status"]);
     asked.map_or_else(|error| error.to_string(), |output| String::from_utf8(output.stdout).unwrap())
@@ -65,7 +65,7 @@ fn status_names_a_device_that_lost_its_program_until_the_agent_attaches_it_again
     fs::remove_file(&link).unwrap();
     let shown = status(&bed);
     assert!(shown.starts_with("Missing   programs on ") && shown.contains(" ingress: the agent"), "{shown}");
-    // Any change of a device makes the agent look at once.
+    // Any change of a device makes the agent check all links at once.
     bed.cluster.node1.ip("link add other type veth peer name another\n").unwrap();
     wait_for(PATIENCE, || link.exists().then_some(())).unwrap();
     wait_for(PATIENCE, || status(&bed).starts_with("Agent").then_some(())).unwrap();

@@ -1,5 +1,5 @@
-//! Sockets of the node, and flows of clients with a source port at an address of the node: the same endpoint must tell
-//! them apart, whichever is first.
+//! Sockets of the node, and masqueraded and hairpin flows to the same endpoint, never share a source port at the node's
+//! address, whichever begins first.
 
 use std::{
     io,

@@ -43,7 +43,7 @@ fn service_with_only_unready_endpoints_rejects_clients() {
     bed.cluster.manifests.put(&service).unwrap();
     let refused = || ask_http(&bed.cluster.client, http(WEB[0])).is_err().then_some(());
     lb_tests::wait_for(Duration::from_secs(1), refused).unwrap();
-    // UDP may take a moment longer only if the agent has not switched the two ports together.
+    // The agent switches both ports of the Service together, so UDP is rejected as soon as TCP is.
     assert_rejected(&bed, "client");
 }
 
@@ -66,11 +66,11 @@ fn flood_of_rejected_datagrams_gets_at_most_1000_icmp_errors_per_second() {
         let before = unreachables(client, vip);
         let started = Instant::now();
         client.run(|| flood(vip, DATAGRAMS)).unwrap();
-        // RSTs are not limited: a TCP client learns at once that no process listens.
+        // RSTs are not limited: a TCP client is rejected at once.
         let over_tcp = ask_http_by_first_syn(client, http(vip)).unwrap_err();
         assert_eq!(over_tcp.kind(), REFUSED, "{vip}: {over_tcp}");
         let errors = unreachables(client, vip) - before;
-        // The clock of the limit stands still between two timer interrupts.
+        // The limit's clock advances only at timer interrupts, so it may count 10 ms more.
         let allowed = 50 + started.elapsed().as_millis() + 10;
         assert!(errors > 0 && u128::from(errors) <= allowed, "{vip}: {errors} errors, {allowed} allowed");
         thread::sleep(Duration::from_millis(100));

@@ -157,7 +157,7 @@ impl Soak {
         (kilobytes << 10, fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
     }
 
-    /// Number of entries of AFFINITY and of the maps whose contents depend only on the objects.
+    /// Number of entries of each map except [`FLOWS`].
     fn maps(&self) -> BTreeMap<String, u64> {
         self.entries().into_iter().filter(|(name, _)| !FLOWS.contains(&name.as_str())).collect()
     }

@@ -1,4 +1,4 @@
-//! The agent is dead for a part of the time, for half of it by default, under floods and churn: no connection needs it.
+//! The agent is dead for a part of the time, by default for half of it, under floods and churn: no transaction fails.
 //! Services do not change, because a change needs an agent.
 //!
 //! `cargo xtask soak --agent-dead 50 --minutes 20` runs it for that long (`LB_SOAK_SECONDS`, `LB_SOAK_AGENT_DEAD`).
@@ -45,7 +45,7 @@ const STICKY: u8 = 20;
 /// The cluster, and what the maps have held.
 struct Soak {
     bed: Bed,
-    /// The greatest number of entries of each map, and for how many there is room.
+    /// The greatest number of entries of each map, and the limit for it.
     most: BTreeMap<String, (u64, u64)>,
     deaths: u64,
     dead_for: Duration,
@@ -63,7 +63,7 @@ impl Soak {
         Self { bed, most: BTreeMap::new(), deaths: 0, dead_for: Duration::ZERO }
     }
 
-    /// Kills the agent, and starts one after a time.
+    /// Kills the agent, and starts another one after `time`.
     fn be_without_agent(&mut self, time: Duration, traffic: &mut Traffic) {
         let begun = Instant::now();
         self.bed.agent.take().unwrap().kill().unwrap();
@@ -141,7 +141,7 @@ fn flood(client: &Netns, over: &AtomicBool) -> u32 {
     sent
 }
 
-/// Ends the flood when it is dropped, also by a failure.
+/// Ends the flood when it is dropped, also when the test fails.
 struct EndOfFlood<'a>(&'a AtomicBool);
 
 impl Drop for EndOfFlood<'_> {

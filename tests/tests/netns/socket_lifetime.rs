@@ -123,8 +123,8 @@ fn programs(bed: &Bed) -> Vec<String> {
     names
 }
 
-/// Attaches a foreign program to the control group. (It is a copy of ours with separate maps, for sockets of no
-/// namespace: the simplest available program.)
+/// Attaches a foreign program to the control group. (The simplest one available is a copy of the agent's: with its own
+/// maps and no namespace to serve, it translates no call.)
 fn others_program(bed: &Bed) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();

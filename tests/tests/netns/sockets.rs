@@ -113,7 +113,8 @@ fn replies_on_a_disconnected_socket_come_from_the_last_used_virtual_address() {
     }
 }
 
-/// For the kernel, both would be one connection. (kube-proxy serves the second one, as it gives its packets another port.)
+/// For the kernel, both would be one connection. (With kube-proxy the second one also works: netfilter gives its
+/// packets another source port.)
 #[test]
 fn one_source_port_reaches_a_backend_through_one_virtual_address_only() {
     const PORT: u16 = 61_000;
@@ -224,7 +225,7 @@ fn pod_sockets_are_translated_only_with_socket_lb_all() {
     }
 }
 
-/// Only packets have the source address that the deny list asks for, so all calls of pods are left to them.
+/// A pod's source address is known only from its packets. With a deny list, the hooks leave all calls of pods to tc.
 #[test]
 fn denied_pods_reach_no_service_through_their_sockets() {
     let mut bed = Bed::with_web(&["pod2"]);

@@ -67,7 +67,7 @@ impl Senders {
         (format!("{source} → {to}"), socket)
     }
 
-    /// Sends one datagram through each socket and expects no reply.
+    /// Sends one datagram through each socket and waits for no reply.
     fn send(&self) {
         for (_, socket) in &self.0 {
             let _perhaps_refused = socket.send(b"?");

@@ -37,7 +37,7 @@ pub(crate) struct Wires {
 }
 
 impl Wires {
-    /// The cluster, and the programs that must stay loaded as long.
+    /// The LAN, and the programs that must stay loaded as long as it exists.
     pub(crate) fn lan_and_ends(self) -> (Lan, Vec<Ebpf>) {
         (self.lan, self.ends)
     }
@@ -59,7 +59,8 @@ pub(crate) fn wires(mode: &str) -> Wires {
     Wires { lan: with_checksums(lan, mode), ends: ends.into() }
 }
 
-/// Starts agents. All frames carry checksums: XDP may send every packet of a routed flow.
+/// Starts agents, after making the router's ends complete all checksums: XDP may then send every packet of a routed
+/// flow.
 fn with_checksums(mut lan: Lan, mode: &str) -> Lan {
     let router = lan.cluster.router.as_ref().unwrap();
     for port in PORTS {
@@ -72,8 +73,8 @@ fn with_checksums(mut lan: Lan, mode: &str) -> Lan {
     lan
 }
 
-/// Attaches an XDP program to a veth, because a veth accepts frames of an XDP program at its other end only if it has
-/// one itself. (The program is a copy of ours: with empty maps it passes every packet.)
+/// Attaches an XDP program to a veth, because a veth accepts frames that an XDP program sends at its other end only if
+/// it has an XDP program itself. (The program is a copy of the agent's: with empty maps it passes every packet.)
 pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     let mut loader = EbpfLoader::new();
     for map in [
@@ -179,12 +180,12 @@ fn is_named(lan: &Lan) -> bool {
     conditions.any(|text| text.contains("veth eth0") && text.contains("XDP program"))
 }
 
-/// Waits until the program runs natively on `eth0` of node 1 and no condition names `eth0`. Without `native`, waits for
-/// the opposite of both.
+/// Waits until the program runs natively on `eth0` of node 1 and no condition names `eth0`; if `native` is false, until
+/// it does not run natively and a condition names `eth0`.
 #[track_caller]
 fn becomes(lan: &Lan, native: bool) {
     let is_so = || (mode(lan, "eth0") == "native") == native && is_named(lan) != native;
-    // Much less than the interval between two checks of the devices without an event.
+    // `PATIENCE` is much shorter than the 30 s between two routine checks of all devices.
     assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{:#}", status(lan, 1)["agent"]);
 }
 
@@ -279,7 +280,7 @@ fn xdp_flows_survive_backend_edits_and_neighbour_flushes() {
     for how in EVERY {
         assert_eq!(lan.server("client", 2, NodePort(1), how), "pod4");
     }
-    // The neighbour table is flushed; the hop is resolved again.
+    // The neighbour table is flushed; the programs resolve the next hop again.
     lan.cluster.node(1).ip("neighbour flush dev eth0\n").unwrap();
     thread::sleep(Duration::from_millis(1_200));
     assert_eq!(connection.ask().unwrap().server, "pod3");
