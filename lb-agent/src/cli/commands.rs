@@ -19,7 +19,7 @@ pub struct StatusArgs {
     pub output: TableOrJson,
 }
 
-/// `announce`
+/// The commands of `announce`.
 #[derive(Debug, Subcommand)]
 pub enum AnnounceCommand {
     /// List load balancers' addresses that are announced: by which node, on which interfaces, since when
@@ -170,7 +170,7 @@ pub enum ConntrackCommand {
         /// Output format
         #[arg(short, long, value_name = "FORMAT", default_value = "table")]
         output: TableOrJson,
-        /// Conditions.
+        /// Conditions that the listed flows meet.
         #[command(flatten)]
         filter: FlowFilter,
     },

@@ -34,7 +34,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The commands.
+/// The commands of `lb-agent`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the agent: write Services into the kernel and keep them up to date

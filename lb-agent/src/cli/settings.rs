@@ -9,7 +9,7 @@ use serde::Deserialize;
 /// Names of one setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// The flag without dashes, which is also the key in the file.
+    /// The flag without its leading dashes; also the key in the file.
     pub flag: &'static str,
     /// The environment variable.
     pub environment: &'static str,
@@ -107,26 +107,26 @@ settings! {
         /// [default: with --manifests 10.96.0.0/12,fd00:10:96::/112, else the ranges that the API server names]
         "service-cluster-ip-range" "LB_AGENT_SERVICE_CLUSTER_IP_RANGE" "serviceClusterIPRange"
         service_cluster_ip_range: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
-        /// Networks whose addresses Services of type LoadBalancer get, with --manifests; beside the IPAddressPools of the
-        /// folder [default: none]
+        /// With --manifests: networks from which Services of type LoadBalancer get addresses, in addition to the
+        /// IPAddressPools in the directory [default: none]
         "load-balancer-pool" "LB_AGENT_LOAD_BALANCER_POOL" "loadBalancerPool"
         load_balancer_pool: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// The loadBalancerClass of the Services that get addresses from pools [default: those without a class]
         "load-balancer-class" "LB_AGENT_LOAD_BALANCER_CLASS" "loadBalancerClass"
         load_balancer_class: Option<String> | Option<String>, (value_name = "NAME");
-        /// Give addresses from the IPAddressPools of the API server to Services of type LoadBalancer. Of all agents with this
-        /// setting, one does so at a time
+        /// Assign addresses from the IPAddressPools of the API server to Services of type LoadBalancer. The agents with
+        /// this setting elect the one that does so
         "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
         load_balancer_controller: bool | bool, ();
-        /// Every node that shares load balancers' addresses with this one, and this one: where it receives messages of the
-        /// others (UDP) [default: none: this node alone announces its addresses]
+        /// Name and UDP address of every node that announces the same load balancers' addresses, this one included
+        /// [default: none: this node alone announces its addresses]
         "announce-member" "LB_AGENT_ANNOUNCE_MEMBER" "announceMember"
         announce_member: Option<Vec<String>> | Option<List>, (value_name = "NAME=ADDR:PORT", num_args = 1.., value_delimiter = ',');
-        /// File with the key of these messages, at least 16 bytes; the same on all nodes
+        /// File with the key that authenticates the members' messages, at least 16 bytes; the same on all nodes
         "announce-key-file" "LB_AGENT_ANNOUNCE_KEY_FILE" "announceKeyFile"
         announce_key_file: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
-        /// What two members do that hear nothing of each other: `availability`, both announce; `single`, none does
-        /// [default: availability]
+        /// Which of two members announce while they receive no messages from each other: `availability`, both;
+        /// `single`, neither [default: availability]
         "announce-prefer" "LB_AGENT_ANNOUNCE_PREFER" "announcePrefer"
         announce_prefer: Option<AnnouncePrefer> | Option<AnnouncePrefer>, (value_name = "WHAT");
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
@@ -284,13 +284,13 @@ pub enum DetectLocalMode {
     InterfaceNamePrefix,
 }
 
-/// What two members do that share addresses and hear nothing of each other.
+/// Which of two members announce while they receive no messages from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnnouncePrefer {
     /// Both announce all addresses: a dead node is replaced
     Availability,
-    /// None announces: never do two nodes answer for one address
+    /// Neither announces: two nodes never answer for one address, and a dead node is not replaced
     Single,
 }
 

@@ -14,9 +14,9 @@ use serde::Serialize;
 /// The source of a packet: an address, optionally with a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// The address.
+    /// Source address.
     pub ip: IpAddr,
-    /// The port.
+    /// Source port; `None` for the first packet of a new connection.
     pub port: Option<u16>,
 }
 

@@ -33,7 +33,7 @@ use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 /// Default ports of kube-proxy.
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
-/// Longest name of a network interface (`IFNAMSIZ` - 1).
+/// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
 
 pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
@@ -168,7 +168,7 @@ pub(super) fn load_balancer_pool(
     Ok(networks)
 }
 
-/// `--load-balancer-controller`, which needs an API server.
+/// Checks `--load-balancer-controller`, which needs an API server.
 pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<bool, ConfigError> {
     match source {
         Source::Manifests(_) if given => {
@@ -179,7 +179,7 @@ pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<b
     }
 }
 
-/// The members that share addresses: there must be a folder of manifests and a key, and this node must be one of them.
+/// Checks the members that share addresses: they need a directory of manifests and a key, and include this node.
 pub(super) fn announce(
     given: Option<Vec<String>>,
     key_file: Option<PathBuf>,

@@ -31,13 +31,13 @@ pub enum ConfigError {
         /// Error and advice.
         reason: String,
     },
-    /// There is no source of Services.
+    /// Neither `--manifests` nor `--kubeconfig` is given, and the agent does not run in a Pod.
     #[error(
         "no source of Services: give `--manifests DIR`, a directory of YAML manifests, or `--kubeconfig FILE` for a \
          Kubernetes API server; only in a Pod (where {IN_CLUSTER} is set) its API server is the default"
     )]
     NoSource,
-    /// There is more than one source of Services.
+    /// Both `--manifests` and `--kubeconfig` are given.
     #[error("two sources of Services, --manifests {} and --kubeconfig {}: give one of them", manifests.display(), kubeconfig.display())]
     TwoSources {
         /// The value of `--manifests`.
@@ -45,7 +45,7 @@ pub enum ConfigError {
         /// The value of `--kubeconfig`.
         kubeconfig: PathBuf,
     },
-    /// The host name cannot be read.
+    /// The host name, which is the default of `--node-name`, cannot be read.
     #[error("cannot find the host name, which is the default of --node-name: give --node-name NAME")]
     NoHostName(#[source] std::io::Error),
 }

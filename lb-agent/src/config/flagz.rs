@@ -67,7 +67,8 @@ impl Config {
             NodePortAddresses::Primary => "primary".to_owned(),
             NodePortAddresses::Networks(networks) => list(networks),
         };
-        // Default ranges are not shown: in ranges that are given, the agent also drops packets to unassigned addresses.
+        // The default ranges are left out: given as a flag, they would make the agent drop packets to unassigned
+        // addresses.
         let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
         let key_file = self.announce.key_file.as_deref().map(|file| file.display().to_string());

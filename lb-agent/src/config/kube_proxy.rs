@@ -164,7 +164,7 @@ pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     Ok(config.into_settings(without_effect))
 }
 
-/// Removes nulls: in Go, null leaves a field unchanged.
+/// Removes nulls: the decoder of Go leaves a field unchanged for null.
 fn remove_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -199,8 +199,7 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// The scheduler of mode ipvs; its default is round robin. Schedulers that only IPVS has, by its modules, have no
-    /// effect.
+    /// The scheduler of mode ipvs; its default is round robin. Schedulers of IPVS that the agent lacks have no effect.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();

@@ -70,11 +70,11 @@ pub struct Config {
     /// Whether packets to unassigned addresses in these ranges are dropped. False for the default ranges, which may
     /// contain addresses of other machines.
     pub drops_unknown_vips: bool,
-    /// Networks whose addresses load balancers get, beside the pools of the folder of manifests.
+    /// Networks from which load balancers get addresses, in addition to the pools in the directory of manifests.
     pub load_balancer_pool: Vec<IpNet>,
     /// The class of the load balancers that get addresses; `None` for those without a class.
     pub load_balancer_class: Option<String>,
-    /// Whether the agent gives addresses from pools of the API server, when it is elected.
+    /// Whether the agent assigns addresses from the API server's pools while it is elected.
     pub load_balancer_controller: bool,
     /// The members that share load balancers' addresses.
     pub announce: AnnounceConfig,
@@ -106,9 +106,9 @@ pub struct Config {
     pub forwarding: Forwarding,
     /// Retransmissions of a SYN after which another backend is chosen; 0 means never.
     pub syn_retries: u16,
-    /// Address of the health server.
+    /// Address of the health server; `None` for no server.
     pub healthz: Option<SocketAddr>,
-    /// Address of the metrics server.
+    /// Address of the metrics server; `None` for no server.
     pub metrics: Option<SocketAddr>,
     /// Detail of the traffic metrics.
     pub service_metrics: ServiceMetrics,
@@ -124,14 +124,15 @@ pub struct Config {
     pub without_effect: Vec<String>,
 }
 
-/// The members that share load balancers' addresses, this node included; none if it announces its addresses alone.
+/// The members that share load balancers' addresses, this node included; empty if this node alone announces its
+/// addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnounceConfig {
-    /// Where each member receives messages, by name of its node.
+    /// UDP address of each member, by node name.
     pub members: BTreeMap<Arc<str>, SocketAddr>,
-    /// The file with the key of these messages; `Some` if there are members.
+    /// The file with the key that authenticates the members' messages; `Some` if there are members.
     pub key_file: Option<PathBuf>,
-    /// What two members do that hear nothing of each other.
+    /// Which of two members announce while they receive no messages from each other.
     pub prefer: Prefer,
 }
 
@@ -265,7 +266,8 @@ impl Config {
                 services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
                 backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
                 tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
-                // Each connection takes two entries.
+                // A connection takes two entries; one that is masqueraded through the stack takes four, and counts as
+                // two connections.
                 conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
                 affinity: size(run.max_affinity_clients, file.max_affinity_clients)
                     .unwrap_or(defaults.affinity),
