@@ -13,7 +13,7 @@ use crate::{
 /// Runs `announce`.
 ///
 /// # Errors
-/// No agent runs.
+/// No agent runs, or its report cannot be read.
 pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Result<()> {
     let AnnounceCommand::List { output } = command;
     let report = socket::ask(&paths.bpffs)?;

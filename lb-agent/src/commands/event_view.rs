@@ -21,7 +21,7 @@ pub(super) struct EventView {
     /// Time in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
-    /// `TCP`, `UDP`, `SCTP` or `ICMP`; `None` if the event has no valid protocol.
+    /// `TCP`, `UDP`, `SCTP` or `ICMP`. Like `client` and `vip`, `None` if the program had already rewritten the packet.
     pub(super) protocol: Option<&'static str>,
     /// The client; port 0 before the kernel has chosen one.
     pub(super) client: Option<SocketAddr>,
@@ -44,7 +44,7 @@ pub(super) struct EventView {
     /// The interface of the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<String>,
-    /// The process that made the system call.
+    /// Id of the process that made the system call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) process: Option<u32>,
 }
@@ -157,7 +157,7 @@ pub(super) enum Style {
     Coloured,
 }
 
-/// The event on one line.
+/// Formats the event on one line.
 pub(super) fn line(view: &EventView, style: Style) -> String {
     let (word, colour) = match view.verdict {
         EventVerdict::New => ("new", 32),

@@ -1,4 +1,4 @@
-//! The commands other than `run`. They read or clean up the kernel and need no running agent.
+//! The commands other than `run`. They read or clean up the kernel; only `announce` needs a running agent.
 
 mod announce;
 mod bugreport;

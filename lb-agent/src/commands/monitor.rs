@@ -36,7 +36,7 @@ pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     runtime.block_on(listen(pinned.monitor()?, &printer))
 }
 
-/// Whether output is coloured: on a terminal, unless NO_COLOR is set.
+/// Coloured on a terminal, unless `NO_COLOR` is set.
 fn style() -> Style {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if io::stdout().is_terminal() && !unwanted { Style::Coloured } else { Style::Plain }
@@ -71,7 +71,7 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     }
 }
 
-/// Reports lost events, if there are more than `before`.
+/// Reports lost events, if there are more than `before`. Returns their total.
 fn tell_lost(monitor: &Monitor, before: u64) -> Result<u64, DatapathError> {
     let lost = monitor.lost()?;
     if lost > before {
@@ -121,7 +121,7 @@ impl Printer {
     }
 }
 
-/// Converts a time of the monotonic clock to a time of day.
+/// Converts nanoseconds of the monotonic clock to wall-clock time.
 fn wall_clock(nanoseconds: u64) -> Timestamp {
     let age = Duration::from_nanos(monotonic_nanoseconds().saturating_sub(nanoseconds));
     SystemTime::now().checked_sub(age).and_then(|time| time.try_into().ok()).unwrap_or_else(Timestamp::now)

@@ -265,7 +265,7 @@ pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connectio
         let Tuple { destination, destination_port, .. } = forward.to;
         let (flows, traffic) =
             counts.entry((forward.service, destination.into(), destination_port)).or_default();
-        // A flow in a tunnel has one entry. Any other without its reverse entry is dead.
+        // A tunnelled flow has only a forward entry. Any other flow without a reverse entry is not counted as live.
         let phase = match reply {
             Some(reply) => Some(Phase::of(forward, reply)),
             None => forward.is_tunnelled().then(|| Phase::of_one_way(forward)),

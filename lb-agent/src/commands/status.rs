@@ -29,9 +29,9 @@ pub(super) struct Status {
     missing: MissingView,
     /// Missing kernel features, and what the agent does instead.
     degraded: Vec<DegradedView>,
-    /// Rules that a kube-proxy left behind.
+    /// Rules, devices and virtual servers that a kube-proxy left behind.
     kube_proxy: Vec<Leftover>,
-    /// Errors of the tools that list these rules: kube-proxy may have left more.
+    /// Errors of the tools that list these leftovers: kube-proxy may have left more.
     kube_proxy_errors: Vec<String>,
     /// Directory of the pins.
     folder: String,
@@ -255,7 +255,7 @@ fn page(status: &Status, now: Timestamp) -> String {
     text
 }
 
-/// What is missing, and what to do; `None` if nothing is.
+/// The line about missing pins and programs, with advice; `None` if none is missing.
 fn missing_line(
     MissingView { maps, programs, hooks, sockets }: &MissingView,
     running: bool,
@@ -342,7 +342,7 @@ fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, n
     format!("Shortage  {of}, for {}{count}: {text}", ago(*since, now))
 }
 
-/// Who gives addresses to load balancers, and how full the pools are.
+/// The line about the agent that assigns addresses to load balancers, with the use of the pools.
 fn addresses_line(report: &LoadBalancerReport) -> String {
     let pools: Vec<String> = report
         .pools

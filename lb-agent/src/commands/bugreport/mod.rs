@@ -115,7 +115,7 @@ fn version(now: Timestamp) -> String {
     )
 }
 
-/// Collects the contents of the kernel.
+/// Collects the files about the data plane in the kernel.
 fn data_plane(collection: &mut Collection, pinned: &Pinned) {
     collection.add_json("services.json", services(pinned));
     match connections(pinned) {

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, bail};
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Size limit of a page.
+/// Size limit of a response, in bytes.
 const MOST: u64 = 64 << 20;
 
 /// Reads the page at `path`.

@@ -20,7 +20,7 @@ pub(super) struct Sample {
     pub(super) tallies: BTreeMap<ServiceEndpoint, Tally>,
 }
 
-/// A line: a service port, or one of its backends.
+/// A row of the table: a service port, or one of its backends.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Row {
