@@ -46,12 +46,12 @@ pub struct Freshness {
 pub struct Health {
     /// Whether the agent is alive, and has synchronised at least once.
     pub healthy: bool,
-    /// Whether no change has waited too long. Before the first synchronisation no change counts as waiting: a restart
+    /// Whether no change has waited too long. The writer reports changes only once the source is complete: a restart
     /// does not help if the API server is unreachable.
     pub alive: bool,
     /// Time of the last complete synchronisation; `None` before the first one.
     pub last_updated: Option<Timestamp>,
-    /// The time of this state.
+    /// The time to which these values apply.
     pub now: Timestamp,
 }
 

@@ -18,7 +18,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
             socket
         }
     };
-    // Without this option a new server would wait for closed connections of the previous one.
+    // Otherwise `bind` fails while closed connections of the previous server are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -182,7 +182,7 @@ impl Servers {
 }
 
 impl Server {
-    /// Returns after the server's socket is closed. Open connections get no further response.
+    /// Closes the server's socket. Waits for pending responses, for [`LAST_MOMENT`] at most.
     async fn close(mut self, place: ListenAddress) {
         info!(service = %place.service, address = %place.address, "closing the server of a Service's health");
         drop(self.stop);

@@ -1,7 +1,7 @@
-//! Rules of netfilter that do not see packets to Services as their author expects: the programs translate these packets
-//! before any hook of netfilter, and no conntrack entry of the kernel says so.
+//! Finds netfilter rules for packets to Services that never match them: the programs translate these packets before any
+//! netfilter hook, and the kernel's conntrack has no entry for the translation.
 //!
-//! The search is conservative: it names a rule only if all packets that the rule is for are such packets. It ignores a
+//! The search is conservative: it names a rule only if the rule can match nothing but such packets. It ignores a
 //! missing tool; the search for [leftovers](crate::leftovers) reports a tool that fails.
 
 mod iptables;
@@ -16,7 +16,7 @@ use crate::leftovers;
 /// The default range of node ports of an API server.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// A rule, and why it does not work.
+/// A rule, and why it never matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostRule {
     /// The rule as its tool shows it.
@@ -60,7 +60,7 @@ impl fmt::Display for HostRule {
     }
 }
 
-/// A line for each such rule of this network namespace.
+/// Describes each such rule of this network namespace, on one line.
 pub fn find() -> Vec<String> {
     let saved = leftovers::saved_rules();
     let has_iptables_nft = saved.iter().any(|(tool, _)| tool.contains("nft"));

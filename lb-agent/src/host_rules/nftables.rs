@@ -8,10 +8,11 @@ use super::{Flaw, HostRule, are_node_ports};
 
 /// Tables that iptables-nft makes; `iptables-save` shows their rules in full.
 const OF_IPTABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// The table of kube-proxy, which is removed as a whole.
+/// The table of kube-proxy, which [leftovers](crate::leftovers) reports as a whole.
 const OF_KUBE_PROXY: &str = "kube-proxy";
 
-/// The rules in a ruleset that do not work for Services. `without_iptables` leaves out tables of iptables-nft.
+/// The rules in a ruleset that never match the packets to Services that they are for. `without_iptables` leaves out
+/// tables of iptables-nft.
 pub(super) fn flawed(text: &str, without_iptables: bool) -> Vec<HostRule> {
     let ruleset: Value = serde_json::from_str(text).unwrap_or_default();
     let objects = || ruleset["nftables"].as_array().into_iter().flatten();
@@ -30,7 +31,7 @@ pub(super) fn flawed(text: &str, without_iptables: bool) -> Vec<HostRule> {
         if is_iptables || table == OF_KUBE_PROXY {
             continue;
         }
-        // Other chains may jump to a chain without a hook.
+        // A chain without a hook counts as one of every hook, because other chains may jump to it.
         let hook = hooks.get(&key).map_or("", String::as_str);
         if let Some(flaw) = flaw(hook, rule["expr"].as_array().map_or(&[], Vec::as_slice)) {
             let rule = format!("nft {family} {table} {chain}, rule with handle {}", rule["handle"]);

@@ -14,7 +14,7 @@ const TOOLS: [Tools; 4] = [
     ("iptables-legacy-save", "iptables-legacy-restore"),
     ("ip6tables-legacy-save", "ip6tables-legacy-restore"),
 ];
-/// Tools of a node with one kind only.
+/// Tools of a node with only one kind of iptables.
 const PLAIN_TOOLS: [Tools; 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
@@ -132,8 +132,8 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })
 }
 
-/// Takes out of `chains`, which are to be deleted, those that chains of other programs jump to, and all that these jump
-/// to in turn.
+/// Removes from `chains`, the ones to delete, those that chains of other programs use, directly or through other
+/// chains.
 fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
     loop {
         let is_used = |rule: &&&'a str| {

@@ -68,8 +68,8 @@ fn has_device() -> Result<bool, ToolError> {
     }
 }
 
-/// Finds the interface and the virtual servers. Only the addresses of the interface identify the servers as
-/// kube-proxy's.
+/// Finds the interface and the virtual servers. The addresses of the interface identify the servers as kube-proxy's,
+/// see [`servers`].
 fn device(findings: &mut Findings) {
     let Some(listed) = findings.output_of("ip", &["-o", "address", "show", "dev", DEVICE]) else { return };
     let addresses = addresses(&listed);
@@ -129,8 +129,8 @@ impl Server<'_> {
         self.at.parse().ok()
     }
 
-    /// Whether this is a node port. Its address is not on the interface, but it has the same real servers as a Service
-    /// whose address is.
+    /// Whether this is a node port of one of `services`, whose addresses are on the interface: the Service has all its
+    /// real servers.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);
@@ -138,7 +138,7 @@ impl Server<'_> {
     }
 }
 
-/// The virtual servers on these addresses, and those of node ports with the same real servers.
+/// The virtual servers on these addresses, and the node ports of the same Services.
 fn servers<'a>(saved: &'a str, addresses: &BTreeSet<IpAddr>) -> Vec<Server<'a>> {
     let mut real: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for line in saved.lines() {

@@ -8,7 +8,7 @@ use lb_datapath::Network;
 /// How the agent recognises internal clients: kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DetectLocal {
-    /// The node recognises no internal clients: all count as external. At cluster IPs these are not masqueraded.
+    /// All clients count as external. Clients of cluster IPs are not masqueraded.
     #[default]
     Never,
     /// Clients with an address in one of these networks are internal.
