@@ -1,4 +1,5 @@
-//! `tc_announce`: which ARP requests and neighbour solicitations it answers, and which other packets change what it does.
+//! `tc_announce`: the ARP requests and neighbour solicitations that it answers, and the packets that end an
+//! announcement.
 
 use etherparse::{
     ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType, Ethernet2Header, Icmpv6Header, Icmpv6Type,
@@ -215,10 +216,10 @@ fn claim_of_another_machine_ends_the_announcement() {
         assert!((before..=Announcements::now()).contains(&noted.conflict_at), "{name}: {noted:?}");
         assert_eq!((noted.conflicts, noted.conflict_mac, noted.answers), (1, PEER, 0), "{name}");
         passes(&bed, &questions[about]);
-        // Who does not answer does not count either: the next claim is that of the owner.
+        // A node that no longer answers counts no further conflict: later claims are those of the owner.
         passes(&bed, &claim);
         assert_eq!(heard(&bed, address), noted, "{name}");
-        // A renewal changes nothing; a new right, which began after the conflict, does.
+        // A renewal of the old right does not end the silence; a new right, which began after the conflict, does.
         let key = AnnounceKey { address, device: DEVICE };
         let old: Announcement = bed.read("ANNOUNCED", key).unwrap();
         bed.insert("ANNOUNCED", key, Announcement { deadline: old.deadline + SECOND, ..old });

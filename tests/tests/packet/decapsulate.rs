@@ -228,7 +228,7 @@ fn tunnelled_flow_outlives_its_backend_and_a_new_one_needs_it() {
     });
 }
 
-/// This node has no entry of the connection: its flow table is new, or another node had the connection before.
+/// This node has no entry for the connection: its flow table is new, or another node had the connection before.
 #[test]
 fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
     each_ethernet("decapsulated, mid-flow", |bed, family| {
@@ -322,7 +322,7 @@ fn icmp_errors_about_direct_replies_reach_the_backend() {
             bed.send(Hook::Ingress, &arrives(kind, family, &error)).passes(IcmpError, &expected);
             let stranger = arrives_from(family.stranger().ip(), kind, family, &error);
             bed.send(Hook::Ingress, &stranger).drops(TunnelRefused);
-            // The ICMP error is about another flow.
+            // This node has no flow to which the error belongs.
             bed.clear_flows();
             bed.send(Hook::Ingress, &arrives(kind, family, &error)).passes_unchanged();
         });

@@ -34,8 +34,8 @@ fn fragments_follow_the_first_one_in_both_directions() {
     });
 }
 
-/// A fragment for an address that `VIPS` does not have is unknown if it arrives before the first one. One that arrives
-/// after it is known, in any order and repeatedly.
+/// A later fragment to an address outside `VIPS` is unknown if it arrives before the first fragment. After the first
+/// one, it is known, in any order and repeatedly.
 #[test]
 fn fragments_before_the_first_one_are_unknown() {
     each("fragments out of order", |bed, family| {
@@ -77,7 +77,8 @@ fn fragments_of_interleaved_datagrams_are_told_apart() {
     });
 }
 
-/// The fragments come back later, which a test run does not show: the kernel queues them at the device.
+/// A test run does not show the fragments that the programs send into the node again: the kernel queues them at the
+/// device.
 #[test]
 fn early_fragments_are_held_until_the_first_one_arrives() {
     // A test run cannot check the sum over a frame whose length has changed: the kernel has dropped that sum.
@@ -100,7 +101,7 @@ fn early_fragments_are_held_until_the_first_one_arrives() {
     });
 }
 
-/// So they meet no later datagram with a reused identification.
+/// The limit keeps held fragments apart from a later datagram with the same identification.
 #[test]
 fn early_fragments_wait_no_longer_than_2_seconds() {
     each_on(&[Device::Ethernet, Device::Bare], "old fragments", |bed, family| {
@@ -116,7 +117,7 @@ fn early_fragments_wait_no_longer_than_2_seconds() {
     });
 }
 
-/// Its ticket is older than that of the fragment there: its CPU was interrupted for a whole turn of the ring.
+/// A CPU that was interrupted for a whole turn of the ring has an older ticket than the fragment in its place.
 #[test]
 fn late_fragment_takes_no_place_of_a_newer_one() {
     each("interrupted CPU", |bed, family| {
@@ -132,8 +133,8 @@ fn late_fragment_takes_no_place_of_a_newer_one() {
     });
 }
 
-/// Asserts that the later fragments of a datagram share the fate of the first one, and that none begins to wait
-/// afterwards.
+/// Asserts that the programs drop the later fragments of a datagram like the first one, and that none is held once the
+/// first one has arrived.
 fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)) {
     let parts = fragments(datagram, 77, 128);
     first(bed.send(Hook::Ingress, &parts[0]));
@@ -178,7 +179,8 @@ fn fragments_of_a_dropped_datagram_are_dropped() {
     });
 }
 
-/// The buffer of a first fragment that has carried another one of its length.
+/// While held fragments are released, the buffer of the first fragment carries each of them. One of the same length
+/// lets the kernel keep the sum over the frame.
 #[test]
 fn first_fragment_keeps_the_sum_over_its_frame() {
     each_ethernet("early fragment of the same length", |bed, family| {
@@ -193,7 +195,7 @@ fn first_fragment_keeps_the_sum_over_its_frame() {
     });
 }
 
-/// A datagram for an address of the node may be of no Service.
+/// The address is in `VIPS`, so later fragments are held, but the datagram is for no Service.
 #[test]
 fn early_fragments_of_no_service_are_let_go() {
     each("early fragments of others", |bed, family| {
@@ -209,7 +211,7 @@ fn early_fragments_of_no_service_are_let_go() {
     });
 }
 
-/// Where the packets of a backend enter the node, before they are translated at the other hook.
+/// A backend's packets enter the node at ingress, where they are not translated yet; that happens at egress.
 #[test]
 fn early_fragments_of_answers_are_held_at_ingress() {
     each("early fragments of answers", |bed, family| {

@@ -69,7 +69,7 @@ fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(us
     places.into_iter().enumerate().map(fill).collect()
 }
 
-/// A flow whose places have established connections goes to the overflow, and works as any other.
+/// A flow whose places all have established connections goes to the overflow, and works as any other.
 #[test]
 fn flow_without_a_place_overflows_and_evicts_no_established_connection() {
     let mut bed = Testbed::new();
@@ -94,8 +94,7 @@ fn flow_without_a_place_overflows_and_evicts_no_established_connection() {
     }
 }
 
-/// Which entry a new flow evicts: an expired one, else one that only a full table gives up, both with its reverse
-/// entry.
+/// A new flow evicts an expired entry, or else one of an unproven connection, together with its reverse entry.
 #[test]
 fn flow_without_a_place_evicts_an_expired_or_else_an_unproven_connection() {
     const OPENING: [u8; 2] = [seen::PACKET | seen::SYN, 0];

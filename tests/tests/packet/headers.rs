@@ -1,4 +1,4 @@
-//! Translation with every kind of header and padding: all bytes stay as they are, except addresses, ports and checksums.
+//! Translation with every kind of header and padding: no bytes change except addresses, ports and checksums.
 
 use std::net::SocketAddr;
 
@@ -33,8 +33,8 @@ fn translated(bed: &mut Testbed, family: Family, name: &str, mutation: Mutation)
     }
 }
 
-/// Requests come without tag, through the device of the VLAN (`tagged_frames_pass_untouched`); the device below it sends
-/// the replies with one.
+/// Requests reach the programs of the VLAN device without a tag (`tagged_frames_pass_untouched`); the device below it
+/// sends replies with a tag.
 #[test]
 fn tagged_replies_are_translated() {
     const TAGS: [&[(u16, u16)]; 4] =

@@ -110,7 +110,8 @@ fn error_to_the_client_quotes_its_packet_and_comes_from_the_vip() {
     }
 }
 
-/// The client, or a router before it, reports an error about a reply. The quote must be the reply that the backend has sent.
+/// The client, or a router before it, reports an error about a reply. The quote must be the reply that the backend has
+/// sent.
 #[test]
 fn error_to_the_backend_quotes_its_reply() {
     for protocol in [TCP, UDP] {

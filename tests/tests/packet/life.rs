@@ -133,8 +133,8 @@ fn rst_closes_a_connection_only_within_the_window() {
 }
 
 /// An attacker who knows the client's port cannot see the connection, so the forged sequence numbers are far from the
-/// window. If the programs took them, each segment would end an idle connection, make it unproven, or let a following
-/// RST end it.
+/// window. If the programs accepted them, each segment would end an idle connection, make it unproven, or let a
+/// following RST end it.
 #[test]
 fn forged_segments_far_from_the_window_end_no_connection() {
     const FAR: u32 = 1 << 30;

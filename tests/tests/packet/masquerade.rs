@@ -168,7 +168,7 @@ fn client_reuses_the_port_of_its_own_ended_connection() {
 fn port_is_free_only_if_both_translations_are() {
     each_without_routes("inner port taken", |bed, family| {
         masqueraded(bed, family, UDP, 1);
-        // Another flow has the reverse entry that the client's own port would need.
+        // Another flow has the reverse entry for the client's address with the only masquerade port.
         let taken = Packet::udp(family.backend(), (family.client().ip(), FIRST_PORT).into(), b"").tuple();
         let flags = flow_flags::REPLY | flow_flags::AT_EGRESS;
         let to = Packet::udp(family.other_vip(), family.client(), b"").tuple();

@@ -1,5 +1,4 @@
-//! Next hops: what a lookup depends on, what flows share, when a lookup renews the cache, and what happens if two keys
-//! have one slot.
+//! Next hops: the inputs of a lookup, the cache that flows share, its renewal, and two keys with one slot.
 
 use std::{
     collections::BTreeSet,
@@ -60,7 +59,7 @@ fn add_rule(family: Family, rule: &str) {
     ip(&format!("{family} rule add {rule} lookup 100"));
 }
 
-/// The MAC address that a packet of an existing flow leaves to.
+/// The destination MAC address of a packet of an existing flow when it leaves.
 #[track_caller]
 fn next_hop(bed: &mut Testbed, packet: &Packet) -> [u8; 6] {
     let run = bed.arrive(Mode::Native, packet);

@@ -1,5 +1,5 @@
-//! Sockets of the node that use the source port of a masqueraded client towards its backend. Their connections get another
-//! port where they leave the node, and nothing else does.
+//! Sockets of the node that use the source port of a masqueraded client towards its backend. The programs exchange the
+//! port of their connections at egress, and change no other packets.
 
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ fn flow_of_node(bed: &mut Testbed, family: Family, source: SocketAddr) -> Socket
     seen
 }
 
-/// The device of the VLAN has had its turn: it gave the connection another port, and its ingress exchanges it back.
+/// The programs of the VLAN device have already given the connection another port, and exchange it back at ingress.
 #[test]
 fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
     const TAGS: [&[(u16, u16)]; 3] = [&[(VLAN, 5)], &[(VLAN, 0xe005)], &[(QINQ, 6), (VLAN, 5)]];
@@ -50,7 +50,7 @@ fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
     });
 }
 
-/// Such an error from another machine is about the flow that has the port, and is translated already.
+/// An error that another machine sends is about the masqueraded flow, and its quote is translated already.
 #[test]
 fn icmp_errors_about_the_flow_with_the_port_of_a_socket_are_not_the_sockets() {
     each_without_routes("errors about the port's flow", |bed, family| {

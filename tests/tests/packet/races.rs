@@ -27,7 +27,7 @@ const CLIENTS: usize = 40;
 /// How often a thread checks for the other one before it yields its CPU, which the other thread may need.
 const SPINS: u32 = 10_000;
 
-/// Runs the frames of two threads, the nth ones at once.
+/// Runs the frames on two threads, which run their nth frames at the same time.
 fn run_both(bed: &Testbed, frames: [&[Vec<u8>]; 2]) {
     let program = bed.program("tc_ingress").fd().unwrap();
     let arrived = &AtomicUsize::new(0);

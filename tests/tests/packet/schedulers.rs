@@ -171,7 +171,7 @@ fn new_flows_are_rejected_if_all_weights_are_0() {
     }
 }
 
-/// Opens a flow for each client. The flows stay.
+/// Opens a flow for each client port; returns the ports of the backends. The flows stay.
 fn open(bed: &mut Testbed, family: Family, clients: std::ops::Range<u16>) -> Vec<u16> {
     let mut chosen = Vec::new();
     for port in clients {
@@ -240,7 +240,7 @@ fn schedulers_take_any_number_of_backends() {
     });
 }
 
-/// Opens a connection through the VIP, up to the replies of both sides.
+/// Opens a connection through the VIP with SYN, SYN-ACK and ACK; returns its backend.
 fn connect(bed: &mut Testbed, client: SocketAddr, vip: SocketAddr) -> SocketAddr {
     let syn = Packet::tcp(client, vip, 1000, b"").syn();
     bed.send(Hook::Ingress, &syn).passes_any(Outcome::NewFlow);
@@ -301,7 +301,7 @@ fn connection_is_active_until_it_is_reset() {
     });
 }
 
-/// A SYN of a removed backend is rebalanced, which ends the earlier flow.
+/// A SYN whose backend was removed is rebalanced, which ends the earlier flow.
 #[test]
 fn replaced_flow_is_not_active() {
     each("replacement", |bed, family| {

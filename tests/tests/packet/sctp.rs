@@ -1,5 +1,5 @@
-//! SCTP: the same flows with another checksum, which covers the ports but not the addresses. A field of zeros offloads
-//! it to the device.
+//! SCTP: the same flows with another checksum, which covers the ports but not the addresses. A checksum of 0 leaves the
+//! computation to the device.
 
 use std::net::SocketAddr;
 

@@ -37,7 +37,7 @@ struct Attr {
     padding: u32,
 }
 
-/// Binds the thread, and so the programs that it runs, to one CPU: per-CPU maps then have one element.
+/// Binds the thread, and so the programs that it runs, to CPU 0: they then use one element of each per-CPU map entry.
 pub(crate) fn stay_on_one_cpu() {
     let mut cpus = CpuSet::new();
     cpus.set(0).unwrap();

@@ -411,7 +411,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
     });
 }
 
-/// The connection may begin or be established already: no packet of it needs an entry.
+/// No packet of a connection needs an entry, neither the first one nor a later one.
 #[test]
 fn without_room_for_an_entry_every_packet_goes_where_the_maglev_table_says() {
     each_on_wires("tunnelled, full", |bed, family| {

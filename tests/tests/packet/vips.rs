@@ -1,4 +1,5 @@
-//! Packets to virtual addresses for a port that no Service has.
+//! Packets to virtual addresses that no Service port serves: unlisted ports, unallocated addresses, pings, other
+//! protocols.
 
 use std::net::IpAddr;
 
@@ -17,8 +18,8 @@ use super::{
     testbed::{Device, Hook, TCP, Testbed},
 };
 
-/// Declares a range of cluster IPs whose unallocated addresses are dropped. In it `vip()` is the cluster IP of a Service
-/// and `other_vip()` an address of this node; no other address is allocated.
+/// Declares a range of cluster IPs whose unallocated addresses are dropped. In this range `vip()` is the cluster IP of
+/// a Service and `other_vip()` an address of this node; no other address is allocated.
 fn with_range(bed: &mut Testbed, family: Family) {
     with_flags(bed, family, settings_flags::DROP_UNKNOWN_VIPS);
 }
@@ -93,7 +94,7 @@ fn unknown_address_passes_if_the_range_is_shared() {
         let syn = Packet::tcp(family.client(), to, 1000, b"").syn();
         bed.send(Hook::Ingress, &syn).passes_untouched(NoService);
         bed.send(Hook::Ingress, &echo_request(family, to.ip())).passes_untouched(NotTransport);
-        // A known cluster IP is rejected nevertheless.
+        // Packets to an unlisted port of a known cluster IP do not pass. This one is dropped, as a stray RST.
         let stray = Packet::tcp(family.client(), unlisted(family), 1000, b"").rst();
         bed.send(Hook::Ingress, &stray).drops(StrayReset);
     });
@@ -124,7 +125,7 @@ fn ping_of_a_vip_is_answered() {
         let reply = Packet::icmp(vip, family.client().ip(), kind, [0x12, 0x34, 0, 7], &request.payload);
         let reply = renewed(reply).swapped_macs();
         bed.send(Hook::Ingress, &request).redirects(Echo, &reply);
-        // Only clients send echo requests, so the egress hook passes them.
+        // The programs answer pings only at ingress.
         bed.send(Hook::Egress, &request).passes_untouched(NotTransport);
         // The payload has an odd number of bytes.
         let odd = request.clone().with(|packet| packet.payload.push(b'!'));
@@ -133,7 +134,7 @@ fn ping_of_a_vip_is_answered() {
     });
 }
 
-/// The packet with the TTL of a new one.
+/// The packet with TTL or hop limit 64, as Linux sends it.
 fn renewed(mut packet: Packet) -> Packet {
     match &mut packet.ip {
         etherparse::IpHeaders::Ipv4(header, _) => header.time_to_live = 64,

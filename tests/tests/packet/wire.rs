@@ -79,7 +79,7 @@ pub(crate) fn set_up() {
     }
 }
 
-/// The XDP program for a mode.
+/// The mode of XDP, which determines the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Native,

@@ -1,4 +1,4 @@
-//! Routed flows: which packets XDP sends on, which ones it leaves to tc, and that both hooks treat packets alike.
+//! Routed flows: the packets that XDP forwards, those that it leaves to tc, and the agreement of both hooks.
 
 use std::{
     collections::BTreeMap,

@@ -45,14 +45,14 @@ impl Testbed {
         }
     }
 
-    /// Sets the number of the last ticket, and forgets the lists.
+    /// Sets the number of the last ticket, and empties the lists.
     pub(crate) fn set_tickets(&mut self, tickets: u64) {
         let mut lists = [0; 4097];
         lists[0] = tickets;
         self.put("EARLY_LISTS", 0, lists);
     }
 
-    /// Empties all places, and forgets the lists.
+    /// Empties all places and lists.
     pub(super) fn clear_held(&mut self) {
         for place in 0..PLACES {
             self.put("EARLY_FRAGMENTS", u32::try_from(place).unwrap(), [0_u8; SIZE]);

@@ -22,7 +22,7 @@ impl Testbed {
         SocketAddr::new(to.destination.into(), to.destination_port)
     }
 
-    /// The entries of all flows, after an assertion that both copies of the filter have the mark of each.
+    /// All entries. Asserts that both copies of the filter have the marks of each entry.
     #[track_caller]
     pub(crate) fn flows(&self) -> BTreeMap<Tuple, Flow> {
         let flows = self.entries();
@@ -56,7 +56,7 @@ impl Testbed {
         }
     }
 
-    /// Empties the cache of next hops, all of which are stale after about a second.
+    /// Empties the cache of next hops, which otherwise expire after a tick (1.07 s).
     pub(crate) fn expire_next_hops(&mut self) {
         let mut map: PerCpuArray<_, CachedNextHop> =
             self.object.map_mut("NEXT_HOPS").unwrap().try_into().unwrap();
@@ -76,7 +76,7 @@ impl Testbed {
         assert_eq!(flows.len(), 2 * count, "{}: {flows:#?}", self.context());
     }
 
-    /// Asserts that both entries of the flow that translates `sent` to `translated` exist, and that it is in this
+    /// Asserts that both entries of the flow that translates `sent` to `translated` exist, and that the flow is in this
     /// phase.
     #[track_caller]
     pub(crate) fn assert_flow(&self, sent: &Packet, translated: &Packet, phase: Phase) {

@@ -75,7 +75,7 @@ impl Device {
 /// The maps and programs, used by one case at a time.
 pub(crate) struct Testbed {
     object: Object,
-    /// The filter, which the programs ask in every case.
+    /// The filter that the programs check in every case.
     filter: FilterMemory,
     device: Device,
     case: String,
@@ -142,13 +142,12 @@ impl Testbed {
         runs
     }
 
-    /// Drops all marks of the filter, which then excludes every packet that has none of the later ones.
+    /// Clears all marks of the filter, which then excludes every packet without a mark set later.
     pub(crate) fn clear_filter(&mut self) {
         [0, 1].into_iter().for_each(|copy| self.filter.zero(copy));
         self.filter.activate(Some(0));
     }
 
-    /// The filter.
     pub(crate) const fn filter(&self) -> &FilterMemory {
         &self.filter
     }

@@ -38,7 +38,7 @@ const SIZES: [(&str, u32); 12] = [
 /// verify ten times as many instructions.
 static SPARE: Mutex<Vec<Ebpf>> = Mutex::new(Vec::new());
 
-/// A loaded object. Dropping it makes it a spare one unless a test has failed with it.
+/// A loaded object. Dropping one with the default sizes makes it a spare, unless a test has failed with it.
 pub(super) struct Object {
     ebpf: Option<Ebpf>,
     /// Whether the object has the default sizes and constants.

@@ -11,8 +11,8 @@ use super::{
     Device, Hook, Testbed,
 };
 
-/// The fields of `struct __sk_buff` up to `ingress_ifindex`: a packet that leaves the node came in through a device. With
-/// 0 the programs would take it for one of a socket of the node.
+/// Fields of `struct __sk_buff` up to `ingress_ifindex`, which is 1: the packet came in through a device. With 0 the
+/// programs would treat the packet as sent by a socket of the node.
 const FORWARDED: [u32; 10] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 impl Testbed {

@@ -163,7 +163,7 @@ impl Testbed {
         map.insert(Address::from(address), EndpointName::zeroed(), 0).unwrap();
     }
 
-    /// Marks the device as a wire, between which XDP may redirect packets.
+    /// Marks the device as a wire; XDP may redirect packets between wires.
     pub(crate) fn add_wire(&mut self, index: u32, mtu: u32) {
         let mut map: HashMap<_, u32, DeviceInfo> =
             self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
@@ -180,7 +180,7 @@ impl Testbed {
         .unwrap();
     }
 
-    /// Makes the loopback device, at which packets of the test runs arrive, one where tunnels of peers end.
+    /// Makes tunnels of peers end at the loopback device, where packets of the test runs arrive.
     pub(crate) fn end_tunnels(&mut self) {
         let mut map: HashMap<_, u32, DeviceInfo> =
             self.object.map_mut("DEVICES").unwrap().try_into().unwrap();

@@ -13,7 +13,7 @@ use lb_common::{
 
 use super::{Testbed, UDP};
 
-/// Any seed does. This one is the same in every run.
+/// The seed of the flow table, the same in every run. Any other would do.
 const SEED: Seed = Seed {
     words: [
         0x9e37_79b9,
