@@ -11,8 +11,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// The filter that the last agent has left may lack marks: its programs may have been of a build with other rules for
-/// them. Only the entries themselves tell which marks are needed.
+/// The filter of the last agent may lack marks: the programs of its build may have set others. So the next agent
+/// computes the marks from the entries.
 #[test]
 fn entries_without_marks_of_an_earlier_build_get_them_before_the_filter_is_on() {
     let sandbox = Sandbox::new();

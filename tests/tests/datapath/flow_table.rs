@@ -22,7 +22,7 @@ fn open(sandbox: &Sandbox, entries: u32) -> Datapath {
     Datapath::open(&Options { capacities, ..options }).unwrap()
 }
 
-/// Entries of that many different flows.
+/// Entries of `count` different flows.
 fn entries(count: u16) -> Vec<(Tuple, Flow)> {
     (1..=count).map(|port| flow(protocol::TCP, port, ago(1))[0]).collect()
 }

@@ -38,7 +38,7 @@ struct World {
     _folder: Cleanup,
 }
 
-/// An agent, which a drop kills.
+/// An agent that runs as a library. Dropping it stops it.
 struct Agent {
     report: watch::Receiver<AddressReport>,
     stop: Option<oneshot::Sender<()>>,
@@ -196,7 +196,7 @@ fn next_leader_goes_on_and_no_address_changes() {
     assert_eq!(agents.iter().filter(|agent| agent.leads()).count(), 1);
     let leader = agents.iter().position(Agent::leads).unwrap();
     drop(agents.remove(leader));
-    // "a" would be given the first address, if it were not in use.
+    // Service "a" sorts first: it would get 192.0.2.1 if that address were free.
     world.balancer("a");
     world.wait_until("an address by the next leader", |world| world.has("a", "192.0.2.3"));
     assert!(agents[0].leads());
@@ -284,7 +284,7 @@ fn services_of_other_controllers_are_not_touched() {
     let before = ["classed", "cloud"].map(|name| world.service(name));
     let _agent = world.agent("a");
     world.balancer("web");
-    // Also inside the pool, an address of somebody else is given to nobody.
+    // The controller gives no address twice, not even one in its pool that another controller has given.
     world.wait_until("an address", |world| world.has("web", "192.0.2.2"));
     assert_eq!(["classed", "cloud"].map(|name| world.service(name)), before);
 }

@@ -1,6 +1,5 @@
-//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply, merge patches
-//! and replacements that compare versions, and delete.
-//! The server can also simulate faults.
+//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply, merge
+//! patches and replacements that compare versions, and delete. The server can also simulate faults.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -351,7 +350,7 @@ fn apply(store: &Store, key: Key, body: &str) -> Response {
         Some(known) => {
             object["metadata"]["uid"] = known["metadata"]["uid"].clone();
             object["metadata"]["creationTimestamp"] = known["metadata"]["creationTimestamp"].clone();
-            // Other managers of fields keep theirs.
+            // Fields of other managers stay; in these tests that is one annotation.
             for (name, value) in known["metadata"]["annotations"].as_object().into_iter().flatten() {
                 if name == lb_core::load_balancer::GIVEN {
                     object["metadata"]["annotations"][name] = value.clone();
@@ -416,7 +415,7 @@ fn create(store: &Store, plural: String, namespace: String, body: &str) -> Respo
     stored(store, key, object)
 }
 
-/// Sets what the API server gives to a new object.
+/// Sets the fields that the API server assigns to a new object.
 fn begin(store: &Store, object: &mut Value) {
     let version = store.lock().version;
     object["metadata"]["uid"] = format!("uid-{version}").into();

@@ -130,7 +130,8 @@ fn malformed_object_affects_no_other_service() {
     let problems = bed.problems();
     assert!(problems.contains("default/a") && problems.contains("last good state"), "{problems}");
 
-    // An agent that never read a valid version keeps that Service in the kernel, and no other stale one.
+    // An agent that has never read a valid version of a Service keeps that Service in the kernel, but no other stale
+    // one.
     bed.kill_agent();
     bed.delete("b");
     bed.start_agent();
@@ -198,8 +199,8 @@ fn unreachable_server_changes_nothing_and_is_logged_once() {
     bed.wait_served("c instead of a", LIMIT, &["b 2", "c 3"]);
 }
 
-/// The state after an hour: the server's history is too short, and most objects have changed. Here the hour takes some
-/// seconds, because pauses between attempts are at most a minute anyway.
+/// The state after an hour: the server's history is too short, and most objects have changed. Seconds are enough here,
+/// because the pauses between attempts stop growing at a minute.
 #[test]
 fn agent_catches_up_after_an_hour_without_the_server() {
     let mut bed = with_a_and_b();

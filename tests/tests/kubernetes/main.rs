@@ -1,4 +1,5 @@
-//! The agent and an API server: the Services in the kernel when objects change, and when lists, watches and the server fail.
+//! The agent and an API server: the Services in the kernel when objects change, and when lists, watches and the server
+//! fail.
 //!
 //! Needs root and `target/release/lb-agent`, and fails without them. With `LB_TEST_KUBECONFIG=FILE` the modules
 //! [`contract`] and [`health`] and some tests of [`source`] use the API server of that file, which must allow cluster

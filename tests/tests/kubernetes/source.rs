@@ -1,5 +1,5 @@
-//! What the Kubernetes source publishes in addition to Services: the agent's Node, the ranges of cluster IPs, and
-//! trigger times of changes. The source runs as a library in this process.
+//! Tests of the Kubernetes source: the agent's Node, the ranges of cluster IPs, and trigger times of changes, which it
+//! publishes in addition to Services. The source runs as a library in this process.
 
 use std::{
     cell::RefCell,

@@ -211,7 +211,8 @@ fn early_fragments_of_no_service_are_let_go() {
     });
 }
 
-/// A backend's packets enter the node at ingress, where they are not translated yet; that happens at egress.
+/// The programs translate a backend's packets at egress, but hold their fragments where they enter the node: at
+/// ingress.
 #[test]
 fn early_fragments_of_answers_are_held_at_ingress() {
     each("early fragments of answers", |bed, family| {
