@@ -492,8 +492,8 @@ impl Request<'_> {
         self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
     }
 
-    /// The first free node port from the position of the hash on. `is_used` says whether this Service is about to use a
-    /// port for something else.
+    /// The first free node port from the position of the hash on. `is_used` returns whether this Service needs a port
+    /// for another purpose.
     fn free_node_port(
         &self,
         hash: u64,

@@ -7,7 +7,7 @@ pub(crate) fn map<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     *map = std::mem::take(map).into_iter().collect();
 }
 
-/// As [`map`], for a set.
+/// Rebuilds a set with full B-tree nodes.
 pub(crate) fn set<K: Ord>(set: &mut BTreeSet<K>) {
     *set = std::mem::take(set).into_iter().collect();
 }

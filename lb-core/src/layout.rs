@@ -1,5 +1,5 @@
-//! Describes the layout of pinned maps as text that an agent of another version can read, and converts elements from one
-//! layout to another.
+//! Describes the layout of pinned maps as text that an agent of another version can read, and converts elements from
+//! one layout to another.
 //!
 //! A description is text, a line for the keys and one for the values of each map:
 //!

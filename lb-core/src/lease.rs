@@ -1,12 +1,12 @@
 //! The election of one agent that acts for the whole cluster, by a Lease of `coordination.k8s.io`.
 //!
-//! The rules are those of client-go's `leaderelection`: no agent compares its clock with that of another. A follower counts
-//! a Lease as expired when it has seen the same version for as long as the Lease lasts; the leader stops earlier than that,
-//! counted from the moment at which it *sent* its last successful renewal. All times here are readings of the observer's
-//! monotonic clock, as durations since any fixed moment.
+//! The rules are those of client-go's `leaderelection`: no agent compares its clock with that of another. A follower
+//! counts a Lease as expired when it has seen the same version for as long as the Lease lasts; the leader stops earlier
+//! than that, counted from the moment at which it *sent* its last successful renewal. All times here are readings of
+//! the observer's monotonic clock, as durations since any fixed moment.
 //!
-//! A Lease is no lock: a process that is paused between a look at the clock and a write may write too late. So every write
-//! of a leader must also be a compare-and-swap.
+//! A Lease is no lock: a process that is paused between a look at the clock and a write may write too late. So every
+//! write of a leader must also be a compare-and-swap.
 
 use std::{ops::Range, time::Duration};
 
@@ -17,9 +17,10 @@ pub struct Timing {
     pub lease: Duration,
     /// How long the leader acts after it sent its last successful renewal; shorter than `lease`.
     pub act: Duration,
-    /// The time between two renewals, and between two looks of a follower.
+    /// The time between two renewals, and between two reads of a follower.
     pub retry: Duration,
-    /// The longest time that a request of the leader may take: none begins later than this before the end of its term.
+    /// The longest time that a request of the leader may take. The leader begins no request with less time left in its
+    /// term.
     pub request: Duration,
 }
 
@@ -34,7 +35,7 @@ impl Default for Timing {
 /// A version of the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// `spec.holderIdentity`; `None` or empty if nobody holds it.
+    /// `spec.holderIdentity`; `None` or empty if no agent holds the Lease.
     pub holder: Option<String>,
     /// `spec.leaseDurationSeconds`
     pub lasts: Duration,
@@ -53,24 +54,24 @@ pub struct Bid {
     pub transitions: i32,
     /// Whether the agent holds the Lease already.
     pub is_renewal: bool,
-    /// Whether the last holder may still act for a while: nobody has waited for the end of its Lease.
+    /// Whether the last holder may still act, because this agent has not waited for the end of its Lease.
     must_wait: bool,
 }
 
-/// One agent's part in the election.
+/// The state of one agent in the election.
 #[derive(Clone, Debug)]
 pub struct Election {
-    /// The identity of this agent: of this process, so that no other one ever has it.
+    /// The identity of this process; no other process ever has the same one.
     me: String,
     timing: Timing,
-    /// The newest version that was read or written, and when it was first.
+    /// The newest version that this agent has read or written, and when it first did so.
     seen: Option<(Lease, Duration)>,
     /// When this agent may act as the leader.
     term: Option<Range<Duration>>,
 }
 
 impl Election {
-    /// The part of an agent that has not seen the Lease yet.
+    /// The state of an agent that has not read the Lease yet.
     pub fn new(me: &str, timing: Timing) -> Self {
         Self { me: me.to_owned(), timing, seen: None, term: None }
     }
@@ -98,7 +99,7 @@ impl Election {
             return None;
         }
         let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
-        // Without a term, the answer to the bid that won is lost, and so is when this agent may begin.
+        // A holder without a term has lost the answer to its successful bid, so it does not know when its term began.
         let must_wait = is_free || (is_renewal && self.term.is_none());
         Some(Bid { replaces: Some(lease.version.clone()), transitions, is_renewal, must_wait })
     }
@@ -127,7 +128,7 @@ impl Election {
         self.term.as_ref()
     }
 
-    /// Who holds the Lease.
+    /// The holder in the newest version of the Lease; `None` if no agent holds it.
     pub fn holder(&self) -> Option<&str> {
         let (lease, _) = self.seen.as_ref()?;
         lease.holder.as_deref().filter(|holder| !holder.is_empty())
@@ -211,14 +212,14 @@ mod tests {
         }
     }
 
-    /// What happens to one agent, or to the Lease, in a step of a random history.
+    /// An event of a random history.
     #[derive(Clone, Debug)]
     enum Happens {
         /// The agent reads and bids; the request takes this long to arrive, and the answer too.
         Turn { agent: usize, there: u64, back: u64, lost: bool },
         /// Time passes, in seconds.
         Pass(u64),
-        /// Somebody deletes the Lease.
+        /// The Lease is deleted.
         Deleted,
     }
 
@@ -231,8 +232,8 @@ mod tests {
     }
 
     proptest! {
-        /// Three agents whose clocks have nothing in common but their rate, with slow and lost requests, and a Lease that
-        /// is deleted now and then: at no time do two of them act.
+        /// Two agents never act at once, although their clocks share only the rate, requests are slow or lost, and the
+        /// Lease is sometimes deleted.
         #[test]
         fn no_two_agents_act_at_once(history in histories()) {
             let mut agents: Vec<Election> = ["a", "b", "c"].map(|name| Election::new(name, TIMING)).into();
@@ -265,7 +266,7 @@ mod tests {
             }
         }
 
-        /// Alone, an agent whose requests all succeed leads for ever.
+        /// A single agent whose requests all succeed keeps its term.
         #[test]
         fn agent_alone_keeps_its_term(turns in 4..50u64) {
             let mut election = Election::new("a", TIMING);

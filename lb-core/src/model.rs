@@ -314,7 +314,8 @@ pub enum SourceEvent {
     /// The source has sent every readable object at least once.
     Synchronised,
     /// The source has sent everything except objects of these Services, which it could not read: the agent may delete
-    /// all else in the kernel. Comes right before `Synchronised`, and perhaps again later with fewer and fewer Services.
+    /// all else in the kernel. Comes right before `Synchronised`, and perhaps again later with fewer and fewer
+    /// Services.
     CompleteBut(BTreeSet<ObjectName>),
     /// The source has sent everything: the agent may delete all else in the kernel. Comes once, right before
     /// `Synchronised` or later.

@@ -108,7 +108,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The Services with frontends of this kind, and the addresses of these frontends; one address for each port.
+    /// The Service and the address of each frontend of this kind.
     pub fn addresses(&self, kind: FrontendKind) -> impl Iterator<Item = (&ObjectName, IpAddr)> {
         let of_kind = self.frontends.iter().filter(move |(_, record)| record.kind == kind as u8);
         of_kind.filter_map(|(key, record)| {

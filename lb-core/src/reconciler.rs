@@ -38,8 +38,8 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// Only changed Services are recomputed. What the kernel holds of a Service when the agent starts stays until the
-/// sources have shown this Service with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is
+/// Only changed Services are recomputed. A Service that the kernel holds when the agent starts stays there unchanged
+/// until the sources have shown it with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is
 /// invalid when the agent starts must not delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
@@ -111,8 +111,8 @@ fn no_service() -> ObjectName {
 }
 
 impl Reconciler {
-    /// Adopts what the kernel holds. The first plan replaces what is invalid (broken records, overlapping slices, unknown
-    /// ids).
+    /// Adopts the contents of the kernel. The first plan replaces invalid elements (broken records, overlapping slices,
+    /// unknown ids).
     pub fn new(contents: Contents, capacity: Capacity, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, capacity);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
@@ -266,7 +266,8 @@ impl Reconciler {
         plan
     }
 
-    /// Frees memory that insertions have left unused. Takes time for every object: call it when most have changed.
+    /// Frees memory that insertions have left unused. Takes time for every object: call it when most objects have
+    /// changed.
     pub fn compact(&mut self) {
         self.labels.compact();
         self.vips.compact();
@@ -317,8 +318,8 @@ impl Reconciler {
         }
     }
 
-    /// Records that the steps of the last plan that were not applied will not be: the next plan computes the Services
-    /// of that plan again, and slots that were reserved for them are free again.
+    /// Records that the remaining steps of the last plan will not be applied: the next plan computes the Services of
+    /// that plan again, and slots that were reserved for them are free again.
     pub fn failed(&mut self) {
         let InFlight { steps, services } = std::mem::take(&mut self.in_flight);
         if steps == 0 {
@@ -368,14 +369,14 @@ impl Reconciler {
         self.wake(Condition::waits_for_slots);
     }
 
-    /// Plans Services again that wait for entries of hash maps, if some were freed since.
+    /// Marks Services for the next plan that wait for entries of hash maps, if entries were freed since.
     fn retry_waiting(&mut self) {
         if std::mem::take(&mut self.has_freed) {
             self.wake(Condition::waits_for_entries);
         }
     }
 
-    /// Plans Services with such a condition again.
+    /// Marks Services with such a condition for the next plan.
     fn wake(&mut self, waits: fn(&Condition) -> bool) {
         for (service, problems) in &self.problems {
             if problems.iter().any(waits) {

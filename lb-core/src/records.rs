@@ -68,8 +68,8 @@ pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
     labels
 }
 
-/// The flags of the virtual addresses of a Service: in order, each once. If the node itself has the address, the programs
-/// leave packets to ports that no Service has to the node's stack.
+/// The flags of the virtual addresses of a Service: in order, each once. If the node itself has the address, the
+/// programs leave packets to ports that no Service has to the node's stack.
 pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);

@@ -1,6 +1,6 @@
 //! The rules of the API server for single values (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`) and the
 //! texts of its errors (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of
-//! manifests rejects an object that breaks a rule; of an object from the API server only the invalid part is left out.
+//! manifests rejects an object that breaks a rule; the source of API objects leaves out only the invalid part.
 
 use std::{
     fmt::{Debug, Display},
@@ -93,7 +93,7 @@ pub fn new_ip(text: &str) -> Result<IpAddr, &'static str> {
 ///
 /// # Errors
 ///
-/// Why they cannot.
+/// Why other machines cannot send packets to the address.
 pub fn usable_ip(address: IpAddr) -> Result<(), &'static str> {
     if address.is_unspecified() {
         Err("may not be unspecified (0.0.0.0 or ::)")

@@ -1,5 +1,5 @@
-//! Finds stale UDP flows: flows to an endpoint that their service port has lost. No closing packet ends them, so the agent
-//! deletes them (`pkg/proxy/conntrack/cleanup.go` in kube-proxy).
+//! Finds stale UDP flows: flows to an endpoint that their service port has lost. No closing packet ends them, so the
+//! agent deletes them (`pkg/proxy/conntrack/cleanup.go` in kube-proxy).
 
 use std::{
     collections::{BTreeMap, BTreeSet},

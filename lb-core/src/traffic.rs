@@ -2,9 +2,9 @@
 //!
 //! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
 //! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
-//! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. If walks are more
-//! frequent than that, the sums lack only packets after the last walk of an entry that is deleted at once (a masquerade
-//! port taken from a closed connection, a UDP flow to a removed backend, an entry that a program evicts).
+//! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. If walks are less
+//! than ten seconds apart, the sums lack only packets after the last walk of an entry that is deleted at once (a
+//! masquerade port taken from a closed connection, a UDP flow to a removed backend, an entry that a program evicts).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -33,9 +33,9 @@ pub struct Volume {
 pub struct Traffic {
     /// Flows that have begun: connections, or UDP flows.
     pub flows: u64,
-    /// What clients have sent.
+    /// Packets and bytes from clients.
     pub sent: Volume,
-    /// What backends have sent.
+    /// Packets and bytes from backends.
     pub answered: Volume,
 }
 
@@ -196,7 +196,7 @@ fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
     !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
 }
 
-/// What an entry has counted since the walk that saw it as `before`.
+/// The traffic of an entry since the walk that recorded `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
     let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;

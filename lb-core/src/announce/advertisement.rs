@@ -24,7 +24,7 @@ pub struct Advertisement {
     pub interfaces: BTreeSet<String>,
 }
 
-/// What is announced: the advertisements, and the pools that they name.
+/// The advertisements and the pools, which together determine the announced addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Advertised {
     /// The valid advertisements.
@@ -70,7 +70,7 @@ impl Advertisement {
         })
     }
 
-    /// Whether the pool is announced: it is named or selected, or nothing is.
+    /// Whether the advertisement covers the pool: it names or selects the pool, or neither names nor selects any.
     pub fn covers(&self, pool: &Pool) -> bool {
         let all = self.pools.is_empty() && self.pool_selectors.is_empty();
         all || self.pools.contains(&*pool.name)
@@ -84,12 +84,12 @@ impl Advertisement {
 }
 
 impl Advertised {
-    /// The pool of an address.
+    /// The pool whose ranges contain an address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
     }
 
-    /// The advertisements of an address.
+    /// The advertisements that cover the pool of an address.
     pub fn of(&self, ip: IpAddr) -> impl Iterator<Item = &Advertisement> {
         let pool = self.pool_of(ip);
         self.advertisements
@@ -98,7 +98,7 @@ impl Advertised {
     }
 }
 
-/// The labels of a node without an object: its name.
+/// The labels of a node that has no Node object: its name as `kubernetes.io/hostname`.
 pub fn labels_of(node: &Arc<str>) -> Labels {
     Labels::from([("kubernetes.io/hostname".to_owned(), node.to_string())])
 }

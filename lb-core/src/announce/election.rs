@@ -1,7 +1,8 @@
 //! The nodes that may announce an address, the best first.
 //!
-//! Rendezvous hashing, by the address and not by the Service: Services that share an address need one announcer. The hash is
-//! MetalLB's, so an address whose Service has no other one stays on its node when MetalLB is replaced.
+//! Rendezvous hashing ranks the nodes for each address, not for each Service, because Services that share an address
+//! need one announcer. The hash is MetalLB's, so the only address of a Service stays on its node when this agent
+//! replaces MetalLB.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,31 +15,32 @@ use ring::digest::{SHA256, digest};
 use super::{advertisement::Advertised, holders::Holder};
 use crate::{load_balancer::Labels, model::ObjectName};
 
-/// An address that is to be announced.
+/// An address to announce, with its candidates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidacy {
     /// The address.
     pub address: IpAddr,
-    /// The name of its pool.
+    /// The name of the address's pool.
     pub pool: Arc<str>,
-    /// The Services that have it.
+    /// The Services that have the address.
     pub services: Vec<ObjectName>,
-    /// The nodes that may announce it, the best first. The best one that lives does.
+    /// The nodes that may announce the address, the best first. The first of them that is alive announces it.
     pub nodes: Vec<Arc<str>>,
-    /// The devices on which this node would announce it.
+    /// The devices on which this node would announce the address.
     pub interfaces: Interfaces,
 }
 
 /// Devices on which a node announces an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interfaces {
-    /// Those that suit the address.
+    /// All devices that suit the address.
     All,
-    /// Those of these names.
+    /// The devices with these names.
     Named(BTreeSet<String>),
 }
 
-/// The addresses that some node is to announce, as this node sees it. `nodes` are all nodes, with their labels.
+/// The addresses to announce, with their candidates, as this node computes them. `nodes` are all nodes, with their
+/// labels; `this` is the name of this node.
 pub fn candidacies(
     advertised: &Advertised,
     holders: &BTreeMap<ObjectName, Holder>,
@@ -74,7 +76,8 @@ pub fn candidacies(
     by_address.into_iter().filter_map(candidacy).collect()
 }
 
-/// The union over the advertisements that select a node with these labels.
+/// The devices on which a node with these labels announces the address: the union over the advertisements that select
+/// the node.
 fn interfaces(advertised: &Advertised, address: IpAddr, labels: &Labels) -> Interfaces {
     let mut named = BTreeSet::new();
     for advertisement in advertised.of(address).filter(|advertisement| advertisement.selects_node(labels)) {

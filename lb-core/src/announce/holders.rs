@@ -11,12 +11,12 @@ use crate::model::{EndpointSlice, ObjectName, Service, TrafficPolicy};
 /// A Service with addresses of load balancers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its addresses.
+    /// The load balancers' addresses of the Service.
     pub addresses: Vec<IpAddr>,
-    /// Whether any endpoint serves, on any node.
+    /// Whether any endpoint on any node is ready or serving.
     pub is_served: bool,
-    /// The nodes that may announce it under `externalTrafficPolicy: Local`: those with an endpoint that serves, also one that
-    /// terminates. `None` under `Cluster`: all nodes may.
+    /// The nodes with a ready or serving endpoint, also a terminating one: only they may announce under
+    /// `externalTrafficPolicy: Local`. `None` under `Cluster`: all nodes may.
     pub nodes: Option<BTreeSet<Arc<str>>>,
 }
 
@@ -28,7 +28,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// The Services.
+    /// The Services, by name.
     pub const fn services(&self) -> &BTreeMap<ObjectName, Holder> {
         &self.services
     }

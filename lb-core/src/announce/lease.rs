@@ -1,16 +1,20 @@
-//! The right to announce an address, for nodes that share addresses: a lease by a majority of the configured members.
+//! The right to announce an address, for nodes that share addresses: a lease that a majority of the configured members
+//! grants.
 //!
-//! Each member is a candidate for the addresses that it should announce, and a voter for all. A voter promises an address to
-//! one candidate at a time, for [`Timing::promise`] from when the question *arrived*. A candidate counts its right from when
-//! it *sent* the question, for [`Timing::right`], which is shorter. So its right ends, on its own clock and without any
-//! message, before a voter may promise the address to another. A voter that has just started has forgotten its promises, and
-//! promises nothing for as long as one lasts. Two majorities have a voter in common: at most one member has the right.
+//! Each member is a candidate for the addresses that it should announce, and a voter for all. A voter promises an
+//! address to one candidate at a time, for [`Timing::promise`] from when the question *arrived*. The candidate's right
+//! lasts for [`Timing::right`], which is shorter, from when it *sent* the question. So the right ends, on the
+//! candidate's own clock and without any message, before a voter may promise the address to another candidate. A voter
+//! that has just started does not know its earlier promises, so it promises nothing for [`Timing::promise`]. Any two
+//! majorities share a voter, so at most one member has the right. (Two members under [`Prefer::Availability`] are the
+//! exception.)
 //!
-//! This needs clocks that run at the same rate within [`Timing`]'s margin and that never stop. A virtual machine that was
-//! paused wakes up with a right that others believe over; it loses it when it hears the new owner's announcement
-//! (`lb_ebpf::rules::announce`).
+//! This needs clocks that never stop and whose rates differ by less than [`Timing`]'s margin. A virtual machine that
+//! was paused wakes up with a right that has expired for all other members; it loses that right when it receives the
+//! new owner's announcement (`lb_ebpf::rules::announce`).
 //!
-//! Who is alive only decides who asks. Wrong beliefs cost time, and never make two answer.
+//! Which members count as alive only decides which one asks. A wrong belief about that delays a takeover, but never
+//! gives two members the right.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,7 +24,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds.
+/// A time or a duration in nanoseconds.
 pub type Nanos = u64;
 
 const MILLISECOND: Nanos = 1_000_000;
@@ -34,9 +38,9 @@ pub struct Timing {
     pub right: Nanos,
     /// How long a voter keeps its promise.
     pub promise: Nanos,
-    /// How long a member that is not heard counts as alive.
+    /// How long a member counts as alive after its last message.
     pub silence: Nanos,
-    /// How long a member must be heard before the owner of an address yields to it.
+    /// How long a better member must have been alive before the owner of an address yields to it.
     pub settle: Nanos,
 }
 
@@ -51,31 +55,32 @@ impl Timing {
     };
 }
 
-/// What two members do when they do not hear each other. (Of three or more, a majority goes on.)
+/// The behaviour of two members that receive no messages from each other. (Of three or more, a majority continues.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Prefer {
-    /// Each announces: a dead node is replaced. If both live, both answer until they hear each other's announcements.
+    /// Each announces, so a dead node is replaced. If both are alive, both answer until each receives the other's
+    /// announcements.
     #[default]
     Availability,
-    /// None announces: never do two answer, and a dead node is not replaced.
+    /// Neither announces, so two nodes never answer at once, but a dead node is not replaced.
     Single,
 }
 
-/// A question of a candidate. (Named fields travel between agents of different versions.)
+/// A question of a candidate. (Messages carry field names, so that agents of different versions understand each other.)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
     /// Grows with each question, also over restarts of the candidate.
     pub number: u64,
     /// Addresses that the candidate asks for.
     pub wants: Vec<IpAddr>,
-    /// Addresses that it gives back.
+    /// Addresses that the candidate gives back.
     pub leaves: Vec<IpAddr>,
 }
 
 /// The answer of a voter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// [`Ask::number`]
+    /// [`Ask::number`] of the question.
     pub number: u64,
     /// The addresses that the voter promises.
     pub grants: Vec<IpAddr>,
@@ -84,16 +89,16 @@ pub struct Answer {
 /// A right to announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// When the member got it.
+    /// When the member got the right.
     pub since: Nanos,
-    /// When it ends, unless it is renewed.
+    /// When the right ends, unless the member renews it.
     pub deadline: Nanos,
 }
 
-/// Addresses in one question, so that it fits into a packet.
+/// The most addresses in one question, which must fit into a packet.
 const ADDRESSES: usize = 20;
 
-/// One member's part in the protocol.
+/// The state of one member.
 #[derive(Clone, Debug)]
 pub struct Leases {
     this: Arc<str>,
@@ -103,13 +108,13 @@ pub struct Leases {
     others: BTreeMap<Arc<str>, Peer>,
     /// The nodes that may announce each address, the best first.
     candidates: BTreeMap<IpAddr, Vec<Arc<str>>>,
-    /// No promise is made before this time.
+    /// This member promises nothing before this time.
     mute_until: Nanos,
     promises: BTreeMap<IpAddr, Promise>,
     number: u64,
-    /// When recent questions were sent.
+    /// Numbers of recent questions, and when they were sent.
     sent: VecDeque<(u64, Nanos)>,
-    /// When the last question was sent that each member has granted, by address.
+    /// For each address and each member that has granted it: when the latest granted question was sent.
     evidence: BTreeMap<IpAddr, BTreeMap<Arc<str>, Nanos>>,
     rights: BTreeMap<IpAddr, Right>,
 }
@@ -117,9 +122,9 @@ pub struct Leases {
 #[derive(Clone, Copy, Debug, Default)]
 struct Peer {
     heard: Option<Nanos>,
-    /// The number of its last question.
+    /// The number of the member's last question.
     number: u64,
-    /// Since when the member has been heard without a pause.
+    /// When the member last became alive.
     since: Nanos,
 }
 
@@ -130,8 +135,8 @@ struct Promise {
 }
 
 impl Leases {
-    /// The part of the member `this`, which starts at `now`; `others` are all other configured members. `first_number` is
-    /// greater than those of its earlier questions: for example, the nanoseconds since boot.
+    /// The state of the member `this`, which starts at `now`; `others` are all other configured members. `first_number`
+    /// is greater than the numbers of all earlier questions of `this`: for example, the nanoseconds since boot.
     pub fn new(
         this: Arc<str>,
         others: impl IntoIterator<Item = Arc<str>>,
@@ -165,7 +170,7 @@ impl Leases {
         std::iter::once(&self.this).chain(others)
     }
 
-    /// The member that should announce an address.
+    /// The member that should announce an address; `None` if no candidate is alive.
     pub fn owner(&self, address: IpAddr, now: Nanos) -> Option<&Arc<str>> {
         let is_alive = |node: &&Arc<str>| self.lives(node, now, 0);
         self.candidates.get(&address)?.iter().find(is_alive)
@@ -177,8 +182,8 @@ impl Leases {
         rights.filter(move |(_, right)| now < right.deadline)
     }
 
-    /// The next questions, for all other members. Rights that it gives back end with this call: the caller must stop
-    /// answering before it sends.
+    /// The next questions, for all other members. Rights that this member gives back end with this call, so the caller
+    /// must stop answering for these addresses before it sends the questions.
     pub fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         let wants: Vec<IpAddr> =
             self.candidates.keys().copied().filter(|address| self.wants(*address, now)).collect();
@@ -189,7 +194,7 @@ impl Leases {
             self.rights.remove(address);
         }
         if !leaves.is_empty() {
-            // Answers to earlier questions may be about promises that are given back now.
+            // Answers to earlier questions may grant addresses that this member gives back now.
             self.sent.clear();
         }
         self.sent.retain(|(_, at)| now.saturating_sub(*at) < self.timing.right);
@@ -197,7 +202,7 @@ impl Leases {
         let leaving = leaves.chunks(ADDRESSES).map(|leaves| (Vec::new(), leaves.to_vec()));
         let mut parts: Vec<(Vec<IpAddr>, Vec<IpAddr>)> = parts.chain(leaving).collect();
         if parts.is_empty() {
-            // The others must know that this member lives.
+            // An empty question shows the other members that this one is alive.
             parts.push((Vec::new(), Vec::new()));
         }
         let asks = parts.into_iter().map(|(wants, leaves)| {
@@ -214,8 +219,9 @@ impl Leases {
         asks
     }
 
-    /// Answers the question of another member; `None` for a stranger, and for a question that is older than one before: it
-    /// may give back what that one asked for. (A member that was silent for as long as a promise has none.)
+    /// Answers the question of another member. `None` for a member that is not configured, and for a question that is
+    /// older than one already answered, because it might give back what the newer one asked for. (Once the member was
+    /// silent for [`Timing::promise`], no promise to it is left, so any of its questions is answered.)
     pub fn asked(&mut self, from: &Arc<str>, ask: &Ask, now: Nanos) -> Option<Answer> {
         let promise = self.timing.promise;
         let peer = self.others.get_mut(from)?;
@@ -228,7 +234,7 @@ impl Leases {
         Some(self.vote(from, ask, now))
     }
 
-    /// Takes the answer of another member.
+    /// Processes the answer of another member.
     pub fn answered(&mut self, from: &Arc<str>, answer: &Answer, now: Nanos) {
         if self.hear(from, now).is_some() {
             self.count(from, answer, now);
@@ -255,8 +261,8 @@ impl Leases {
         *node == self.this || self.others.get(node).is_some_and(heard)
     }
 
-    /// Whether this member asks for the address: it is the best one alive. If it has the address, a better one must have
-    /// settled first.
+    /// Whether this member asks for the address: it is the best candidate alive. If this member has the right, a better
+    /// candidate must have been alive for [`Timing::settle`] first.
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
         let settled = if self.rights.contains_key(&address) { self.timing.settle } else { 0 };
         let best = self.candidates[&address].iter().find(|node| self.lives(node, now, settled));

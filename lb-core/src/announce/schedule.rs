@@ -1,7 +1,7 @@
 //! When a node that announces an address repeats its announcement.
 //!
-//! Linux ignores an update of a neighbour entry within 1 s of the last one (`locktime`), so repetitions are further apart. A
-//! switch forgets a port sooner than most routers forget a neighbour; so the node announces each minute.
+//! Linux ignores an update of a neighbour entry within 1 s of the last one (`locktime`), so repetitions are further
+//! apart. Switches expire MAC addresses sooner than most routers expire neighbours, so the node announces every minute.
 
 /// Nanoseconds after the takeover at which the node announces.
 const BURST: [u64; 5] = [0, 1_100_000_000, 2_200_000_000, 3_300_000_000, 5_000_000_000];

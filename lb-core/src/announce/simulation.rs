@@ -1,5 +1,5 @@
-//! Members that lose, delay and reorder messages, that pause, die and restart, with clocks of different rates: at no time do
-//! two of them have the right to announce one address.
+//! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates. Two
+//! members must never have the right to announce one address at the same time.
 
 use std::{
     cmp::Reverse,
@@ -43,7 +43,7 @@ enum Body {
     Answer(Answer),
 }
 
-/// A member, and what the data plane of its node does.
+/// A member, and the right that its agent has written to the data plane of its node.
 struct Member {
     leases: Leases,
     /// Its clock is `offset + time × (1000 + rate) / 1000`.
@@ -75,7 +75,7 @@ impl Member {
 struct World {
     members: Vec<Member>,
     names: Vec<Arc<str>>,
-    /// Messages by the time of their arrival: a number for order, receiver, sender.
+    /// Messages in transit: time of arrival, number, receiver, sender.
     wire: BinaryHeap<Reverse<(Nanos, u64, usize, usize)>>,
     bodies: BTreeMap<u64, Body>,
     sent: u64,
@@ -83,7 +83,7 @@ struct World {
     /// Percent of messages that are lost, and the longest delay.
     loss: u64,
     delay: Nanos,
-    /// The side of each member: members on different sides hear nothing of each other.
+    /// The side of each member. Members on different sides receive no messages from each other.
     side: Vec<u64>,
     prefer: Prefer,
     time: Nanos,
@@ -141,7 +141,8 @@ impl World {
     }
 
     fn kill(&mut self, index: usize) {
-        // What the agent has written stays; a machine that dies answers nothing, which is less.
+        // Keeps the right that the agent has written, as if only the agent had died: a dead machine would answer
+        // nothing.
         self.members[index].alive = false;
     }
 
@@ -162,7 +163,7 @@ impl World {
             }
             self.wire.pop();
             if self.members[to].alive && self.members[to].paused_until > self.time {
-                // It waits in the socket of the paused agent.
+                // The message waits in the socket of the paused agent.
                 self.wire.push(Reverse((self.members[to].paused_until, number, to, from)));
                 continue;
             }
@@ -217,7 +218,7 @@ impl World {
         }
     }
 
-    /// Runs until somebody answers; returns how long it took.
+    /// Runs until a member answers, at most for `most`; returns how long that took.
     fn until_answered(&mut self, most: Nanos) -> Nanos {
         let start = self.time;
         while self.answering().is_empty() && self.time < start + most {
@@ -264,7 +265,7 @@ fn hung_owner_stops_before_another_begins() {
     }
 }
 
-/// The table of docs/announce.md: who announces in which partition. Member 0 is the best one.
+/// The table of docs/announce.md: which member announces in which partition. Member 0 is the best one.
 #[test]
 fn partitions_leave_one_owner_with_a_majority_and_none_without() {
     for (count, sides, expected) in [

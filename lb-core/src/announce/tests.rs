@@ -122,7 +122,7 @@ fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
         (vec![local(&["n1", "n2"])], vec!["n1", "n2"]),
         (vec![local(&["n1", "n2"]), local(&["n2", "n3"])], vec!["n2"]),
         (vec![local(&["n1", "n2"]), cluster.clone()], vec!["n1", "n2"]),
-        // A sharer without endpoints has no say.
+        // A Service without endpoints does not restrict the nodes.
         (vec![local(&["n1"]), local(&[])], vec!["n1"]),
     ] {
         let elected = elect(&all, &services);

@@ -51,8 +51,8 @@ pub(super) fn of_port<'a>(
 type Name = Option<Arc<str>>;
 type Preference<'a> = (bool, bool, bool, &'a Name, &'a Name, &'a Name, &'a Option<Arc<Hints>>);
 
-/// Of two entries of one endpoint, the one with the greater preference wins. A total order, so that the order of the
-/// slices does not matter.
+/// The entry with the greater preference wins if an endpoint has two. The order is total, so the order of the slices
+/// does not matter.
 pub(crate) fn preference(endpoint: &Endpoint) -> Preference<'_> {
     let Endpoint { address: _, ready, serving, terminating, node, zone, pod, hints } = endpoint;
     (!terminating, *ready, *serving, node, zone, pod, hints)

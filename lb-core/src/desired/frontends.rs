@@ -82,7 +82,7 @@ impl Places {
         self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
     }
 
-    /// The frontends; `has_ranges` says whether load balancer addresses have source ranges.
+    /// The frontends; `has_ranges` is whether load balancer addresses have source ranges.
     pub(super) fn frontends(
         self,
         lists: &Lists,
@@ -108,9 +108,9 @@ impl Places {
     }
 }
 
-/// Whether outgoing connections of a node that has the frontend's address can have its port as their source port. They
-/// never use a port below 1024: for these, packets of established connections are accepted without a SYN, because
-/// another node may have had the address before.
+/// Whether an outgoing connection of a node can have this source port. Ports below 1024 never are source ports, so
+/// frontends at these ports accept packets of established connections without a SYN: another node may have had the
+/// address before.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }

@@ -30,7 +30,7 @@ pub struct Port {
     pub affinity_seconds: u32,
     /// How a backend is chosen.
     pub scheduler: Scheduler,
-    /// Parameters of its tables, if the scheduler is Maglev.
+    /// Size and seed of the backends' tables, for the scheduler Maglev.
     pub maglev: Maglev,
     /// The frontends of the service port in order of their keys, each once.
     pub frontends: Vec<Frontend>,
@@ -41,7 +41,7 @@ pub struct Port {
     pub source_ranges: Vec<IpNet>,
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
     pub serving: [Serving; Family::ALL.len()],
-    /// The labels of the backends' addresses; sorted, each address once. Addresses without any label are left out.
+    /// The labels of the backends' addresses, also of addresses whose labels are all unset; sorted, each address once.
     pub endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
 }
 
@@ -61,7 +61,7 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Whether it has all of these flags.
+    /// Whether the frontend has all of these flags.
     pub const fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags
     }

@@ -1,9 +1,9 @@
 //! The controller of a cluster: keeps `status.loadBalancer.ingress` of Services in line with the pools.
 //!
-//! The truth is in the Services. [`Controller::pass`] first takes over the addresses that Services have, also those that
-//! somebody else gave, and only then assigns others, so that neither a restart nor another leader moves a Service. It
-//! returns writes; each names the version of the Service that it replaces, and after one has failed, the next pass computes
-//! it again from the newest version.
+//! The Services are the source of truth. [`Controller::pass`] first takes over the addresses that Services have, also
+//! those that another controller gave, and only then assigns others, so that neither a restart nor another leader moves
+//! a Service. It returns writes. Each write names the version of the Service that it replaces; if a write fails, the
+//! next pass computes it again from the newest version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,11 +16,11 @@ use super::{
 };
 use crate::{api, convert::ConvertError, model::ObjectName};
 
-/// The annotation in which the controller lists the addresses that it gave to a Service, with commas. It tells them from
-/// addresses of others once the pool is gone.
+/// The annotation in which the controller lists the addresses that it gave to a Service, separated by commas. By it the
+/// controller recognises these addresses after their pool is gone.
 pub const GIVEN: &str = "lb.dev/given-addresses";
 
-/// The addresses of all load balancers of a cluster, and what is to be written.
+/// The load balancer Services of a cluster with their addresses, and the pools.
 #[derive(Debug, Default)]
 pub struct Controller {
     /// The class of the Services that get addresses; `None` for those without a class.
@@ -36,22 +36,22 @@ pub struct Controller {
     pools_changed: bool,
     /// Services that have changed since the last pass.
     changed: BTreeSet<ObjectName>,
-    /// [`LoadBalancers::changes`] when waiting Services were last asked.
+    /// [`LoadBalancers::changes`] when waiting Services last requested addresses.
     asked_at: u64,
 }
 
-/// A Service, and what the controller remembers of it.
+/// A Service, and the controller's state for it.
 #[derive(Debug)]
 struct Known {
     seen: Seen,
-    /// Its addresses before the last write. A watch may still report a version from before that write.
+    /// The Service's addresses before the last write: a watch may still report a version from before that write.
     replaced: Option<Vec<IpAddr>>,
     refused: Option<AddressError>,
-    /// What is wrong with its addresses, as the last Event has reported.
+    /// The problem with the Service's addresses that the last Event has reported.
     told: Option<String>,
 }
 
-/// What the controller reads of a version of a Service.
+/// The parts of a version of a Service that the controller reads.
 #[derive(Debug)]
 struct Seen {
     version: String,
@@ -65,16 +65,17 @@ struct Seen {
     given: Option<Vec<IpAddr>>,
 }
 
-/// What the controller has to do with a Service.
+/// How the controller treats a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// It gives the Service addresses.
+    /// The controller gives the Service addresses.
     Serves,
-    /// The request of the Service is invalid, so it keeps what it has.
+    /// The request of the Service is invalid, so the Service keeps what it has.
     Waits,
-    /// The Service has addresses from here and is no load balancer of this class any more.
+    /// The Service is no longer a load balancer of this class, so the controller takes its own addresses back.
     Leaves,
-    /// The Service has addresses from somebody else, or none.
+    /// The controller leaves the Service alone: it is no load balancer of this class, or has addresses of another
+    /// controller.
     Foreign,
 }
 
@@ -98,7 +99,7 @@ pub struct Write {
 pub struct Notice {
     /// The Service.
     pub service: ObjectName,
-    /// Its `metadata.uid`.
+    /// `metadata.uid` of the Service.
     pub uid: String,
     /// Whether the Event is a warning.
     pub is_warning: bool,
@@ -118,7 +119,8 @@ pub struct Pass {
 }
 
 impl Controller {
-    /// A controller that knows no object. `class` is that of the Services that get addresses.
+    /// A controller that knows no object. Only Services of this class get addresses; `None` means those without a
+    /// class.
     pub fn new(class: Option<&str>) -> Self {
         Self { class: class.map(str::to_owned), pools_changed: true, ..Self::default() }
     }
@@ -133,7 +135,7 @@ impl Controller {
         let seen = Seen::new(service, self.class.as_deref());
         self.changed.insert(name.clone());
         match self.services.get_mut(&name) {
-            // A Service of the same name that was created anew has nothing to do with the old one.
+            // A new Service of the same name inherits nothing from the deleted one.
             Some(known) if known.seen.uid == seen.uid => known.seen = seen,
             Some(_) | None => {
                 self.balancers.release(&name);
@@ -171,7 +173,7 @@ impl Controller {
         !self.pools.is_empty()
     }
 
-    /// Computes what is to be written. Call it only when all pools, namespaces and Services are known.
+    /// Computes the writes and Events that are due. Call it only when all pools, namespaces and Services are known.
     pub fn pass(&mut self) -> Pass {
         self.use_pools();
         let mut due = std::mem::take(&mut self.changed);
@@ -215,7 +217,7 @@ impl Controller {
         }
     }
 
-    /// What is wrong, for `lb-agent status`.
+    /// The problems with pools and Services, for `lb-agent status`.
     pub fn conditions(&self) -> Vec<String> {
         let pools = self.unused_pools.iter().map(ToString::to_string);
         let services = self.services.iter().filter_map(|(name, known)| {
@@ -230,8 +232,8 @@ impl Controller {
         self.balancers.usage()
     }
 
-    /// Passes changed pools on; then every Service asks again. Older pools come first, so that they stay in use beside a new
-    /// one that overlaps them.
+    /// Hands changed pools to [`LoadBalancers`], and marks every Service as changed. Older pools come first, so that
+    /// they stay in use if a new pool overlaps them.
     fn use_pools(&mut self) {
         if !std::mem::take(&mut self.pools_changed) {
             return;
@@ -254,7 +256,8 @@ impl Controller {
         match request {
             Ok(None) if given.is_some() => Role::Leaves,
             Ok(None) => Role::Foreign,
-            // Nobody else serves a class of our own. Without one, addresses from elsewhere are those of a cloud.
+            // Only this controller serves its class. Without a class, addresses that it did not give are those of a
+            // cloud.
             Ok(Some(_)) | Err(_) if self.class.is_none() && !is_bare && !has.iter().any(is_ours) => {
                 Role::Foreign
             }
@@ -263,12 +266,12 @@ impl Controller {
         }
     }
 
-    /// Notes the addresses that the version of a Service has, unless they are older than those that the controller knows.
+    /// Records the addresses that the newest version of a Service has, unless the controller's own are newer.
     fn take_over(&mut self, name: &ObjectName) {
         let Some(known) = self.services.get(name) else { return };
         let has = &known.seen.has;
         let knows = self.balancers.addresses(name);
-        // A status that somebody has emptied counts as old: the Service gets its addresses back.
+        // A status that another writer has emptied counts as old: the Service gets its addresses back.
         let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
         let is_served = matches!(self.role(known), Role::Serves | Role::Waits);
         if has == knows || (is_served && is_stale) {
@@ -282,7 +285,7 @@ impl Controller {
     }
 
     fn assign(&mut self, asking: &BTreeSet<ObjectName>) {
-        // Without pools there is nothing to give, and nobody has asked for this controller.
+        // Without pools there is nothing to give, and the cluster does not use this controller.
         if self.balancers.pools().is_empty() {
             return;
         }
@@ -298,7 +301,7 @@ impl Controller {
         }
     }
 
-    /// Whether a Service asks again when an address may have become free.
+    /// Whether a Service requests addresses again when one may have become free.
     fn waits(&self, name: &ObjectName, known: &Known) -> bool {
         let request = known.seen.request.as_ref().ok().and_then(Option::as_ref);
         let lacks =
@@ -328,7 +331,7 @@ impl Controller {
         }
     }
 
-    /// The write that gives a Service its addresses; `None` if it has them.
+    /// The write that gives a Service its addresses; `None` if the Service has them already.
     fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
         let wanted = self.balancers.addresses(name);
         let Seen { version, uid, has, given, .. } = &known.seen;
@@ -353,7 +356,7 @@ impl Controller {
         })
     }
 
-    /// Tells both Services that one of them loses an address because the other has it, too.
+    /// Adds an Event for each of two Services if one of them loses an address because the other has it as well.
     fn report_conflicts(&self, name: &ObjectName, known: &Known, pass: &mut Pass) {
         let wanted = self.balancers.addresses(name);
         for ip in known.seen.has.iter().filter(|ip| !wanted.contains(ip)) {
@@ -376,7 +379,7 @@ impl Controller {
         }
     }
 
-    /// What is wrong with the addresses of a Service: the reason of its Event, and the text.
+    /// The problem with the addresses of a Service, as reason and text of its Event; `None` without a problem.
     fn trouble(&self, name: &ObjectName, known: &Known) -> Option<(&'static str, String)> {
         let trouble = match (self.role(known), &known.seen.request) {
             (Role::Serves, Ok(Some(request))) => self.balancers.trouble(request, known.refused.as_ref())?,
@@ -406,7 +409,7 @@ impl Seen {
     }
 }
 
-/// The write that takes the controller's addresses from a Service that it serves no longer.
+/// The write that removes the controller's addresses from a Service that it no longer serves.
 fn leaving(name: &ObjectName, known: &Known) -> Write {
     let Seen { version, has, given, .. } = &known.seen;
     let is_ours = |ip: &IpAddr| given.as_ref().is_some_and(|given| given.contains(ip));

@@ -11,7 +11,8 @@ pub enum AddressError {
     /// The Service has no cluster IP, whose family the address would have.
     #[error("the Service has no cluster IP yet, which decides the families of its addresses")]
     NoClusterIp,
-    /// The Service names no pool, and no pool with `autoAssign` admits it that is internal, or not, as it asks.
+    /// The Service names no pool, and no pool with `autoAssign` admits it. A Service that asks for an internal load
+    /// balancer needs an internal pool, any other Service a pool that is not internal.
     #[error("no pool gives addresses to this Service: {}", no_pool(*internal))]
     NoPool {
         /// Whether the Service asks for an internal load balancer.
@@ -49,17 +50,17 @@ pub enum AddressError {
     /// All addresses are in use.
     #[error("no free address ({}) in {}", names(families), listed(pools))]
     Exhausted {
-        /// The pools that were asked.
+        /// The pools that were tried.
         pools: Vec<String>,
         /// The families that one pool must have for this Service.
         families: Vec<Family>,
     },
 }
 
-/// What is wrong with an address that a Service keeps.
+/// A problem with an address that a Service keeps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Concern {
-    /// Its pool is gone, or has lost the address.
+    /// No pool has the address any more.
     #[error("{0} is in no pool; the Service keeps it until it is deleted")]
     NoPool(IpAddr),
     /// The Service has begun or ceased to ask for an internal load balancer since it got the address.
@@ -79,18 +80,18 @@ pub enum Concern {
     },
 }
 
-/// What is wrong with the addresses of a Service.
+/// A problem with the addresses of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// It gets none, or not the one that it asks for.
+    /// The Service gets no address, or not the one that it requests.
     #[error("{}{why}{}", if *keeps { "" } else { "no address: " }, if *keeps { "; the Service keeps the address that it has" } else { "" })]
     Refused {
         /// The reason.
         why: String,
-        /// Whether it keeps another one.
+        /// Whether the Service keeps an address that it has.
         keeps: bool,
     },
-    /// It should not have the one that it has.
+    /// The Service has an address that it would not get now.
     #[error("{0}")]
     Concern(Concern),
 }
@@ -109,29 +110,29 @@ impl Trouble {
 /// Why a pool is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// It has addresses of another pool.
+    /// The pool has addresses of another pool.
     #[error("pool {pool:?} is not used: its {range} overlaps {other_range} of pool {other:?}")]
     Overlap {
         /// The pool that is not used.
         pool: String,
-        /// Its range.
+        /// The overlapping range of this pool.
         range: AddressRange,
         /// The pool that is used.
         other: String,
-        /// The range of that one.
+        /// The overlapping range of the other pool.
         other_range: AddressRange,
     },
-    /// Another pool has its name.
+    /// Another pool has the same name.
     #[error("pool {0:?} is not used: there is another one of that name")]
     Twin(String),
-    /// It has addresses that cluster IPs or pods may have.
+    /// The pool has addresses that cluster IPs or pods may have.
     #[error(
         "pool {pool:?} is not used: its {range} overlaps {reserved}, which is a network of cluster IPs or pods"
     )]
     Reserved {
         /// The pool that is not used.
         pool: String,
-        /// Its range.
+        /// The overlapping range of the pool.
         range: AddressRange,
         /// The network of cluster IPs or pods.
         reserved: AddressRange,

@@ -1,4 +1,4 @@
-//! The addresses of the pools that no Service ever had.
+//! Finds addresses of the pools that no Service has had since the agent started.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -18,7 +18,7 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    /// Searches all ranges of the pools anew. `was_given` says whether some Service has or had an address.
+    /// Searches all ranges of the pools again. `was_given` returns whether any Service has or had an address.
     pub(super) fn set_pools(&mut self, pools: &[Pool], was_given: impl Fn(IpAddr) -> bool) {
         self.lowest.clear();
         for pool in pools {
@@ -28,7 +28,7 @@ impl Fresh {
         }
     }
 
-    /// Takes note that an address was given.
+    /// Records that a Service got an address.
     pub(super) fn given(&mut self, pools: &[Pool], ip: IpAddr, was_given: impl Fn(IpAddr) -> bool) {
         let ranges = pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, *range)));
         let found = ranges.into_iter().find(|(_, range)| range.contains(ip));

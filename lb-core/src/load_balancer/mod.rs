@@ -1,7 +1,8 @@
 //! Addresses for Services of type LoadBalancer, from pools as MetalLB's `IPAddressPool` defines them.
 //!
 //! MetalLB's rules hold, with these differences: an address that a Service has stays with it, whatever happens to its
-//! pool; selectors that select no namespace admit no Service; pools of equal rank are asked by name.
+//! pool; selectors that select no namespace admit no Service; pools of equal rank are tried in the order of their
+//! names.
 
 mod controller;
 mod error;
@@ -33,31 +34,31 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 
 /// The pools, and which Service has which address.
 ///
-/// No address is given to two Services that do not share it, and none is taken away from a Service that keeps asking
-/// for the same.
+/// Two Services have one address only if they share it. A Service keeps its addresses while its request stays the same.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {
-    /// In the order in which Services that name no pool ask them.
+    /// In the order in which they are tried for Services that name no pool.
     pools: Vec<Pool>,
     namespaces: Namespaces,
-    /// The Services that have each address, with their terms. A remembered one that has not asked yet has none.
+    /// The Services that have each address, with their terms for sharing; `None` for a remembered Service that has not
+    /// requested addresses yet.
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
     /// The addresses of each Service, in the order of its families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
-    /// Addresses that were released, with the number of the release. They come last, the earliest first: hosts may still
-    /// send packets of the Service that had them.
+    /// Released addresses, with the number of the release. They are given last, the earliest released first, because
+    /// hosts may still send packets for their former Service.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
-    /// The addresses that come first.
+    /// The addresses that are given first.
     fresh: Fresh,
-    /// Releases, changes of terms, and changes of the pools.
+    /// The number of releases, of changes of terms, and of changes of pools or namespaces.
     changes: u64,
 }
 
 impl LoadBalancers {
-    /// Replaces the pools. A pool is not used if it overlaps a network of `reserved`, or has the name or an address of a
-    /// used pool: one that was used before comes first, then the order of the list counts. Returns the index and the reason
-    /// of each unused pool. Services keep their addresses.
+    /// Replaces the pools. A pool is not used if it overlaps a network of `reserved`, or has the name or an address of
+    /// a used pool: one that was used before comes first, then the order of the list counts. Returns the index and the
+    /// reason of each unused pool. Services keep their addresses.
     pub fn set_pools(&mut self, pools: Vec<Pool>, reserved: &[AddressRange]) -> Vec<(usize, PoolError)> {
         let mut errors = Vec::new();
         let mut used: Vec<Pool> = Vec::new();
@@ -97,7 +98,7 @@ impl LoadBalancers {
         self.services.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// The pool of an address.
+    /// The used pool whose ranges contain an address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
     }
@@ -117,7 +118,7 @@ impl LoadBalancers {
         self.pools.iter().map(usage).collect()
     }
 
-    /// What is wrong with the addresses of a Service whose last request was refused for this reason, or was not.
+    /// The problem with the addresses of a Service; `refused` is the error of its last request, if that failed.
     pub fn trouble(&self, request: &Request, refused: Option<&AddressError>) -> Option<Trouble> {
         match refused {
             Some(error) => {
@@ -128,7 +129,7 @@ impl LoadBalancers {
         }
     }
 
-    /// What is wrong with the addresses that a Service keeps; `None` if nothing is.
+    /// The problem with the addresses that a Service keeps; `None` without a problem.
     fn concern(&self, request: &Request) -> Option<Concern> {
         let has = self.addresses(&request.service);
         for ip in has {
@@ -142,15 +143,15 @@ impl LoadBalancers {
         None
     }
 
-    /// Notes the addresses that a Service has from before, in place of those that it has here. Note those of all Services
-    /// before the first [`assign`](Self::assign), so that none of them is given away. If several Services have one, the
-    /// first that asks keeps it, and the others must be able to share it.
+    /// Records the addresses that a Service already has, in place of those recorded for it before. Call this for all
+    /// Services before the first [`assign`](Self::assign), so that no other Service gets them. If several Services have
+    /// an address, the first one to request it keeps it, and the others keep it only if they may share it.
     pub fn remember(&mut self, service: &ObjectName, addresses: &[IpAddr]) {
         self.replace(service, addresses.to_vec(), None);
     }
 
-    /// Assigns addresses to many Services at once, independent of their order: first to those that name addresses, then to
-    /// the others, the oldest first, then by name. Returns the error of each request.
+    /// Assigns addresses to many Services at once, independent of their order: first to those that name addresses, then
+    /// to the others, the oldest first, then by name. Returns the error of each request.
     pub fn assign_all(&mut self, requests: &[Request]) -> Vec<Option<AddressError>> {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();
@@ -163,7 +164,8 @@ impl LoadBalancers {
         errors
     }
 
-    /// Assigns until no further Service gets an address: one may leave what another asks for. Returns the others.
+    /// Repeats assignments until no further Service gets its addresses, because one Service may release what another
+    /// requests. Returns the requests that failed.
     fn assign_in_turn(
         &mut self,
         requests: &[Request],
@@ -199,8 +201,8 @@ impl LoadBalancers {
         }
     }
 
-    /// The addresses for a request. On an error the Service keeps what it has, as far as its families and its terms for
-    /// sharing allow that.
+    /// Assigns addresses for a request. On an error the Service keeps what it has, as far as its families and its terms
+    /// for sharing allow that.
     ///
     /// # Errors
     ///
@@ -282,14 +284,14 @@ impl LoadBalancers {
         Ok(request.addresses.clone())
     }
 
-    /// The addresses that the Service has, unless it asks for others: for other families, for another pool, or for terms
-    /// on which it cannot share them any more. A family that is missing is added if the pool has one.
+    /// The addresses that the Service has, unless it asks for others: for other families, for another pool, or for
+    /// terms on which it cannot share them any more. A family that is missing is added if the pool has one.
     fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
         kept.retain(|ip| request.families.contains(&Family::of(*ip)));
         let first = *kept.first()?;
         let pool = self.pool_of(first);
-        // An address that is in no pool any more is kept, too.
+        // An address that is in no pool any more is also kept.
         let names_other = |name: &String| pool.is_some_and(|pool| *pool.name != **name);
         if request.pool.as_ref().is_some_and(names_other) || !kept.iter().all(|ip| self.is_free(request, *ip))
         {
@@ -313,7 +315,7 @@ impl LoadBalancers {
         Some(kept)
     }
 
-    /// The pools that a Service without named addresses asks, in order.
+    /// The pools to try for a Service that names no address, in order.
     fn candidates(&self, request: &Request) -> Result<Vec<&Pool>, AddressError> {
         if let Some(name) = &request.pool {
             let pool = self.pools.iter().find(|pool| *pool.name == **name);
@@ -338,7 +340,7 @@ impl LoadBalancers {
         }
     }
 
-    /// Whether nobody else has the address, or the Service may share it.
+    /// Whether no other Service has the address, or this Service may share it.
     fn is_free(&self, request: &Request, ip: IpAddr) -> bool {
         self.opponent(request, ip).is_none()
     }
@@ -353,8 +355,8 @@ impl LoadBalancers {
         Err(AddressError::Taken { ip, by: by.clone(), why })
     }
 
-    /// A Service that has the address and does not share it with this one. A Service that has it already shares it with
-    /// remembered ones until their terms are known.
+    /// Another Service that has the address and does not share it with this one. If this Service also has the address,
+    /// it shares it with remembered Services until their terms are known.
     fn opponent(&self, request: &Request, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
         let holders = self.holders.get(&ip)?;
         let has_it = holders.contains_key(&request.service);
@@ -365,8 +367,8 @@ impl LoadBalancers {
         holders.iter().find(opposes).map(|(name, terms)| (name, terms.as_ref()))
     }
 
-    /// One address of each of these families from a pool: the lowest one that nobody had before or that the Service may
-    /// share, else the one that was released first.
+    /// One address of each of these families from a pool: the lowest one that no Service has had or that the Service
+    /// may share, else the one that was released first.
     fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
         let one = |family: &Family| {
             let ranges = pool.ranges.iter().filter(|range| range.family() == *family);
@@ -386,7 +388,7 @@ impl LoadBalancers {
 
     /// The lowest address in use that the Service may have.
     fn shared(&self, pool: &Pool, range: &AddressRange, request: &Request) -> Option<IpAddr> {
-        // Without terms, an address is never shared: most Services have none, and need no search.
+        // Without a key, an address is never shared: most Services have none, and need no search.
         request.terms.key.as_ref()?;
         let held = self.holders.range(range.first()..=range.last()).map(|(ip, _)| *ip);
         held.into_iter().find(|ip| !pool.avoids(*ip) && self.is_free(request, *ip))

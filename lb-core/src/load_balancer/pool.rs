@@ -21,7 +21,7 @@ use crate::{
 
 /// The label of pools for load balancers that only internal clients use.
 pub const INTERNAL: &str = "lb.dev/internal";
-/// The label with the name of a namespace, which the API server gives to each.
+/// The label that the API server gives to each namespace: the name of the namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// A pool of addresses for load balancers.
@@ -43,7 +43,7 @@ pub struct Pool {
     pub internal: bool,
 }
 
-/// How many addresses of a pool are in use. Numbers that do not fit are cut to the largest that does.
+/// How many addresses of a pool are in use. A number that does not fit is `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
     /// The name of the pool.
@@ -98,7 +98,8 @@ impl Scope {
 pub struct Namespaces(pub BTreeMap<String, Labels>);
 
 impl Namespaces {
-    /// The labels of a namespace. Each has its name as a label, also one without an object.
+    /// The labels of a namespace. Every namespace has its name as a label, even if the controller does not know its
+    /// object.
     fn labels(&self, namespace: &str) -> Labels {
         let mut labels = self.0.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
@@ -164,8 +165,8 @@ impl Pool {
         self.scope.as_ref().is_none_or(|scope| scope.admits(service, labels, namespaces))
     }
 
-    /// The order in which Services that name no pool ask the pools: those with `serviceAllocation` by priority, then the
-    /// others, each by name.
+    /// The order in which pools are tried for Services that name none: those with `serviceAllocation` by priority, then
+    /// the others, each by name.
     pub(super) fn order(&self) -> (bool, u32, Arc<str>) {
         // With 0, the priority is the lowest: 0 - 1 wraps to the largest number.
         let priority = self.scope.as_ref().map(|scope| scope.priority.wrapping_sub(1));

@@ -15,14 +15,14 @@ pub struct AddressRange {
     family: Family,
     /// The first address as a number, of 32 bits for IPv4.
     first: u128,
-    /// The last address, as `first`.
+    /// The last address, in the same form.
     last: u128,
 }
 
 /// Why a text is no range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// It has neither of the two forms.
+    /// The text has neither of the two forms.
     #[error("must be a CIDR (192.0.2.0/24; 192.0.2.1/32 for one address) or a range (192.0.2.10-192.0.2.20)")]
     Syntax,
     /// The ends of the range are of different families.

@@ -1,4 +1,4 @@
-//! What a Service of type LoadBalancer asks of the pools.
+//! Reads the request of a Service of type LoadBalancer: which addresses it names, and which pools may serve it.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -14,7 +14,8 @@ use crate::{
 /// The prefixes of MetalLB's annotations: the present one, and that of its first releases.
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
-/// The annotations by which clouds make a load balancer internal, with the values that do so; none stands for any text.
+/// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
+/// text.
 const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("networking.gke.io/load-balancer-type", &["Internal"]),
     ("cloud.google.com/load-balancer-type", &["Internal"]),
@@ -27,45 +28,45 @@ const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", &["intranet"]),
 ];
 
-/// What a Service of type LoadBalancer asks of the pools.
+/// The request of a Service of type LoadBalancer for addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The Service.
     pub service: ObjectName,
     /// `metadata.creationTimestamp`; none in a manifest.
     pub created: Option<String>,
-    /// Its labels.
+    /// `metadata.labels`
     pub labels: Labels,
-    /// The families of its cluster IPs: it gets one address of each.
+    /// The families of the cluster IPs: the Service gets one address of each.
     pub families: Vec<Family>,
     /// Whether one address of the first family is enough if no pool has both families (`PreferDualStack`).
     pub one_family_is_enough: bool,
-    /// The addresses that it names.
+    /// The addresses that the Service names.
     pub addresses: Vec<IpAddr>,
-    /// The pool that it names.
+    /// The pool that the Service names.
     pub pool: Option<String>,
     /// Whether an annotation of a cloud asks for an internal load balancer.
     pub internal: bool,
-    /// Its terms for sharing an address with other Services.
+    /// The terms on which the Service shares an address with other Services.
     pub terms: Terms,
 }
 
 /// On which terms a Service shares an address.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Terms {
-    /// The key that all sharers must have; `None` if the Service shares with none.
+    /// The key that all sharers must have; `None` if the Service does not share its address.
     pub key: Option<SharingKey>,
     /// The ports of the Service: sharers have no port in common.
     pub ports: BTreeSet<(Protocol, u16)>,
 }
 
-/// What Services that share an address must have in common.
+/// The properties that Services must have in common to share an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharingKey {
     /// Annotation `allow-shared-ip`.
     pub text: String,
-    /// The selector of the Service under `externalTrafficPolicy: Local`: such Services must have the same pods, because a
-    /// packet goes to the pods of the node that it reaches. Empty under `Cluster`.
+    /// The selector of the Service under `externalTrafficPolicy: Local`: such Services must have the same pods, because
+    /// a packet goes to the pods of the node that it reaches. Empty under `Cluster`.
     pub pods: Vec<(String, String)>,
 }
 
@@ -76,8 +77,8 @@ impl Terms {
     }
 }
 
-/// The name and the text of an annotation of MetalLB. If the Service has it under both prefixes, `metallb.io` counts, even
-/// if its text is empty.
+/// The name and the text of an annotation of MetalLB. If the Service has it under both prefixes, `metallb.io` counts,
+/// even if its text is empty.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     PREFIXES.iter().find_map(|prefix| {
         let name = format!("{prefix}/{name}");
@@ -86,15 +87,15 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a s
     })
 }
 
-/// Whether the annotation of that name has a meaning here.
+/// Whether requests depend on the annotation of this name.
 pub fn is_relevant(name: &str) -> bool {
     let of_metallb = name.split_once('/').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix));
     of_metallb || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
 impl Request {
-    /// Reads the request of a Service that has its cluster IPs. `None` if it is no load balancer of this class: without a
-    /// class, a Service with one is for somebody else.
+    /// Reads the request of a Service that has its cluster IPs. `None` if the Service is no load balancer of this
+    /// class; without a class, only Services without a class count.
     ///
     /// # Errors
     ///
@@ -187,7 +188,7 @@ fn terms(metadata: &ObjectMeta, spec: &api::ServiceSpec) -> Terms {
     let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
     let selector = spec.selector.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
     let pods: Vec<_> = if is_local { selector.collect() } else { Vec::new() };
-    // Nothing says whether two Services without a selector have the same pods.
+    // Two Services without a selector may have different pods.
     let shares = !is_local || !pods.is_empty();
     let key = text.filter(|text| !text.is_empty() && shares).map(|text| SharingKey { text, pods });
     let ports = spec.ports.iter().flatten().filter_map(|port| {

@@ -528,9 +528,8 @@ fn random_pools(ranges: &[(u8, u8)]) -> Vec<Pool> {
 }
 
 proptest! {
-    /// Whatever happens: an address has several Services only on equal terms; what a Service has changes only by its own
-    /// requests; what the two indexes say agrees; and a restart that imports all addresses, in any order, changes
-    /// nothing.
+    /// In any history: Services share an address only on equal terms; only its own requests change the addresses of a
+    /// Service; both indexes agree; and a restart that remembers all addresses, in any order, moves no Service.
     #[test]
     fn random_histories_give_no_address_twice_and_survive_restarts(history in operations(), seed: usize) {
         let mut all = with_pools(random_pools(&[(0, 5)]));
@@ -587,7 +586,7 @@ proptest! {
         }
         for name in &order {
             let before = all.addresses(name);
-            // A request that failed before may succeed now, and so may that of a second family.
+            // A request that failed before may succeed now, and so may a request for a second family.
             if before.is_empty() || again.assign(&requests[*name]).is_err() {
                 continue;
             }

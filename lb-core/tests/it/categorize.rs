@@ -207,7 +207,7 @@ fn endpoints_are_categorized_as_by_kube_proxy() {
             let drops = is_local && case.any && local.as_ref().is_some_and(Vec::is_empty);
             assert_eq!(frontend.has(service_flags::DROP_WITHOUT_BACKENDS), drops, "{}", case.name);
         }
-        // The port has no other lists, and no duplicates: their union is what clients of this node can reach.
+        // The port has exactly these lists, without duplicates.
         let lists: BTreeSet<Vec<String>> =
             [cluster, local].into_iter().flatten().filter(|list| !list.is_empty()).collect();
         let slices: Vec<Vec<String>> =

@@ -377,7 +377,8 @@ fn type_transitions() {
     }
 }
 
-/// Labels that hand a Service to another proxy, or make a slice that of a headless Service, come and go.
+/// Labels that exclude a Service (because another proxy serves it) or a slice (because its Service is headless) take
+/// effect when they are added and when they are removed.
 #[test]
 fn labels_exclude_services() {
     let visible = service(1, "") + &slice(1, &[("10.180.0.1", "ready")]);

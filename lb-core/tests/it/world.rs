@@ -1,4 +1,5 @@
-//! Random sets of API objects, and what the kernel's maps must hold for them, computed in the simplest way.
+//! Random sets of API objects, and the contents that the kernel's maps must have for them, computed in the simplest
+//! way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

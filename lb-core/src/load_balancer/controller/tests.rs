@@ -42,7 +42,7 @@ impl Server {
         self.services.get_mut(&name(service)).unwrap()["status"]["loadBalancer"]["ingress"] = ingress;
     }
 
-    /// Whether the write met the version that it replaces.
+    /// Applies a write. Returns whether the write met the version that it replaces.
     fn write(&mut self, write: &Write) -> bool {
         let Some(object) = self.services.get_mut(&write.service) else { return false };
         if object["metadata"]["resourceVersion"] != json!(write.version) {
@@ -144,7 +144,7 @@ fn another_leader_moves_no_service_although_a_rival_waits() {
     let mut server = Server::default();
     ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
     server.settle(&mut with_pool(&["192.0.2.1/32", "192.0.2.2/32"]));
-    // "a" would be asked first, if it were not for the addresses that are in use.
+    // "a" would get an address first if the others did not have theirs already.
     server.put("a", json!({}));
     let mut next = with_pool(&["192.0.2.1/32", "192.0.2.2/32"]);
     assert_eq!(server.settle(&mut next), ["a AllocationFailed"]);
@@ -296,7 +296,7 @@ enum Happens {
     Delete(usize),
     Pool(u8, u8),
     NextLeader,
-    /// The leader sees all and computes, but only so many of its writes arrive.
+    /// The leader computes writes from all Services, but only this many of its writes arrive.
     Writes(usize),
 }
 
@@ -315,8 +315,8 @@ fn histories() -> impl Strategy<Value = Vec<Happens>> {
 }
 
 proptest! {
-    /// Under random changes, lost writes and changes of the leader: a Service that asks for nothing keeps its address, and in
-    /// the end no address belongs to two Services that do not share it.
+    /// Under random changes, lost writes and changes of the leader, a Service that requests nothing keeps its address,
+    /// and in the end no address belongs to two Services that may not share it.
     #[test]
     fn no_history_gives_an_address_twice_or_moves_an_idle_service(history in histories()) {
         let mut server = Server::default();
@@ -362,7 +362,7 @@ proptest! {
                     }
                 }
             }
-            // A Service that was touched was written only because it asked for something.
+            // A write changes the addresses of a load balancer only if the Service has requested something.
             for service in touched {
                 let (old, new) = (&before.services[&service], &server.services[&service]);
                 let had = old["status"]["loadBalancer"]["ingress"].as_array().is_some_and(|list| !list.is_empty());
