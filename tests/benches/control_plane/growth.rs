@@ -1,4 +1,4 @@
-//! How the figures grow with the number of Services, as bar plots.
+//! Bar plots of the figures by the number of Services.
 
 use std::path::Path;
 
@@ -8,7 +8,6 @@ use crate::workload::Size;
 
 /// The figures of one size.
 pub(crate) struct Growth {
-    /// The size.
     pub(crate) size: Size,
     /// Seconds from the end of the lists to `/healthz`.
     pub(crate) start: Range,

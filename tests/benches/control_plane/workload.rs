@@ -36,7 +36,8 @@ impl Size {
         u64::from(self.services) * u64::from(self.endpoints)
     }
 
-    /// Whether the performance limits apply to this size: at most 10,000 Services with 5 endpoints.
+    /// Whether the performance limits apply to this size: at most 50,000 endpoints, as 10,000 Services with 5 each
+    /// have.
     pub(crate) fn is_ordinary(self) -> bool {
         self.endpoints() <= 50_000
     }

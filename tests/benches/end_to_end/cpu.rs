@@ -69,8 +69,8 @@ fn probe() -> Duration {
 
 /// CPU time of this process and of the kernel's work for it.
 ///
-/// The sender's context receives packets on a veth: a soft interrupt on top of the system call, whose time counts as
-/// that of the thread. The kernel leaves further packets to `ksoftirqd`, whose time is included.
+/// The kernel receives packets on a veth in the sender's context: in a soft interrupt on top of the system call, so
+/// that the time counts for the sending thread. It leaves further packets to `ksoftirqd`, whose time the meter adds.
 pub(crate) struct Meter {
     probe: Duration,
     start: Instant,

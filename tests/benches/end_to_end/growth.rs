@@ -1,4 +1,4 @@
-//! The rate of new connections at saturation, with both CPUs busy, as idle flows fill the table; and the memory of flows.
+//! The rate of new connections with both CPUs busy, by the number of idle flows in the table; and the memory of flows.
 //!
 //! Each CPU runs one client and one server. Every node exists before the first round, and rounds are in random order.
 

@@ -1,7 +1,7 @@
 //! End to end: throughput, latency and CPU time of clients, over veth in network namespaces of this machine.
 //!
-//! `cargo xtask bench end-to-end` runs it; docs/performance.md describes the method. Progress goes to stderr, the tables
-//! to stdout.
+//! `cargo xtask bench end-to-end` runs it; docs/performance.md describes the method. Progress goes to stderr, the
+//! tables to stdout.
 
 #[path = "../packets/candidate.rs"]
 #[expect(dead_code, reason = "shared with the packet benchmark")]
@@ -87,8 +87,8 @@ struct Args {
     /// Mode of XDP
     #[arg(long, default_value = "native", value_parser = ["native", "generic"])]
     xdp: String,
-    /// Measure the rate and latency of new connections with two busy CPUs, with each number of idle flows, and the memory of
-    /// flows, instead of comparing load balancers
+    /// Measure the rate and latency of new connections with two busy CPUs, with each number of idle flows, and the
+    /// memory of flows, instead of comparing load balancers
     #[arg(long, conflicts_with_all = ["ipv6", "full"])]
     growth: bool,
     /// Numbers of idle flows for `--growth`

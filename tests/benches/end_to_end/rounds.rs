@@ -223,7 +223,7 @@ fn quantile(nanoseconds: &mut [u32], share: f64) -> Option<f64> {
 }
 
 /// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that in the
-/// baseline's burst. If most candidates are affected, the baseline is as well.
+/// baseline's burst. If most candidates are affected, the baseline's burst must also be repeated.
 fn misfits(samples: &[Option<Sample>], group: &[usize], baseline: usize) -> Vec<usize> {
     let Some(speed) = samples[baseline].as_ref().map(|sample| sample.probe) else { return group.to_vec() };
     let fits = |index: &usize| {

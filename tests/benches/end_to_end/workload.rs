@@ -81,7 +81,7 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, TCP_PORT), udp: SocketAddr::new(address, UDP_PORT) }
     }
 
-    /// The Services as kube-proxy's rules.
+    /// The Services as input of kube-proxy's rules.
     pub(crate) fn cluster(&self) -> Cluster<'_> {
         Cluster {
             is_ipv6: self.family.pick(false, true),

@@ -29,7 +29,7 @@ use crate::{
     frames::NODE,
 };
 
-/// The measured programs. The others are variants of them that do less.
+/// The measured programs. Most other packet programs are variants of them that do less.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
 /// Pod networks of a node. No client of the benchmark is in them.

@@ -54,8 +54,8 @@ struct Args {
     /// Measure the programs of this BPF object instead of those that the agent ships
     #[arg(long)]
     object: Option<PathBuf>,
-    /// Compare with the programs of this BPF object, in the same rounds; `cargo xtask bench compare` builds one of another
-    /// revision
+    /// Compare with the programs of this BPF object, in the same rounds; `cargo xtask bench compare` builds one of
+    /// another revision
     #[arg(long)]
     against: Option<PathBuf>,
     /// Name of the measured build in reports

@@ -1,7 +1,7 @@
 //! Two CPUs on one table: the time per packet when both run at once, against each alone.
 //!
-//! Every packet of an established flow writes to its entry, and new flows claim entries. So CPUs slow down each other if
-//! they write to the same cache lines or take the same locks.
+//! Every packet of an established flow writes to its entry, and new flows claim entries. So CPUs slow each other down
+//! if they write to the same cache lines or take the same locks.
 
 use std::{
     sync::Barrier,

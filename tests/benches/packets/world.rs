@@ -376,7 +376,7 @@ fn make_services(
     Ok(())
 }
 
-/// A network namespace with the routes that masquerading and XDP look up. Dropping the guard removes it.
+/// Creates a network namespace with the routes that masquerading and XDP look up. Dropping it removes the namespace.
 pub(crate) fn netns(name: &str) -> anyhow::Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
