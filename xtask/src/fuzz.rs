@@ -100,9 +100,9 @@ fn reproducer(log: &str) -> Option<PathBuf> {
 struct Summary {
     seed: String,
     executions: String,
-    /// Reached edges of the code: from the corpus, and at the end.
+    /// Number of reached edges of the code: by the corpus, and at the end.
     coverage: [String; 2],
-    /// Inputs that reach more code than all others: of the corpus, and at the end.
+    /// Number of inputs that libFuzzer keeps: after it has read the corpus, and at the end.
     corpus: [String; 2],
 }
 

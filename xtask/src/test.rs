@@ -18,7 +18,7 @@ pub(crate) struct Args {
     vm: bool,
 }
 
-/// Runs all stages. After a failed one, only those run that do not depend on it.
+/// Runs all stages. After a failure, skips the stages that depend on the failed one.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut stages = Stages::default();
     if stages.run("setup", setup::run) {

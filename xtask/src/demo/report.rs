@@ -14,7 +14,7 @@ const BAR: usize = 16;
 pub(super) struct Report {
     /// Answers by pod, for each client and virtual address.
     pub(super) traffic: Vec<Traffic>,
-    /// The checked promises of the load balancer, and whether it kept them.
+    /// The claims about the load balancer that the demo has checked, with the results.
     pub(super) checks: Vec<Check>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Traffic {
     pub(super) address_changed: u32,
 }
 
-/// A promise of the load balancer, which the demo has checked.
+/// A claim about the load balancer that the demo has checked.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
     /// The claim.
@@ -51,12 +51,12 @@ pub(super) struct Check {
 }
 
 impl Report {
-    /// Adds a promise and whether it was kept.
+    /// Adds a claim and whether it was confirmed.
     pub(super) fn check(&mut self, promise: &str, kept: bool, seen: impl Into<String>) {
         self.checks.push(Check { promise: promise.to_owned(), kept, seen: seen.into() });
     }
 
-    /// Fails if a promise was not kept.
+    /// Fails if a claim was not confirmed.
     pub(super) fn verdict(&self) -> anyhow::Result<()> {
         let broken: Vec<&str> =
             self.checks.iter().filter(|check| !check.kept).map(|check| check.promise.as_str()).collect();

@@ -16,7 +16,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 use super::plan::{Binary, PLAN, Plan};
 use super::report::{Probe, Record, Test, TestOutcome};
 
-/// Time limit of a test.
+/// How long a test may print nothing before it fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// The second serial port, which carries the records.
 const CHANNEL: &str = "/dev/ttyS1";

@@ -39,8 +39,8 @@ use self::report::{Record, Report};
 /// Arguments of `vm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Kernel to boot: a version of a Debian package (6.1), `host`, or the folder or .deb file of a Debian kernel package;
-    /// repeat it for several kernels
+    /// Kernel to boot: a version of a Debian package (6.1), `host`, or the folder or .deb file of a Debian kernel
+    /// package; repeat it for several kernels
     #[arg(long = "kernel", value_name = "VERSION|host|PATH", default_values = kernel::DEFAULTS)]
     kernels: Vec<String>,
     /// Run all tests, also those that are slow without hardware virtualization

@@ -19,7 +19,7 @@ use super::report::{Record, Report};
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
 /// Memory of a guest.
 const MEMORY: &str = "3072M";
-/// How long a guest may print nothing: longer than the limit of a test.
+/// How long a guest may report no result: longer than a test may print nothing.
 const SILENCE: Duration = Duration::from_secs(super::guest::LIMIT.as_secs() + 120);
 /// How long a kernel may take until it panics because it has no root file system.
 const PROBE: Duration = Duration::from_secs(30);
