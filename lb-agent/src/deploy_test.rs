@@ -131,7 +131,7 @@ fn granted(rules: &[PolicyRule]) -> BTreeSet<Permission> {
     granted
 }
 
-/// What every agent uses.
+/// The permissions that every agent uses.
 fn needed() -> BTreeSet<Permission> {
     let watched = &["list", "watch"];
     of(Service::GROUP, "services", watched)
@@ -191,7 +191,7 @@ fn daemon_set_runs_on_every_node_with_few_privileges() {
         assert_eq!(security.read_only_root_filesystem, Some(true));
         let capabilities = security.capabilities.unwrap();
         assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
-        // tests/tests/deploy.rs runs the agent with these capabilities.
+        // tests/tests/netns/deploy.rs runs the agent with these capabilities.
         assert_eq!(capabilities.add.unwrap(), ["BPF", "NET_ADMIN", "PERFMON"]);
     }
 }

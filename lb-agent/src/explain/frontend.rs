@@ -26,7 +26,7 @@ pub(super) struct AdmittedFlow {
 }
 
 impl<T: Tables> Walk<'_, T> {
-    /// The record of the destination; also `None` while the agent is replacing the record.
+    /// The record of the destination; `None` if there is none, or while the agent is replacing it.
     pub(super) fn record(&self) -> WalkResult<Option<Service>> {
         let key = self.key();
         Ok(self.tables.service(&key)?.filter(|service| service.is_sealed(&key)))
@@ -87,7 +87,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
-    /// Ends the walk if `--deny-source` includes an external client; like `settings::admits`.
+    /// Ends the walk if the settings deny the client; like `settings::admits`.
     fn source(&mut self) -> WalkResult<()> {
         let client = &self.question.tuple.source;
         let is_denied = self.settings()?.is_some_and(|settings| settings.denied.contains(client));

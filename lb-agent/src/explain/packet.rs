@@ -23,7 +23,7 @@ use super::{
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// A packet at one of the tc hooks.
+    /// Explains a packet at one of the tc hooks.
     pub(super) fn tc(&mut self) -> WalkResult<Verdict> {
         let known = self.known_flow()?;
         if let Some(flow) = &known
@@ -131,7 +131,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(route.neighbour && info.is_some_and(|info| info.flags & needed != 0))
     }
 
-    /// The entry of the packet's direction.
+    /// The flow table's entry for the packet's tuple; adds it as a step.
     fn known_flow(&mut self) -> WalkResult<Option<Flow>> {
         if !self.question.knows_port {
             self.steps.push(TraceStep::NoPort);

@@ -19,7 +19,7 @@ pub enum HookPoint {
     Socket,
 }
 
-/// The role of a packet in its connection. UDP datagrams have none.
+/// The role of a packet in its connection. Ignored for UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketKind {
     /// Requests a connection: SYN, INIT.
@@ -55,7 +55,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// What follows the IP header.
+    /// The header that follows the IP header.
     pub(super) const fn body(&self) -> Body {
         match self.tuple.protocol {
             protocol::TCP => Body::Tcp,

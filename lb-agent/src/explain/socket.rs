@@ -21,7 +21,7 @@ impl<T: Tables> Walk<'_, T> {
         let Some(service) = self.frontend()? else {
             return self.unlisted();
         };
-        // `SOCKETS_ONLY` frontends are for such processes, so that flag is not checked.
+        // The flag `SOCKETS_ONLY` is not checked: such frontends serve exactly these system calls.
         let service = service.for_client(true);
         let node = self.node_address()?;
         self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;

@@ -92,7 +92,7 @@ pub enum TraceStep {
     },
     /// The frontend serves only processes of the node.
     SocketsOnly,
-    /// `--deny-source` includes the client, and the client is external.
+    /// The client is external, and in a network of `--deny-source` or behind an IPsec policy that replies would bypass.
     DeniedSource,
     /// The service has `loadBalancerSourceRanges`.
     SourceRanges {
@@ -139,8 +139,8 @@ pub enum TraceStep {
         /// The client's port.
         port: u16,
     },
-    /// A flow at an address of the node has the source port of this connection of the node itself, towards the same
-    /// endpoint.
+    /// This connection of the node needs another source port: a flow to the same endpoint already uses the node's
+    /// address with the same port.
     NodePortTaken {
         /// The port of the node's socket.
         port: u16,
@@ -301,7 +301,7 @@ pub enum Source {
     Client,
     /// The client's own address: the backend has an address of the node itself, so the service cannot masquerade.
     ClientOnNode,
-    /// The node's address.
+    /// The node's address; for [`ForwardingPath::Caught`] the virtual address.
     Node(IpAddr),
     /// No address: the agent has set no address or no source ports for masquerading.
     Nobody,
@@ -363,7 +363,7 @@ impl Verdict {
     /// The verdict of a packet that gets no flow.
     pub(super) const fn of(outcome: Outcome) -> Self {
         match outcome.verdict() {
-            // A fragment; no question is about one.
+            // `Hold` is the verdict on fragments, which no question contains.
             lb_common::Verdict::Pass | lb_common::Verdict::Hold => Self::Untouched { outcome },
             lb_common::Verdict::Bounce | lb_common::Verdict::Route => Self::Rejected { outcome },
             lb_common::Verdict::Drop => Self::Dropped { outcome },

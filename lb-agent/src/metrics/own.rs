@@ -129,7 +129,7 @@ impl Metrics {
         self.own.sync_latency.observe(latency.as_secs_f64());
     }
 
-    /// Counts a map update that the kernel has refused.
+    /// Counts a synchronisation in which the kernel refused a map update.
     pub(crate) fn count_sync_failure(&self) {
         self.own.sync_failures.inc();
     }
@@ -183,8 +183,8 @@ impl Metrics {
         }
     }
 
-    /// Sets how many addresses listen for health checks of Services (`serving`), and how many could not be opened
-    /// (`failed`).
+    /// Sets the numbers of listening sockets for health checks of Services (`serving`), and of those that could not be
+    /// opened (`failed`).
     pub(crate) fn set_health_check_servers(&self, serving: usize, failed: usize) {
         self.own.health_check_servers.set(gauge(serving));
         self.own.health_check_failures.set(gauge(failed));

@@ -1,5 +1,5 @@
 //! Compares the dashboard, the alerts and the page of metrics with the metrics of the agent. (`deploy/lint/check.py`
-//! parses them.)
+//! checks that their expressions are valid.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
