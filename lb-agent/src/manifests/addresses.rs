@@ -18,10 +18,10 @@ use lb_core::{
 
 use super::{condition::FieldError, options::ManifestsOptions};
 
-/// The name of the pool of `--load-balancer-pool`, by which Services may name it.
+/// Name of the pool of `--load-balancer-pool`, by which Services may select it.
 const POOL_OF_FLAG: &str = "load-balancer-pool";
 
-/// The result of a request, or the error for which the Service keeps its last good state.
+/// A Service with its addresses, or the error because of which it keeps its last good state.
 pub(super) type Outcome = Result<Assigned, FieldError>;
 
 /// A Service with its addresses.
@@ -29,17 +29,17 @@ pub(super) type Outcome = Result<Assigned, FieldError>;
 pub(super) struct Assigned {
     /// `None` for a Service without virtual addresses.
     pub(super) service: Option<Service>,
-    /// What its load balancer lacks.
+    /// The addresses that its load balancer waits for.
     pub(super) waits: Waits,
 }
 
-/// What a load balancer lacks. The default lacks nothing.
+/// Whether a load balancer waits for addresses. The default waits for none.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     /// Why the load balancer has no address, another one than the Service asks for, or one that it should not have.
     pub(super) warning: Option<FieldError>,
-    /// Whether the load balancer has fewer addresses than the Service has families, so that it asks again when the pools
-    /// change.
+    /// Whether the load balancer has fewer addresses than the Service has families, so that the request is repeated
+    /// when the pools change.
     pub(super) for_more: bool,
 }
 
@@ -78,7 +78,8 @@ impl Addresses {
         addresses
     }
 
-    /// Replaces the pools of the folder and the labels of namespaces; returns why some pools are not used, by their indexes.
+    /// Replaces the pools of the folder and the labels of namespaces; returns why some pools are not used, by their
+    /// indexes.
     pub(super) fn set_pools(&mut self, pools: Vec<Pool>, namespaces: Namespaces) -> Vec<(usize, PoolError)> {
         self.load_balancers.set_namespaces(namespaces);
         let of_flag = usize::from(self.pool_of_flag.is_some());
@@ -125,8 +126,8 @@ impl Addresses {
         services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Writes addresses from pools to `status.loadBalancer.ingress` of the Services without an error, unless their manifests
-    /// have addresses there. Returns what each load balancer lacks, by the index of its Service.
+    /// Writes addresses from pools to `status.loadBalancer.ingress` of the Services without an error, unless their
+    /// manifests have addresses there. Returns which load balancers wait for addresses, by the index of the Service.
     fn assign_load_balancers(
         &mut self,
         services: &mut [api::Service],
@@ -165,8 +166,8 @@ impl Addresses {
         waits
     }
 
-    /// Reads what a Service asks of the pools: nothing if its manifest gives it addresses, which are noted, or if it is no
-    /// load balancer, whose former addresses are released.
+    /// The request of a Service to the pools. `None` if the manifest contains addresses, which this function records,
+    /// or if the Service is no load balancer, whose former addresses it releases.
     fn request(&mut self, service: &api::Service) -> Result<Option<Request>, ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let given = given_by_manifest(service);
@@ -221,7 +222,7 @@ fn given_by_manifest(service: &api::Service) -> Vec<IpAddr> {
     ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
 }
 
-/// Adds addresses to `status.loadBalancer.ingress`, beside the host names that the manifest may have there.
+/// Adds addresses to `status.loadBalancer.ingress`, after the host names that the manifest may contain.
 fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
     if addresses.is_empty() {
         return;

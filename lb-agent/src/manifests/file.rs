@@ -98,7 +98,8 @@ pub(super) struct Difference {
 }
 
 impl File {
-    /// Applies a new text. `parsed` has the documents from [`Text::news`]; new ids start at `next_id`.
+    /// Applies a new text. `parsed` has the documents from [`Text::news`]. New ids follow `next_id`, which becomes the
+    /// last one.
     pub(super) fn update(
         &mut self,
         text: &Text<'_>,

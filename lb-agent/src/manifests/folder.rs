@@ -74,15 +74,15 @@ pub struct Manifests {
     expects_more: bool,
     /// Services whose addresses or ports cannot be allocated.
     refused: BTreeMap<Key, FieldError>,
-    /// Load balancers without an address, with another one than they ask for, or with one that is in no pool; and why.
+    /// Why load balancers have no address, another one than requested, or one that is in no pool.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
-    /// [`Addresses::changes`] when load balancers were last asked.
+    /// [`Addresses::changes`] when requests of load balancers were last repeated.
     asked_at: u64,
-    /// Load balancers that ask for addresses again: all after a change of the pools, and those with fewer addresses than
-    /// families.
+    /// Load balancers whose requests must be repeated: all after a change of the pools, and those with fewer addresses
+    /// than families.
     ask_again: BTreeSet<Key>,
-    /// Pools that cannot be used beside others.
+    /// Pools that cannot be used, for example because they overlap others.
     unused_pools: BTreeMap<Key, PoolError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
@@ -165,7 +165,7 @@ impl Manifests {
         self.expects_more = more;
     }
 
-    /// What the folder announces at layer 2.
+    /// The advertisements of the folder, and the pools in use.
     pub fn advertised(&self) -> Advertised {
         let advertisements = self.advertisements.values().cloned().collect();
         Advertised { advertisements, pools: self.addresses.pools().to_vec() }
@@ -284,7 +284,8 @@ impl Manifests {
         changes
     }
 
-    /// Applies the changes of Services. Load balancers that wait for an address ask again whenever one may be free.
+    /// Applies the changes of Services. Repeats the requests of waiting load balancers whenever an address may have
+    /// become free.
     fn settle_services(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = self.settle_once(touched, false);
         while self.asked_at != self.addresses.changes() {
@@ -296,8 +297,8 @@ impl Manifests {
         changes
     }
 
-    /// Applies the changes of these Services, or lets them ask for addresses again. Releases addresses before it allocates
-    /// others.
+    /// Applies the changes of these Services; with `ask_again` also repeats the requests of unchanged ones. Releases
+    /// addresses before it allocates others.
     fn settle_once(&mut self, touched: &BTreeSet<Key>, ask_again: bool) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut services = Vec::new();
@@ -335,8 +336,8 @@ impl Manifests {
         changes
     }
 
-    /// Passes the pools and the labels of namespaces on, pools by namespace and name. All load balancers ask again: one may
-    /// get a second address.
+    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. The requests of all load
+    /// balancers must be repeated: one may get a second address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {
@@ -402,7 +403,7 @@ impl Manifests {
     fn remove(&mut self, key: &Key, changes: &mut Vec<Change>) {
         let known = self.objects.remove(key);
         if known.is_none() && key.kind == Kind::Service && !self.remembers {
-            // It may have the addresses of an earlier run, although no version of it was valid in this one.
+            // The Service may have addresses from an earlier run, although no version of it was valid in this one.
             self.addresses.release(&key.name);
         }
         let Some(known) = known else { return };
@@ -469,7 +470,7 @@ impl Manifests {
     ) {
         let mut report = |severity, object: Option<&Key>, error: &FieldError| {
             let location = self.location(name, index);
-            // Pools, advertisements and namespaces define no Service, so that mistakes in them hide none.
+            // An error in a pool, an advertisement or a namespace is a warning, because it hides no Service.
             let hides_service = object.is_none_or(|key| {
                 !matches!(key.kind, Kind::IpAddressPool | Kind::L2Advertisement | Kind::Namespace)
             });

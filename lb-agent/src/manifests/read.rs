@@ -1,4 +1,4 @@
-//! Reads the folder of manifests: which names of files count, and how a missing file differs from an unreadable one.
+//! Reads the folder of manifests. Recognises manifests by name, and distinguishes missing files from unreadable ones.
 
 use std::{
     collections::BTreeSet,

@@ -311,7 +311,7 @@ async fn source_ends_when_the_receiver_is_dropped() {
     tokio::time::timeout(Duration::from_secs(1), source.task).await.unwrap().unwrap().unwrap();
 }
 
-/// A channel that nobody reads.
+/// A sender whose channel has no receiver.
 fn advertised() -> watch::Sender<lb_core::announce::advertisement::Advertised> {
     watch::channel(Default::default()).0
 }
