@@ -42,8 +42,8 @@ pub struct ExplainArgs {
     /// Protocol of the packet. A TCP packet is a SYN, an SCTP packet an INIT
     #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol, default_value = "tcp")]
     pub protocol: Protocol,
-    /// Hook that handles the packet [default: the first one that the packet meets: socket for processes of this node, xdp
-    /// on devices with an XDP program, else tc-ingress]
+    /// Hook that handles the packet [default: the first one that the packet meets: socket for processes of this node,
+    /// xdp on devices with an XDP program, else tc-ingress]
     #[arg(long, value_name = "HOOK")]
     pub at: Option<HookContext>,
     /// Interface that the packet arrives on [default: the one that the route to its source uses]

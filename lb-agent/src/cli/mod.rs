@@ -39,8 +39,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the agent: write Services into the kernel and keep them up to date
     ///
-    /// Services come from a directory (--manifests) or from an API server (--kubeconfig). In a Pod the default is the API
-    /// server of the cluster. SIGTERM stops the agent; its programs and maps stay in the kernel and keep serving.
+    /// Services come from a directory (--manifests) or from an API server (--kubeconfig). In a Pod the default is the
+    /// API server of the cluster. SIGTERM stops the agent; its programs and maps stay in the kernel and keep serving.
     Run(Box<RunArgs>),
     /// Show the state of the agent, attached programs, map fill and packet counters
     Status(StatusArgs),

@@ -73,8 +73,8 @@ settings! {
         "cgroup" "LB_AGENT_CGROUP" "cgroup"
         cgroup: Option<PathBuf> | Option<PathBuf>, (global = true, value_name = "DIR");
         also {
-            /// YAML file of settings, each named as its flag, or a KubeProxyConfiguration. Flags override the environment,
-            /// which overrides the file
+            /// YAML file of settings, each named as its flag, or a KubeProxyConfiguration. Flags override the
+            /// environment, which overrides the file
             #[arg(long, global = true, value_name = "FILE", env = "LB_AGENT_CONFIG", hide_env_values = true)]
             pub config: Option<PathBuf>,
         }
@@ -85,7 +85,8 @@ settings! {
         /// Directory of YAML manifests with Services, EndpointSlices and Endpoints; changes are applied at once
         "manifests" "LB_AGENT_MANIFESTS" "manifests"
         manifests: Option<PathBuf> | Option<PathBuf>, (value_name = "DIR");
-        /// Kubeconfig of the API server to read Services and EndpointSlices from [default in a Pod: its service account]
+        /// Kubeconfig of the API server to read Services and EndpointSlices from [default in a Pod: its service
+        /// account]
         "kubeconfig" "LB_AGENT_KUBECONFIG" "kubeconfig"
         kubeconfig: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
         /// Name of this node, as in the nodeName of endpoints [default: the host name]
@@ -102,9 +103,9 @@ settings! {
         /// Host-side interfaces of pods [default: veth devices whose other end is in another network namespace]
         "workload-device" "LB_AGENT_WORKLOAD_DEVICE" "workloadDevice"
         workload_device: Option<Vec<String>> | Option<List>, (value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',');
-        /// Ranges of cluster IPs, one for each address family at most. Packets to unassigned addresses are dropped in ranges
-        /// that are given here or named by the API server, but not in the default ones
-        /// [default: with --manifests 10.96.0.0/12,fd00:10:96::/112, else the ranges that the API server names]
+        /// Ranges of cluster IPs, one for each address family at most. Packets to unassigned addresses are dropped in
+        /// ranges that are given here or named by the API server, but not in the default ones [default: with
+        /// --manifests 10.96.0.0/12,fd00:10:96::/112, else the ranges that the API server names]
         "service-cluster-ip-range" "LB_AGENT_SERVICE_CLUSTER_IP_RANGE" "serviceClusterIPRange"
         service_cluster_ip_range: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// With --manifests: networks from which Services of type LoadBalancer get addresses, in addition to the
@@ -132,8 +133,8 @@ settings! {
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
         "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
         detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");
-        /// Pod networks, for --detect-local-mode ClusterCIDR [default: none: pods count as external, and external clients of
-        /// cluster IPs are not masqueraded]
+        /// Pod networks, for --detect-local-mode ClusterCIDR [default: none: pods count as external, and external
+        /// clients of cluster IPs are not masqueraded]
         "cluster-cidr" "LB_AGENT_CLUSTER_CIDR" "clusterCIDR"
         cluster_cidr: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// Bridge of the pods' interfaces, for --detect-local-mode BridgeInterface
@@ -148,8 +149,8 @@ settings! {
         /// Source ports of masqueraded packets; no socket of the node may use them [default: 10000-29999]
         "masquerade-ports" "LB_AGENT_MASQUERADE_PORTS" "masqueradePorts"
         masquerade_ports: Option<String> | Option<String>, (value_name = "FIRST-LAST");
-        /// Node addresses that serve node ports: those in these networks, or `primary` for the primary address of each family
-        /// [default: all]
+        /// Node addresses that serve node ports: those in these networks, or `primary` for the primary address of each
+        /// family [default: all]
         "nodeport-addresses" "LB_AGENT_NODEPORT_ADDRESSES" "nodePortAddresses"
         nodeport_addresses: Option<Vec<String>> | Option<List>, (value_name = "CIDR|primary", num_args = 1.., value_delimiter = ',');
         /// Networks whose external clients may use no Service on this node, at any kind of address; at most 16. Pods in
@@ -157,12 +158,12 @@ settings! {
         /// [default: none]
         "deny-source" "LB_AGENT_DENY_SOURCE" "denySource"
         deny_source: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
-        /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or mh
-        /// [default: random]
+        /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or
+        /// mh [default: random]
         "scheduler" "LB_AGENT_SCHEDULER" "scheduler"
         scheduler: Option<String> | Option<String>, (value_name = "NAME");
-        /// Entries in the lookup table of each Service with the scheduler mh: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749,
-        /// 65521 or 131071. A hundred entries for each backend spread flows evenly [default: 16381]
+        /// Entries in the lookup table of each Service with the scheduler mh: 251, 509, 1021, 2039, 4093, 8191, 16381,
+        /// 32749, 65521 or 131071. A hundred entries for each backend spread flows evenly [default: 16381]
         "maglev-table-size" "LB_AGENT_MAGLEV_TABLE_SIZE" "maglevTableSize"
         maglev_table_size: Option<u32> | Option<u32>, (value_name = "PRIME");
         /// Hash seed of the schedulers mh, sh and dh. Nodes choose the same backend only with the same seed
@@ -170,25 +171,27 @@ settings! {
         "maglev-seed" "LB_AGENT_MAGLEV_SEED" "maglevSeed"
         maglev_seed: Option<u64> | Option<u64>, (value_name = "NUMBER");
         /// How packets of external clients reach backends on other nodes, for Services without the annotation
-        /// lb.dev/north-south-mode: snat (masqueraded with the node's address), dsr (through a tunnel; the backend answers
-        /// the client directly) or hybrid (dsr for TCP, snat for other protocols) [default: snat]
+        /// lb.dev/north-south-mode: snat (masqueraded with the node's address), dsr (through a tunnel; the backend
+        /// answers the client directly) or hybrid (dsr for TCP, snat for other protocols) [default: snat]
         "north-south-mode" "LB_AGENT_NORTH_SOUTH_MODE" "northSouthMode"
         north_south_mode: Option<String> | Option<String>, (value_name = "MODE");
         /// Tunnel of the modes dsr and hybrid [default: ipip]
         "dsr-encapsulation" "LB_AGENT_DSR_ENCAPSULATION" "dsrEncapsulation"
         dsr_encapsulation: Option<DsrEncapsulation> | Option<DsrEncapsulation>, (value_name = "KIND");
-        /// Nodes that may send packets to backends on this node through a tunnel, in every --north-south-mode [default: none]
+        /// Nodes that may send packets to backends on this node through a tunnel, in every --north-south-mode [default:
+        /// none]
         "dsr-peers" "LB_AGENT_DSR_PEERS" "dsrPeers"
         dsr_peers: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
-        /// Which processes get Service addresses translated at connect() and sendmsg() instead of per packet [default: host]
+        /// Which processes get Service addresses translated at connect() and sendmsg() instead of per packet [default:
+        /// host]
         "socket-lb" "LB_AGENT_SOCKET_LB" "socketLb"
         socket_lb: Option<SocketLb> | Option<SocketLb>, (value_name = "WHOSE");
-        /// Which wire devices are served at XDP, before the kernel allocates an skb: routed packets bypass all netfilter
-        /// rules, and attaching may reset the network card [default: off]
+        /// Which wire devices are served at XDP, before the kernel allocates an skb: routed packets bypass all
+        /// netfilter rules, and attaching may reset the network card [default: off]
         "xdp" "LB_AGENT_XDP" "xdp"
         xdp: Option<Xdp> | Option<Xdp>, (value_name = "MODE");
-        /// Move a connection to another backend after this many retransmissions of a SYN that its backend does not answer;
-        /// 0: never [default: 0]
+        /// Move a connection to another backend after this many retransmissions of a SYN that its backend does not
+        /// answer; 0: never [default: 0]
         "syn-retries" "LB_AGENT_SYN_RETRIES" "synRetries"
         syn_retries: Option<u16> | Option<u16>, (value_name = "NUMBER");
         /// How packets of Services get from interface to interface: through the stack, or directly, bypassing netfilter
@@ -221,12 +224,12 @@ settings! {
         /// [default: 524288]
         "max-table-slots" "LB_AGENT_MAX_TABLE_SLOTS" "maxTableSlots"
         max_table_slots: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
-        /// Capacity for connections; one that is masqueraded through the stack counts as two. Near it, unproven ones are
-        /// evicted early [default: 32768 for each CPU, from 131072 to 1048576]
+        /// Capacity for connections; one that is masqueraded through the stack counts as two. Near it, unproven ones
+        /// are evicted early [default: 32768 for each CPU, from 131072 to 1048576]
         "max-connections" "LB_AGENT_MAX_CONNECTIONS" "maxConnections"
         max_connections: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 30));
-        /// Capacity for clients of Services with session affinity; beyond it, the client idle for longest is evicted and
-        /// rebalanced [default: 32768]
+        /// Capacity for clients of Services with session affinity; beyond it, the client idle for longest is evicted
+        /// and rebalanced [default: 32768]
         "max-affinity-clients" "LB_AGENT_MAX_AFFINITY_CLIENTS" "maxAffinityClients"
         max_affinity_clients: Option<u32> | Option<NonZeroU32>, (value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..));
         /// Log level of the BPF programs; logging costs time for every packet [default: off]
@@ -320,11 +323,11 @@ pub enum DsrEncapsulation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Forwarding {
-    /// Through the node's network stack, with its routing and netfilter rules. Packets between wire devices that XDP serves
-    /// bypass it
+    /// Through the node's network stack, with its routing and netfilter rules. Packets between wire devices that XDP
+    /// serves bypass it
     Stack,
-    /// Bypass the stack wherever the next hop is known, which is faster. Netfilter rules of the node, and network policies
-    /// written with them, do not apply to these packets
+    /// Bypass the stack wherever the next hop is known, which is faster. Netfilter rules of the node, and network
+    /// policies written with them, do not apply to these packets
     Direct,
 }
 

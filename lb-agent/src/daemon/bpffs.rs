@@ -1,4 +1,5 @@
-//! Keeps the pins: detects that the BPF file system was unmounted or covered, or that pins were removed, see [`Anchor`].
+//! Keeps the pins: detects that the BPF file system was unmounted or covered, or that pins were removed, see
+//! [`Anchor`].
 
 use std::{
     convert::Infallible,

@@ -59,8 +59,8 @@ impl Ipsec {
         (self.bypassed.iter().filter_map(network).collect(), conditions)
     }
 
-    /// Deletes connections of denied clients, if policies have changed. Must be called after the programs have begun to deny
-    /// them. Clients in the `internal` networks are never denied.
+    /// Deletes connections of denied clients, if policies have changed. Must be called after the programs have begun to
+    /// deny them. Clients in the `internal` networks are never denied.
     pub(super) fn end_connections(&mut self, internal: &[IpNet]) -> Result<(), DatapathError> {
         if self.ended == self.bypassed {
             return Ok(());

@@ -117,8 +117,8 @@ pub struct NodeReport {
     pub dsr_encapsulation: String,
     /// Networks of the nodes that may send packets to backends on this node through a tunnel.
     pub dsr_peers: Vec<String>,
-    /// Networks whose external clients may use no frontend: those of `--deny-source`, and those behind IPsec policies that
-    /// replies would bypass. Older agents do not report them.
+    /// Networks whose external clients may use no frontend: those of `--deny-source`, and those behind IPsec policies
+    /// that replies would bypass. Older agents do not report them.
     #[serde(default)]
     pub denied_sources: Vec<String>,
     /// First source port of masqueraded packets.

@@ -261,8 +261,8 @@ impl Writer {
         }
     }
 
-    /// Applies the steps, a batch at a time, and frees each batch: the steps of all Services would otherwise be in memory
-    /// three times. Returns how many are in the kernel, and the error that stopped the others.
+    /// Applies the steps, a batch at a time, and frees each batch: the steps of all Services would otherwise be in
+    /// memory three times. Returns how many are in the kernel, and the error that stopped the others.
     fn apply(&mut self, steps: Vec<Step>) -> (usize, Option<ApplyError>) {
         let mut applied = 0;
         for batch in batches(steps).rev() {

@@ -1,7 +1,7 @@
 //! Kubernetes Events that this node emits for administrators, as kube-proxy and MetalLB do.
 //!
-//! [`Events`] queues an Event without waiting; the task [`run`] sends it to the API server. An Event that cannot be sent
-//! in a few attempts is lost, as in kube-proxy.
+//! [`Events`] queues an Event without waiting; the task [`run`] sends it to the API server. An Event that cannot be
+//! sent in a few attempts is lost, as in kube-proxy.
 
 use std::{convert::Infallible, time::Duration};
 

@@ -22,11 +22,11 @@ pub struct NodeInfo {
     pub eligible: bool,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// `spec.podCIDRs`, or `spec.podCIDR` without a list; invalid networks are left out. `None` until the API server has
-    /// returned the Node.
+    /// `spec.podCIDRs`, or `spec.podCIDR` without a list; invalid networks are left out. `None` until the API server
+    /// has returned the Node.
     pub pod_cidrs: Option<Vec<IpNet>>,
-    /// The node's address of each family, the primary family first: the first `InternalIP` of `status.addresses`, else the
-    /// first `ExternalIP`.
+    /// The node's address of each family, the primary family first: the first `InternalIP` of `status.addresses`, else
+    /// the first `ExternalIP`.
     pub internal_ips: Vec<IpAddr>,
 }
 
