@@ -2,7 +2,7 @@
 //!
 //! | path | what |
 //! |---|---|
-//! | `/healthz`, `/healthz/ping` | `ok`: the process answers; [`crate::health`] serves the agent's health on another port |
+//! | `/healthz`, `/healthz/ping` | `ok`: the process answers; [`crate::health`] has the health of the agent |
 //! | `/proxyMode` | [`PROXY_MODE`] |
 //! | `/configz` | the effective configuration under the names of a KubeProxyConfiguration |
 //! | `/statusz` | start time, version, paths |

@@ -17,8 +17,8 @@ pub(super) struct Place {
     pub(super) mac: [u8; 6],
 }
 
-/// The devices on which to announce `address`: those that `interfaces` names. Without names, those with a network that
-/// contains the address, or all if no network does. All of them are wires that are up and have a MAC address.
+/// The wires that are up, have a MAC address, and announce `address`: the ones that `interfaces` names; without names,
+/// the ones with a network that contains the address, or all if no network contains it.
 pub(super) fn places(
     network: &Network,
     patterns: &DevicePatterns,

@@ -70,7 +70,7 @@ pub struct Sources {
 pub struct Kernel {
     /// Attaches the program `tc_announce` to devices.
     pub attacher: AnnounceAttacher,
-    /// The records that the programs read, and their counters of answers and conflicts.
+    /// The records that the programs read, and the programs' counters of answers and conflicts.
     pub maps: Announcements,
 }
 
@@ -92,7 +92,8 @@ pub struct AnnouncementReport {
     pub interfaces: Vec<String>,
     /// When this node began to announce it.
     pub since: Option<Timestamp>,
-    /// Milliseconds until this node stops unless it renews its right; `None` without a right or without other members.
+    /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right or
+    /// without other members.
     pub expires_in_ms: Option<u64>,
     /// ARP requests and neighbour solicitations for the address that this node has answered.
     pub answers: u64,

@@ -37,7 +37,7 @@ impl Peers {
             .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
         socket.set_nonblocking(true)?;
         // Nanoseconds since boot are greater than the number of any question of an earlier agent. After a reboot they
-        // are smaller, which the other members accept, because they keep promises for a shorter time than a reboot
+        // are smaller, which the other members accept, because they promise an address for a shorter time than a reboot
         // takes.
         let now = Announcements::now();
         let start = (now, now);

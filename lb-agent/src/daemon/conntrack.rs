@@ -28,7 +28,7 @@ use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, Route
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Most entries that one flow takes, see docs/maps.md.
+/// Maximum number of entries of one flow, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
 /// Receivers of the results of GC.

@@ -113,8 +113,7 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // Waiting for a change does not suit: after a failed read it returns early, after a failed attachment
-                // too late.
+                // After a failed read, `changed` returns at once; after a failed attachment, only at the next change.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

@@ -11,7 +11,7 @@ pub(super) struct Fill {
     pub(super) map: &'static str,
     /// Entries or slots in use.
     pub(super) used: usize,
-    /// Most entries or slots.
+    /// Maximum number of entries or slots.
     pub(super) capacity: u32,
 }
 

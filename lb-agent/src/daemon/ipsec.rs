@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use lb_datapath::{Conntrack, DatapathError, OutPolicy, PolicyWatcher, bypassed_policies};
 use tracing::{info, warn};
 
-/// The policies, and what the agent does about them.
+/// Finds bypassed policies, and deletes the connections of their clients.
 #[derive(Debug)]
 pub(super) struct Ipsec {
     bpffs: PathBuf,

@@ -241,8 +241,8 @@ impl Node {
         ))
     }
 
-    /// If packets to unassigned cluster IPs may be dropped, adds the catch device with routes that lead untranslated
-    /// packets to cluster IPs there, and unreachable routes for when it is missing. Otherwise removes them. Returns a
+    /// If packets to unassigned cluster IPs may be dropped, adds the catch device, routes to it for untranslated
+    /// packets to cluster IPs, and unreachable routes for when it is missing. Otherwise removes all of these. Returns a
     /// condition for each part that fails.
     fn catch_untranslated(&mut self, settings: &Settings) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;

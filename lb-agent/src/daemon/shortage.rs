@@ -1,4 +1,4 @@
-//! Shortages: full maps and exhausted ports.
+//! Shortages: full maps, exhausted ports, and lost pins.
 //!
 //! The agent logs a shortage with advice when it begins and once a minute while it lasts; `status` shows it.
 
@@ -17,11 +17,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShortageReport {
-    /// Name of the map, or `ports`.
+    /// Name of the map, or `ports`, `bpffs` or `pins`.
     pub of: String,
     /// When the shortage began.
     pub since: Timestamp,
-    /// Refused or evicted entries since `since`; 0 if the shortage refuses nothing.
+    /// Refused or evicted entries, or restored pins, since `since`; 0 if there are none.
     pub refused: u64,
     /// Meaning of the shortage, and advice.
     pub text: String,

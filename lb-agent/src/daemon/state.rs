@@ -58,7 +58,7 @@ pub struct Report {
     /// The addresses that are announced at layer 2. Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
-    /// Full maps and exhausted ports. Older agents do not report them.
+    /// Full maps, exhausted ports, and lost pins. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
     /// State of the controller that assigns addresses to load balancers; `None` without `--load-balancer-controller`.
@@ -140,7 +140,7 @@ pub struct DeviceReport {
     pub index: u32,
     /// Interface name.
     pub name: String,
-    /// `wire` or `workload`
+    /// `wire`, `workload` or `catch`
     pub kind: String,
     /// Mode of the XDP program: `native` (the driver runs it) or `generic` (the kernel's network stack runs it); `None`
     /// if the interface is served at tc only.

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::{Flaw, HostRule, are_node_ports};
 
-/// The rules in the output of a save command that never match the packets to Services that they are for.
+/// The rules in the output of a save command that are meant for packets to Services and never match them.
 pub(super) fn flawed(tool: &str, text: &str) -> Vec<HostRule> {
     let mut table = "";
     let mut found = Vec::new();

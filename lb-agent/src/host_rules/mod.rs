@@ -1,8 +1,8 @@
-//! Finds netfilter rules for packets to Services that never match them: the programs translate these packets before any
-//! netfilter hook, and the kernel's conntrack has no entry for the translation.
+//! Finds netfilter rules that are meant for packets to Services and never match them: the programs translate these
+//! packets before any netfilter hook, and the kernel's conntrack has no entry for the translation.
 //!
-//! The search is conservative: it names a rule only if the rule can match nothing but such packets. It ignores a
-//! missing tool; the search for [leftovers](crate::leftovers) reports a tool that fails.
+//! The search is conservative: it names a rule only if the rule is meant for such packets alone. It ignores a missing
+//! tool; the search for [leftovers](crate::leftovers) reports a tool that fails.
 
 mod iptables;
 mod nftables;
@@ -16,7 +16,7 @@ use crate::leftovers;
 /// The default range of node ports of an API server.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// A rule, and why it never matches.
+/// A rule, and why it never matches the packets that it is meant for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostRule {
     /// The rule as its tool shows it.
@@ -60,7 +60,7 @@ impl fmt::Display for HostRule {
     }
 }
 
-/// Describes each such rule of this network namespace, on one line.
+/// Describes each rule of this network namespace that is meant for packets to Services and never matches them.
 pub fn find() -> Vec<String> {
     let saved = leftovers::saved_rules();
     let has_iptables_nft = saved.iter().any(|(tool, _)| tool.contains("nft"));

@@ -11,7 +11,7 @@ const OF_IPTABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 /// The table of kube-proxy, which [leftovers](crate::leftovers) reports as a whole.
 const OF_KUBE_PROXY: &str = "kube-proxy";
 
-/// The rules in a ruleset that never match the packets to Services that they are for. `without_iptables` leaves out
+/// The rules in a ruleset that are meant for packets to Services and never match them. `without_iptables` leaves out
 /// tables of iptables-nft.
 pub(super) fn flawed(text: &str, without_iptables: bool) -> Vec<HostRule> {
     let ruleset: Value = serde_json::from_str(text).unwrap_or_default();

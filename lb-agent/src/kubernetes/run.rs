@@ -38,7 +38,7 @@ pub struct Published {
     pub problems: watch::Sender<Vec<String>>,
 }
 
-/// How long the first write waits for the Node after everything else was listed.
+/// How long the first write waits for the Node after Services and EndpointSlices were listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Watches the API server until the receiver of `events` is dropped. Sends changes. When all Services and

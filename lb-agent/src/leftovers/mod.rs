@@ -1,8 +1,8 @@
 //! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets
 //! of ipset. The programs translate packets of Services before these rules, but the rules may still reject them.
 //!
-//! Leftovers are listed and removed with the tools that created them, each in one transaction. The search assumes that
-//! a missing tool has left nothing, and reports a tool that fails.
+//! Leftovers are listed and removed with the tools that created them; chains of iptables in one transaction per table.
+//! The search assumes that a missing tool has left nothing, and reports a tool that fails.
 
 mod iptables;
 mod ipvs;
@@ -75,7 +75,7 @@ impl Leftover {
     /// Removes the leftover.
     ///
     /// # Errors
-    /// The tool that listed the leftover refuses to remove it.
+    /// A command that removes the leftover fails.
     pub fn remove(&self) -> Result<(), LeftoverError> {
         let failed = |source| LeftoverError { what: self.what.clone(), source };
         self.removal.iter().try_for_each(Invocation::run).map_err(failed)

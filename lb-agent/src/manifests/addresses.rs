@@ -29,11 +29,11 @@ pub(super) type Outcome = Result<Assigned, FieldError>;
 pub(super) struct Assigned {
     /// `None` for a Service without virtual addresses.
     pub(super) service: Option<Service>,
-    /// The addresses that its load balancer waits for.
+    /// Whether its load balancer waits for addresses.
     pub(super) waits: Waits,
 }
 
-/// Whether a load balancer waits for addresses. The default waits for none.
+/// Whether and why a load balancer waits for addresses. The default waits for none.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     /// Why the load balancer has no address, another one than the Service asks for, or one that it should not have.

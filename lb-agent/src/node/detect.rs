@@ -8,7 +8,7 @@ use lb_datapath::Network;
 /// How the agent recognises internal clients: kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DetectLocal {
-    /// All clients count as external. Clients of cluster IPs are not masqueraded.
+    /// All clients count as external. Clients of cluster IPs are masqueraded only under `--masquerade-all`.
     #[default]
     Never,
     /// Clients with an address in one of these networks are internal.
@@ -22,7 +22,7 @@ pub enum DetectLocal {
 }
 
 impl DetectLocal {
-    /// The name of the mode as kube-proxy spells it.
+    /// The name of the mode as kube-proxy spells it; `none` for [`Self::Never`].
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Never => "none",

@@ -11,7 +11,7 @@ use ratatui::{
 use super::model::{Column, Model, Row};
 use crate::commands::output::scaled;
 
-/// Width of a column of numbers.
+/// Width of a column of numbers, in characters.
 const NUMBER: u16 = 10;
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {

@@ -37,9 +37,9 @@ use crate::kubernetes::{
     watch::Watch,
 };
 
-/// Most writes that run at the same time.
+/// Maximum number of writes that run at the same time.
 const PARALLEL: usize = 8;
-/// The longest pause before failed writes are computed again: any change of a watched object does so earlier.
+/// The longest pause before failed writes are computed again; a change of a watched object triggers that earlier.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs a [`Leader`] during each term of this agent, forever.
