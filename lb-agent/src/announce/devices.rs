@@ -17,34 +17,36 @@ pub(super) struct Place {
     pub(super) mac: [u8; 6],
 }
 
-/// The wires that are up, have a MAC address, and announce `address`: the ones that `interfaces` names; without names,
-/// the ones with a network that contains the address, or all if no network contains it.
-pub(super) fn places(
-    network: &Network,
-    patterns: &DevicePatterns,
-    address: IpAddr,
-    interfaces: &Interfaces,
-) -> Vec<Place> {
-    let link = |device: &Device| network.links.iter().find(|link| link.index == device.index && link.up);
-    let wires: Vec<(Device, &Link)> = classify(&network.links, patterns)
-        .into_iter()
-        .filter(|device| device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet)
-        .filter_map(|device| link(&device).map(|link| (device, link)))
-        .collect();
-    let in_network = |link: &Link| {
-        let networks =
-            link.addresses.iter().filter_map(|address| IpNet::new(address.ip, address.prefix).ok());
-        networks.into_iter().any(|network| network.contains(&address))
-    };
-    let some_network = wires.iter().any(|(_, link)| in_network(link));
-    let suits = |(device, link): &&(Device, &Link)| match interfaces {
-        Interfaces::Named(names) => names.contains(&device.name),
-        Interfaces::All => !some_network || in_network(link),
-    };
-    let place = |(device, _): &(Device, &Link)| {
-        Some(Place { index: device.index, name: device.name.clone(), mac: device.mac? })
-    };
-    wires.iter().filter(suits).filter_map(place).collect()
+/// The devices that lead to other machines, are up and have MAC addresses.
+pub(super) struct Wires<'a>(Vec<(Place, &'a Link)>);
+
+impl<'a> Wires<'a> {
+    pub(super) fn new(network: &'a Network, patterns: &DevicePatterns) -> Self {
+        let link = |device: &Device| network.links.iter().find(|link| link.index == device.index && link.up);
+        let wires = classify(&network.links, patterns)
+            .into_iter()
+            .filter(|device| device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet)
+            .filter_map(|device| {
+                let link = link(&device)?;
+                Some((Place { index: device.index, mac: device.mac?, name: device.name }, link))
+            });
+        Self(wires.collect())
+    }
+
+    /// The devices of these names; without names those whose networks contain the address, else all.
+    pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
+        let in_network = move |link: &Link| {
+            let networks =
+                link.addresses.iter().filter_map(|address| IpNet::new(address.ip, address.prefix).ok());
+            networks.into_iter().any(|network| network.contains(&address))
+        };
+        let some_network = self.0.iter().any(|(_, link)| in_network(link));
+        let suits = move |(place, link): &&(Place, &Link)| match interfaces {
+            Interfaces::Named(names) => names.contains(&place.name),
+            Interfaces::All => !some_network || in_network(link),
+        };
+        self.0.iter().filter(suits).map(|(place, _)| place)
+    }
 }
 
 #[cfg(test)]
@@ -96,8 +98,9 @@ mod tests {
             ("192.0.2.10", named(&["wg0"]), vec![]),
             ("192.0.2.10", named(&[]), vec![]),
         ] {
-            let places = places(&network, &DevicePatterns::default(), address.parse().unwrap(), &interfaces);
-            let names: Vec<&str> = places.iter().map(|place| place.name.as_str()).collect();
+            let wires = Wires::new(&network, &DevicePatterns::default());
+            let places = wires.places(address.parse().unwrap(), &interfaces);
+            let names: Vec<&str> = places.map(|place| place.name.as_str()).collect();
             assert_eq!(names, expected, "{address} {interfaces:?}");
         }
     }

@@ -294,8 +294,7 @@ fn spawn_announcer(
         Some(file) => Some(Members { addresses: members, key: Key::read(&file)?, prefer }),
         None => None,
     };
-    let kernel =
-        announce::Kernel { attacher: datapath.announce_attacher()?, maps: datapath.announcements()? };
+    let kernel = announce::Kernel::new(datapath.announce_attacher()?, datapath.announcements()?);
     let node = (config.node_name.as_str().into(), config.devices.clone());
     let announcer = Announcer::new(node, sources, kernel, members, Arc::clone(state))?;
     tasks.spawn("announcer", announcer.run());

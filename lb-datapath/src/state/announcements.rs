@@ -1,6 +1,6 @@
 //! The addresses that the node announces at layer 2: the maps `ANNOUNCED` and `ANNOUNCE_HEARD`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use lb_common::{AnnounceKey, Announcement, Heard};
 
@@ -44,11 +44,6 @@ impl Announcements {
         self.announced.entries()
     }
 
-    /// Answers that the programs have sent, and the last claim of another machine, for each address and device.
-    pub fn heard(&self) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
-        self.heard.entries()
-    }
-
     /// Makes the map contain exactly these announcements. Deletes unwanted ones first, so that the programs stop
     /// answering for their addresses as early as possible.
     pub fn set(&mut self, wanted: &BTreeMap<AnnounceKey, Announcement>) -> Result<(), DatapathError> {
@@ -64,9 +59,14 @@ impl Announcements {
         self.announced.update_all(&keys, &values)
     }
 
-    /// Deletes the counters of all addresses and devices except `known`.
-    pub fn forget_others(&mut self, known: &BTreeSet<AnnounceKey>) -> Result<(), DatapathError> {
-        let gone: Vec<AnnounceKey> = self.heard()?.into_keys().filter(|key| !known.contains(key)).collect();
-        self.heard.delete_all(&gone)
+    /// What the programs have done and heard for each of these addresses and devices. Forgets all others.
+    pub fn heard(
+        &mut self,
+        known: impl Fn(&AnnounceKey) -> bool,
+    ) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
+        let (heard, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            self.heard.entries()?.into_iter().partition(|(key, _)| known(key));
+        self.heard.delete_all(&Vec::from_iter(gone.into_keys()))?;
+        Ok(heard)
     }
 }

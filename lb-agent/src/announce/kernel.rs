@@ -1,0 +1,65 @@
+//! What the announcer has in the kernel: the program on devices, its maps, and sockets.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use lb_common::{AnnounceKey, Heard};
+use lb_datapath::{AnnounceAttacher, AnnounceSocket, Announcements, DatapathError};
+use tracing::warn;
+
+use super::{devices::Place, frames};
+
+/// The parts of the kernel that the task writes.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Attaches the program `tc_announce` to devices.
+    attacher: AnnounceAttacher,
+    /// The records that the programs read, and the programs' counters of answers and conflicts.
+    pub(super) maps: Announcements,
+    /// Opened when the first address is announced, because it needs `CAP_NET_RAW`.
+    socket: Option<AnnounceSocket>,
+}
+
+impl Kernel {
+    /// The program, and its maps.
+    pub const fn new(attacher: AnnounceAttacher, maps: Announcements) -> Self {
+        Self { attacher, maps, socket: None }
+    }
+
+    /// Attaches the program to the devices, and receives the groups by which others ask there. Returns what the programs
+    /// have heard.
+    pub(super) fn serve(
+        &mut self,
+        places: &BTreeMap<AnnounceKey, Place>,
+    ) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
+        let devices: BTreeSet<u32> = places.keys().map(|key| key.device).collect();
+        for (device, error) in self.attacher.sync(&devices)? {
+            warn!(device, "{error}; its addresses are not announced there yet");
+        }
+        if self.socket.is_none() && !places.is_empty() {
+            self.socket = Some(AnnounceSocket::open()?);
+        }
+        self.join_groups(places);
+        self.maps.heard(|key| places.contains_key(key))
+    }
+
+    fn join_groups(&mut self, places: &BTreeMap<AnnounceKey, Place>) {
+        let Some(socket) = &mut self.socket else { return };
+        let group = |key: &AnnounceKey| Some((key.device, frames::group(key.address.into())?));
+        let groups: BTreeSet<_> = places.keys().filter_map(group).collect();
+        for (device, group) in &groups {
+            if let Err(error) = socket.join(*device, *group) {
+                let loss = "the device may drop neighbour solicitations";
+                warn!(device, "cannot receive the multicast group {group}: {error}; {loss}");
+            }
+        }
+        socket.leave_others(|device, group| groups.contains(&(device, group)));
+    }
+
+    /// Sends a frame through a device.
+    pub(super) fn send(&self, device: u32, frame: &[u8]) -> io::Result<()> {
+        self.socket.as_ref().map_or(Ok(()), |socket| socket.send(device, frame))
+    }
+}

@@ -1,0 +1,83 @@
+//! What `status` and `announce list` show of each address.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use lb_common::{Announcement, Heard};
+use lb_core::announce::{election::Candidacy, lease::Nanos};
+use serde::{Deserialize, Serialize};
+
+use super::{devices::Place, frames, held::Held};
+
+/// An address that this node or another member announces, as `announce list` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AnnouncementReport {
+    /// The address.
+    pub address: IpAddr,
+    /// The name of its pool.
+    pub pool: String,
+    /// `namespace/name` of the Services that have it.
+    pub services: Vec<String>,
+    /// The node that announces it, as far as this node knows.
+    pub node: Option<String>,
+    /// Whether this node answers ARP requests and neighbour solicitations for the address now.
+    pub here: bool,
+    /// The interfaces on which this node announces the address, or would if it had the right to.
+    pub interfaces: Vec<String>,
+    /// When this node began to announce it.
+    pub since: Option<Timestamp>,
+    /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right or
+    /// without other members.
+    pub expires_in_ms: Option<u64>,
+    /// ARP requests and neighbour solicitations for the address that this node has answered.
+    pub answers: u64,
+    /// Frames in which other machines claimed the address while this node announced it.
+    pub conflicts: u64,
+    /// MAC address of the machine that claimed the address last.
+    pub conflict_mac: Option<String>,
+}
+
+/// What this node knows of an address.
+pub(super) struct Facts<'a> {
+    /// The node that announces it.
+    pub(super) owner: Option<&'a Arc<str>>,
+    /// When the right of this node ends.
+    pub(super) deadline: Option<Nanos>,
+    /// The devices on which this node announces it, or would.
+    pub(super) places: Vec<&'a Place>,
+    /// Its announcements, device by device.
+    pub(super) held: Vec<&'a Held>,
+    /// What the programs have heard there.
+    pub(super) heard: Vec<&'a Heard>,
+}
+
+impl Facts<'_> {
+    pub(super) fn report(&self, candidacy: &Candidacy, now: Nanos) -> AnnouncementReport {
+        let claims = self.heard.iter().filter(|heard| heard.conflicts > 0);
+        let last_claim = claims.max_by_key(|heard| heard.conflict_at);
+        let answers = |held: &&Held| last_claim.is_none_or(|claim| claim.conflict_at < held.since);
+        let ago =
+            |since: Nanos| SignedDuration::try_from(Duration::from_nanos(now.saturating_sub(since))).ok();
+        let deadline = self.deadline.filter(|end| *end != Announcement::NEVER);
+        AnnouncementReport {
+            address: candidacy.address,
+            pool: candidacy.pool.to_string(),
+            services: candidacy.services.iter().map(ToString::to_string).collect(),
+            node: self.owner.map(ToString::to_string),
+            here: self.held.iter().copied().any(|held| answers(&held)),
+            interfaces: self.places.iter().map(|place| place.name.clone()).collect(),
+            since: self
+                .held
+                .iter()
+                .map(|held| held.since)
+                .min()
+                .and_then(ago)
+                .map(|ago| Timestamp::now() - ago),
+            expires_in_ms: deadline.map(|deadline| deadline.saturating_sub(now) / 1_000_000),
+            answers: self.heard.iter().map(|heard| heard.answers).sum(),
+            conflicts: self.heard.iter().map(|heard| heard.conflicts).sum(),
+            conflict_mac: last_claim.map(|claim| frames::text(claim.conflict_mac)),
+        }
+    }
+}
