@@ -7,7 +7,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -16,14 +15,13 @@ use crate::{
     attach::{
         clsact::{self, Role},
         direction::Direction,
-        pinned_link::adopt,
+        tcx::TcxHook,
     },
     bpf::{
         bpffs::{self, Folder},
         layout::ANNOUNCE_PROGRAM,
         options::AttachMode,
         program::Programs,
-        sys::{self, Position, Tcx, TcxProgram},
     },
     error::DatapathError,
     net::netlink::Netlink,
@@ -71,40 +69,19 @@ impl AnnounceAttacher {
     fn ensure(&mut self, index: u32) -> Result<(), DatapathError> {
         let program = self.programs.get(ANNOUNCE_PROGRAM)?;
         let place = (index, Direction::Ingress, Role::Announce);
-        if self.mode == AttachMode::Clsact {
-            let present = clsact::find(&mut self.netlink, place);
-            let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
-            if present.is_none_or(|filter| filter.program_id != program.id) {
-                clsact::put(&mut self.netlink, &self.folder, place, &program)?;
+        let link_id = match self.mode {
+            AttachMode::Clsact => {
+                clsact::ensure(&mut self.netlink, &self.folder, place, &program)?;
+                None
             }
-            self.attached.insert(index, None);
-            return Ok(());
-        }
-        let failed = |source| DatapathError::Attach {
-            action: "attach a program to",
-            hook: "tcx ingress".to_owned(),
-            device: format!("device {index}"),
-            source,
-        };
-        let present = sys::query_tcx(index, Tcx::Ingress).map_err(failed)?;
-        let known = self.attached.get(&index).copied().flatten();
-        let ours = known.map(|link_id| TcxProgram { program_id: program.id, link_id });
-        if ours.is_some_and(|ours| present.contains(&ours)) {
-            return Ok(());
-        }
-        let path = self.pin_of(index);
-        let is_present = |info: &sys::LinkInfo| present.iter().any(|program| program.link_id == info.id);
-        let link_id = match adopt(&path, &program, is_present)? {
-            Some(info) => info.id,
-            None => {
-                let link = sys::attach_tcx(program.fd(), index, Tcx::Ingress, Position::First, None);
-                let link = link.map_err(failed)?;
-                sys::pin(link.as_fd(), &path)
-                    .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
-                sys::link_info(link.as_fd()).map_err(failed)?.id
+            AttachMode::Tcx => {
+                let known = self.attached.get(&index).copied().flatten();
+                let device = format!("device {index}");
+                let hook = TcxHook { index, device: &device, direction: Direction::Ingress };
+                hook.ensure(&program, known, &self.pin_of(index), |_| Ok(None))?.or(known)
             }
         };
-        self.attached.insert(index, Some(link_id));
+        self.attached.insert(index, link_id);
         Ok(())
     }
 
@@ -118,14 +95,7 @@ impl AnnounceAttacher {
         }
         for index in present.difference(wanted) {
             bpffs::unpin(&self.pin_of(*index))?;
-            match clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce)) {
-                Ok(_) => {}
-                Err(error) if clsact::is_gone(&error) => {}
-                Err(error) => {
-                    let what = format!("remove the filter of device {index}");
-                    return Err(DatapathError::netlink(what, error));
-                }
-            }
+            clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce))?;
             self.attached.remove(index);
         }
         Ok(())

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
     sync::Arc,
 };
@@ -18,7 +18,7 @@ use crate::{
     attach::{
         clsact::{self, Role},
         direction::{Direction, parse_pin},
-        pinned_link::adopt,
+        tcx::TcxHook,
     },
     bpf::{
         bpffs::{self, Folder},
@@ -152,38 +152,15 @@ impl Attacher {
     }
 
     fn ensure_link(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
-        let failed = |error| DatapathError::Attach {
-            action: "attach a program to",
-            hook: format!("tcx {}", direction.as_str()),
-            device: device.name.clone(),
-            source: error,
-        };
         let program = &*self.programs.get(program_of(device, direction))?;
-        let present = sys::query_tcx(device.index, direction.tcx()).map_err(failed)?;
         let known = self.attached.get(&(device.index, direction)).copied().flatten();
-        let ours = known.map(|link_id| TcxProgram { program_id: program.id, link_id });
-        if ours.is_some_and(|ours| present.contains(&ours)) {
-            return Ok(false);
-        }
-        let path = self.pin_of(device.index, direction);
-        let is_present = |info: &sys::LinkInfo| present.iter().any(|program| program.link_id == info.id);
-        let adopted = adopt(&path, program, is_present)?;
-        let link_id = match adopted {
-            Some(info) => info.id,
-            None => {
-                let earlier = self.earlier_link(device.index, direction, &present)?;
-                let before = earlier.as_ref().map(AsFd::as_fd);
-                let (hook, position) = (direction.tcx(), direction.position());
-                let link = sys::attach_tcx(program.fd(), device.index, hook, position, before);
-                let link = link.map_err(failed)?;
-                sys::pin(link.as_fd(), &path)
-                    .map_err(|error| DatapathError::file("pin the link at", &path, error))?;
-                sys::link_info(link.as_fd()).map_err(failed)?.id
-            }
-        };
+        let hook = TcxHook { index: device.index, device: &device.name, direction };
+        let pin = self.pin_of(device.index, direction);
+        let successor = |present: &[TcxProgram]| self.earlier_link(device.index, direction, present);
+        let Some(link_id) = hook.ensure(program, known, &pin, successor)? else { return Ok(false) };
         self.attached.insert((device.index, direction), Some(link_id));
         // Removes the filter of an earlier agent, which may have used clsact.
-        clsact::remove(&mut self.netlink, (device.index, direction, Role::Serve)).map_err(failed)?;
+        clsact::remove(&mut self.netlink, (device.index, direction, Role::Serve))?;
         Ok(true)
     }
 
@@ -215,12 +192,10 @@ impl Attacher {
 
     fn ensure_filter(&mut self, device: &Device, direction: Direction) -> Result<bool, DatapathError> {
         let program = &*self.programs.get(program_of(device, direction))?;
-        let present = clsact::find(&mut self.netlink, (device.index, direction, Role::Serve));
-        let present = present.map_err(|error| DatapathError::netlink("list filters", error))?;
-        if present.is_some_and(|filter| filter.program_id == program.id) {
+        let place = (device.index, direction, Role::Serve);
+        if !clsact::ensure(&mut self.netlink, &self.folder, place, program)? {
             return Ok(false);
         }
-        clsact::put(&mut self.netlink, &self.folder, (device.index, direction, Role::Serve), program)?;
         self.attached.insert((device.index, direction), None);
         // Removes the link of an earlier agent, which may have used tcx.
         bpffs::unpin(&self.pin_of(device.index, direction))?;
@@ -256,13 +231,7 @@ impl Attacher {
     }
 
     fn remove_filter(&mut self, index: u32, direction: Direction) -> Result<(), DatapathError> {
-        match clsact::remove(&mut self.netlink, (index, direction, Role::Serve)) {
-            Ok(_) => {}
-            Err(error) if clsact::is_gone(&error) => {}
-            Err(error) => {
-                return Err(DatapathError::netlink(format!("remove the filter of device {index}"), error));
-            }
-        }
+        clsact::remove(&mut self.netlink, (index, direction, Role::Serve))?;
         let mark = self.folder.clsact().join(index.to_string());
         if direction == Direction::Egress && mark.is_dir() {
             clsact::remove_qdisc(&mut self.netlink, &mark, index)?;

@@ -114,13 +114,14 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
     (ours && has_our_handle).then_some(Filter { program_id: program_id?, priority, handle })
 }
 
-/// Creates our filter, or replaces its program atomically. Creates the qdisc if there is none.
-pub(crate) fn put(
+/// Makes sure that our filter has `program`: creates the filter, or replaces its program atomically. Creates the qdisc if
+/// there is none. Returns whether it changed anything.
+pub(crate) fn ensure(
     netlink: &mut Netlink,
     folder: &Folder,
     (ifindex, direction, role): (u32, Direction, Role),
     program: &LoadedProgram,
-) -> Result<(), DatapathError> {
+) -> Result<bool, DatapathError> {
     let failed = |error| DatapathError::Attach {
         action: "attach a program to",
         hook: format!("clsact {}", direction.as_str()),
@@ -128,7 +129,12 @@ pub(crate) fn put(
         source: error,
     };
     if let Some(existing) = find(netlink, (ifindex, direction, role)).map_err(failed)? {
-        return put_filter(netlink, (ifindex, direction, role), program, existing.priority).map_err(failed);
+        let stale = existing.program_id != program.id;
+        if stale {
+            let place = (ifindex, direction, role);
+            put_filter(netlink, place, program, existing.priority).map_err(failed)?;
+        }
+        return Ok(stale);
     }
     if make_qdisc(netlink, ifindex).map_err(failed)? {
         let mark = folder.clsact().join(ifindex.to_string());
@@ -143,7 +149,7 @@ pub(crate) fn put(
             Ok(()) | Err(_) => break,
         }
     }
-    result.map_err(failed)
+    result.map(|()| true).map_err(failed)
 }
 
 fn put_filter(
@@ -171,12 +177,18 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     }
 }
 
-/// Removes our filter. Returns whether there was one.
-pub(crate) fn remove(netlink: &mut Netlink, place: (u32, Direction, Role)) -> io::Result<bool> {
-    let Some(existing) = find(netlink, place)? else { return Ok(false) };
-    let (ifindex, direction, _) = place;
-    remove_filter(netlink, ifindex, direction, existing)?;
-    Ok(true)
+/// Removes our filter, if there is one. The device may be gone.
+pub(crate) fn remove(
+    netlink: &mut Netlink,
+    (ifindex, direction, role): (u32, Direction, Role),
+) -> Result<(), DatapathError> {
+    let filter = find(netlink, (ifindex, direction, role));
+    let removed = filter.and_then(|filter| {
+        filter.map_or(Ok(()), |filter| remove_filter(netlink, ifindex, direction, filter))
+    });
+    removed
+        .or_else(none_if_gone)
+        .map_err(|error| DatapathError::netlink(format!("remove the filter of device {ifindex}"), error))
 }
 
 fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: Filter) -> io::Result<()> {
@@ -260,7 +272,7 @@ pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf,
 }
 
 /// Whether the error means that there is no such device, qdisc or filter.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
+fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL))
 }
 

@@ -7,4 +7,5 @@ pub(crate) mod clsact;
 pub(crate) mod direction;
 pub(crate) mod pinned_link;
 pub(crate) mod sockets;
+pub(crate) mod tcx;
 pub(crate) mod xdp;

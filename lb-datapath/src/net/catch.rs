@@ -1,15 +1,13 @@
-//! The catch device: the node routes packets to cluster IPs to it that no program has translated.
+//! The catch device: where packets to cluster IPs arrive that no program has translated.
 //!
-//! The programs translate such packets before the node routes them, unless a client's device has no programs (that of a
-//! pod that started while no agent ran, for example). Packets of that client are routed to the catch device, whose
-//! programs translate them. It is a bridge without ports, which drops every other packet, so nothing leaks if its
-//! programs are missing.
+//! The programs translate such packets before they are routed. Those of a client whose device has no programs (a pod that
+//! started while no agent ran, for example) are routed first: to this device, whose programs translate them. It is a bridge
+//! without ports, which drops what it gets, so nothing leaks if its programs are missing.
 //!
 //! All packets get one next hop, so pods that scan a range of cluster IPs fill no neighbour table. The device has no
 //! address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the device accepts them.
 
 use std::{
-    collections::BTreeSet,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
@@ -27,7 +25,7 @@ use crate::{
     net::{
         netlink::Netlink,
         network::{self, Link},
-        our_routes::{self, METRIC, Range},
+        our_routes::{self, METRIC, Networks, OurRoutes, Range},
     },
 };
 
@@ -41,51 +39,44 @@ const NEXT_HOP_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 108);
 const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x6c);
 
 /// The catch device of one data plane, with its routes, in the network namespace of this thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CatchDevice {
-    /// The networks that have a route to the device; `None` before the routes were first read.
-    present: Option<BTreeSet<Range>>,
+    routes: OurRoutes,
+}
+
+impl Default for CatchDevice {
+    fn default() -> Self {
+        Self { routes: OurRoutes::new(RouteType::Unicast) }
+    }
 }
 
 impl CatchDevice {
-    /// Routes untranslated packets to these networks to the device, and removes its routes to other networks. Creates
-    /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
-    /// routes again, so they come back if other software has removed them.
+    /// Routes untranslated packets to these networks to the device, and removes the routes of earlier networks. Makes the
+    /// device if there is none, and removes it if `ranges` is empty. Each call asks the kernel, so device and routes come
+    /// back if other software has removed them.
     ///
     /// # Errors
     /// The kernel refuses device or route. The next call tries again.
     pub fn keep(&mut self, ranges: &[Range]) -> Result<(), DatapathError> {
-        let wanted: BTreeSet<Range> = ranges.iter().copied().filter(|(_, prefix)| *prefix > 0).collect();
-        let present = self.update(&wanted).map_err(|error| {
+        let networks = Networks::new(ranges);
+        let changed = self.update(&networks).map_err(|error| {
             DatapathError::netlink(format!("lead cluster IPs to device {CATCH_DEVICE}"), error)
         })?;
-        if wanted != present {
-            let networks: Vec<_> = wanted.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
-            info!(networks = networks.join(", "), "device {CATCH_DEVICE} gets untranslated packets");
+        if changed {
+            info!(%networks, "device {CATCH_DEVICE} gets untranslated packets");
         }
-        self.present = Some(wanted);
         Ok(())
     }
 
-    /// Makes or removes the device and its routes; returns the earlier networks.
-    fn update(&mut self, wanted: &BTreeSet<Range>) -> io::Result<BTreeSet<Range>> {
+    /// Makes or removes the device and its routes; returns whether the networks have changed.
+    fn update(&mut self, networks: &Networks) -> io::Result<bool> {
         let mut netlink = Netlink::open()?;
-        let present = match self.present.take() {
-            Some(present) => present,
-            None => our_routes::present(&mut netlink, RouteType::Unicast)?,
-        };
-        if wanted.is_empty() {
-            remove_device(&mut netlink)?;
-            return Ok(present);
+        if networks.is_empty() {
+            // The kernel removes the routes with the device.
+            return self.routes.clear(&mut netlink, remove_device);
         }
         let device = device(&mut netlink)?;
-        for range in wanted {
-            our_routes::add(&mut netlink, route(*range, device))?;
-        }
-        for range in present.difference(wanted) {
-            our_routes::remove(&mut netlink, route(*range, device))?;
-        }
-        Ok(present)
+        self.routes.replace(&mut netlink, networks, |range| route(range, device))
     }
 
     /// Removes the device, and with it its routes.
@@ -107,7 +98,7 @@ fn device(netlink: &mut Netlink) -> io::Result<u32> {
     }
 }
 
-/// The catch device, if it exists.
+/// The catch device.
 ///
 /// # Errors
 /// A device of another type has its name.
@@ -145,8 +136,7 @@ fn wanted_link() -> LinkMessage {
     message
 }
 
-/// The route to the catch device. The unreachable route of the same network has a higher metric: it applies when the
-/// device is gone.
+/// The route precedes the one that makes the same network unreachable, which applies when the device is gone.
 fn route(range: Range, device: u32) -> RouteMessage {
     let mut route = our_routes::route(range, RouteType::Unicast, METRIC - 1);
     let next_hop = match range.0 {

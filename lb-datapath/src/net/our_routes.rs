@@ -1,6 +1,6 @@
 //! Routes that the agent adds, as `ip route show proto 108` lists them.
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{collections::BTreeSet, fmt, io, net::IpAddr};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
@@ -12,18 +12,84 @@ use crate::net::netlink::Netlink;
 
 /// Marks our routes (`rtnetlink(7)`, `rtm_protocol`).
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(108);
-/// Metric of our routes: any route of other software for the same network takes precedence.
+/// Any route of other software for the same network takes precedence.
 pub(crate) const METRIC: u32 = 1 << 30;
 
 /// Address and prefix length of a network.
 pub(crate) type Range = (IpAddr, u8);
 
+/// The routes of one type that agents have added, in the network namespace of this thread.
+#[derive(Debug)]
+pub(crate) struct OurRoutes {
+    kind: RouteType,
+    /// The networks with such a route; `None` before the first look, and after an error.
+    present: Option<Networks>,
+}
+
+impl OurRoutes {
+    pub(crate) const fn new(kind: RouteType) -> Self {
+        Self { kind, present: None }
+    }
+
+    /// Adds the route `route` to each of these networks, and removes the routes to all other networks. Each call adds all
+    /// routes, so a route that other software has removed comes back. Returns whether the networks have changed.
+    pub(crate) fn replace(
+        &mut self,
+        netlink: &mut Netlink,
+        wanted: &Networks,
+        route: impl Fn(Range) -> RouteMessage,
+    ) -> io::Result<bool> {
+        let present = self.take(netlink)?;
+        wanted.0.iter().try_for_each(|range| add(netlink, route(*range)))?;
+        present.0.difference(&wanted.0).try_for_each(|range| remove(netlink, route(*range)))?;
+        self.present = Some(wanted.clone());
+        Ok(present != *wanted)
+    }
+
+    /// Lets `remove` remove all routes at once. Returns whether there were any.
+    pub(crate) fn clear(
+        &mut self,
+        netlink: &mut Netlink,
+        remove: impl FnOnce(&mut Netlink) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let present = self.take(netlink)?;
+        remove(netlink)?;
+        self.present = Some(Networks::default());
+        Ok(present != Networks::default())
+    }
+
+    fn take(&mut self, netlink: &mut Netlink) -> io::Result<Networks> {
+        self.present.take().map_or_else(|| present(netlink, self.kind), Ok)
+    }
+}
+
+/// The networks of routes; never 0.0.0.0/0 or ::/0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Networks(BTreeSet<Range>);
+
+impl Networks {
+    pub(crate) fn new(ranges: &[Range]) -> Self {
+        Self(ranges.iter().copied().filter(|(_, prefix)| *prefix > 0).collect())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Networks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let networks: Vec<_> = self.0.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
+        f.write_str(&networks.join(", "))
+    }
+}
+
 /// The networks that have a route of type `kind` from an agent.
-pub(crate) fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<BTreeSet<Range>> {
+fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<Networks> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
     let range =
         |answer| if let RouteNetlinkMessage::NewRoute(route) = answer { ours(&route, kind) } else { None };
-    Ok(answers.into_iter().filter_map(range).collect())
+    Ok(Networks(answers.into_iter().filter_map(range).collect()))
 }
 
 /// The destination network of `route`, if an agent has added it and it has type `kind`.
@@ -44,7 +110,7 @@ fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
 }
 
 /// Adds a route unless it exists.
-pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
+fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
     match netlink.execute(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_EXCL) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result,
@@ -52,7 +118,7 @@ pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> 
 }
 
 /// Removes a route if it exists.
-pub(crate) fn remove(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
+fn remove(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
     match netlink.execute(RouteNetlinkMessage::DelRoute(route), 0) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         result => result,
