@@ -6,7 +6,7 @@ use lb_ebpf::parse::{
     frame::{Frame, half_word, lengths},
 };
 
-use super::{route::next_hop, skb::Skb, xdp::Xdp};
+use super::{device, skb::Skb};
 
 /// `skb->pkt_type` of a frame for the device (include/uapi/linux/if_packet.h).
 const PACKET_HOST: u32 = 0;
@@ -50,22 +50,17 @@ fn is_for_bridge(skb: &Skb) -> bool {
     is_for_node(skb, skb.context().device)
 }
 
-/// Whether the frame is for this node alone.
+/// Whether a frame on this device is for the node alone.
 #[inline(always)]
-pub(crate) fn takes_frame(xdp: &Xdp) -> bool {
-    is_for_node(xdp, xdp.context().device)
-}
-
-#[inline(always)]
-fn is_for_node<F: Frame>(frame: &F, device: u32) -> bool {
+pub(crate) fn is_for_node<F: Frame>(frame: &F, device: u32) -> bool {
     let Ok([a, b, c]) = frame.header::<[[u8; 2]; 3]>(0) else { return false };
     has_mac(device, half_word(a).into(), half_word(b).into(), half_word(c).into()) != 0
 }
 
 /// Whether the frame is for this MAC address.
 #[inline(always)]
-pub(crate) fn is_to(xdp: &Xdp, mac: &[u8; 6]) -> bool {
-    let Ok([a, b, c]) = xdp.header::<[[u8; 2]; 3]>(0) else { return false };
+pub(crate) fn is_to<F: Frame>(frame: &F, mac: &[u8; 6]) -> bool {
+    let Ok([a, b, c]) = frame.header::<[[u8; 2]; 3]>(0) else { return false };
     let [d, e, f]: &[[u8; 2]; 3] = bytemuck::must_cast_ref(mac);
     let difference = |left, right| half_word(left) ^ half_word(right);
     difference(a, d) | difference(b, e) | difference(c, f) == 0
@@ -76,7 +71,7 @@ pub(crate) fn is_to(xdp: &Xdp, mac: &[u8; 6]) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn has_mac(device: u32, a: u32, b: u32, c: u32) -> u32 {
-    let mac = next_hop::device(device).mac;
+    let mac = device::info(device).mac;
     let [d, e, f]: [[u8; 2]; 3] = bytemuck::must_cast(mac);
     let differs =
         (a ^ u32::from(half_word(&d))) | (b ^ u32::from(half_word(&e))) | (c ^ u32::from(half_word(&f)));

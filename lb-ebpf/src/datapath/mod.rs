@@ -15,6 +15,7 @@ pub(crate) mod announce;
 mod checksum;
 pub(crate) mod clock;
 mod context;
+mod device;
 mod early_return;
 pub(crate) mod events;
 pub(crate) mod fast_path;

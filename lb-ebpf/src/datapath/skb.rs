@@ -22,7 +22,7 @@ use lb_ebpf::{
     rules::forwarding::is_catch,
 };
 
-use super::{checksum::Checksum, context::HookContext, route::next_hop};
+use super::{checksum::Checksum, context::HookContext, device};
 
 /// The `sk_buff` of a packet, and the kind of its device.
 pub(crate) struct Skb {
@@ -265,7 +265,7 @@ impl Skb {
             let [to, from] = *self.header::<[[u8; 6]; 2]>(0)?;
             self.store(0, &[from, to])?;
         }
-        if is_catch(&next_hop::device(self.context().device)) {
+        if is_catch(&device::info(self.context().device)) {
             return self.turn_round();
         }
         self.send_back()

@@ -15,6 +15,7 @@ use lb_ebpf::{
 
 use super::{
     context::Hook,
+    device,
     flow::{
         conntrack,
         new::{self, Begin, FlowCreation},
@@ -24,7 +25,6 @@ use super::{
     fragments,
     icmp::{self, Translated},
     reject,
-    route::next_hop,
     service::vips,
     skb::Skb,
 };
@@ -138,8 +138,7 @@ fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static 
 #[inline(never)]
 fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook, is_first: bool) -> Forwarded {
     // A caught flow is translated at the egress of the catch device, which its first packet has passed already.
-    let hook =
-        if is_first && is_catch(&next_hop::device(skb.context().device)) { Hook::Egress } else { hook };
+    let hook = if is_first && is_catch(&device::info(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);
     }

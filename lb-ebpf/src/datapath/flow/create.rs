@@ -18,7 +18,7 @@ use super::{
 use crate::datapath::{
     clock::now,
     context::HookContext,
-    route::next_hop,
+    device,
     scratch::{
         scratch,
         setup::{FlowSetup, NO_ADDRESS, Ports},
@@ -147,7 +147,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
 /// chain share the stack.)
 #[inline(never)]
 fn begins_caught(device: u32, vip: &Address) -> bool {
-    is_caught(&next_hop::device(device), || settings::is_in_service_range(vip))
+    is_caught(&device::info(device), || settings::is_in_service_range(vip))
 }
 
 /// Makes the flow a caught one, which gets the VIP as source.

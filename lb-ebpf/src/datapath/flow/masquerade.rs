@@ -21,6 +21,7 @@ use super::{
 use crate::datapath::{
     clock::now,
     context::HookContext,
+    device,
     route::{self, ANY_LENGTH, Found, next_hop},
     scratch::setup::{Claim, FlowSetup, NO_ADDRESS, Ports},
     settings,
@@ -50,7 +51,7 @@ pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<
 /// [`NO_ADDRESS`]. The function caches the next hop that it finds, for the first packet of the flow.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
-    let entrance = next_hop::device(context.device);
+    let entrance = device::info(context.device);
     if !forwarding::is_wire(&entrance) {
         return NO_ADDRESS;
     }
@@ -62,7 +63,7 @@ pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> 
     }
     next_hop::store(context, from, to, found, now());
     let Ok(route) = route::found() else { return NO_ADDRESS };
-    if !forwarding::is_routed(&entrance, &next_hop::device(route.device)) {
+    if !forwarding::is_routed(&entrance, &device::info(route.device)) {
         return NO_ADDRESS;
     }
     match route.source() {

@@ -22,9 +22,9 @@ use super::{
 };
 use crate::datapath::{
     context::{Hook, HookContext},
+    device,
     early_return::either,
     link,
-    route::next_hop,
     scratch::{scratch, setup::NO_ADDRESS},
     skb::Skb,
 };
@@ -36,7 +36,7 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
     rules::flow::may_begin_at_egress(packet.body, &packet.segment)
         && is_of_node(skb, packet.headers.l3)
         && flow_has_port(&packet.tuple) != 0
-        && !is_catch(&next_hop::device(skb.context().device))
+        && !is_catch(&device::info(skb.context().device))
 }
 
 /// Whether the packet only looks like one of this connection of the node: it belongs to the flow that has the source port, is

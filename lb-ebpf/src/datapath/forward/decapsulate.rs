@@ -23,6 +23,7 @@ use lb_ebpf::{
 use super::through_stack;
 use crate::datapath::{
     context::{Hook, HookContext},
+    device,
     early_return::outcome_of,
     flow::{
         conntrack, masquerade,
@@ -31,7 +32,6 @@ use crate::datapath::{
     fragments,
     icmp::{self, Translated},
     maps,
-    route::next_hop,
     scratch::{scratch, setup::Request},
     service::{self, admit},
     settings,
@@ -155,7 +155,7 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
 /// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so none may be behind it.
 #[inline(always)]
 fn ends_tunnels(device: u32) -> bool {
-    next_hop::device(device).flags & device_flags::TUNNELS != 0
+    device::info(device).flags & device_flags::TUNNELS != 0
 }
 
 /// Whether the requested service accepts this client. (The node that has chosen the backend should have asked the same,

@@ -33,7 +33,7 @@ use crate::datapath::{
     checksum::Checksum,
     clock::now,
     maps::{FLOW_TABLE, FRAGMENTS},
-    scratch::scratch,
+    scratch::{MAX_FRAME, scratch},
     skb::Skb,
     words::{compare_exchange, exchange, fetch_add},
 };
@@ -44,8 +44,6 @@ const PLACES: u32 = 1024;
 const LISTS: u64 = 4096;
 /// The longest IP packet that is held: room for an MTU of 1,500, and a place has 2 KB.
 const MAX_BYTES: u32 = 1984;
-/// The longest frame that can carry others: it is set aside meanwhile.
-pub(in crate::datapath) const MAX_FRAME: usize = 2048;
 /// The most places of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
 const MAX_VISITS: u32 = 128;
 

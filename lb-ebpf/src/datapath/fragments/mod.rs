@@ -11,7 +11,6 @@ use lb_common::{FragmentKey, FragmentedDatagram, Outcome, Span, Verdict, conntra
 use lb_ebpf::parse::{Packet, Part};
 
 use self::early::Held;
-pub(super) use self::early::MAX_FRAME;
 use super::{
     clock::now,
     context::Hook,

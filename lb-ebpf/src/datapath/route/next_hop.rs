@@ -4,27 +4,19 @@
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
-    DeviceInfo, capacity,
+    capacity,
     conntrack::{CachedNextHop, NextHop, NextHopKey, RouteInputs, Tick, Tuple, next_hop_flags},
     device_flags,
 };
 
 use super::{ANY_LENGTH, Found, found, lookup};
-use crate::datapath::{context::HookContext, maps::DEVICES, settings};
+use crate::datapath::{context::HookContext, device, settings};
 
 /// Next hops by [`NextHopKey::slot`]; a new one takes the place of an older one with the same slot.
 ///
 /// Each CPU has its own, so that no program reads an answer while another one writes it.
 #[btf_map]
 static NEXT_HOPS: PerCpuArray<CachedNextHop, { capacity::NEXT_HOPS }> = PerCpuArray::new();
-
-/// The properties of the device; zeros if `DEVICES` has no entry for it.
-#[inline(always)]
-pub(crate) fn device(index: u32) -> DeviceInfo {
-    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the map
-    // reuses the memory meanwhile, the copy is that of another device with an entry.
-    unsafe { DEVICES.get(&index) }.copied().unwrap_or(DeviceInfo::UNKNOWN)
-}
 
 /// The next hop of packets that came in as `from` and become `to`; `None` if route or neighbour are unknown.
 #[inline(always)]
@@ -57,7 +49,7 @@ fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
 fn renew(context: &HookContext, from: &Tuple, to: &Tuple, cached: &mut CachedNextHop, now: Tick) {
     cached.key = NextHopKey::new(to, context.device);
     cached.inputs = RouteInputs::new(from, to, context.mark);
-    cached.hop.entrance = device(context.device).mac;
+    cached.hop.entrance = device::info(context.device).mac;
     note(lookup(context, from, to, ANY_LENGTH, 0), &mut cached.hop, now);
 }
 
@@ -68,7 +60,7 @@ pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Fou
     if let Some(cached) = cached(&key) {
         cached.key = key;
         cached.inputs = RouteInputs::new(from, to, context.mark);
-        cached.hop.entrance = device(context.device).mac;
+        cached.hop.entrance = device::info(context.device).mac;
         note(result, &mut cached.hop, now);
     }
 }
@@ -83,7 +75,7 @@ fn note(result: Found, hop: &mut NextHop, now: Tick) {
     if result == Found::Route {
         (hop.destination, hop.source) = route.macs();
         (hop.device, hop.mtu) = (route.device, route.mtu());
-        let flags = device(route.device).flags;
+        let flags = device::info(route.device).flags;
         hop.flags |= next_hop_flags::KNOWN | next_hop_flags::FRESH;
         if flags & device_flags::XDP_REDIRECT_TARGET != 0 {
             hop.flags |= next_hop_flags::XDP_REDIRECT_TARGET;

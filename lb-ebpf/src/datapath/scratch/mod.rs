@@ -10,12 +10,16 @@ use lb_ebpf::{forward::tunnel::Tunnel, reject::MESSAGE};
 
 pub(crate) mod route;
 pub(crate) mod setup;
+pub(crate) mod socket;
 
 use self::{
     route::Route,
     setup::{FlowSetup, Keys, Request},
+    socket::SocketTuple,
 };
-use super::{fragments::MAX_FRAME, socket::SocketTuple};
+
+/// The longest frame that can be set aside, in bytes.
+pub(crate) const MAX_FRAME: usize = 2048;
 
 /// The value of this CPU, looked up once and borrowed field by field.
 ///

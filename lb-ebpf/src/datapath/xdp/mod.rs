@@ -49,7 +49,7 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
     if let FastPath::Done(outcome) = known {
         return Ok(outcome);
     }
-    if !link::takes_frame(xdp) {
+    if !link::is_for_node(xdp, xdp.context().device) {
         return Ok(Outcome::OtherHook);
     }
     let packet = maps::packet()?;

@@ -6,6 +6,7 @@
 mod evict;
 mod memory;
 mod overflow;
+mod place;
 
 use core::arch::asm;
 
@@ -17,11 +18,15 @@ use lb_common::{
 use self::{
     evict::Eviction,
     memory::{Element, Table},
+    place::IN_OVERFLOW,
 };
 use crate::datapath::{filter, maps::FLOWS};
 
 pub(super) use self::evict::{end_first_flow, end_other, remove_other};
-pub(crate) use self::overflow::has as is_in_overflow;
+pub(crate) use self::{
+    overflow::has as is_in_overflow,
+    place::{Inserted, Place},
+};
 
 /// The result of [`flow_find`], if the table does not have the entry: it is nowhere.
 const ABSENT: u32 = 0;
@@ -59,20 +64,6 @@ pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
         number => Element::at(number - 1).map(Element::flow),
     }
 }
-
-/// One use of a place in the table: the entry that was found there, and none that has taken its place since. (The overflow
-/// has no generations: there, it is whatever entry has the key.)
-#[repr(C)]
-pub(crate) struct Place {
-    /// The control word at that moment.
-    control: u64,
-    /// The index of the slot, or [`IN_OVERFLOW`].
-    index: u32,
-    zero: u32,
-}
-
-/// The index of a [`Place`] that is not in the table.
-const IN_OVERFLOW: u32 = u32::MAX;
 
 /// Like [`lookup`], and notes the place of the entry, for a caller that decides whether to [remove](remove_found) exactly
 /// this entry.
@@ -139,18 +130,6 @@ extern "C" fn flow_find(key: *const Tuple) -> u32 {
         None if table.has_overflow() => MAY_BE_IN_OVERFLOW,
         None => ABSENT,
     }
-}
-
-/// The result of [`insert`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Inserted {
-    /// The entry is new.
-    New = 0,
-    /// The key has an entry. A look-up finds it, unless another CPU has removed it or takes very long to insert it.
-    Exists = 1,
-    /// Neither the table nor the overflow has room, or the kernel has no memory.
-    Full = 2,
 }
 
 /// Marks an entry in the filter, then inserts it if its key is new. No other code of the programs inserts entries.

@@ -1,0 +1,27 @@
+//! Results of the operations on the flow table.
+
+/// One use of a place in the table: the entry that was found there, and none that has taken its place since. (The overflow
+/// has no generations: there, it is whatever entry has the key.)
+#[repr(C)]
+pub(crate) struct Place {
+    /// The control word at that moment.
+    pub(super) control: u64,
+    /// The index of the slot, or [`IN_OVERFLOW`].
+    pub(super) index: u32,
+    pub(super) zero: u32,
+}
+
+/// The index of a [`Place`] that is not in the table.
+pub(super) const IN_OVERFLOW: u32 = u32::MAX;
+
+/// The result of [`insert`](super::insert).
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Inserted {
+    /// The entry is new.
+    New = 0,
+    /// The key has an entry. A look-up finds it, unless another CPU has removed it or takes very long to insert it.
+    Exists = 1,
+    /// Neither the table nor the overflow has room, or the kernel has no memory.
+    Full = 2,
+}
