@@ -202,7 +202,7 @@ def check_monitoring_of_chart():
     service = made.get(("Service", "lb-agent"), {"metadata": {"labels": {}}})
     if not monitor or not monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items():
         problems.append("the ServiceMonitor finds no Service")
-    problems += [f"{kind} is made although nobody asks" for kind in usual & {"PrometheusRule", "ServiceMonitor", "Service"}]
+    problems += [f"{kind} is made although no value asks for it" for kind in usual & {"PrometheusRule", "ServiceMonitor", "Service"}]
     return problems
 
 

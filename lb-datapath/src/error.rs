@@ -37,7 +37,7 @@ pub enum DatapathError {
     NotMounted(PathBuf),
     /// Some maps of the data plane have no pin.
     #[error(
-        "somebody removed the pins of maps in {folder}: {maps}. A running agent pins them again within a second, if it \
+        "the pins of these maps in {folder} were removed: {maps}. A running agent pins them again within a second, if it \
          can: its log says why not. If none runs, programs on devices go on with these maps; restart `lb-agent run`, \
          which begins with empty ones"
     )]

@@ -353,7 +353,7 @@ fn addresses_line(report: &LoadBalancerReport) -> String {
         (_, true) if pools.is_empty() => "Addresses given by this agent; there is no pool".to_owned(),
         (_, true) => format!("Addresses given by this agent; {}", pools.join(", ")),
         (Some(leader), false) => format!("Addresses given by the agent of node {leader}"),
-        (None, false) => "Addresses given by nobody yet: the agents elect one of them".to_owned(),
+        (None, false) => "Addresses given by no agent yet: the agents are electing one".to_owned(),
     }
 }
 

@@ -84,7 +84,7 @@ fn note(restored: &[&str], state: &State, metrics: &Metrics) {
     }
     metrics.count_restored_pins(restored.len());
     let text = format!(
-        "somebody removed pins, and the agent has restored them: {}. Nothing but `lb-agent cleanup` should remove them",
+        "pins were removed, and the agent has restored them: {}. Only `lb-agent cleanup` should remove pins",
         restored.join(", ")
     );
     let count = restored.len() as u64;

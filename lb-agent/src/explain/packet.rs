@@ -117,7 +117,7 @@ impl<T: Tables> Walk<'_, T> {
     /// drops a packet that must be masqueraded before the agent has written any settings.
     fn is_routed(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<bool> {
         let (way, source) = self.way(request, backend)?;
-        let no_ports = source == Source::Nobody && self.settings()?.is_none();
+        let no_ports = source == Source::Unset && self.settings()?.is_none();
         Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
     }
 

@@ -53,7 +53,7 @@ impl<T: Tables> Walk<'_, T> {
     /// `of_node::create`.
     pub(super) fn begin_of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
         if self.settings()?.is_none() {
-            self.steps.push(TraceStep::Masquerade { source: Source::Nobody });
+            self.steps.push(TraceStep::Masquerade { source: Source::Unset });
             return Ok(Verdict::Dropped { outcome: Outcome::NoSourcePort });
         }
         if self.has_no_room(ForwardingPath::Masquerade, earlier)? {
@@ -101,7 +101,7 @@ impl<T: Tables> Walk<'_, T> {
     /// How packets of a masqueraded client get to the backend, and the source address that it sees.
     fn masqueraded(&self, backend: &Backend) -> WalkResult<(ForwardingPath, Source)> {
         if self.settings()?.is_none() {
-            return Ok((ForwardingPath::Masqueraded, Source::Nobody));
+            return Ok((ForwardingPath::Masqueraded, Source::Unset));
         }
         if let Some(source) = self.routed_source(backend)? {
             return Ok((ForwardingPath::Routed, Source::Node(source)));
@@ -115,7 +115,7 @@ impl<T: Tables> Walk<'_, T> {
             Some(source) => Some(source),
             None => self.fallback(&backend.address)?.map(IpAddr::from),
         };
-        Ok(source.map_or(Source::Nobody, Source::Node))
+        Ok(source.map_or(Source::Unset, Source::Node))
     }
 
     /// The path of a flow without masquerading, hairpin or tunnel.
@@ -154,7 +154,7 @@ impl<T: Tables> Walk<'_, T> {
         source: Source,
         earlier: bool,
     ) -> WalkResult<Outcome> {
-        if source == Source::Nobody {
+        if source == Source::Unset {
             return Ok(Outcome::NoSourcePort);
         }
         let is_stateless = self.has_no_room(way, earlier)?;

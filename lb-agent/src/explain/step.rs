@@ -304,7 +304,8 @@ pub enum Source {
     /// The node's address; for [`ForwardingPath::Caught`] the virtual address.
     Node(IpAddr),
     /// No address: the agent has set no address or no source ports for masquerading.
-    Nobody,
+    #[serde(rename = "nobody")]
+    Unset,
 }
 
 /// The verdict on the packet.

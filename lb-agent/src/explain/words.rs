@@ -235,7 +235,7 @@ fn masquerade(source: Source) -> String {
             "masquerade: no, the backend has an address of this node, so the packet stays here".into()
         }
         Source::Node(address) => format!("masquerade: yes, the backend sees the node's address {address}"),
-        Source::Nobody => {
+        Source::Unset => {
             "masquerade: yes, but the agent has not yet set an address or source ports for it: dropped".into()
         }
     }

@@ -108,7 +108,8 @@ impl Own {
         registry.register("conntrack_expired_early", help, self.flows_expired_early.clone());
         let help = "Clients whose session affinity was evicted before its timeout because the map was full";
         registry.register("affinity_evicted", help, self.affinity_evicted.clone());
-        let help = "Pins that somebody removed from the BPF file system and the agent restored";
+        let help =
+            "Pins that other software or a person removed from the BPF file system and the agent restored";
         registry.register("pins_restored", help, self.pins_restored.clone());
         let help = "Services that keep their old state because a map has no room for the new one";
         registry.register("services_waiting", help, self.waiting.clone());
