@@ -1,8 +1,9 @@
-//! The catch device: where packets to cluster IPs arrive that no program has translated.
+//! The catch device: the node routes packets to cluster IPs to it that no program has translated.
 //!
-//! The programs translate such packets before they are routed. Those of a client whose device has no programs (a pod that
-//! started while no agent ran, for example) are routed first: to this device, whose programs translate them. It is a bridge
-//! without ports, which drops what it gets, so nothing leaks if its programs are missing.
+//! The programs translate such packets before the node routes them, unless a client's device has no programs (that of a
+//! pod that started while no agent ran, for example). Packets of that client are routed to the catch device, whose
+//! programs translate them. It is a bridge without ports, which drops every other packet, so nothing leaks if its
+//! programs are missing.
 //!
 //! All packets get one next hop, so pods that scan a range of cluster IPs fill no neighbour table. The device has no
 //! address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the device accepts them.
@@ -51,9 +52,9 @@ impl Default for CatchDevice {
 }
 
 impl CatchDevice {
-    /// Routes untranslated packets to these networks to the device, and removes the routes of earlier networks. Makes the
-    /// device if there is none, and removes it if `ranges` is empty. Each call asks the kernel, so device and routes come
-    /// back if other software has removed them.
+    /// Routes untranslated packets to these networks to the device, and removes its routes to other networks. Creates
+    /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
+    /// routes again, so they come back if other software has removed them.
     ///
     /// # Errors
     /// The kernel refuses device or route. The next call tries again.
@@ -98,7 +99,7 @@ fn device(netlink: &mut Netlink) -> io::Result<u32> {
     }
 }
 
-/// The catch device.
+/// The catch device, if it exists.
 ///
 /// # Errors
 /// A device of another type has its name.
@@ -136,7 +137,8 @@ fn wanted_link() -> LinkMessage {
     message
 }
 
-/// The route precedes the one that makes the same network unreachable, which applies when the device is gone.
+/// The route to the catch device. The unreachable route of the same network has a higher metric: it applies when the
+/// device is gone.
 fn route(range: Range, device: u32) -> RouteMessage {
     let mut route = our_routes::route(range, RouteType::Unicast, METRIC - 1);
     let next_hop = match range.0 {

@@ -12,7 +12,7 @@ use crate::net::netlink::Netlink;
 
 /// Marks our routes (`rtnetlink(7)`, `rtm_protocol`).
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(108);
-/// Any route of other software for the same network takes precedence.
+/// Metric of our routes: any route of other software for the same network takes precedence.
 pub(crate) const METRIC: u32 = 1 << 30;
 
 /// Address and prefix length of a network.

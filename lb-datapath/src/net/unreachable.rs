@@ -25,8 +25,8 @@ impl Default for UnreachableRoutes {
 }
 
 impl UnreachableRoutes {
-    /// Makes these networks unreachable, and removes the routes of earlier ones. Each call adds all routes, so a route
-    /// that other software has removed comes back.
+    /// Makes these networks unreachable, and removes our unreachable routes of other networks. Each call adds all
+    /// routes, so a route that other software has removed comes back.
     ///
     /// # Errors
     /// The kernel refuses a route. The next call tries again.
@@ -39,7 +39,7 @@ impl UnreachableRoutes {
         Ok(())
     }
 
-    /// Removes all routes that agents have added.
+    /// Removes all unreachable routes that agents have added.
     pub(crate) fn release() -> Result<(), DatapathError> {
         Self::default().keep(&[])
     }
