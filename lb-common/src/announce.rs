@@ -16,16 +16,16 @@ const _: () = assert!(size_of::<AnnounceKey>() == 20);
 
 describe!(AnnounceKey { address, device });
 
-/// Value of `ANNOUNCED`: the node's right to answer for a virtual address. Times are nanoseconds of `CLOCK_BOOTTIME`, which
-/// goes on while the machine is suspended.
+/// Value of `ANNOUNCED`: the node's right to answer for a virtual address. Times are nanoseconds of `CLOCK_BOOTTIME`,
+/// which goes on while the machine is suspended.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Announcement {
-    /// The node answers before this time only.
+    /// The node answers only before this time.
     pub deadline: u64,
-    /// When the node got the right. A conflict that was heard since then ends it, whatever the deadline says.
+    /// When the node got the right. A claim by another machine since then ends the right, even before the deadline.
     pub since: u64,
-    /// The MAC address that answers name: that of the device.
+    /// The MAC address in the answers: that of the device.
     pub mac: [u8; 6],
     /// Zeros.
     pub reserved: [u8; 2],
@@ -40,20 +40,21 @@ impl Announcement {
     pub const NEVER: u64 = u64::MAX;
 }
 
-/// Value of `ANNOUNCE_HEARD`: what the programs have done for an address on a device, and which other machine claims it.
-/// The agent inserts the element before the address is first announced; only the programs write to it afterwards, so that
-/// no renewal of an [`Announcement`] can hide a conflict.
+/// Value of `ANNOUNCE_HEARD`: answers that the programs have sent for an address on a device, and claims of other
+/// machines to it. The agent inserts the element before the address is first announced; afterwards only the programs
+/// write to it, so that no renewal of an [`Announcement`] can hide a conflict.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Heard {
-    /// When another machine last claimed the address while this node announced it, in nanoseconds of `CLOCK_BOOTTIME`; 0:
-    /// never.
+    /// When another machine last claimed the address while this node announced it, in nanoseconds of `CLOCK_BOOTTIME`;
+    /// 0: never.
     pub conflict_at: u64,
     /// How many such claims there were.
     pub conflicts: u64,
     /// ARP requests and neighbour solicitations that the node has answered.
     pub answers: u64,
-    /// Those that it could not answer, because the kernel had no memory for the frame.
+    /// ARP requests and neighbour solicitations that the node could not answer, because the kernel had no memory for
+    /// the frame.
     pub failures: u64,
     /// The MAC address of the last claim.
     pub conflict_mac: [u8; 6],

@@ -37,15 +37,15 @@ pub mod device_flags {
     /// The device is the host-side end of a pod's veth pair: packets may go straight to the pod's end
     /// (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u32 = 4;
-    /// Tunnels of peers may end here: a wire device that no pod is behind.
+    /// Tunnels of peers may end here: this is a wire device without pods behind it.
     pub const TUNNELS: u32 = 8;
     /// The device transmits frames that its own XDP program sends back (XDP_TX).
     pub const XDP_TX: u32 = 16;
-    /// The catch device: the node routes the ranges of cluster IPs to it, and its egress program turns packets round into
+    /// The catch device: the node routes the ranges of cluster IPs to it, and its egress program redirects packets to
     /// its ingress. It gets the packets to cluster IPs that no program has translated.
     pub const CATCH: u32 = 32;
-    /// A bridge of pods, on a node with a catch device. Packets to cluster IPs come in here only if the pod's port has no
-    /// programs. Replies to the pod's address would be bridged past this device.
+    /// A bridge of pods, on a node with a catch device. Packets to cluster IPs come in here only if the pod's port has
+    /// no programs. Replies to the pod's address would be bridged past this device.
     pub const BRIDGES_PODS: u32 = 64;
 }
 

@@ -1,9 +1,9 @@
 //! The filter: most packets of a node belong to no Service, and two words of bit arrays suffice to find that out.
 //!
-//! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has those that clients send to, and
-//! programs ask it with the destination of a packet; [`Side::Back`] has those that answer, and programs ask it with the
-//! source. Every frontend of `SERVICES` is marked in `Front`; an entry of the flow table by its key: [`Mark::of_entry`]. A
-//! packet whose destination and source are both unmarked has neither a frontend nor a flow.
+//! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has the endpoints that clients send
+//! to: programs ask it about the destination of a packet. [`Side::Back`] has the endpoints that answer: programs ask it
+//! about the source. Every frontend of `SERVICES` is marked in `Front`; an entry of the flow table by its key:
+//! [`Mark::of_entry`]. A packet whose destination and source are both unmarked has neither a frontend nor a flow.
 //!
 //! A mark that is left over costs a lookup, a missing one would break a connection. So marks are only added, before the
 //! entry or frontend becomes visible, and to both copies of the arrays. To drop old marks, the agent rebuilds the copy
@@ -171,9 +171,9 @@ impl Mark {
     }
 
     /// The marks of an entry of the flow table with these [`flow_flags`]: the destination of an entry of the client's
-    /// direction, the source of one of the reply direction. If replies go to an address that sockets of the node may have
-    /// as well, packets that these sockets send to the same backend need a look-up: that is the other mark. (A masqueraded
-    /// flow that is not routed has another entry with that mark.)
+    /// direction, the source of one of the reply direction. Replies of a routed or hairpin flow go to an address that
+    /// sockets of the node may also have. A second mark makes packets that these sockets send to the same backend need
+    /// the lookup. (A masqueraded flow that is not routed has another entry with that mark.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;

@@ -93,8 +93,8 @@ impl FragmentedDatagram {
     const LIFETIME: u32 = 28;
 
     /// Ticks for which a fragment waits for the first one, and fragments of a dropped datagram follow it: 1 to 2 s. The
-    /// network reorders fragments within milliseconds. The shorter, the rarer a fragment meets another datagram with a
-    /// reused identification.
+    /// network reorders fragments within milliseconds. The shorter the time, the more rarely a fragment meets another
+    /// datagram with a reused identification.
     const SHORT_LIFETIME: u32 = 1;
 
     /// The protocol of a datagram that no program translates at this hook: its fragments pass.
@@ -145,7 +145,7 @@ pub struct Span {
     pub start: u16,
     /// The unit after the last one.
     pub end: u32,
-    /// Whether the datagram ends with it.
+    /// Whether the datagram ends with this part.
     pub is_last: bool,
 }
 
@@ -156,10 +156,11 @@ impl Span {
     /// [`Self::boundaries`] of all fragments of a datagram together.
     pub const WHOLE: u64 = boundary(0) ^ boundary(Self::END);
 
-    /// A number for both ends of the part. Where two parts meet, their numbers cancel each other. So the exclusive or of
-    /// the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. One that was seen twice
-    /// before that cancels itself, and the datagram then never seems complete. One that is seen again after it counts as
-    /// early, for a datagram that follows within 2 s.
+    /// A number for both ends of the part. Where two parts meet, their numbers cancel each other, so the exclusive or
+    /// of the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A fragment that is
+    /// seen twice before the datagram is complete cancels itself, and the datagram then never seems complete. A
+    /// fragment that is seen again after the datagram is complete counts as an early fragment of another datagram that
+    /// follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })

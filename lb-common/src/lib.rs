@@ -82,8 +82,8 @@ pub mod handover {
     pub const CREATES_FLOWS: u32 = 2;
 }
 
-/// Default sizes of the maps, in entries; the agent may override them when it creates the maps. The comments tell how
-/// much memory of the kernel an entry takes: some when the map is created, the rest only if the entry exists.
+/// Default sizes of the maps, in entries; the agent may override them when it creates the maps. The comments say how
+/// much kernel memory an entry takes: some when the map is created, the rest only if the entry exists.
 pub mod capacity {
     /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest for those
     /// that exist.
@@ -110,16 +110,16 @@ pub mod capacity {
     /// Networks whose clients may use the frontends of a service port that have source ranges (`SOURCE_RANGES`); memory
     /// is used only for those that exist.
     pub const SOURCE_RANGES: usize = 262_144;
-    /// Devices that internal clients' packets enter through (`INSIDE_DEVICES`).
+    /// Devices through which packets of internal clients enter (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
     /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
     /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 80 bytes each for every CPU, so 160
-    /// KiB of its cache, and 20 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick looks
-    /// some routes up more than once.
+    /// KiB of its cache, and 20 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick
+    /// looks some routes up more than once.
     pub const NEXT_HOPS: usize = 2_048;
-    /// Addresses that the node announces (`ANNOUNCED`, `ANNOUNCE_HEARD`), each counted once for every device: 16 bytes each
-    /// at start, the rest for those that exist.
+    /// Addresses that the node announces (`ANNOUNCED`, `ANNOUNCE_HEARD`), each counted once for every device: 16 bytes
+    /// each at start, the rest for those that exist.
     pub const ANNOUNCED: usize = 8_192;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;

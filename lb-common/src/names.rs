@@ -26,8 +26,8 @@ pub struct ServiceName {
     pub node_port: u16,
 }
 
-// The kernel adds 56 bytes and the key, which takes 8, to a value, and rounds the sum up to a power of two. Here the sum
-// is 256, so another byte would double the memory.
+// The kernel adds 56 bytes and the key, which takes 8, to a value, and rounds the sum up to a power of two. Here the
+// sum is 256, so another byte would double the memory.
 const _: () = assert!(size_of::<ServiceName>() == 192);
 
 describe!(ServiceName { namespace, name, port_name, protocol, node_port });

@@ -1,23 +1,23 @@
 /// The verdict of a hook on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Lets the packet go on: to the next program on the hook, then to the stack (XDP, tc ingress) or out of the device (tc
-    /// egress).
+    /// Lets the packet go on: to the next program on the hook, then to the stack (XDP, tc ingress) or out of the device
+    /// (tc egress).
     Pass,
-    /// Sends the packet out of the device it came from: one of a hairpin flow, or the answer that it became (a
-    /// rejection, an ICMP error, an echo reply).
+    /// Sends the packet out of the device that it came from: a packet of a hairpin flow, or the answer that the program
+    /// made of the packet (a rejection, an ICMP error, an echo reply).
     Bounce,
     /// Sends the packet out of the device that the routing table names, bypassing the stack.
     Route,
     /// Drops the packet.
     Drop,
-    /// Takes the packet from the stack. It enters the node again later.
+    /// Takes the packet from the stack until it enters the node again.
     Hold,
 }
 
 /// Why a packet got its verdict. The value is the index of its counter in `STATS`, the name its metric label.
 ///
-/// Add new ones at the end, as the values are indices. A larger `STATS` replaces the pinned one and starts from 0
+/// Add new outcomes at the end, as the values are indices. A larger `STATS` replaces the pinned map and starts from 0
 /// (`GROWS` in lb-datapath); `LAYOUT_VERSION` stays.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,10 +53,10 @@ pub enum Outcome {
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
     RejectUdp = 13,
-    /// Dropped: a TCP RST to a VIP that belongs to no flow: there is no connection to reset.
+    /// Dropped: a TCP RST to a VIP that belongs to no flow, so that there is no connection to reset.
     StrayReset = 14,
-    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, the kernel has no memory for
-    /// another entry, or another CPU was interrupted while it inserted the same flow.
+    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, the kernel has no
+    /// memory for another entry, or another CPU was interrupted while it inserted the same flow.
     ConntrackFull = 15,
     /// Dropped: no source port was free towards the chosen backend.
     NoSourcePort = 16,
@@ -112,23 +112,23 @@ pub enum Outcome {
     LeftToEarlier = 38,
     /// Dropped without an answer: the node has reached its limit on ICMP errors.
     IcmpRateLimited = 39,
-    /// Dropped: a TCP segment of a Service or flow with a combination of flags that no TCP implementation sends, such as FIN
-    /// without ACK.
+    /// Dropped: a TCP segment of a Service or flow with a combination of flags that no TCP implementation sends, such
+    /// as FIN without ACK.
     InvalidFlags = 40,
     /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
     /// the device of the VLAN, or drops it. (Counts as `no_service` if the filter excludes flow and Service.)
     OtherHost = 41,
-    /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no room
-    /// for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
+    /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
+    /// room for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
     Stateless = 42,
-    /// A later fragment that has arrived before the first one of its datagram. It is kept until that one arrives, enters
-    /// the node again then, and counts again.
+    /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept
+    /// until the first one arrives, then enters the node again and counts again.
     FragmentHeld = 43,
-    /// A packet of a caught flow, in either direction, or an ICMP error about one: its client's device has no programs, so
-    /// the packet was translated at the catch device.
+    /// A packet of a caught flow, in either direction, or an ICMP error about one: its client's device has no programs,
+    /// so the packet was translated at the catch device.
     Caught = 44,
     /// Dropped: the stack has routed a packet from the catch device into it again, because the programs there did not
-    /// translate it. For example one to a cluster IP, of a protocol without ports.
+    /// translate it: for example a packet to a cluster IP of a protocol without ports.
     Untranslated = 45,
     /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered, or one that has waited for
     /// the first one and whose datagram is complete without it.
@@ -313,8 +313,8 @@ impl Outcome {
         }
     }
 
-    /// Whether each packet of this outcome begins a flow. (The first packet of a hairpin flow counts as `Hairpin`, and that of
-    /// a caught flow as `Caught`, as all others do.)
+    /// Whether each packet of this outcome begins a flow. (The first packet of a hairpin or caught flow counts as
+    /// `Hairpin` or `Caught`, like all its other packets.)
     pub const fn begins_flow(self) -> bool {
         matches!(self, Self::NewFlow | Self::NewRoutedFlow | Self::NewTunnelledFlow | Self::NewDirectFlow)
     }

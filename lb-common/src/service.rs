@@ -264,8 +264,8 @@ pub mod backend_flags {
     /// The endpoint's address is one of this node's own: packets to it never leave the node, so they are not
     /// masqueraded.
     pub const HOST: u16 = 4;
-    /// The endpoint is on another node whose address is known, and the service has [`DSR`](super::service_flags::DSR):
-    /// a tunnel leads there.
+    /// The endpoint is on another node, both nodes' names are known, and the service has
+    /// [`DSR`](super::service_flags::DSR): a tunnel leads to that node.
     pub const PEER: u16 = 8;
 }
 

@@ -42,7 +42,7 @@ pub mod settings_flags {
     /// New flows to other nodes are tunnelled in UDP (GUE); without this bit, IP in IP.
     pub const GUE: u32 = 2;
     /// The next hop of a packet depends on its destination, its device and its protocol alone: there are no policy
-    /// rules besides the kernel's own, and no multipath routes.
+    /// rules other than the kernel's own, and no multipath routes.
     pub const ROUTES_BY_DESTINATION: u32 = 4;
 }
 

@@ -29,9 +29,9 @@ pub mod flow_flags {
     /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
     pub const MASQUERADED: u8 = 128;
 
-    /// A caught flow: its client's device has no programs, so the stack routes its packets into the
-    /// [catch device](crate::device_flags::CATCH), at whose egress both directions are translated. With the VIP as source
-    /// of translated packets, replies get there, too.
+    /// A caught flow: its client's device has no programs, so the stack routes its packets into the [catch
+    /// device](crate::device_flags::CATCH), at whose egress both directions are translated. Translated packets have the
+    /// VIP as source, so that replies also get there.
     pub const CAUGHT: u8 = HAIRPIN | AT_EGRESS;
 
     /// The flags of the reverse entry: one hook translates a flow in one direction, the other hook in the other
@@ -40,8 +40,8 @@ pub mod flow_flags {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
 
-    /// Whether the node itself is the client: a connection of one of its sockets to an endpoint, of no Service, whose
-    /// source port is exchanged where packets leave the node, because another flow has that port towards the endpoint.
+    /// Whether the flow is a connection of the node itself, not of a Service: a socket of the node uses a source port
+    /// towards an endpoint that another flow already has, so the flow exchanges that port where packets leave the node.
     pub const fn is_of_node(flags: u8) -> bool {
         matches!(flags, AT_EGRESS | REPLY)
     }
@@ -180,8 +180,8 @@ impl Flow {
         self.flags & flow_flags::TUNNEL != 0
     }
 
-    /// The tuple whose source the route lookup of a packet uses: `tuple`, the packet's own before translation, as in
-    /// the stack; in a tunnel that of the outer packet, which this node sends.
+    /// The tuple whose source a route lookup uses: `tuple`, that of the packet before its translation, as in the stack;
+    /// for a tunnel, the tuple of the outer packet, which this node sends.
     #[inline(always)]
     pub const fn routed_from<'a>(&'a self, tuple: &'a Tuple) -> &'a Tuple {
         if self.is_tunnelled() { &self.to } else { tuple }

@@ -82,7 +82,7 @@ impl NextHopKey {
     }
 }
 
-/// What a route lookup also depends on if there are rules of policy routing (`ip rule`) or multipath routes.
+/// Further inputs of a route lookup, if there are rules of policy routing (`ip rule`) or multipath routes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RouteInputs {

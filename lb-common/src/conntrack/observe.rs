@@ -28,10 +28,10 @@ impl Flow {
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     ///
-    /// An implausible segment changes nothing but the time of the last packet: numbers far from the last ones or, once
-    /// the direction is synchronised, a SYN. It is forged, or a receiver outside the window rejects it (RFC 9293
-    /// §3.10.7.4, RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers with a probability of 1
-    /// in 1,024.
+    /// A segment is implausible if its numbers are far from the last ones or, once the direction is synchronised, if it
+    /// is a SYN. It changes nothing but the time of the last packet: it is forged, or it is outside the window and the
+    /// receiver rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that cannot see the connection guesses both
+    /// numbers with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -50,8 +50,9 @@ impl Flow {
     }
 
     /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated one of this connection,
-    /// whose numbers both are of the past. If this direction or the client's has sent other segments before, both ends have
-    /// forgotten a connection without the node seeing it, and begin another one. No client can forge such a segment.
+    /// whose numbers both lie in the past. If this direction or the client's has sent other segments before, both ends
+    /// no longer know that connection, whose end the node has not seen, and begin another one. No client can forge such
+    /// a segment.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
         // One comparison for both distances, as the limit is a power of two.
@@ -69,9 +70,9 @@ impl Flow {
         }
     }
 
-    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN begins
-    /// a new connection only if the backend accepts it. (After the end of the connection a SYN begins another flow. One that
-    /// was late must not undo a FIN: netfilter ignores it as well, up to the state LAST_ACK.)
+    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN
+    /// begins a new connection only if the backend accepts it. (After the end of the connection a SYN begins another
+    /// flow. A late SYN must not undo a FIN: netfilter also ignores it, up to the state LAST_ACK.)
     #[inline(always)]
     const fn is_plausible(&self, segment: &Segment) -> bool {
         let is_synchronised = self.seen & seen::SYNCHRONISED != 0;
@@ -288,7 +289,7 @@ mod tests {
         }
     }
 
-    /// The backend has closed or forgotten the old one.
+    /// The client has closed its side of the old connection, which the backend no longer knows.
     #[test]
     fn connection_may_begin_again_after_the_end_of_the_client() {
         let (mut forward, mut reply) = synchronised();
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(Phase::of(&forward, &reply), Phase::Established);
     }
 
-    /// The network has delayed them. Each made the connection look established for a day.
+    /// The network has delayed these SYNs. If the entry recorded one, the connection would look established for a day.
     #[test]
     fn late_syns_undo_no_end() {
         let (mut forward, mut reply) = synchronised();

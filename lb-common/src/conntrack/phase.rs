@@ -40,7 +40,7 @@ impl Phase {
         Self::Stream,
     ];
 
-    /// The phase of the flow with these two entries. One through a tunnel has only the first one: see
+    /// The phase of the flow with these two entries. A flow through a tunnel has only the forward entry: see
     /// [`Self::of_one_way`].
     pub const fn of(forward: &Flow, reply: &Flow) -> Self {
         if forward.is_tunnelled() {

@@ -5,9 +5,9 @@ use super::Phase;
 impl Phase {
     /// The timeout of a flow in this phase: seconds without a packet after which it expires.
     ///
-    /// Established and half-closed TCP are what kube-proxy sets (24 h, 1 h), the others are nf_conntrack's defaults. Only
-    /// `Opening` is shorter: that limits what a SYN flood can hold, and still spans the gap between two retransmissions
-    /// of a SYN.
+    /// Established and half-closed TCP are what kube-proxy sets (24 h, 1 h), the others are nf_conntrack's defaults.
+    /// Only `Opening` is shorter: that limits what a SYN flood can hold, and still spans the gap between two
+    /// retransmissions of a SYN.
     ///
     /// The UDP timeout of `Stream` also applies to the backends that UDP sockets keep:
     /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid). CONTRIBUTING.md has the recipe for a change.
@@ -43,7 +43,7 @@ impl Phase {
 }
 
 /// The least timeout without pressure. GC runs every 5 s, and the traffic sums of Services miss packets of entries that
-/// go within 10 s after their last packet.
+/// are deleted within 10 s after their last packet.
 const LEAST_SECONDS: u32 = 10;
 
 const _: () = {

@@ -238,7 +238,8 @@ mod interleavings {
         waits_for: Option<[bool; 3]>,
     }
 
-    /// Entry 0 is visible from the start, and entry 1 was deleted before: its marks are left over in both copies.
+    /// The mark of an entry. Entry 0 is visible from the start. Entry 1 was deleted before: its marks are left over in
+    /// both copies.
     fn mark(entry: usize) -> Mark {
         let port = u16::try_from(entry).expect("a small number");
         Mark::new(Side::Back, &ip("10.1.0.7"), port, protocol::TCP)

@@ -3,7 +3,7 @@ use super::{Control, Memory, PLACES, Places, Snapshot};
 /// An entry as it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<S> {
-    /// Its slot.
+    /// The slot of the entry.
     pub slot: S,
     /// The control word at that moment, which identifies this use of the slot.
     pub control: Control,

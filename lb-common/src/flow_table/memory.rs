@@ -51,7 +51,7 @@ pub trait Memory: Sized {
     }
 }
 
-/// A memory that leaves its slots to another one: it only adds an overflow.
+/// A memory that adds an overflow to the slots of another memory.
 #[cfg(any(test, feature = "user"))]
 pub trait OnSlots {
     /// The other memory.
@@ -166,10 +166,11 @@ pub trait Evict<M: Memory> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
-    /// It has expired.
+    /// The entry has expired.
     Expired = 0,
-    /// Its flow may be one that a sender with a forged address began, or has ended; and it is idle for long enough.
+    /// A sender with a forged address may have begun the flow, or the flow has ended; and it has been idle for long
+    /// enough.
     Unproven = 1,
-    /// It stays.
+    /// The entry stays.
     Keep = 2,
 }

@@ -3,7 +3,8 @@
 //!
 //! Every tuple has eight places: four neighbouring slots at each of two positions that a keyed hash determines. A flow
 //! takes the first free one. If there is none, a program evicts an expired or unproven entry from one of the places;
-//! without such an entry, the flow goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts nothing.
+//! without such an entry, the flow goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts nothing to insert
+//! a flow.
 //!
 //! ```text
 //! slot     what the array holds                  find     lookup, and reading a flow whole

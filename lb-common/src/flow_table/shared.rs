@@ -13,7 +13,7 @@ const WORDS: usize = size_of::<Slot>() / 8;
 const _: () =
     assert!(core::mem::offset_of!(Slot, key) == 8 * KEY && core::mem::offset_of!(Slot, flow) == 8 * FLOW);
 
-/// Slots in memory that others change at the same time: the array `FLOWS`, mapped by the agent.
+/// Slots in memory that programs change at the same time: the array `FLOWS`, mapped by the agent.
 ///
 /// Programs write keys and flows by plain stores. So the agent reads them word by word, by atomic loads, and checks the
 /// control word afterwards.

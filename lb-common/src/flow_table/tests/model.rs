@@ -2,7 +2,8 @@
 //! every value that the memory model allows.
 //!
 //! Loom follows the memory model of C++, which is weaker than those of x86 and arm64 under BPF's fully ordered
-//! operations: here they are an atomic operation between two sequentially consistent fences, and all others are relaxed.
+//! operations: here they are an atomic operation between two sequentially consistent fences, and all others are
+//! relaxed.
 
 use std::{sync::Arc, vec::Vec};
 

@@ -25,7 +25,7 @@ const WORDS: usize = SLOTS * size_of::<Slot>() / 8;
 /// The overflow of the test has one element for each key. This is the value of a free element.
 const NONE: u64 = 0;
 
-/// The table, and the number of entries that the successful operations on each key have left: 0 or 1.
+/// The table, and how many entries of each key the successful operations have inserted and removed.
 struct Bed {
     words: Vec<AtomicU64>,
     overflow: Vec<AtomicU64>,
