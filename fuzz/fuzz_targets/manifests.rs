@@ -17,7 +17,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// A file that never changes. Its name sorts before the other's, because the first of two definitions counts.
 const GOOD: (&str, &str) = ("a.yaml", include_str!("../corpus/manifests/good.yaml"));
-/// What the changed file holds at first and at last.
+/// The content of the changed file, at first and at last.
 const BASE: (&str, &str) = ("b.yaml", include_str!("../corpus/manifests/base.yaml"));
 
 fuzz_target!(|text: &str| {
@@ -45,7 +45,7 @@ fuzz_target!(|text: &str| {
     assert_eq!(folder.update.problems, []);
 });
 
-/// The folder, and what a consumer of its changes has.
+/// The folder, and the objects that a consumer of its changes has.
 struct Folder {
     manifests: Manifests,
     services: BTreeMap<ObjectName, Service>,
@@ -107,7 +107,7 @@ impl Folder {
         self.update.problems.iter().any(|problem| unreadable(problem.severity, &problem.object))
     }
 
-    /// Plans and applies; nothing is left to do then.
+    /// Plans and applies all steps; the next plan must be empty.
     fn plan(&mut self) {
         for step in self.reconciler.plan().steps {
             self.reconciler.applied(&step);

@@ -60,7 +60,7 @@ fuzz_target!(|input: Input<'_>| {
     }
 });
 
-/// What the packet becomes: other addresses of its family, and other ports.
+/// The tuple of the rewritten packet: other addresses of its family, and other ports.
 fn target(input: &Input<'_>, packet: &Packet) -> Option<Tuple> {
     let is_v4 = packet.headers.is_v4;
     let [source, destination] = input.addresses.map(|bytes| match bytes {
@@ -168,7 +168,8 @@ fn checksums(bytes: &[u8]) -> Option<(Option<u16>, u16)> {
     })
 }
 
-/// Writes what a sender leaves to the device: the sum over the pseudo header, and for IPv4 the header checksum.
+/// Writes the checksum that a sender leaves to the device: the sum over the pseudo header, and for IPv4 the header
+/// checksum.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "sums are folded; the length has 16 bits in the pseudo header"

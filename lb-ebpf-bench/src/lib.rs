@@ -118,8 +118,8 @@ pub struct BaselineTarget {
     pub zero: u16,
 }
 
-/// Map sizes, in entries: the data plane's defaults, so that its lookups and those of the baselines touch tables of equal
-/// size.
+/// Map sizes, in entries: the data plane's defaults, so that its lookups and those of the baselines touch tables of
+/// equal size.
 pub mod capacity {
     /// Service ports.
     pub const SERVICES: usize = lb_common::capacity::SERVICES;

@@ -1,5 +1,5 @@
-//! Gives every repetition of a test run a fresh packet: writes the headers of the next flow, then tail-calls the measured
-//! program. The same measurement of a program that returns at once gives the overhead.
+//! Gives every repetition of a test run a fresh packet: writes the headers of the next flow, then tail-calls the
+//! measured program. The same measurement of a program that returns at once gives the overhead.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
@@ -39,7 +39,8 @@ mod programs {
         XDP_ABORTED
     }
 
-    /// Restores the packet and tail-calls the measured program. Returns only if the packet is too short or no program is set.
+    /// Restores the packet and tail-calls the measured program. Returns only if the packet is too short or no program
+    /// is set.
     #[inline(always)]
     fn run_measured(ctx: &impl EbpfContext, start: usize, end: usize) {
         if restore(start, end).is_some() {
@@ -62,18 +63,18 @@ mod programs {
                 (&raw const (*template).is_mixed).read_volatile() != 0,
             )
         };
-        // SAFETY: all loads below are within its 80 bytes.
+        // SAFETY: all loads below are within the 80 bytes of the template.
         let from = unsafe { Bytes::of(&raw const (*template).bytes) };
         let number = count() & mask;
         let variation = Variation::of(first + if is_mixed { mixed(number, mask) } else { number });
         if is_v6 {
-            // SAFETY: all stores below are within that length.
+            // SAFETY: all stores below are within `RESTORED_V6` bytes.
             let to = unsafe { Bytes::of_packet(start, end, RESTORED_V6)? };
             ethernet(from, to);
             v6(from, to, variation.address, is_reply);
             transport::<54, 58, 62, 66, 70>(from, to, variation.port, is_reply);
         } else {
-            // SAFETY: all stores below are within that length.
+            // SAFETY: all stores below are within `RESTORED_V4` bytes.
             let to = unsafe { Bytes::of_packet(start, end, RESTORED_V4)? };
             ethernet(from, to);
             v4(from, to, variation.address, is_reply);

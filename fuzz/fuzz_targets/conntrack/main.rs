@@ -36,11 +36,11 @@ enum Act {
     Retransmit,
 }
 
-/// What happens to the segment at the front of `World::wire`.
+/// The fate of the segment at the front of `World::wire`.
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
-    /// It arrives, and a copy follows.
+    /// The segment arrives, and a copy follows.
     Twice,
     /// The node sees it, and the other end does not.
     LostAfterNode,
@@ -222,9 +222,9 @@ impl World {
         }
     }
 
-    /// Whether the node mistakes the server's answer to a SYN. It takes one for late if both of its numbers happen to lie shortly
-    /// before the last ones; and a late one for new, as netfilter does, if the server has ended that connection and accepted
-    /// another one since.
+    /// Whether the node mistakes the server's answer to a SYN. It takes a new answer for a late one if both numbers
+    /// happen to lie shortly before the last ones. It takes a late answer for a new one, as netfilter does, if the
+    /// server has ended that connection and accepted another one since.
     fn is_mistaken(&self, from: Side, segment: &Segment) -> bool {
         let Some((_, reply)) = &self.entries else { return false };
         if from == Side::Client || !segment.is_syn_ack() {
