@@ -32,7 +32,7 @@ use crate::{
 };
 
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
-/// What the chart renders with the controller of load balancers.
+/// The output of the chart with the controller of load balancers.
 const CONTROLLER: &str = "lint/controller.yaml";
 
 fn deploy(name: &str) -> PathBuf {

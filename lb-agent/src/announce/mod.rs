@@ -98,7 +98,7 @@ impl Announcer {
     ///
     /// # Errors
     ///
-    /// A socket cannot be opened.
+    /// This node is not among `members`, or a socket cannot be opened.
     pub fn new(
         (node, patterns): (Arc<str>, DevicePatterns),
         sources: Sources,

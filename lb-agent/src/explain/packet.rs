@@ -78,7 +78,7 @@ impl<T: Tables> Walk<'_, T> {
 
     /// The verdict of the XDP program; `None` if it passes the packet on to tc.
     fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
-        // The program treats no frame on a device without an entry in DEVICES as addressed to the node.
+        // The program treats frames on a device without an entry in DEVICES as not addressed to the node.
         let is_for_node = self.tables.device(self.question.device)?.is_some();
         if self.question.tuple.protocol == protocol::SCTP || !is_for_node {
             return Ok(None);

@@ -331,13 +331,13 @@ pub enum Verdict {
         /// The possible backends: exactly one if the choice is certain.
         backends: Vec<Candidate>,
     },
-    /// The packet is rejected: the sender gets a TCP RST or an ICMP error.
+    /// The packet is rejected: the sender gets a TCP RST or an ICMP error, or a system call fails with `ECONNREFUSED`.
     Rejected {
         /// The outcome that the packet counts as.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
-    /// The packet is dropped; a system call fails.
+    /// The packet is dropped, or a system call fails with `EHOSTUNREACH`.
     Dropped {
         /// The outcome that the packet counts as.
         #[serde(serialize_with = "names::outcome")]

@@ -112,7 +112,7 @@ impl Servers {
         }
     }
 
-    /// Closes and opens servers until exactly the wanted ones run.
+    /// Closes servers that are no longer wanted, and opens missing ones.
     async fn keep_up(&mut self) {
         let wanted = wanted(&self.checks.borrow_and_update(), &self.addresses.borrow_and_update());
         self.failing.retain(|place, _| wanted.contains(place));

@@ -56,10 +56,10 @@ pub enum ManifestsError {
 }
 
 /// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes,
-/// [`SourceEvent::Synchronised`] once after the first read of everything (files that are open for writing delay it by 1
-/// s at most), and [`SourceEvent::Complete`] as soon as no document is bad: before that, the objects in bad documents
-/// are unknown. `problems` always holds all current conditions. `contents` is the state of the kernel from an earlier
-/// run.
+/// [`SourceEvent::Synchronised`] once after the first read of everything (files that are open for writing delay it by
+/// one second at most), and [`SourceEvent::Complete`] as soon as no document is bad: before that, the objects in bad
+/// documents are unknown. `problems` always holds all current conditions. `contents` is the state of the kernel from an
+/// earlier run.
 ///
 /// # Errors
 ///
