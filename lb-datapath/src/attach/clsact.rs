@@ -114,8 +114,8 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
     (ours && has_our_handle).then_some(Filter { program_id: program_id?, priority, handle })
 }
 
-/// Makes sure that our filter has `program`: creates the filter, or replaces its program atomically. Creates the qdisc if
-/// there is none. Returns whether it changed anything.
+/// Makes sure that our filter has `program`: creates the filter, or replaces its program atomically. Creates the qdisc
+/// if there is none. Returns whether it changed anything.
 pub(crate) fn ensure(
     netlink: &mut Netlink,
     folder: &Folder,

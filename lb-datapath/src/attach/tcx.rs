@@ -19,17 +19,17 @@ use crate::{
 pub(crate) struct TcxHook<'a> {
     /// Interface index.
     pub(crate) index: u32,
-    /// The device in errors.
+    /// The device's name in errors.
     pub(crate) device: &'a str,
     pub(crate) direction: Direction,
 }
 
 impl TcxHook<'_> {
-    /// Makes sure that `program` is on the hook: by the link `known` that this process has made, else by the link that an
-    /// earlier agent has pinned at `pin`, else by a new link, which it pins there. A new link comes before the one that
-    /// `successor` picks from the programs on the hook, else first at ingress and last at egress.
+    /// Makes sure that a link has `program` on the hook: the link with the id `known`, else the link that an earlier
+    /// agent has pinned at `pin`, else a new link, which is then pinned there. The program of a new link runs before
+    /// the one that `successor` picks from those on the hook, else first at ingress and last at egress.
     ///
-    /// Returns the id of the link, or `None` if the hook has the program by `known`.
+    /// Returns the id of the link, or `None` if it is still `known`.
     pub(crate) fn ensure(
         &self,
         program: &LoadedProgram,

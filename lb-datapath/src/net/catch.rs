@@ -1,4 +1,4 @@
-//! The catch device: the node routes packets to cluster IPs to it that no program has translated.
+//! The catch device, to which the node routes packets to cluster IPs that no program has translated.
 //!
 //! The programs translate such packets before the node routes them, unless a client's device has no programs (that of a
 //! pod that started while no agent ran, for example). Packets of that client are routed to the catch device, whose

@@ -22,7 +22,7 @@ pub(crate) type Range = (IpAddr, u8);
 #[derive(Debug)]
 pub(crate) struct OurRoutes {
     kind: RouteType,
-    /// The networks with such a route; `None` before the first look, and after an error.
+    /// The networks with such a route; `None` if they have to be read, at first and after an error.
     present: Option<Networks>,
 }
 
@@ -31,8 +31,8 @@ impl OurRoutes {
         Self { kind, present: None }
     }
 
-    /// Adds the route `route` to each of these networks, and removes the routes to all other networks. Each call adds all
-    /// routes, so a route that other software has removed comes back. Returns whether the networks have changed.
+    /// Adds the route `route` to each of these networks, and removes the routes to all other networks. Each call adds
+    /// all routes, so a route that other software has removed comes back. Returns whether the networks have changed.
     pub(crate) fn replace(
         &mut self,
         netlink: &mut Netlink,
@@ -46,7 +46,7 @@ impl OurRoutes {
         Ok(present != *wanted)
     }
 
-    /// Lets `remove` remove all routes at once. Returns whether there were any.
+    /// Calls `remove`, which removes all routes at once. Returns whether there were any.
     pub(crate) fn clear(
         &mut self,
         netlink: &mut Netlink,

@@ -59,7 +59,8 @@ impl Announcements {
         self.announced.update_all(&keys, &values)
     }
 
-    /// What the programs have done and heard for each of these addresses and devices. Forgets all others.
+    /// The programs' answers, and the last claim of another machine, for each address and device that `known` accepts.
+    /// Deletes the elements of all others.
     pub fn heard(
         &mut self,
         known: impl Fn(&AnnounceKey) -> bool,
