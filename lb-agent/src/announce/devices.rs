@@ -33,7 +33,8 @@ impl<'a> Wires<'a> {
         Self(wires.collect())
     }
 
-    /// The devices of these names; without names those whose networks contain the address, else all.
+    /// The devices that `interfaces` names; without names, those with a network that contains the address, or all if no
+    /// network contains it.
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
         let in_network = move |link: &Link| {
             let networks =

@@ -11,7 +11,7 @@ const HOLD_OFF: Nanos = 10_000_000_000;
 pub(super) struct Held {
     /// [`Right::since`] of the right to this announcement.
     right: Nanos,
-    /// When this node last began to answer: when it got the right, or after a conflict.
+    /// When this announcement began: with the right, with a new MAC address, or when a hold-off ended.
     pub(super) since: Nanos,
     pub(super) mac: [u8; 6],
     /// Announcements sent since `since`.
@@ -19,8 +19,8 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// What follows the announcement `known`. A new one begins with a new right or MAC address, and once the hold-off after a
-    /// claim is over.
+    /// Continues the announcement `known`, or begins a new one: for a new right or MAC address, or when the hold-off
+    /// after a claim has ended.
     pub(super) fn after(
         known: Option<Self>,
         mac: [u8; 6],

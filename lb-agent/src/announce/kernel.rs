@@ -1,4 +1,4 @@
-//! What the announcer has in the kernel: the program on devices, its maps, and sockets.
+//! The announcer's parts of the kernel: the program on devices, its maps, and a socket.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,13 +23,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The program, and its maps.
+    /// Opens no socket yet.
     pub const fn new(attacher: AnnounceAttacher, maps: Announcements) -> Self {
         Self { attacher, maps, socket: None }
     }
 
-    /// Attaches the program to the devices, and receives the groups by which others ask there. Returns what the programs
-    /// have heard.
+    /// Attaches the program to exactly the devices of `places`, and joins exactly the multicast groups of neighbour
+    /// solicitations for these addresses. Returns the programs' counters and conflicts, by address and device.
     pub(super) fn serve(
         &mut self,
         places: &BTreeMap<AnnounceKey, Place>,
@@ -58,7 +58,7 @@ impl Kernel {
         socket.leave_others(|device, group| groups.contains(&(device, group)));
     }
 
-    /// Sends a frame through a device.
+    /// Sends a frame through a device; drops it if the socket is not open yet.
     pub(super) fn send(&self, device: u32, frame: &[u8]) -> io::Result<()> {
         self.socket.as_ref().map_or(Ok(()), |socket| socket.send(device, frame))
     }

@@ -79,15 +79,17 @@ pub struct Announcer {
     candidacies: Vec<Candidacy>,
     /// The devices on which this node announces each address, or would if it had the right to.
     places: BTreeMap<AnnounceKey, Place>,
-    /// The rights of the last update.
+    /// This node's rights at the last update, by address.
     rights: BTreeMap<IpAddr, Right>,
     /// Announcements of this node.
     held: BTreeMap<AnnounceKey, Held>,
     /// When the last logged conflict happened, so that each is logged once.
     logged: BTreeMap<AnnounceKey, Nanos>,
-    /// Whether the node may have programs and records of announcements: those of this agent, or at first of an earlier one.
+    /// Whether the kernel may hold programs and records of announcements: those of this agent, or at first of an
+    /// earlier one.
     in_use: bool,
-    /// Whether the Services were known once. Until then, what an earlier agent has announced stays.
+    /// Whether a synchronisation has completed since the start. Before that, the programs of an earlier agent stay
+    /// attached.
     begun: bool,
     /// The error of the last update; `None` if it succeeded.
     failure: Option<String>,
@@ -141,8 +143,8 @@ impl Announcer {
             let busy = self.peers.is_some() || self.in_use || !self.candidacies.is_empty();
             let Sources { advertised, holders, network, synchronised } = &mut self.sources;
             tokio::select! {
-                // Fails if Services come from an API server. The task then only withdraws what an agent with a folder
-                // has announced.
+                // Fails if Services come from an API server. The task then only withdraws announcements of an earlier
+                // agent that read a folder.
                 Ok(()) = advertised.changed() => {}
                 changed = holders.changed() => changed?,
                 changed = network.changed() => changed?,
@@ -152,7 +154,7 @@ impl Announcer {
                     continue;
                 }
                 () = Peers::receive(self.peers.as_mut()) => {
-                    // Most messages change nothing here.
+                    // Most messages do not change the rights of this node.
                     if self.rights(Announcements::now()) != self.rights {
                         self.apply();
                     }
@@ -164,7 +166,7 @@ impl Announcer {
         }
     }
 
-    /// Computes which nodes may announce which addresses.
+    /// Computes which nodes may announce which addresses, and on which devices this node may.
     fn elect(&mut self) {
         let Sources { advertised, holders, synchronised, .. } = &mut self.sources;
         let nodes: Vec<Arc<str>> = match &self.peers {
@@ -319,8 +321,8 @@ impl Announcer {
         self.state.set_announcements(self.candidacies.iter().map(report).collect());
     }
 
-    /// The node that announces the address, as far as this node knows; `None` if it knows none, or if that should be
-    /// this node, which does not have the right yet.
+    /// The node that announces the address, as far as this node knows; `None` if it knows none, or if this node should
+    /// announce the address but does not have the right yet.
     fn owner(&self, address: IpAddr, right: Option<&Right>, now: Nanos) -> Option<&Arc<str>> {
         match &self.peers {
             Some(peers) if right.is_none() => peers.owner(address, now).filter(|owner| **owner != self.node),

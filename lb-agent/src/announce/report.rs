@@ -1,4 +1,4 @@
-//! What `status` and `announce list` show of each address.
+//! The report of each address for `status` and `announce list`.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -38,17 +38,17 @@ pub struct AnnouncementReport {
     pub conflict_mac: Option<String>,
 }
 
-/// What this node knows of an address.
+/// The sources of an address's report.
 pub(super) struct Facts<'a> {
-    /// The node that announces it.
+    /// The node that announces the address.
     pub(super) owner: Option<&'a Arc<str>>,
     /// When the right of this node ends.
     pub(super) deadline: Option<Nanos>,
-    /// The devices on which this node announces it, or would.
+    /// The devices on which this node announces the address, or would if it had the right to.
     pub(super) places: Vec<&'a Place>,
-    /// Its announcements, device by device.
+    /// This node's announcements of the address, one per device.
     pub(super) held: Vec<&'a Held>,
-    /// What the programs have heard there.
+    /// The programs' counters and conflicts on these devices.
     pub(super) heard: Vec<&'a Heard>,
 }
 
