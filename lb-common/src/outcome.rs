@@ -24,7 +24,7 @@ pub enum Verdict {
 pub enum Outcome {
     /// Neither IPv4 nor IPv6.
     NotIp = 0,
-    /// No protocol with ports (an ICMP echo, ESP, …).
+    /// A protocol without ports (an ICMP echo, ESP, …).
     NotTransport = 1,
     /// Headers that are truncated or contradict each other: left to the stack, which reports the error better.
     Malformed = 2,
@@ -121,8 +121,8 @@ pub enum Outcome {
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
     /// room for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
     Stateless = 42,
-    /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept
-    /// until the first one arrives, then enters the node again and counts again.
+    /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept until
+    /// the first one arrives, then enters the node again and counts again.
     FragmentHeld = 43,
     /// A packet of a caught flow, in either direction, or an ICMP error about one: its client's device has no programs,
     /// so the packet was translated at the catch device.

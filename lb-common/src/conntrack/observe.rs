@@ -124,11 +124,11 @@ impl Flow {
 
     /// Whether the receiver will accept a RST of this direction, so that the flow is over.
     ///
-    /// Its sequence number must lie between what the other direction has acknowledged and what this direction has sent:
-    /// that is tighter than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs no window scale. The
-    /// number that the receiver expects is always accepted, also when a SYN has begun another count meanwhile: this is
-    /// how a client that has forgotten the connection resets it. A RST that answers a SYN must acknowledge exactly that
-    /// SYN.
+    /// The sequence number of the RST must lie between what the other direction has acknowledged and what this
+    /// direction has sent. This range is narrower than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs
+    /// no window scale. The number that the receiver expects is always accepted, even if a SYN with other numbers has
+    /// come in the meantime: by such a RST a client ends a connection that it no longer knows. A RST that answers a SYN
+    /// must acknowledge exactly that SYN.
     ///
     /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
     /// §8.5.1); any answer to an INIT is accepted.

@@ -91,9 +91,9 @@ impl Phase {
         }
     }
 
-    /// Whether a nearly full flow table may evict the flow early: any but an established connection. Anyone can begin
-    /// the others, with any address: UDP has no handshake, and a stream is two datagrams and an answer. A connection
-    /// that is closing may be evicted as in nf_conntrack (`tcp_can_early_drop`).
+    /// Whether a nearly full flow table may evict the flow early: any but an established connection. A sender
+    /// with a forged address can begin the other flows: UDP has no handshake, and a stream is two datagrams and an
+    /// answer. A connection that is closing may be evicted as in nf_conntrack (`tcp_can_early_drop`).
     pub const fn is_evictable(self) -> bool {
         !matches!(self, Self::Established)
     }

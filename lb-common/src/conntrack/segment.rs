@@ -80,7 +80,7 @@ impl Segment {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
     }
 
-    /// Whether a flow neither begins nor ends with the segment: ACK without SYN, FIN and RST. (Such a combination is
+    /// Whether a flow neither begins nor ends with the segment: ACK without SYN, FIN or RST. (Such a combination is
     /// always [valid](Self::is_valid).)
     #[inline(always)]
     pub const fn continues(&self) -> bool {

@@ -5,9 +5,9 @@ use super::Phase;
 impl Phase {
     /// The timeout of a flow in this phase: seconds without a packet after which it expires.
     ///
-    /// Established and half-closed TCP are what kube-proxy sets (24 h, 1 h), the others are nf_conntrack's defaults.
-    /// Only `Opening` is shorter: that limits what a SYN flood can hold, and still spans the gap between two
-    /// retransmissions of a SYN.
+    /// The timeouts of established and half-closed TCP connections are those that kube-proxy sets (24 h, 1 h), the
+    /// others are nf_conntrack's defaults. Only that of `Opening` is shorter: it limits how many entries a SYN flood
+    /// can hold, and still spans the gap between two retransmissions of a SYN.
     ///
     /// The UDP timeout of `Stream` also applies to the backends that UDP sockets keep:
     /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid). CONTRIBUTING.md has the recipe for a change.

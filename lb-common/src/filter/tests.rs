@@ -162,7 +162,8 @@ proptest! {
         }
     }
 
-    /// Inserts and deletes entries and frontends at random: at every step, the filter hides no visible one.
+    /// Inserts and deletes entries and frontends at random: at every step, the filter hides no visible entry or
+    /// frontend.
     #[test]
     fn whatever_is_visible_is_found_in_random_histories(steps in prop::collection::vec((0u8..10, 0u8..40), 1..200)) {
         let memory = Words::default();

@@ -11,7 +11,7 @@
 /// |---|---|---|
 /// | free | no flow; the lower half of the word is 0 | claimed |
 /// | claimed | one CPU (or the agent) writes a flow, or evicts one | tentative, free |
-/// | tentative | the flow is complete; its key may be in another place as well | live, killed, free |
+/// | tentative | the flow is complete; its key may also be in another place | live, killed, free |
 /// | killed | another insert of the same key won; the owner frees the slot | free |
 /// | live | an entry of the table | changing, claimed (to evict it), free (removed) |
 /// | changing | one CPU writes another flow for the same key | live |
@@ -76,8 +76,8 @@ impl Control {
         Self::new(self.generation(), self.tag() & !STATE | state)
     }
 
-    /// The next generation of the slot. It is never 0, so that a slot that was used once never looks like one that was
-    /// not.
+    /// The next generation of the slot. It is never 0, so that a used slot never looks like one that has never been
+    /// used.
     #[inline(always)]
     const fn next_generation(self) -> u32 {
         match self.generation().wrapping_add(1) {

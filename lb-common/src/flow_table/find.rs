@@ -25,7 +25,7 @@ pub fn find<M: Memory>(memory: &M, places: &Places, key: &M::Key) -> Option<Entr
                 return Some(Entry { slot, control });
             }
         } else if control == Control::NEVER_USED {
-            // An entry takes the first free place, so there is none behind this one.
+            // An entry takes the first free place, so no entry is behind a slot that was never used.
             return None;
         }
     }
@@ -40,9 +40,9 @@ const READS: u32 = 4;
 pub struct Copied<S, K, V> {
     /// The slot of the entry, and its control word at that moment.
     pub entry: Entry<S>,
-    /// Its key.
+    /// The entry's key.
     pub key: K,
-    /// Its value.
+    /// The entry's value.
     pub value: V,
 }
 

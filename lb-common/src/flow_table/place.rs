@@ -81,7 +81,7 @@ impl Places {
         Self { first, second, fingerprint }
     }
 
-    /// The index of the slot of a place, below [`PLACES`].
+    /// The index of the slot of `place`, a number below [`PLACES`].
     #[inline(always)]
     pub const fn slot(&self, place: u32) -> u32 {
         if place < NEIGHBOURS { self.first + place } else { self.second + (place - NEIGHBOURS) }

@@ -75,7 +75,7 @@ fn families() -> Vec<(&'static str, Vec<Tuple>)> {
     ]
 }
 
-/// How far the numbers of tuples in each of `buckets` are from even: chi-square, less its expectation, in standard
+/// How far the numbers of tuples in each of `buckets` are from even: chi-square minus its expectation, in standard
 /// deviations.
 fn unevenness(buckets: usize, hits: impl Iterator<Item = usize>) -> f64 {
     let mut counts = vec![0_u32; buckets];
