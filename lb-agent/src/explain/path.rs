@@ -145,7 +145,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// The outcome of the first packet.
+    /// The outcome of a packet that begins a flow.
     fn outcome(
         &mut self,
         request: &AdmittedFlow,

@@ -48,7 +48,7 @@ pub enum KubernetesError {
         "cannot set up a client for the API server: {0}; check the certificates, keys and proxy in the kubeconfig"
     )]
     Client(#[from] Box<kube::Error>),
-    /// A bug: a watch has ended, which never happens.
+    /// A watch has ended, which is a bug.
     #[error("a watch of the API server has ended; this is a bug, please report it")]
     Ended,
 }

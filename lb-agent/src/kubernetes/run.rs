@@ -200,8 +200,8 @@ impl Follower {
         let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure()];
         let problems = services.problems().chain(slices.problems());
         let problems = problems.chain(node.problems()).chain(cidrs.problems());
-        // A deleted Node makes this node ineligible. If the Node never existed, the name is wrong or it is not
-        // registered yet: the node serves Services, and `status` shows the problem.
+        // A deleted Node makes this node ineligible. If the API server never had the Node, the name is wrong or the
+        // node is not registered yet: the node serves Services, and `status` shows the problem.
         let no_node = node.is_missing().then_some(self.no_node.as_str());
         let problems = problems.chain(no_node);
         let now = self.server.update(failures.into_iter().flatten(), problems);

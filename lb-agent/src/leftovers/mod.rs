@@ -117,7 +117,7 @@ pub fn find() -> Findings {
     let mut findings = Findings::default();
     iptables::find(&mut findings);
     nftables(&mut findings);
-    // Searched last, because sets can be removed only after the rules that use them.
+    // IP sets come last, because they can be removed only after the rules that use them.
     ipvs::find(&mut findings);
     findings
 }

@@ -13,7 +13,8 @@ use super::folder::{Content, Edit};
 
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// Whether a file of that name is a manifest: by its extension, and neither hidden nor an editor's temporary file.
+/// Whether a file of this name is a manifest: the extension is right, and the file is neither hidden nor an editor's
+/// temporary file.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !name.as_bytes().starts_with(b".")

@@ -57,7 +57,7 @@ struct Term {
 ///
 /// # Errors
 ///
-/// A configuration without a usable API server. A server that does not answer is retried forever.
+/// The configuration has no usable API server. A server that does not answer is retried forever.
 pub async fn run(
     server: ApiServer,
     options: AddressOptions,
