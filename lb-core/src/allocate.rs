@@ -142,8 +142,8 @@ impl Allocator {
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
-        // A Service may request a value that another one releases in this call, and that one may itself wait for a
-        // third. So this repeats until no further Service succeeds.
+        // A Service may request a value that another Service releases in this call, and the other Service may itself
+        // wait for a third one. So this repeats until no further Service succeeds.
         let mut refused = usize::MAX;
         while errors.len() < refused {
             refused = errors.len();
@@ -244,7 +244,7 @@ struct ClusterIps {
     headless: bool,
 }
 
-/// Computes what one Service gets, without changing the allocator.
+/// Computes the allocation of one Service, without changing the allocator.
 struct Request<'a> {
     allocator: &'a Allocator,
     name: &'a ObjectName,

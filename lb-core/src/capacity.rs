@@ -18,7 +18,7 @@ pub struct Capacity {
     pub names: u32,
     /// Networks in `SOURCE_RANGES`.
     pub source_ranges: u32,
-    /// While `VIPS` has fewer addresses than this, Services may add theirs. The node's own addresses count as well, but
+    /// While `VIPS` has fewer addresses than this, Services may add theirs. The node's own addresses also count, but
     /// are added even beyond this limit.
     pub vips: u32,
 }

@@ -215,7 +215,7 @@ mod tests {
     /// An event of a random history.
     #[derive(Clone, Debug)]
     enum Happens {
-        /// The agent reads and bids; the request takes this long to arrive, and the answer too.
+        /// The agent reads and bids. `there` and `back` are the delays of the request and of the answer.
         Turn { agent: usize, there: u64, back: u64, lost: bool },
         /// Time passes, in seconds.
         Pass(u64),

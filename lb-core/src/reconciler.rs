@@ -361,8 +361,8 @@ impl Reconciler {
         Some(self.slices.end_epoch())
     }
 
-    /// Frees the slots that were released up to the end of `epoch`, because no program can still read them. Services
-    /// that wait for slots are planned again.
+    /// Frees the slots that were released up to the end of `epoch`, because no program can still read them. Marks
+    /// Services that wait for slots for the next plan.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
         self.tables.grace_elapsed(epoch);

@@ -13,8 +13,8 @@
 //! was paused wakes up with a right that has expired for all other members; it loses that right when it receives the
 //! new owner's announcement (`lb_ebpf::rules::announce`).
 //!
-//! Which members count as alive only decides which one asks. A wrong belief about that delays a takeover, but never
-//! gives two members the right.
+//! The belief of a member about which others are alive only determines whether it asks. A wrong belief delays a
+//! takeover, but never gives two members the right (apart from the exception above).
 
 use std::{
     collections::{BTreeMap, VecDeque},

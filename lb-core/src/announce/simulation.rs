@@ -208,7 +208,7 @@ impl World {
         (0..self.members.len()).filter(|index| self.members[*index].answers(self.time)).collect()
     }
 
-    /// Runs for this long; asserts that no two answer at any time.
+    /// Runs for this long; asserts that no two members answer at any time.
     fn run(&mut self, duration: Nanos) {
         let end = self.time + duration;
         while self.time < end {

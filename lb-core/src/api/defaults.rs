@@ -1,5 +1,5 @@
 //! The values of unset fields: the defaults of the API server (`pkg/apis/core/v1/defaults.go`). Objects from manifests
-//! need them as well. An empty string counts as unset.
+//! also need them. An empty string counts as unset.
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
 

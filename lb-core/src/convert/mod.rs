@@ -49,7 +49,7 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 
 /// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet), or one that
 /// another proxy serves, becomes [`Change::Service`] with `None`. Invalid external addresses and source ranges are left
-/// out. Unknown values of enums are left out as well: the field has its default, or its item is not served.
+/// out. Unknown values of enums are also left out: the field has its default, or its item is not served.
 ///
 /// # Errors
 ///

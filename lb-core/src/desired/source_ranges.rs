@@ -22,8 +22,8 @@ pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
             continue;
         }
         networks.extend(ranges().map(IpNet::trunc));
-        // If the load balancer's address is one of the node's own, packets of the node to that address have it as their
-        // source as well. So if the ranges admit the node's primary address, kube-proxy also admits the load balancer's
+        // If the load balancer's address is one of the node's own, packets of the node to that address also have it as
+        // their source. So if the ranges admit the node's primary address, kube-proxy also admits the load balancer's
         // addresses as sources. (The socket hooks do not need these entries: they check the primary address itself.)
         // Other addresses of the node, such as that of a container bridge, which many nodes share, make no difference.
         let node_may = |ip: &IpAddr| ranges().any(|range| range.contains(ip));

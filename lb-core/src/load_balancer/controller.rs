@@ -356,7 +356,7 @@ impl Controller {
         })
     }
 
-    /// Adds an Event for each of two Services if one of them loses an address because the other has it as well.
+    /// Adds an Event for each of two Services if one of them loses an address because the other also has it.
     fn report_conflicts(&self, name: &ObjectName, known: &Known, pass: &mut Pass) {
         let wanted = self.balancers.addresses(name);
         for ip in known.seen.has.iter().filter(|ip| !wanted.contains(ip)) {

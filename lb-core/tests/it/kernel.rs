@@ -22,7 +22,7 @@ use lb_core::{
 
 /// Number of plans after which a state must be settled.
 const ROUNDS: usize = 10;
-/// The most addresses that a node of these tests has. They are written to a full `VIPS` as well.
+/// The most addresses that a node of these tests has. The agent writes them even to a full `VIPS`.
 const OWN_ADDRESSES: u32 = 4;
 /// Slots of `TABLES` for each slot of `BACKENDS`.
 const TABLE_SLOTS: u32 = 64;

@@ -1,9 +1,9 @@
 //! Attaches the program that answers ARP requests and neighbour solicitations for announced addresses, at tc ingress of
 //! the devices on which the node announces any.
 //!
-//! It is a separate program, so that packets of other devices do not pay for it, and runs before the program that
-//! serves Services. Its links are pinned, like those of the other programs. The map `ANNOUNCED` alone decides what it
-//! answers.
+//! It is a separate program, so that it costs nothing on other devices, and runs before the program that serves
+//! Services. Its links are pinned, like those of the other programs. The map `ANNOUNCED` alone determines which
+//! requests it answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,5 @@
-//! Loads the BPF object: reuses pinned maps, and loads each program again when it is first needed.
+//! Loads the BPF object: reuses pinned maps, and loads each program when it is first needed, even if an earlier agent
+//! has pinned it.
 
 use std::{
     collections::BTreeMap,

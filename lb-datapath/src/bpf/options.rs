@@ -57,7 +57,7 @@ impl Default for Capacities {
 }
 
 impl Capacities {
-    /// Raises the size of the map, and of those that always have the same size, to at least this number of entries.
+    /// Raises the size of the map, and of the maps that always have the same size, to at least this number of entries.
     pub(crate) fn raise(&mut self, spec: &MapSpec, entries: u32) {
         let size = match spec.name {
             "SERVICES" | "SERVICE_NAMES" | "VIPS" => &mut self.services,

@@ -53,7 +53,7 @@ pub struct Connection {
     /// The reverse entry. A flow in a tunnel has none; for other flows it is missing only for moments.
     pub reply: Option<Flow>,
     /// The tuple with which packets of a masqueraded connection leave the node, if a second flow masquerades them. A
-    /// routed flow has no second one: if it is masqueraded, its forward entry replaces the source as well.
+    /// routed flow has no second flow: if it is masqueraded, its forward entry also replaces the source.
     pub masqueraded: Option<Tuple>,
 }
 
