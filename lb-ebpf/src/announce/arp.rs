@@ -17,7 +17,7 @@ const ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
 pub enum Operation {
     /// Asks for the MAC address of the target.
     Request = 1,
-    /// Tells that of the sender.
+    /// Reports the MAC address of the sender.
     Reply = 2,
 }
 
@@ -36,7 +36,7 @@ pub struct Frame {
     pub sender_mac: [u8; 6],
     /// The sender's IPv4 address; zeros in a probe.
     pub sender: [u8; 4],
-    /// The target's MAC address; of no meaning in a request.
+    /// The target's MAC address; without meaning in a request.
     pub target_mac: [u8; 6],
     /// The target's IPv4 address.
     pub target: [u8; 4],
@@ -79,21 +79,22 @@ impl Frame {
         asks.then(|| Address::from_v4(self.target))
     }
 
-    /// What the frame says about the address that it claims, to the machine with the MAC address `own`.
+    /// The meaning of the frame for the address that it claims, to the machine with the MAC address `own`.
     #[inline(always)]
     pub fn claim(&self, own: [u8; 6]) -> Message {
         if same(self.sender_mac, own) { Message::Other } else { Message::Claims }
     }
 
-    /// What the frame says about the address that it asks for, to the machine with the MAC address `own`.
+    /// The meaning of the frame for the address that it asks for, to the machine with the MAC address `own`.
     #[inline(always)]
     pub fn question(&self, own: [u8; 6]) -> Message {
         let for_us = same(self.to, BROADCAST) || same(self.to, own);
         if for_us && !same(self.sender_mac, own) { Message::Asks } else { Message::Other }
     }
 
-    /// The reply to this request: `own` has the address that it asks for. The kernel requires the target fields of the
-    /// request back, also those of a probe (RFC 5227 §2.1.1).
+    /// The reply to this request: `own` has the requested address. As in the kernel's replies, the target fields repeat
+    /// the sender fields of the request; in the reply to a probe (RFC 5227 §2.1.1), the target address is therefore
+    /// zeros.
     #[inline(always)]
     pub fn reply(&self, own: [u8; 6]) -> Self {
         Self {
@@ -109,7 +110,8 @@ impl Frame {
         }
     }
 
-    /// The announcement that `own` has the address (RFC 5227 §3; as a reply too, since some machines heed only one kind).
+    /// The announcement that `own` has the address (RFC 5227 §3). Some machines heed only requests and others only
+    /// replies, so the agent sends both.
     pub fn announcement(address: [u8; 4], own: [u8; 6], operation: Operation) -> Self {
         Self {
             to: BROADCAST,

@@ -10,11 +10,12 @@ use crate::{
 
 /// Bytes of the longest message that is read; longer ones are left to the kernel.
 pub const MESSAGE: usize = LONGEST as usize;
-/// [`MESSAGE`]
+/// [`MESSAGE`] as a `u32`.
 pub const LONGEST: u32 = 128;
 /// Bytes of the shortest solicitation and advertisement: without options.
 pub const SHORTEST: u32 = 24;
-/// Bytes of the frame with an advertisement: Ethernet and IPv6 headers, the advertisement, its target link-layer option.
+/// Bytes of the frame with an advertisement: Ethernet and IPv6 headers, and an advertisement with one option, its
+/// target's link-layer address.
 pub const FRAME: usize = HEADERS + ADVERTISEMENT as usize;
 const ADVERTISEMENT: u32 = 32;
 
@@ -29,7 +30,7 @@ const TARGET_LINK: u8 = 2;
 /// Most options that fit into [`MESSAGE`].
 const OPTIONS: u32 = (LONGEST - SHORTEST) / 8;
 
-/// All nodes of the link, RFC 4291 §2.7.1.
+/// The multicast address of all nodes of the link, RFC 4291 §2.7.1.
 pub const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 /// Flags of an advertisement, RFC 4861 §4.4: the upper byte of its word.
@@ -64,8 +65,8 @@ const _: () = assert!(size_of::<Headers>() == HEADERS && align_of::<Headers>() =
 unsafe impl crate::parse::frame::Header for Headers {}
 
 impl Headers {
-    /// Bytes of the message, if this may be neighbour discovery: ICMPv6 that no router has forwarded, without extension
-    /// headers, of a length that is read.
+    /// Bytes of the message, if the packet may be neighbour discovery: ICMPv6 without extension headers that no router
+    /// has forwarded, of a length that the program reads.
     #[inline(always)]
     pub fn message(&self) -> Option<u32> {
         let length = u32::from(u16::from_be_bytes(self.payload));
@@ -96,8 +97,8 @@ fn target_bytes(message: &[u8; MESSAGE]) -> &[u8; 16] {
     unsafe { &*message.as_ptr().add(8).cast() }
 }
 
-/// What a message of `length` bytes, followed by zeros, says about its target to the machine with the MAC address `own`.
-/// Invalid messages say nothing (RFC 4861 §7.1).
+/// The meaning of a message of `length` bytes, followed by zeros, for its target, to the machine with the MAC address
+/// `own`. Invalid messages (RFC 4861 §7.1) are [`Message::Other`].
 #[inline(always)]
 pub fn meaning(headers: &Headers, message: &[u8; MESSAGE], length: u32, own: [u8; 6]) -> Message {
     if same(headers.from, own) || sum(headers, message, length) != 0xffff {
@@ -174,20 +175,20 @@ pub const fn group(target: &[u8; 16]) -> [u8; 16] {
     [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]
 }
 
-/// The MAC address of that group: 33:33 and its last 32 bits (RFC 2464 §7).
+/// The MAC address of the target's [`group`]: 33:33 and the last 32 bits of the group (RFC 2464 §7).
 #[inline(always)]
 const fn group_mac(target: &[u8; 16]) -> [u8; 6] {
     let [.., a, b, c] = *target;
     [0x33, 0x33, 0xff, a, b, c]
 }
 
-/// Whom an advertisement tells.
+/// The receivers of an advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Audience {
-    /// All nodes: nobody has asked, or a machine that has no address yet.
+    /// All nodes: the advertisement is unsolicited, or the machine that has asked has no address yet.
     All = 0,
-    /// The machine that has asked.
+    /// Only the machine that has asked.
     Asker = 1,
 }
 

@@ -1,4 +1,4 @@
-//! Frames of this module against etherparse, and what the frames of other machines say.
+//! Tests of the frames that this module builds, against etherparse, and of the meaning of frames from other machines.
 
 use std::{net::Ipv6Addr, vec::Vec};
 
@@ -43,7 +43,7 @@ fn read_arp(bytes: &[u8]) -> arp::Frame {
     unsafe { core::mem::transmute(bytes) }
 }
 
-/// What the frame claims, and what it asks for.
+/// The claim and the question of the frame, each with its address.
 fn said(bytes: &[u8]) -> [Option<(Address, Message)>; 2] {
     let frame = read_arp(bytes);
     let claim = frame.claimed().map(|address| (address, frame.claim(OWN)));
@@ -162,7 +162,7 @@ impl Icmp {
     }
 }
 
-/// What a frame says about its target, as the program reads it.
+/// The meaning of a frame for its target, as the program reads it.
 fn meaning(frame: &[u8]) -> Option<(Address, Message)> {
     let headers: [u8; HEADERS] = frame[..HEADERS].try_into().unwrap();
     // SAFETY: a `Header` is valid for every bit pattern; both types have the same size and alignment.

@@ -1,8 +1,8 @@
 //! ARP and neighbour discovery for the virtual addresses that the node announces at layer 2.
 //!
 //! A program of its own, `tc_announce`, runs before `tc_ingress` on the devices where addresses are announced. It sends
-//! an answer in place of the question, and passes every other packet untouched. A frame with a VLAN tag beside it is for
-//! the VLAN device, where the program runs again.
+//! an answer in place of the question, and passes every other packet untouched. A frame whose VLAN tag the kernel has
+//! taken out is for the VLAN device, where the program runs again.
 
 use core::arch::asm;
 
@@ -33,12 +33,13 @@ static ANNOUNCED: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// What the program has done and heard for each address, on each device.
+/// The numbers of answers and conflicts, and the last conflict, for each address on each device.
 #[btf_map]
 static ANNOUNCE_HEARD: HashMap<AnnounceKey, Heard, { capacity::ANNOUNCED }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// A neighbour discovery message that is being read: the stack holds no variable number of bytes.
+/// A neighbour discovery message that is being read, and the answer. (Not on the stack: the length of the message
+/// varies.)
 struct Buffer {
     headers: [u8; HEADERS],
     message: [u8; MESSAGE],
@@ -54,7 +55,7 @@ static ANNOUNCE_BUFFER: PerCpuArray<Buffer, 1> = PerCpuArray::new();
 pub(crate) enum Done {
     Nothing = 0,
     Sent = 1,
-    /// The packet was to become an answer, and the kernel has refused to change it: it must not go on half-written.
+    /// The kernel has refused a change that turns the packet into an answer: the packet must not go on half-written.
     Failed = 2,
 }
 
@@ -132,7 +133,7 @@ fn of_neighbour(skb: &mut Skb) -> Done {
     record.finish(sent)
 }
 
-/// What the maps hold for an address on the device of a packet.
+/// The elements for an address on the device of a packet.
 #[derive(Clone, Copy)]
 struct Record {
     announcement: &'static Announcement,
@@ -144,8 +145,8 @@ impl Record {
     #[inline(always)]
     fn of(skb: &Skb, address: Address) -> Option<Self> {
         let key = AnnounceKey { address, device: skb.context().device };
-        // SAFETY: an element of a map without preallocation stays valid until the program ends; the agent replaces it as
-        // a whole.
+        // SAFETY: an element of a map without preallocation stays valid until the program ends; the agent replaces
+        // whole elements.
         let announcement = unsafe { ANNOUNCED.get(&key) }?;
         let heard = ANNOUNCE_HEARD.get_ptr_mut(&key)?;
         Some(Self { announcement, heard })
@@ -158,15 +159,16 @@ impl Record {
 
     #[inline(always)]
     fn reaction(self, message: Message) -> Reaction {
-        // SAFETY: the element is valid until the program ends. Counters and times are aligned words, which are never torn.
+        // SAFETY: the element is valid until the program ends. Counters and times are aligned words, which are never
+        // torn.
         let heard = unsafe { &*self.heard };
         reaction(message, may_answer(self.announcement, heard, now()))
     }
 
-    /// Ends the right to answer.
+    /// Records a conflict, which ends the right to answer.
     #[inline(always)]
     fn note_conflict(self, mac: [u8; 6]) {
-        // SAFETY: as above. If two CPUs note a conflict at once, either's time and address is right.
+        // SAFETY: as above. If two CPUs record a conflict at once, the time and the MAC address of either will do.
         unsafe {
             (*self.heard).conflict_mac = mac;
             (&raw mut (*self.heard).conflict_at).write_volatile(now());

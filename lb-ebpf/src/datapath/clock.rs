@@ -22,8 +22,8 @@ pub(crate) fn now() -> Tick {
 fn read_clock(interrupts: u64) -> Tick {
     // SAFETY: the helper takes nothing and only returns a number.
     let now = Tick::from_nanos(unsafe { bpf_ktime_get_coarse_ns() });
-    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If another CPU overwrites it, the next
-    // packet asks again.
+    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If another CPU overwrites the value, the
+    // next packet reads the clock again.
     unsafe { (&raw mut CLOCK).write_volatile(interrupts | u64::from(now.0)) };
     now
 }

@@ -9,7 +9,8 @@ use lb_common::{
     filter::{self, Mark, Memory},
 };
 
-/// Marks of the endpoints of all flows and frontends. The agent maps the array, and adds marks atomically as well.
+/// Marks of the endpoints of all flows and frontends. The programs and the agent, which maps the array, add marks
+/// atomically.
 #[btf_map]
 static FILTER: Array<filter::Filter, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
 

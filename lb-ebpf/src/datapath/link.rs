@@ -27,14 +27,13 @@ pub(crate) fn takes(skb: &Skb) -> bool {
     !has_vlan_beside(skb) && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
 }
 
-/// Whether the frame is one of a VLAN, where its network header begins `l3` bytes into it. The VLAN's device has programs
-/// of its own.
+/// Whether the frame belongs to a VLAN, whose device has programs of its own. `l3` is the offset of the network header.
 #[inline(always)]
 pub(crate) fn is_of_vlan(skb: &Skb, l3: u32) -> bool {
     l3 > lengths::ETHERNET || has_vlan_beside(skb)
 }
 
-/// Whether the tag of a VLAN lies beside the frame, not in it.
+/// Whether the skb has the tag of a VLAN outside the frame.
 #[inline(always)]
 fn has_vlan_beside(skb: &Skb) -> bool {
     // SAFETY: the context is valid for the whole run of the program.

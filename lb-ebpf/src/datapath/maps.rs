@@ -42,7 +42,7 @@ pub(super) static FLOW_TABLE: Array<Header, 1, MMAPABLE> = Array::new();
 #[btf_map]
 pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
 
-/// What becomes of the fragments of a datagram, once the first one was seen.
+/// The treatment of the fragments of a datagram whose first fragment was seen.
 #[btf_map]
 pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capacity::FRAGMENTS }> =
     LruHashMap::new();
@@ -52,7 +52,7 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capac
 #[btf_map]
 pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
-/// Virtual addresses: how packets to ports that no Service has are treated.
+/// Virtual addresses, with the treatment of packets to ports that no Service has.
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 
@@ -121,8 +121,8 @@ fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
 pub(super) static SERVICE_NAMES: HashMap<u32, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Names of endpoints by address, for the agent and its commands. Programs ask only whether an address has a name: the
-/// fragments of an endpoint may be of a Service.
+/// Names of endpoints by address, for the agent and its commands. The programs only check whether an address has a
+/// name: fragments from an endpoint may belong to a Service.
 #[btf_map]
 pub(super) static ENDPOINT_NAMES: HashMap<Address, EndpointName, { capacity::ENDPOINT_NAMES }, NO_PREALLOC> =
     HashMap::new();

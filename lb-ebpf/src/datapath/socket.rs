@@ -1,4 +1,4 @@
-//! Sockets of the node, as far as a flow must not take the source port of one.
+//! Sockets of the node: a flow must not take the source port of one.
 
 use aya_ebpf::helpers::generated::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::{conntrack::Tuple, protocol};
@@ -12,7 +12,8 @@ use super::{
 /// `BPF_F_CURRENT_NETNS`: the network namespace of the device.
 const THIS_NETNS: u64 = u64::MAX;
 
-/// Whether a socket of the node waits for such packets: any UDP socket, and a TCP socket with this connection.
+/// Whether a socket of the node may receive packets with this tuple: any UDP socket with the address and port, or a TCP
+/// socket of this connection.
 #[inline(never)]
 pub(super) fn awaits(context: &HookContext, received: &Tuple) -> bool {
     let Ok(scratch) = scratch() else { return false };
@@ -43,8 +44,8 @@ fn has_connection(context: &HookContext, tuple: &mut SocketTuple, length: u32) -
 
 #[inline(always)]
 fn has_udp_socket(context: &HookContext, tuple: &mut SocketTuple, length: u32) -> bool {
-    // SAFETY: the context is that of this program, and the tuple has at least `length` bytes, which the helper copies. A
-    // socket that it returns stays valid until it is released, here and only once.
+    // SAFETY: the context is that of this program, and the tuple has at least `length` bytes, which the helper copies.
+    // A socket that it returns stays valid until it is released, here and only once.
     unsafe {
         let socket = bpf_sk_lookup_udp(context.raw, tuple.as_ptr(), length, THIS_NETNS, 0);
         if !socket.is_null() {

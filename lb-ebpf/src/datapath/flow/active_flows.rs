@@ -10,7 +10,8 @@ use core::arch::asm;
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
 use lb_common::{capacity, conntrack::Flow};
 
-/// Active flows by [`lb_common::Backend::active_flows_slot`]. The agent maps the array, and adds atomically as well.
+/// Active flows by [`lb_common::Backend::active_flows_slot`]. The programs and the agent, which maps the array, change
+/// the numbers atomically.
 #[btf_map]
 static ACTIVE: Array<i64, { capacity::BACKENDS }, { BPF_F_MMAPABLE as usize }> = Array::new();
 

@@ -30,9 +30,9 @@ use crate::datapath::{
 static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;
 
-/// Inserts the reverse entries of the flow in `SCRATCH`, with another source port if a flow or a socket of the node has
-/// that of `to`. (Holds no reference to the flow: `try_claim` takes one of its own. Inlined: on Linux 6.1 another stack
-/// frame would be too much for `tc_ingress`.)
+/// Inserts the reverse entries of the flow in `SCRATCH`. If a flow or a socket of the node has the source port of `to`,
+/// the flow gets another source port. (Holds no reference to the flow: `try_claim` takes its own. Inlined: on Linux 6.1
+/// another stack frame would be too much for `tc_ingress`.)
 #[inline(always)]
 pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();

@@ -174,8 +174,8 @@ pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     }
 }
 
-/// Lets the client's direction begin again with the SYN that the backend's segment accepts; returns whether the flow
-/// has that direction. (A global function: the verifier checks it once.)
+/// Restarts the client's direction with the SYN that the backend's segment accepts; returns 1, or 0 if the flow has no
+/// entry of that direction. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_accept_connection(answer: *const Segment, reply: *const Flow) -> u32 {
@@ -186,7 +186,8 @@ extern "C" fn flow_accept_connection(answer: *const Segment, reply: *const Flow)
     1
 }
 
-/// Records a RST if the receiver will accept it; returns whether. (A global function: the verifier checks it once.)
+/// Records a RST if the receiver will accept it; returns 1 if so, else 0. (A global function: the verifier checks it
+/// once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u32 {

@@ -1,4 +1,4 @@
-//! The creation of a flow: its backend, how its packets go on, and the entries of both directions.
+//! The creation of a flow: its backend, how its packets are forwarded, and the entries of both directions.
 
 use lb_common::{
     Address, Backend, FrontendKind, Outcome,
@@ -38,7 +38,7 @@ pub(crate) enum Created {
     /// [`flow_flags::ROUTED`]: client and backend are both beyond wire devices. The programs translate its packets, or
     /// put them into a tunnel, where they enter, and send them out at once.
     Routed = 1,
-    /// No entry: the packet is sent on by the flow that [`stateless`] returns.
+    /// No entry: the packet is forwarded with the flow that [`stateless`] returns.
     Stateless = 2,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn insert(context: &HookContext, earlier: bool) -> Result<Inserted, O
     Ok(insert_forward(setup, earlier))
 }
 
-/// Decides what the packets become and how they go on to the backend, which is returned.
+/// Decides how the packets are translated and forwarded to the backend; returns the backend.
 #[inline(always)]
 fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'static Backend, Outcome> {
     let scratch = scratch()?;
@@ -143,8 +143,8 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     Ok(backend)
 }
 
-/// Whether a flow to this VIP that begins at this device is caught. (A function of its own, because the frames of a call
-/// chain share the stack.)
+/// Whether a flow to this VIP that begins at this device is caught. (A function of its own, because the frames of a
+/// call chain share the stack.)
 #[inline(never)]
 fn begins_caught(device: u32, vip: &Address) -> bool {
     is_caught(&device::info(device), || settings::is_in_service_range(vip))
@@ -183,7 +183,7 @@ fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     true
 }
 
-/// Ends the earlier connection of this client's port, and deletes its reverse entry.
+/// Ends the earlier connection from this client port, and deletes its reverse entry.
 #[inline(never)]
 fn delete_earlier(setup: &mut FlowSetup) {
     if let Some(earlier) = lookup(&setup.from) {
@@ -199,9 +199,9 @@ fn delete_earlier(setup: &mut FlowSetup) {
     }
 }
 
-/// Inserts the entry of the direction from the client. If another CPU has just inserted one for another packet of this
-/// flow, that entry stands. Unless it has the same backend and source port, our reverse entries are released, as they
-/// are if there is no room.
+/// Inserts the forward entry. If another CPU has just inserted one for another packet of this flow, that entry stays.
+/// Then the reverse entries of this CPU are deleted, unless they belong to the same backend and source port. They are
+/// also deleted if there is no room for the forward entry.
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Inserted {
     prepare_forward(setup, replace);
@@ -234,9 +234,9 @@ fn prepare_forward(setup: &mut FlowSetup, replace: bool) {
     }
 }
 
-/// Whether the existing forward entry translates to the same backend and source port, and so may use our reverse entries.
-/// A missing entry counts as such: another CPU may be inserting it. Unused reverse entries expire, but a flow without
-/// them would be cut.
+/// Whether the existing forward entry translates to the same backend and source port, so that the reverse entries of
+/// this CPU serve it. The answer is also yes if there is no forward entry: another CPU may be inserting it. Unused
+/// reverse entries expire, but a flow without them would be cut.
 #[inline(always)]
 fn has_same_target(setup: &FlowSetup) -> bool {
     lookup(&setup.from).is_none_or(|flow| flow.to == setup.to)

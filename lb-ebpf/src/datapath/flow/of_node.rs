@@ -1,9 +1,9 @@
-//! Connections of the node's own sockets from a source port that a flow has towards the same endpoint: of a masqueraded
-//! client, or of a hairpin. The endpoint's answers would reach that flow.
+//! Connections of the node's own sockets whose source port a flow already uses towards the same endpoint: a flow of a
+//! masqueraded client, or of a hairpin. The endpoint's answers would reach that flow.
 //!
-//! As netfilter does, the later one gets another port: such a connection becomes a flow of its own, which exchanges the
-//! source port where packets leave the node, and back where answers enter. (The other order is [`socket`]'s: a flow takes
-//! no port that a socket has.)
+//! As with netfilter, the later of the two gets another port: such a connection becomes a flow of its own, whose source
+//! port is replaced where packets leave the node, and restored where answers enter. (A flow that begins after the
+//! connection takes no port that a socket has: see [`socket`].)
 //!
 //! [`socket`]: crate::datapath::socket
 
@@ -29,8 +29,8 @@ use crate::datapath::{
     skb::Skb,
 };
 
-/// Whether a packet of no flow that leaves the node begins a connection whose source port a flow has. At the catch device
-/// it does not leave: a flow to an endpoint begins where it enters the node again.
+/// Whether a packet that leaves the node without a flow begins a connection whose source port a flow has. A packet at
+/// the catch device does not leave: a flow to an endpoint begins where the packet enters the node again.
 #[inline(always)]
 pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
     rules::flow::may_begin_at_egress(packet.body, &packet.segment)
@@ -39,16 +39,17 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
         && !is_catch(&device::info(skb.context().device))
 }
 
-/// Whether the packet only looks like one of this connection of the node: it belongs to the flow that has the source port, is
-/// translated already, and bypasses the stack. `l3` is the offset of its network header.
+/// Whether a packet with the tuple of this connection of the node belongs to another flow, the one that has the source
+/// port. That flow has translated the packet already, and it bypasses the stack. `l3` is the offset of the packet's
+/// network header.
 #[inline(always)]
 pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
     rules::flow::is_of_other_flow(flow, hook == Hook::Egress, || is_of_node(skb, l3))
 }
 
-/// Whether a socket of the node has made the packet, for this device. A frame of a VLAN was made for the VLAN's device: its
-/// programs have exchanged the source port if need be, and take the answers. Or that device, and the socket, are in another
-/// network namespace.
+/// Whether a socket of the node has made the packet, for this device. A frame of a VLAN was made for the VLAN's device,
+/// whose programs have replaced the source port if necessary, and translate the answers; or that device and the socket
+/// are in another network namespace.
 #[inline(always)]
 fn is_of_node(skb: &Skb, l3: u32) -> bool {
     skb.is_from_node() && !link::is_of_vlan(skb, l3)
@@ -64,8 +65,8 @@ extern "C" fn flow_has_port(tuple: *const Tuple) -> u32 {
     u32::from(lookup(&answers).is_some_and(|flow| rules::flow::takes_answers_of_node(flow)))
 }
 
-/// Creates the flow that begins with this packet, in place of an `earlier` one; returns the outcome of its packets, or why
-/// there is none.
+/// Creates the flow that begins with this packet, in place of an `earlier` one. Returns the outcome of the flow's
+/// packets, or the reason why there is no flow.
 #[inline(never)]
 pub(crate) fn create(context: &HookContext, packet: &Packet, earlier: bool) -> Outcome {
     either(try_create(context, packet, earlier))

@@ -38,8 +38,8 @@ use crate::datapath::{
     skb::Skb,
 };
 
-/// Whether the programs look for tunnels; the agent sets it when it loads the programs. With 0 the verifier removes this
-/// code.
+/// Whether the programs look for tunnels; the agent sets it when it loads the programs. With 0 the verifier removes
+/// this code.
 #[unsafe(no_mangle)]
 static DECAPSULATE: Global<u8> = Global::new(1);
 
@@ -158,8 +158,9 @@ fn ends_tunnels(device: u32) -> bool {
     device::info(device).flags & device_flags::TUNNELS != 0
 }
 
-/// Whether the requested service accepts this client. (The node that has chosen the backend should have asked the same,
-/// but the ranges may differ there for a moment, and the network may not filter the peers' addresses.)
+/// Whether the requested service accepts this client. (The node that has chosen the backend applies the same rule. But
+/// its source ranges may differ for a moment, and in a network that does not filter the peers' addresses the packet may
+/// be forged.)
 #[inline(always)]
 fn accepts_client(client: &Address) -> bool {
     let Ok(scratch) = scratch() else { return false };

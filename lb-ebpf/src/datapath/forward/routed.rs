@@ -1,9 +1,9 @@
-//! Routed flows: client and backend are both beyond the wire, so the node is only a router between them.
+//! Routed flows: wire devices lead to both client and backend, so the node is only a router between them.
 //!
 //! A masqueraded flow whose packets come in and go out through wire devices needs neither sockets nor the stack. VIP
 //! and client are exchanged for backend and node in one step where packets enter, and packets leave by the route that
-//! the kernel would take. One pair of entries does it. The XDP program serves such packets before there is an skb.
-//! This module serves those that XDP passes on: fragments, options that need the stack, neighbours that are not
+//! the kernel would take. The flow needs only one pair of entries. The XDP program serves such packets before there is
+//! an skb. This module serves those that XDP passes on: fragments, options that need the stack, neighbours that are not
 //! resolved yet.
 
 use lb_common::{Outcome, conntrack::Flow};

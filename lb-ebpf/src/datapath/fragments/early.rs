@@ -1,8 +1,8 @@
 //! Fragments that enter the node before the first one of their datagram.
 //!
-//! They lie in a ring, in which a new one takes the place of the oldest: no agent is needed, the memory is bounded, and a
-//! flood of forged fragments displaces nothing but other early fragments. Each place has a control word, which all CPUs
-//! change atomically:
+//! They are stored in a ring, where each new one replaces the oldest: no agent is needed, the memory is bounded, and a
+//! flood of forged fragments displaces only other early fragments. Each place has a control word, which all CPUs change
+//! atomically:
 //!
 //! | control word | the place |
 //! |---|---|
@@ -11,14 +11,16 @@
 //! | ticket, `TAKEN` | had that fragment, or is empty (ticket 0) |
 //!
 //! Tickets count fragments. The fragments with the same hash form a list: `heads` has the ticket of the latest one, and
-//! each place that of the one before. A list ends at a place that has been overwritten, since all before it then are.
+//! each place has the ticket of the previous one. A list ends at the first place that has been overwritten, since all
+//! earlier places of the list have been overwritten by then.
 //!
-//! No fragment circles: the copies of those that have waited are marked, and none of them waits again. So each packet
-//! that enters the node has at most one copy.
+//! No fragment waits twice: the copies of fragments that have waited are marked, and no marked packet waits. So each
+//! packet that enters the node has at most one copy.
 //!
-//! No fragment stays behind: the CPU with the first fragment writes `FRAGMENTS`, then reads the list, where it passes over
-//! places that are busy; the CPU with an early one adds it to the list, marks it as held, then looks into `FRAGMENTS`
-//! again, and takes it back if the datagram is known by now.
+//! No fragment stays in the ring if its first fragment arrives on another CPU at the same time. The CPU with the first
+//! fragment writes `FRAGMENTS`, then reads the list, and skips busy places. The CPU with the early fragment adds it to
+//! the list, marks its place as held, then looks into `FRAGMENTS` again, and takes the fragment back if the datagram is
+//! known by now.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS},
@@ -42,13 +44,13 @@ use crate::datapath::{
 const PLACES: u32 = 1024;
 /// Lists, a power of two.
 const LISTS: u64 = 4096;
-/// The longest IP packet that is held: room for an MTU of 1,500, and a place has 2 KB.
+/// The longest IP packet that is held, in bytes: enough for an MTU of 1,500, and a place then has 2 KB.
 const MAX_BYTES: u32 = 1984;
 /// The most places of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
 const MAX_VISITS: u32 = 128;
 
-/// `skb->tc_index` of a copy of a fragment that has waited. A packet keeps the field until it leaves the machine, and none
-/// from outside has it. (Qdiscs that read it read its lower bits.)
+/// `skb->tc_index` of a copy of a fragment that has waited. The field keeps its value until the packet leaves the
+/// machine, and packets from outside do not have this value. (Qdiscs that read the field read its lower bits.)
 const RELEASED: u32 = 0x8000;
 
 /// State of a place, in the lowest bits of its control word.
@@ -63,7 +65,7 @@ mod state {
 #[repr(C)]
 struct Place {
     control: u64,
-    /// Ticket of the fragment before it in its list.
+    /// Ticket of the previous fragment in its list.
     previous: u64,
     key: FragmentKey,
     seen: Tick,
@@ -77,7 +79,7 @@ const _: () = assert!(size_of::<Place>() == 2048);
 /// The lists.
 #[repr(C)]
 struct Lists {
-    /// Tickets that were given out.
+    /// Number of tickets given out so far.
     tickets: u64,
     heads: [u64; LISTS as usize],
 }
@@ -92,7 +94,7 @@ static EARLY_LISTS: Array<Lists, 1> = Array::new();
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Held {
-    /// The fragment is too large, or its place is that of another CPU.
+    /// The fragment is too long, or other CPUs use its place or change its list.
     No = 0,
     /// The fragment waits.
     Yes = 1,
@@ -105,8 +107,8 @@ fn place(ticket: u64) -> Option<*mut Place> {
     EARLY_FRAGMENTS.get_ptr_mut(ticket as u32 % PLACES)
 }
 
-/// The head of the list of a datagram. (The seed of the flow table is secret, so nobody can fill the list of another
-/// datagram.)
+/// The head of the list of a datagram. (The seed of the flow table is secret, so an attacker cannot fill the list of
+/// another datagram.)
 #[inline(always)]
 fn head(lists: *mut Lists, key: &FragmentKey) -> Option<*mut u64> {
     let table = FLOW_TABLE.get_ptr(0)?;
@@ -204,15 +206,16 @@ struct Walk {
     aside: u32,
 }
 
-/// Sends the fragments of a datagram whose first one is in `skb` into the node again, where they follow the first one: the
-/// frame becomes each of them, a copy of it enters the device, and it becomes the first one again.
+/// Makes the early fragments of a datagram, whose first fragment is in `skb`, enter the node again, now after the first
+/// one. For each of them, the function writes the fragment into the frame, and sends a copy of the frame into the
+/// device. Then it restores the first fragment.
 ///
-/// Returns false if the frame could not be restored. (A subprogram, so that its frame and that of the insertion before it do
-/// not add up.)
+/// Returns false if the frame could not be restored. (A subprogram, as is the insertion before it, so that their stack
+/// frames do not add up.)
 #[inline(never)]
 pub(super) fn release(skb: &mut Skb, packet: &Packet, key: &FragmentKey) -> bool {
     let Some(ticket) = latest(key) else { return true };
-    // A frame whose checksum the device computes, or that it cuts into segments, cannot become another one.
+    // A frame whose checksum the device computes, or that the device cuts into segments, cannot become another frame.
     let is_offloaded = skb.checksum() == Checksum::LeftToDevice || skb.segment_size().is_some();
     if is_offloaded || skb.length() as usize > MAX_FRAME {
         return true;
@@ -221,8 +224,8 @@ pub(super) fn release(skb: &mut Skb, packet: &Packet, key: &FragmentKey) -> bool
     let mut walk = Walk { skb: raw, device, l3, ticket, key: *key, now: now(), aside: 0 };
     let mark = mark(raw);
     set_mark(raw, RELEASED);
-    // SAFETY: `step` has the signature that the kernel calls it with, and `walk` outlives the call and is not used during
-    // it.
+    // SAFETY: `step` has the signature that the kernel calls it with, and `walk` outlives the call and is not used
+    // during it.
     unsafe { bpf_loop(MAX_VISITS, step as *mut _, (&raw mut walk).cast(), 0) };
     set_mark(raw, mark);
     walk.aside == 0 || restore(skb, walk.aside)
@@ -260,15 +263,15 @@ fn latest(key: &FragmentKey) -> Option<u64> {
     (ticket != 0 && control >> state::BITS == ticket).then_some(ticket)
 }
 
-/// Visits one place; 1 ends the walk. The kernel calls it, so the verifier checks it once.
+/// Visits one place; returns 1 to end the walk. The kernel calls this function, so the verifier checks it once.
 extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `release` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
     let walk = unsafe { &mut *context.cast::<Walk>() };
     let ticket = walk.ticket;
     let Some(place) = place(ticket) else { return 1 };
     let (busy, held, taken) = controls(ticket);
-    // SAFETY: as in `hold`. Key, length and bytes may be those of another fragment until this CPU has made the place busy,
-    // which it can only while the ticket is the same.
+    // SAFETY: as in `hold`. Key, length and bytes may be those of another fragment until this CPU has made the place
+    // busy, which works only while the ticket is the same.
     unsafe {
         let control = &raw mut (*place).control;
         if ticket == 0 || control.read_volatile() >> state::BITS != ticket {
@@ -276,7 +279,7 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
         }
         walk.ticket = (&raw const (*place).previous).read_volatile();
         if !FragmentedDatagram::may_wait((*place).seen, walk.now) {
-            // All before it are older.
+            // All previous fragments of the list are older.
             return 1;
         }
         if (*place).key != walk.key || !compare_exchange(control, held, busy) {
@@ -288,8 +291,8 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     }
 }
 
-/// Sends a copy of the frame with another packet into the device, unless memory is short: that loses this packet only.
-/// Returns false if the frame cannot be set aside.
+/// Sends a copy of the frame, with `packet` in place of its own packet, into the device. If memory is short, only this
+/// fragment is lost. Returns false if the frame cannot be set aside.
 #[inline(always)]
 fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool {
     let mut skb = Skb::new_unknown(walk.skb);
@@ -321,7 +324,7 @@ fn set_aside(skb: &Skb) -> Option<u32> {
     Some(length)
 }
 
-/// Makes the frame what it was.
+/// Restores the frame that was set aside.
 #[inline(always)]
 fn restore(skb: &mut Skb, length: u32) -> bool {
     let Ok(scratch) = scratch() else { return false };

@@ -1,8 +1,8 @@
-//! Fragments: only the first fragment of a datagram has the ports. Behind IPv6 options, only the first one shows the
-//! protocol.
+//! Fragments: only the first fragment of a datagram has the ports. Behind IPv6 options, only the first one names the
+//! transport protocol.
 //!
-//! The programs note in `FRAGMENTS` what a first fragment has shown, until the whole datagram was seen. Later fragments
-//! that enter the node before the first one wait in [`early`].
+//! The programs record the ports and the protocol of a first fragment in `FRAGMENTS` until all fragments of the
+//! datagram have been seen. Later fragments that enter the node before the first one wait in [`early`].
 
 mod early;
 
@@ -20,7 +20,7 @@ use super::{
     words,
 };
 
-/// Where the program meets a fragment.
+/// The point at which a program handles a fragment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum At {
@@ -68,7 +68,7 @@ pub(super) fn complete_inner(skb: &Skb, packet: &mut Packet) -> bool {
     packet.fragment.part != Part::Later || matches!(later(skb, packet, At::Tunnel), Later::Translated)
 }
 
-/// What becomes of a later fragment.
+/// The result of [`later`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Later {
@@ -111,7 +111,7 @@ extern "C" fn fragment_later(raw: *mut __sk_buff, packet: *mut Packet, at: u32) 
     later as u32
 }
 
-/// Handles a later fragment that enters the node, and of whose datagram nothing is known.
+/// Handles a later fragment that enters the node, of an unknown datagram.
 #[inline(always)]
 fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     if !may_be_held(packet.tuple.protocol, key) {
@@ -131,8 +131,8 @@ fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     }
 }
 
-/// Looks up the datagram of a later fragment, and notes that the fragment has been seen. The datagram ends with the last
-/// one, so that its entry does not apply to another datagram with the same identification.
+/// Looks up the datagram of a later fragment, and records that the fragment has been seen. When all fragments have been
+/// seen, the entry is deleted, so that it does not apply to another datagram with the same identification.
 #[inline(never)]
 fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     let Some(datagram) = FRAGMENTS.get_ptr_mut(key) else { return Later::Unknown };
@@ -168,22 +168,22 @@ fn boundaries_of(skb: &Skb, packet: &Packet) -> u64 {
     packet.span(skb).map_or(0, Span::boundaries)
 }
 
-/// Whether a later fragment may be one of a Service, and its first fragment can show that.
+/// Whether a later fragment may belong to a Service, and its header names a protocol with ports.
 #[inline(always)]
 fn may_be_held(protocol: u8, key: &FragmentKey) -> bool {
     matches!(protocol, protocol::TCP | protocol::UDP) && may_be_of_service(key)
 }
 
-/// Whether packets between these addresses may belong to a Service: they are for a virtual address or the node, or from
-/// an endpoint. (The addresses are those of the key, because it is on the stack: Linux 6.1 looks up nothing in memory
-/// that a global function has got from its caller.)
+/// Whether packets between these addresses may belong to a Service: the destination is a virtual address or an address
+/// of the node, or the source is an endpoint. (The addresses are those of the key, because it is on the stack: Linux
+/// 6.1 allows no lookup with a key in memory that a global function has got from its caller.)
 #[inline(always)]
 fn may_be_of_service(key: &FragmentKey) -> bool {
     // SAFETY: the program does not read the element.
     vips::lookup(&key.destination).is_some() || unsafe { ENDPOINT_NAMES.get(&key.source) }.is_some()
 }
 
-/// What becomes of the fragments of a datagram.
+/// The treatment of all fragments of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Becomes {
@@ -199,7 +199,7 @@ enum Becomes {
 ///
 /// # Errors
 ///
-/// [`Outcome::RewriteFailed`] if the packet is not what it was.
+/// [`Outcome::RewriteFailed`] if the packet could not be restored.
 #[inline(always)]
 pub(super) fn remember(skb: &mut Skb, packet: &Packet, hook: Hook) -> Result<(), Outcome> {
     if packet.fragment.part != Part::First || first(skb, packet, At::from(hook), Becomes::Translated) {
@@ -216,8 +216,9 @@ pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
     }
 }
 
-/// Remembers what becomes of a datagram whose first fragment enters the node and gets no flow, and sends on the fragments
-/// that came before it if it passes. Returns the outcome of the packet, given that of a packet of no flow.
+/// Remembers the treatment of a datagram whose first fragment enters the node and gets no flow. If the first fragment
+/// passes, the function also sends on the fragments that came before it. `outcome` is that of a packet without flow.
+/// Returns it, or [`Outcome::RewriteFailed`] if the packet could not be restored.
 #[inline(always)]
 pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
     if hook == Hook::Egress || packet.fragment.part != Part::First {
@@ -225,7 +226,7 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
     }
     let becomes = match (outcome, outcome.verdict()) {
         (Outcome::NoService | Outcome::OtherHook | Outcome::LeftToEarlier, _) => Becomes::Untouched,
-        // Only the first fragment has what an answer, or sending it on without a flow, needs.
+        // An answer, or forwarding without a flow, needs the headers of the first fragment.
         (_, Verdict::Drop | Verdict::Bounce | Verdict::Route) => Becomes::Dropped,
         // Other packets that pass are no first fragments with ports, or were never parsed.
         (_, Verdict::Pass | Verdict::Hold) => return outcome,
@@ -233,7 +234,7 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
     if first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
 }
 
-/// Handles a first fragment; returns false if the packet is not what it was.
+/// Handles a first fragment; returns false if the packet could not be restored.
 #[inline(always)]
 fn first(skb: &mut Skb, packet: &Packet, at: At, becomes: Becomes) -> bool {
     fragment_first(skb.ctx.skb.skb, packet, at as u32, becomes as u32) != 0
@@ -255,7 +256,7 @@ extern "C" fn fragment_first(raw: *mut __sk_buff, packet: *const Packet, at: u32
     u32::from(!releases || early::release(&mut skb, packet, &key))
 }
 
-/// Inserts what becomes of a datagram, a [`Becomes`].
+/// Inserts the treatment of a datagram; `becomes` is a [`Becomes`].
 #[inline(never)]
 fn insert(skb: &Skb, packet: &Packet, key: &FragmentKey, becomes: u32) {
     let Tuple { source_port, destination_port, mut protocol, .. } = packet.tuple;
@@ -263,7 +264,7 @@ fn insert(skb: &Skb, packet: &Packet, key: &FragmentKey, becomes: u32) {
     if becomes == Becomes::Untouched as u32 {
         protocol = FragmentedDatagram::UNTOUCHED;
     } else if becomes == Becomes::Dropped as u32 {
-        // The buffer may have the answer to the packet by now, or a tunnel around it.
+        // By now the buffer may hold the answer to the packet, or a tunnel around the packet.
         (protocol, boundaries) = (FragmentedDatagram::DROPPED, 0);
     }
     let datagram =

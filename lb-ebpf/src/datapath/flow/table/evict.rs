@@ -1,4 +1,4 @@
-//! Which entries a new flow may evict, and which other entries the programs delete with them.
+//! The entries that a new flow may evict, and the other entries that the programs delete with them.
 
 use lb_common::{
     conntrack::{Flow, Tuple, flow_flags},
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::datapath::{clock::now, flow::active_flows, scratch::scratch};
 
-/// The programs' part in evictions: when an entry gives way, and what follows.
+/// The programs' part in evictions: the verdict on an entry, and the deletion of what depends on it.
 pub(super) struct Eviction;
 
 impl Evict<Table> for Eviction {
@@ -37,7 +37,8 @@ impl Evict<Table> for Eviction {
             }
             remove_other();
         }
-        // Also without a reverse entry: another CPU may be evicting that one, and does not find this one any more.
+        // Also without a reverse entry: another CPU may be evicting the reverse entry, and does not find this entry any
+        // more.
         if evicted & IS_SECOND != 0 {
             end_first_flow();
         }
@@ -76,8 +77,8 @@ const IS_REPLY: u32 = 2;
 /// of the first one's reverse entry.
 const IS_SECOND: u32 = 4;
 
-/// Subtracts the flow from the active ones if the evicted entry in this slot is its forward entry. Returns bits that
-/// say what else the caller has to delete.
+/// Subtracts the flow from the active ones if the evicted entry in this slot is its forward entry. Returns bits for the
+/// other entries that the caller has to delete.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_evicted(index: u32) -> u32 {
@@ -117,8 +118,8 @@ fn leads_back(reverse: &Flow, key: &Tuple) -> bool {
         && *destination_port == key.source_port
 }
 
-/// Deletes the first flow of a masqueraded connection whose second one is gone, so that none of its packets leaves with
-/// the client address. `SCRATCH` has the key of its reverse entry.
+/// Deletes the first flow of a masqueraded connection whose second flow is gone, so that no packet of the connection
+/// leaves with the client address. `SCRATCH` has the key of the first flow's reverse entry.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_first_flow() {
     if flow_find_first() != 0 {
@@ -126,18 +127,18 @@ pub(in crate::datapath::flow) fn end_first_flow() {
         remove_other();
     }
     if let Ok(scratch) = scratch() {
-        // It may be gone already.
+        // Another CPU may have deleted the entry already.
         remove(&scratch.keys().first_reply);
     }
 }
 
-/// Subtracts the flow from the active ones whose forward entry is the `other` one in `SCRATCH`.
+/// Subtracts a flow from the active ones: its forward entry is the `other` one in `SCRATCH`.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_other() {
     flow_end();
 }
 
-/// Removes the `other` entry in `SCRATCH`. It may be gone already.
+/// Removes the `other` entry in `SCRATCH`, unless it is gone already.
 #[inline(always)]
 pub(in crate::datapath::flow) fn remove_other() {
     if let Ok(scratch) = scratch() {
@@ -157,8 +158,8 @@ extern "C" fn flow_end() -> u32 {
     1
 }
 
-/// Makes the first flow's forward entry the other one in `SCRATCH`, given the key of its reverse entry there; returns 0 if
-/// there is none.
+/// Writes the key and the place of the first flow's forward entry to `SCRATCH`, as the `other` entry. `SCRATCH` has the
+/// key of the flow's reverse entry. Returns 0 if either entry is missing.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_find_first() -> u32 {

@@ -61,11 +61,11 @@ impl Element {
     #[inline(always)]
     pub(super) fn flow(self) -> &'static mut Flow {
         // SAFETY: the pointer is that of an array element, which lives as long as the program runs, and every bit
-        // pattern is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any recent
-        // value will do. Another flow may take the slot at once. Flows are deleted when they are expired, evicted,
-        // replaced or purged, so that takes a deletion and an insertion within the nanoseconds of this use. The packet
-        // then gets a wrong checksum, and its receiver drops it; and the other flow counts it, or takes it for its own
-        // end.
+        // pattern is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any
+        // recent value will do. Another flow may take the slot at once. Flows are deleted when they are expired,
+        // evicted, replaced or purged, so that takes a deletion and an insertion within the nanoseconds of this use.
+        // The packet then gets a wrong checksum, and its receiver drops it. The other flow counts the packet, and may
+        // take the packet's FIN or RST for its own.
         unsafe { &mut (*self.slot).flow }
     }
 
@@ -100,9 +100,9 @@ impl Memory for Table {
     fn acquire(&self, slot: Element, control: Control) -> Element {
         let Element { index, mut slot } = slot;
         let mut index = u64::from(index);
-        // SAFETY: only registers change, and pointer and index remain the same: 0 is added to them. The CPU knows that 0
-        // only once `control` is loaded, so it loads through the pointer, and through any pointer that is computed from
-        // the index, afterwards. The compiler moves no load across.
+        // SAFETY: only registers change, and pointer and index remain the same: 0 is added to them. The CPU can compute
+        // that 0 only once `control` is loaded, so it loads afterwards through the pointer, and through any pointer
+        // that is computed from the index. The compiler moves no load across the block.
         unsafe {
             asm!(
                 "{zero} &= 0",

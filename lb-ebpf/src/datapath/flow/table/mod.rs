@@ -28,9 +28,9 @@ pub(crate) use self::{
     place::{Inserted, Place},
 };
 
-/// The result of [`flow_find`], if the table does not have the entry: it is nowhere.
+/// The result of [`flow_find`] if neither the table nor the overflow has the entry.
 const ABSENT: u32 = 0;
-/// The result of [`flow_find`], if the table does not have the entry: the overflow may have it.
+/// The result of [`flow_find`] if the table does not have the entry, but the overflow may.
 const MAY_BE_IN_OVERFLOW: u32 = u32::MAX;
 
 /// The result of [`find`].
@@ -65,8 +65,8 @@ pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
     }
 }
 
-/// Like [`lookup`], and notes the place of the entry, for a caller that decides whether to [remove](remove_found) exactly
-/// this entry.
+/// Like [`lookup`], and also writes the place of the entry to `place`, for a caller that may [remove](remove_found)
+/// exactly this entry.
 #[inline(always)]
 pub(crate) fn locate(key: &Tuple, place: &mut Place) -> Option<&'static mut Flow> {
     match flow_locate(key, place) {
@@ -76,7 +76,7 @@ pub(crate) fn locate(key: &Tuple, place: &mut Place) -> Option<&'static mut Flow
     }
 }
 
-/// Like [`flow_find`], and notes the place of the entry.
+/// Like [`flow_find`], and also writes the place of the entry to `place`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_locate(key: *const Tuple, place: *mut Place) -> u32 {
@@ -192,7 +192,7 @@ fn await_entry(key: &Tuple) {
     }
 }
 
-/// Evicts an entry from a place of the entry with this key, if one gives way.
+/// Evicts an entry, if its flow may be evicted, from one of the places that an entry with this key could take.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_make_room(key: *const Tuple) -> u32 {

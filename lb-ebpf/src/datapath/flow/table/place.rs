@@ -1,7 +1,7 @@
 //! Results of the operations on the flow table.
 
-/// One use of a place in the table: the entry that was found there, and none that has taken its place since. (The overflow
-/// has no generations: there, it is whatever entry has the key.)
+/// The place of one entry, valid until another entry takes that place. (The overflow has no generations: there, the
+/// place is that of any entry with the key.)
 #[repr(C)]
 pub(crate) struct Place {
     /// The control word at that moment.
