@@ -114,7 +114,7 @@ impl Skb {
     /// Start or end of the linear part: the field of the context at `OFFSET`.
     ///
     /// LLVM treats the field as 32 bits wide and copies it as such. The kernel treats it as a pointer and rejects
-    /// copies of half of it. Hence one load in assembly.
+    /// copies of half of it. So one instruction of assembly loads the field.
     #[inline(always)]
     fn bound<const OFFSET: usize>(&self) -> usize {
         let bound: usize;
@@ -184,15 +184,15 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Overwrites the beginning of the packet with a frame. A checksum over the whole packet that the device may have computed
-    /// (`CHECKSUM_COMPLETE`) does not cover the Ethernet header.
+    /// Overwrites the beginning of the packet with a frame. A checksum over the whole packet that the device may have
+    /// computed (`CHECKSUM_COMPLETE`) does not cover the Ethernet header.
     #[inline(always)]
     pub(super) fn store_frame<const N: usize>(&mut self, frame: &[u8; N]) -> Result<(), Outcome> {
         const { assert!(N > lengths::ETHERNET as usize) };
         let (frame, link) = (frame.as_ptr().cast_mut(), lengths::ETHERNET);
         let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-        // SAFETY: the frame has `N` bytes; the kernel checks the length of the packet. Borrowed headers are excluded by `&mut
-        // self`.
+        // SAFETY: the frame has `N` bytes; the kernel checks the length of the packet. Borrowed headers are excluded by
+        // `&mut self`.
         let failed = unsafe {
             let rest = frame.add(link as usize).cast();
             bpf_skb_store_bytes(self.ctx.skb.skb, 0, frame.cast(), link, 0)
@@ -201,7 +201,7 @@ impl Skb {
         if failed == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Copies `length` bytes from `offset` on to the start of `bytes`.
+    /// Copies `length` bytes, beginning at `offset`, to the start of `bytes`.
     #[inline(always)]
     pub(super) fn load_bytes(&self, offset: u32, bytes: &mut [u8], length: u32) -> Result<(), Outcome> {
         // SAFETY: the helper writes `length` bytes to the slice, which the verifier checks against the memory that it

@@ -52,8 +52,8 @@ pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Op
     }
 }
 
-/// Parses the packet, after pulling headers that may lie outside the linear part of the buffer. (Pulling them only after
-/// a first attempt to parse the packet would make the verifier check the parser twice.)
+/// Parses the packet, after pulling headers that may lie outside the linear part of the buffer. (Pulling them only
+/// after a first attempt to parse the packet would make the verifier check the parser twice.)
 #[inline(never)]
 fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     skb.pull_headers();
@@ -120,8 +120,8 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
     }
 }
 
-/// Creates the flow that begins with this packet of the node itself, if its connection needs another source port, or had
-/// one the last time (`earlier`), and returns its entry.
+/// Creates the flow of a connection of the node itself that begins with this packet, and returns the flow's entry. A
+/// connection needs one if its source port is taken, or if it had one the last time (`earlier`).
 #[inline(always)]
 fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     if !earlier && !of_node::begins(skb, packet) {

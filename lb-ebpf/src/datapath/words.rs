@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-/// Adds to a word and returns what it was.
+/// Adds to a word and returns its previous value.
 ///
 /// # Safety
 /// The pointer leads to an aligned word of a map value, which is changed atomically only.
@@ -16,7 +16,7 @@ pub(super) unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
     value
 }
 
-/// Changes the bits of a word that are set in `bits`, and returns what it was.
+/// Inverts the bits of a word that are set in `bits`, and returns its previous value.
 ///
 /// # Safety
 /// As for [`fetch_add`].
@@ -30,7 +30,7 @@ pub(super) unsafe fn fetch_xor(word: *mut u64, bits: u64) -> u64 {
     value
 }
 
-/// Makes a word `to` if it is `from`; returns whether it was.
+/// Replaces the value `from` of a word by `to`; returns false if the word has another value.
 ///
 /// # Safety
 /// As for [`fetch_add`].

@@ -157,7 +157,7 @@ impl Ip {
         }
         self.protocol = next_header;
         self.headers.l4 += length;
-        // In a later fragment, payload follows, whatever next header this one names.
+        // In a later fragment, payload follows the fragment header, whatever next header it names.
         Ok(self.fragment.part != Part::Later)
     }
 

@@ -23,7 +23,7 @@ pub enum Layer {
 /// whatever a register happens to hold, and the verifier rejects that if it is a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The five-tuple; without ports where this is an ICMP message or a later fragment.
+    /// The five-tuple; its ports are 0 if this is an ICMP message or a later fragment.
     pub tuple: Tuple,
     /// Offsets of its headers.
     pub headers: Headers,
@@ -39,15 +39,15 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether a flow may neither begin nor end with the packet, so that its own entry is all that it needs.
+    /// Whether the packet can neither begin nor end a flow, so that it needs only the entry of its own direction.
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()
     }
 
-    /// The part of its datagram that a fragment carries; `None` if the frame ends before the header that says so, or
-    /// further IPv6 headers hide it. (Read from the packet again: as a result of parsing it would multiply the states
-    /// that the verifier follows.)
+    /// The part of its datagram that a fragment carries; `None` if the frame ends before the fragment's offset, or
+    /// further IPv6 headers follow the fragment header. (Read from the packet again: if the parser returned the part,
+    /// the verifier would follow many more states.)
     #[inline(always)]
     pub fn span<F: Frame + ?Sized>(&self, frame: &F) -> Option<Span> {
         let Headers { l3, l4, is_v4 } = self.headers;
@@ -120,7 +120,7 @@ pub enum Part {
     Whole,
     /// The first fragment: it carries the transport header.
     First,
-    /// A later fragment: what follows the network header is *not* a transport header.
+    /// A later fragment: *no* transport header follows the network header.
     Later,
 }
 

@@ -1,27 +1,27 @@
-//! Does the node answer for a virtual address that it announces at layer 2.
+//! Whether the node answers for a virtual address that it announces at layer 2.
 //!
-//! The right to answer ends by itself: at its deadline, which the agent moves on only with evidence that no other node has
-//! the right, and as soon as another machine is heard to claim the address.
+//! The right to answer ends by itself at its deadline, and at once when another machine claims the address. The agent
+//! moves the deadline only with evidence that no other node has the right.
 
 use lb_common::{Announcement, Heard};
 
-/// What a valid ARP packet or neighbour discovery message from another machine says about an address.
+/// The meaning of a valid ARP packet or neighbour discovery message from another machine, for an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Message {
     /// Nothing that concerns announcements.
     Other = 0,
-    /// It asks who has the address: an ARP request, an ARP probe (RFC 5227 §2.1), or a neighbour solicitation from an
-    /// address (RFC 4861 §4.3).
+    /// A question for the MAC address of the address: an ARP request, an ARP probe (RFC 5227 §2.1), or a neighbour
+    /// solicitation from an address (RFC 4861 §4.3).
     Asks = 1,
-    /// It asks whether anybody has the address, before it takes the address itself: a neighbour solicitation from the
+    /// A check that no machine has the address, before the sender takes it: a neighbour solicitation from the
     /// unspecified address (RFC 4862 §5.4).
     Detects = 2,
-    /// It says that its sender has the address: an ARP packet from the address, or a neighbour advertisement.
+    /// A claim that the sender has the address: an ARP packet from the address, or a neighbour advertisement.
     Claims = 3,
 }
 
-/// What the program does with a message.
+/// The action of the program on a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reaction {
@@ -41,7 +41,7 @@ pub const fn may_answer(announcement: &Announcement, heard: &Heard, now: u64) ->
     now < announcement.deadline && heard.conflict_at < announcement.since
 }
 
-/// What happens to a message about an address, by whether the node may answer for it.
+/// The reaction to a message about an address; `may_answer` is whether the node may answer for that address.
 #[inline(always)]
 pub const fn reaction(message: Message, may_answer: bool) -> Reaction {
     match message {

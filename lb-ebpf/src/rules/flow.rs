@@ -81,10 +81,10 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
     segment.is_syn() && !flow.is_reply()
 }
 
-/// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number of
-/// retransmissions after which another backend is tried; 0 is never.
+/// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number
+/// of retransmissions after which another backend is tried; 0 means never.
 ///
-/// A service without any backend loses only flows that no backend has answered yet: their next SYN is rejected.
+/// If the service has no backends, only flows that no backend has answered yet are stale: their next SYN is rejected.
 #[inline(always)]
 pub fn staleness(
     flow: &Flow,
@@ -110,8 +110,8 @@ pub fn staleness(
     }
 }
 
-/// Whether the packet is a SYN-ACK in the direction of the reply: it belongs to a connection that bypasses the VIP if the
-/// flow [has ended](has_ended). (A new connection through the VIP would have replaced the entry.)
+/// Whether the segment is a SYN-ACK in the direction of replies. If the flow [has ended](has_ended), the segment
+/// belongs to a connection that bypasses the VIP. (A new connection through the VIP would have replaced the entry.)
 #[inline(always)]
 pub const fn is_syn_ack_of_backend(segment: &Segment, flow: &Flow) -> bool {
     segment.is_syn_ack() && flow.is_reply()
@@ -123,7 +123,7 @@ pub const fn has_ended(forward: &Flow, reply: &Flow) -> bool {
     Phase::of(forward, reply).is_over()
 }
 
-/// Whether a packet of no flow that leaves the node may begin one: the first of a connection of the node itself, whose
+/// Whether a packet that leaves the node without a flow may be the first one of a connection of the node itself, whose
 /// source port another flow [has](takes_answers_of_node).
 #[inline(always)]
 pub const fn may_begin_at_egress(body: Body, segment: &Segment) -> bool {
@@ -134,15 +134,16 @@ pub const fn may_begin_at_egress(body: Body, segment: &Segment) -> bool {
     }
 }
 
-/// Whether answers to packets of the node itself would reach this flow, whose entry has their reversed tuple. The answers
-/// of a plain flow have the client's own address, which no socket of the node has.
+/// Whether this flow would take the answers to packets of the node itself; its entry has the tuple of these answers.
+/// The answers of a plain flow have the client's own address, which no socket of the node has.
 #[inline(always)]
 pub const fn takes_answers_of_node(flow: &Flow) -> bool {
     flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0
 }
 
-/// Whether a packet only looks like one of this flow of a connection of the node: it was forwarded, not sent by the node,
-/// and belongs to the flow that has the source port. It is translated already, and bypasses the stack.
+/// Whether a packet with the tuple of this flow, a connection of the node, belongs to another flow: the one that has
+/// the source port. Such a packet was forwarded, not sent by the node. It is translated already, and bypasses the
+/// stack.
 #[inline(always)]
 pub fn is_of_other_flow(flow: &Flow, egress: bool, from_node: impl FnOnce() -> bool) -> bool {
     egress && flow.flags == flow_flags::AT_EGRESS && !from_node()
@@ -173,17 +174,17 @@ pub const fn turned(flow: &Flow) -> Outcome {
 }
 
 /// Ticks without a datagram after which another connection may take over the source port of a UDP flow that was no
-/// stream: a resolver has given up by then. Not the timeout of the flow: that is [`Phase::timeout_seconds`].
+/// stream: a resolver has given up by then. The flow itself expires later ([`Phase::timeout_seconds`]).
 const PORT_REUSE_AFTER_IDLE: u32 = 5;
 
-/// Ticks without a segment after which another connection may take over the source port of one without a complete
-/// handshake: its client has retransmitted by then, unless its address is forged.
+/// Ticks without a segment after which another connection may take over the source port of a connection without a
+/// complete handshake: by then the client has retransmitted a segment, unless the client's address is forged.
 const PORT_REUSE_UNPROVEN: u32 = 3;
 
-/// Whether a new connection may take the source port of this one. Otherwise a busy client, or a SYN flood, would have used
+/// Whether a new connection may take the source port of this one. Otherwise a busy client, or a SYN flood, would use up
 /// all ports towards a backend long before the first of them expires. After an orderly end the backend may still expect
 /// late segments, and a backend that has answered a datagram may get another one, so only an `eager` caller takes the
-/// ports of these two.
+/// ports of such flows.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
     let idle_for = |ticks| {

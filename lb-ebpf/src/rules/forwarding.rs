@@ -11,23 +11,24 @@ pub enum Forwarding {
     /// The backend has an address of this node, so packets keep the client's own address although the service
     /// masquerades.
     PlainOnNode = 1,
-    /// Client and backend are the same pod: back to the pod, with the VIP as source, because a pod's packets to its own
-    /// address never leave the pod.
+    /// Client and backend are the same pod. Packets go back to the pod with the VIP as source, because a pod's packets
+    /// to its own address never leave the pod.
     Hairpin = 2,
-    /// Unchanged, in a tunnel to the backend's node.
+    /// Packets go unchanged through a tunnel to the backend's node.
     Tunnel = 3,
     /// Packets get an address of this node as source.
     Masquerade = 4,
-    /// The client's device has no programs. Packets get the VIP as source, so that the replies of the backend, which is on
-    /// this node, come back to the catch device.
+    /// The client's device has no programs. Packets get the VIP as source, so that the replies of the backend, which is
+    /// on this node, come back to the catch device.
     Caught = 5,
-    /// As `Caught`, and the backend is on another node, so packets get an address of this node as source where they leave.
+    /// As [`Self::Caught`], but the backend is on another node, so packets get an address of this node as source where
+    /// they leave.
     CaughtAndMasquerade = 6,
 }
 
-/// How packets from `client` reach `backend`. `caught` is whether the flow [is caught](is_caught). `masquerade` and `direct` are whether the service masquerades the client,
-/// and whether backends on other nodes answer it directly; `may_tunnel` is whether this node has an address to tunnel
-/// from.
+/// How packets from `client` reach `backend`. `caught` is whether the flow [is caught](is_caught). `masquerade` is
+/// whether the service masquerades the client. `direct` is whether backends on other nodes answer the client directly.
+/// `may_tunnel` is whether this node has an address to tunnel from.
 #[inline(always)]
 pub fn forwarding(
     client: &Address,
@@ -58,9 +59,9 @@ pub fn forwarding(
     }
 }
 
-/// Whether packets of a flow are sent on although there is no room for its entries: no reply of a tunnelled flow passes
-/// this node, and the Maglev table chooses the same backend for each packet of a connection. At an address where only a
-/// SYN begins a flow, the packets after it would need the entry.
+/// Whether packets of a flow are sent on although there is no room for its entries. They are in a tunnelled flow of a
+/// service with Maglev: no reply passes this node, and the table chooses the same backend for each packet of a
+/// connection. At an address where only a SYN begins a flow, the packets after the SYN would need the entry.
 #[inline(always)]
 pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
     is_tunnelled && service.scheduler == Scheduler::Maglev as u8 && !service.requires_syn()
@@ -78,8 +79,8 @@ pub const fn is_catch(device: &DeviceInfo) -> bool {
     device.flags & device_flags::CATCH != 0
 }
 
-/// Whether the client's own device has no programs, so that a flow that begins at `device` is caught. `is_cluster_ip` is
-/// whether the node routes packets to the VIP to the catch device.
+/// Whether the client's own device has no programs, so that a flow that begins at `device` is caught. `is_cluster_ip`
+/// is whether the node routes packets to the VIP to the catch device.
 #[inline(always)]
 pub fn is_caught(device: &DeviceInfo, is_cluster_ip: impl FnOnce() -> bool) -> bool {
     is_catch(device) || device.flags & device_flags::BRIDGES_PODS != 0 && is_cluster_ip()

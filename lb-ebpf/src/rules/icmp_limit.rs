@@ -19,8 +19,8 @@ pub const fn applies(outcome: Outcome) -> bool {
     !matches!(outcome, Outcome::TooBig)
 }
 
-/// Takes a token at `now` (ns) from a bucket that will be full at `full_at`; returns when it will be full after that.
-/// `None` if there is no token. `full_at` is 0 for a full bucket.
+/// Takes a token at `now` (ns) from a bucket that will be full at `full_at`. Returns the time at which the bucket will
+/// be full after that, or `None` if it has no token. `full_at` is 0 for a full bucket.
 #[inline(always)]
 pub const fn take(full_at: u64, now: u64) -> Option<u64> {
     let from = if full_at > now { full_at } else { now };

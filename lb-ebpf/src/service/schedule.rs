@@ -62,7 +62,7 @@ pub fn retried(service: &Service, flow: &Flow, backend: &Backend, slot: u32) -> 
     }
 }
 
-/// How many entries a scheduler draws from.
+/// The number of entries that a scheduler draws from.
 #[inline(always)]
 pub const fn entries(service: &Service) -> u32 {
     if service.table_count > 0 { service.table_count } else { service.backends_count }
@@ -167,8 +167,8 @@ impl BackendSearch {
         }
     }
 
-    /// The slot in which the search ended: if the service has the backend, it is there, and the caller compares.
-    /// [`NONE`] if the search ended behind the last backend.
+    /// The slot at which the search ended: the only one that can have the backend, which the caller checks. [`NONE`] if
+    /// the search ended behind the last backend.
     #[inline(always)]
     pub const fn slot(&self) -> u32 {
         if self.low < self.count { self.base.wrapping_add(self.low) } else { NONE }
@@ -204,7 +204,7 @@ mod tests {
         Service { backends_base: base, backends_count: count, ..Service::zeroed() }
     }
 
-    /// Draws at random from the backends themselves.
+    /// Chooses a backend of a service without a table.
     fn choose(service: &Service, random: u32) -> u32 {
         slot(service, scale(random, entries(service)), |_| None)
     }

@@ -46,8 +46,8 @@ pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
 }
 
 /// Copies the record of a frontend, as it applies to internal clients. (A subprogram, because LLVM copies the record
-/// register by register. Inlined, that would take twice its size on the stack of the caller, and kernels before 6.8
-/// limit that more strictly.)
+/// register by register. Inlined, the copy would take twice its size on the caller's stack, which kernels before 6.8
+/// limit more strictly.)
 #[inline(never)]
 fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
     *service = service::find(key)?.for_client(true);

@@ -46,10 +46,10 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     Ok(Outcome::NewFlow)
 }
 
-/// Connects a UDP socket to an address that refuses datagrams. The call names a port that no service has. Usually the
-/// process only needs to know its source address, and sends nothing: getaddrinfo(3) sorts addresses that way (RFC
-/// 6724). If it does send, its datagrams must be refused, and no hook sees them. So they go to port 0 of the node,
-/// which no socket can have.
+/// Connects a UDP socket to an address that refuses datagrams, because the call names a port that no service has.
+/// Usually the process only needs to know its source address, and sends nothing: getaddrinfo(3) sorts addresses that
+/// way (RFC 6724). If the process does send, its datagrams must be refused, but the kernel runs no hook for `send(2)`,
+/// which names no address. So they go to port 0 of the node, which no socket can have.
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);

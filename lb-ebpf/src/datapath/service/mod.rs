@@ -69,7 +69,7 @@ pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     search.slot()
 }
 
-/// Compares one backend; 1 ends the search. The kernel calls it, so the verifier checks it once.
+/// Compares one backend; returns 1 to end the search. The kernel calls this function, so the verifier checks it once.
 extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `search` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<BackendSearch>() };

@@ -89,7 +89,7 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     }
 }
 
-/// Decides about a packet that is not plain, with which a routed flow begins or ends, or whose flow is in the overflow.
+/// Decides about a packet that is not plain, or begins or ends a routed flow, or belongs to a flow in the overflow.
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
@@ -157,7 +157,7 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     }
     check(xdp, packet, u32::from(hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
-    // The flow has counted the packet and parts of it may be written: tc must not see it.
+    // The flow has counted the packet, which may be partly rewritten: tc must not see the packet.
     write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;
     Ok(outcome)
 }

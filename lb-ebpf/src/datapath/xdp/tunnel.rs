@@ -33,7 +33,7 @@ pub(crate) fn forward(
     observe(packet, flow, hop.resolved_at);
     match encapsulate(xdp, flow, hop) {
         Ok(()) => tunnel::outcome(outcome),
-        // The flow has counted the packet and parts of it may be written: tc must not see it.
+        // The flow has counted the packet, which may be partly rewritten: tc must not see the packet.
         Err(_) => Outcome::RewriteFailed,
     }
 }
