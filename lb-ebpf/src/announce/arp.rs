@@ -79,13 +79,13 @@ impl Frame {
         asks.then(|| Address::from_v4(self.target))
     }
 
-    /// The meaning of the frame for the address that it claims, to the machine with the MAC address `own`.
+    /// The meaning of the frame's claim, for the machine with the MAC address `own`.
     #[inline(always)]
     pub fn claim(&self, own: [u8; 6]) -> Message {
         if same(self.sender_mac, own) { Message::Other } else { Message::Claims }
     }
 
-    /// The meaning of the frame for the address that it asks for, to the machine with the MAC address `own`.
+    /// The meaning of the frame's question, for the machine with the MAC address `own`.
     #[inline(always)]
     pub fn question(&self, own: [u8; 6]) -> Message {
         let for_us = same(self.to, BROADCAST) || same(self.to, own);

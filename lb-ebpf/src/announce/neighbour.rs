@@ -97,8 +97,8 @@ fn target_bytes(message: &[u8; MESSAGE]) -> &[u8; 16] {
     unsafe { &*message.as_ptr().add(8).cast() }
 }
 
-/// The meaning of a message of `length` bytes, followed by zeros, for its target, to the machine with the MAC address
-/// `own`. Invalid messages (RFC 4861 §7.1) are [`Message::Other`].
+/// The meaning of a message about its target, for the machine with the MAC address `own`. `message` is `length` bytes,
+/// followed by zeros. Invalid messages (RFC 4861 §7.1) are [`Message::Other`].
 #[inline(always)]
 pub fn meaning(headers: &Headers, message: &[u8; MESSAGE], length: u32, own: [u8; 6]) -> Message {
     if same(headers.from, own) || sum(headers, message, length) != 0xffff {

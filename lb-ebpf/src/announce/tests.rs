@@ -162,7 +162,7 @@ impl Icmp {
     }
 }
 
-/// The meaning of a frame for its target, as the program reads it.
+/// The target of a frame, and the meaning of the frame as the program reads it.
 fn meaning(frame: &[u8]) -> Option<(Address, Message)> {
     let headers: [u8; HEADERS] = frame[..HEADERS].try_into().unwrap();
     // SAFETY: a `Header` is valid for every bit pattern; both types have the same size and alignment.

@@ -35,8 +35,8 @@ use super::{
 pub(super) enum Translated {
     /// The message is handled, with this outcome.
     Done(Outcome),
-    /// The message is unchanged: it is about a packet of a backend on another node, and the tunnel takes it there. The
-    /// key of the flow is in `SCRATCH`.
+    /// The message is unchanged: it is about a packet of a backend on another node, and has to go there through a
+    /// tunnel. The key of the flow is in `SCRATCH`.
     ThroughTunnel,
 }
 

@@ -1,10 +1,9 @@
 //! The programs on packets: two tc hooks and XDP.
 //!
-//! Both tc hooks run [`process`]. The device through which packets of a client enter the node owns the translation:
-//! they are DNATed at its ingress, before the stack routes them, and replies are translated back at its egress, after
-//! the stack has routed them. So neither the device of a backend nor reverse path filters ever see an address that
-//! does not belong there. If the client address must not reach the backend, a second translation exchanges it at the
-//! other end: see [`flow::masquerade`].
+//! Both tc hooks run [`process`]. A client's packets are translated at the device through which they enter the node:
+//! DNATed at its ingress, before the stack routes them. Replies are translated back at its egress, after the stack has
+//! routed them. So the device of a backend and reverse path filters get only addresses that belong there. If the client
+//! address must not reach the backend, a second translation replaces it at the other end: see [`flow::masquerade`].
 //!
 //! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Its rarer
 //! parts are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A

@@ -54,8 +54,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     Ok(Outcome::RejectTcp)
 }
 
-/// Turns the packet into an ICMP error about itself, which begins with `start`. A later fragment is not answered: its
-/// sender could not match the quote. No packet is answered while the node sends too many errors.
+/// Turns the packet into an ICMP error about itself; `start` is the beginning of the error. A later fragment is not
+/// answered: its sender could not match the quote. No packet is answered while the node sends too many errors.
 #[inline(never)]
 pub(super) fn icmp_error(
     skb: &mut Skb,

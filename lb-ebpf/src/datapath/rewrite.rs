@@ -30,7 +30,7 @@ use super::{
 ///
 /// # Errors
 ///
-/// Always [`Outcome::RewriteFailed`]: the flow has counted the packet and parts of it may be written, so it must be
+/// Always [`Outcome::RewriteFailed`]: the flow has counted the packet, which may be partly rewritten, so it must be
 /// dropped, and never be parsed again.
 #[inline(always)]
 pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Outcome> {
@@ -165,7 +165,7 @@ extern "C" fn sctp_checksum_change(delta: u32, length: u32) -> u64 {
     u64::from(scratch.crc().result())
 }
 
-/// One step of the checksum. The kernel calls it, so the verifier checks it once.
+/// One step of the checksum. The kernel calls this function, so the verifier checks it once.
 extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
     let Ok(scratch) = scratch() else { return 1 };
     scratch.crc().step();

@@ -106,7 +106,8 @@ fn least(scheduler: Scheduler, service: &Service, start: u32) -> u32 {
     search.slot
 }
 
-/// Compares one backend; 1 ends the search. The kernel calls it, so the verifier checks it once, not once per backend.
+/// Compares one backend; returns 1 to end the search. The kernel calls this function, so the verifier checks it once,
+/// not once per backend.
 extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `least` gave `bpf_loop` a pointer to its `search`, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<Search>() };

@@ -82,7 +82,8 @@ fn slot(hash: u64) -> u32 {
     hash as u32 % EXHAUSTED_SLOTS as u32
 }
 
-/// One attempt; 1 ends the loop. The kernel calls it, so the verifier checks it once, however many attempts there are.
+/// One attempt; returns 1 to end the loop. The kernel calls this function, so the verifier checks it once, however many
+/// attempts there are.
 extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `claim` gave `bpf_loop` a pointer to its context, which nothing changes during the call.
     let context = unsafe { &*context.cast::<HookContext>() };

@@ -165,8 +165,8 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     }
 }
 
-/// Updates the client's direction if the packet is a backend's answer to its SYN, before the packet is observed. Only
-/// the slow path sees such a packet.
+/// Updates the client's direction if the packet is a backend's answer to the client's SYN. To be called before the
+/// packet is observed. Only the slow path handles such packets.
 #[inline(always)]
 pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     if matches!(packet.body, Body::Tcp) && flow.accepts_connection(&packet.segment) {

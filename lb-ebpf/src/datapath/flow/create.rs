@@ -35,22 +35,22 @@ const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 pub(crate) enum Created {
     /// tc forwards its packets: through the stack, back through their device (hairpin), or bypassing the stack.
     Unrouted = 0,
-    /// [`flow_flags::ROUTED`]: client and backend are both beyond wire devices. The programs translate its packets, or
-    /// put them into a tunnel, where they enter, and send them out at once.
+    /// [`flow_flags::ROUTED`]: wire devices lead to both client and backend. The programs translate the flow's packets,
+    /// or put them into a tunnel, where they enter, and send them out at once.
     Routed = 1,
     /// No entry: the packet is forwarded with the flow that [`stateless`] returns.
     Stateless = 2,
 }
 
-/// The flow of a packet whose flow found no room, for this packet alone: [`Created::Stateless`].
+/// The flow of one packet whose connection found no room for an entry: [`Created::Stateless`].
 #[inline(always)]
 pub(crate) fn stateless() -> Result<&'static mut Flow, Outcome> {
     Ok(&mut scratch()?.setup().flow)
 }
 
-/// Inserts the entries of both directions for the first packet of the flow that `SCRATCH` asks for, in place of those
-/// of an `earlier` connection with its five-tuple. With `only_routed`, as for the XDP program, any other flow is left
-/// to tc.
+/// Inserts the entries of both directions for the first packet of the flow that `SCRATCH` requests, in place of those
+/// of an `earlier` connection with the same five-tuple. With `only_routed`, as for the XDP program, any other flow is
+/// left to tc.
 #[inline(always)]
 pub(crate) fn create(
     context: &HookContext,
@@ -80,7 +80,7 @@ pub(crate) fn create(
     })
 }
 
-/// Inserts the entries of the flow that lies prepared in `SCRATCH`; returns the result for its forward entry.
+/// Inserts the entries of the flow that is prepared in `SCRATCH`; returns the result for its forward entry.
 #[inline(always)]
 pub(super) fn insert(context: &HookContext, earlier: bool) -> Result<Inserted, Outcome> {
     if !scratch()?.setup().is_tunnelled() {
@@ -167,7 +167,7 @@ fn masquerade_caught(context: &HookContext, setup: &mut FlowSetup) -> Result<(),
     Ok(())
 }
 
-/// Makes the flow one through a tunnel; returns false as long as the node does not know its own address.
+/// Makes the flow a tunnelled one; returns false as long as the node does not know its own address.
 #[inline(never)]
 fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     let is_v4 = setup.from.source.is_v4();
@@ -193,7 +193,7 @@ fn delete_earlier(setup: &mut FlowSetup) {
         }
         setup.key = earlier.to.reversed();
         if setup.key != setup.to.reversed() {
-            // Nothing is lost if another CPU was faster.
+            // Another CPU may have deleted the entry already.
             table::remove(&setup.key);
         }
     }

@@ -56,7 +56,7 @@ pub(crate) enum FlowCreation {
     Created,
     /// The packet has a routed flow now.
     CreatedRouted,
-    /// The caller sends the packet by the flow that [`create::stateless`] returns, which has no entry in the flow
+    /// The caller sends the packet with the flow that [`create::stateless`] returns, which has no entry in the flow
     /// table.
     Stateless,
     /// The service has no backend for the packet: the caller rejects it.

@@ -1,8 +1,9 @@
 //! The end of a tunnel: packets to backends on this node, from the node that has chosen the backend.
 //!
 //! The programs take a packet out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a
-//! service with this backend, or belongs to a flow to it. All others pass unchanged: this node may only be a router on
-//! their path. The packet then goes to that backend with the address of its client, and never into another tunnel.
+//! service with this backend, or belongs to a flow to it. They send the inner packet to that backend with the address
+//! of its client, and never into another tunnel. All other packets pass unchanged: this node may only be a router on
+//! their path.
 
 use aya_ebpf::{
     Global,
@@ -152,7 +153,7 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     }
 }
 
-/// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so none may be behind it.
+/// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so no pods may be behind it.
 #[inline(always)]
 fn ends_tunnels(device: u32) -> bool {
     device::info(device).flags & device_flags::TUNNELS != 0
@@ -199,7 +200,7 @@ fn parse(skb: &Skb, packet: &mut Packet) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Target {
-    /// The packet is for no backend on this node that the tunnel leads to.
+    /// The packet neither belongs to a flow to the backend, nor begins one.
     None = 0,
     /// The packet belongs to an existing flow to the backend.
     KnownFlow = 1,

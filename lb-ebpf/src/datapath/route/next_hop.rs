@@ -12,7 +12,7 @@ use lb_common::{
 use super::{ANY_LENGTH, Found, found, lookup};
 use crate::datapath::{context::HookContext, device, settings};
 
-/// Next hops by [`NextHopKey::slot`]; a new one takes the place of an older one with the same slot.
+/// Next hops by [`NextHopKey::slot`]; a new one replaces an older one with the same slot.
 ///
 /// Each CPU has its own, so that no program reads an answer while another one writes it.
 #[btf_map]

@@ -16,7 +16,7 @@ pub(crate) struct Request {
     pub(crate) service: Service,
     /// The slot of the backend.
     pub(crate) slot: u32,
-    /// Whether the client's address becomes the node's where packets leave towards the backend.
+    /// Whether an address of the node replaces the client's address where packets leave towards the backend.
     pub(crate) masquerade: bool,
     /// Whether the backend is to answer the client directly.
     pub(crate) direct: bool,
@@ -42,7 +42,7 @@ pub(crate) struct FlowSetup {
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
     pub(crate) eager: bool,
-    /// [`Service::id`]
+    /// The [`Service::id`] of the flow's service; 0 if the node itself is the client.
     pub(crate) service: u32,
     /// The counter of the flow: [`lb_common::Backend::active_flows_slot`].
     pub(crate) active_flows_slot: u32,

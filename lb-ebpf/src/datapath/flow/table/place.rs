@@ -4,7 +4,7 @@
 /// place is that of any entry with the key.)
 #[repr(C)]
 pub(crate) struct Place {
-    /// The control word at that moment.
+    /// The control word of the slot when the entry was found.
     pub(super) control: u64,
     /// The index of the slot, or [`IN_OVERFLOW`].
     pub(super) index: u32,
