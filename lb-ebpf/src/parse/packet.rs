@@ -39,7 +39,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether the packet can neither begin nor end a flow, so that it needs only the entry of its own direction.
+    /// Whether the packet, if it has an entry, can neither begin a new flow nor end its own, so that it needs no other
+    /// entry.
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()

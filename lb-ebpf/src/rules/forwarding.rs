@@ -59,7 +59,7 @@ pub fn forwarding(
     }
 }
 
-/// Whether packets of a flow are sent on although there is no room for its entries. They are in a tunnelled flow of a
+/// Whether packets of a flow are sent on although there is no room for its entries. True for tunnelled flows of a
 /// service with Maglev: no reply passes this node, and the table chooses the same backend for each packet of a
 /// connection. At an address where only a SYN begins a flow, the packets after the SYN would need the entry.
 #[inline(always)]

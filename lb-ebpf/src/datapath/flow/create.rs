@@ -112,8 +112,8 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flow_flags::HAIRPIN;
-            // The source is an address of the node, whose sockets may have the client's port. (Without settings there
-            // is no range of ports that they do not have.)
+            // The source is an address of the node, whose sockets may have the client's port, so the flow gets a port
+            // that is reserved for masquerading. (Without settings that range is unknown.)
             if request.service.kind == FrontendKind::NodePort as u8
                 && let Ok(ports) = masquerade::ports()
             {

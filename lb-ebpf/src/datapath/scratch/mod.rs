@@ -66,9 +66,9 @@ fields! {
     setup: FlowSetup,
     /// Keys of a connection that ends.
     keys: Keys,
-    /// Key of an entry of the overflow.
+    /// The key of an entry of the overflow.
     overflow_key: Tuple,
-    /// The flow of an entry of the overflow.
+    /// The flow in an entry of the overflow.
     overflow_flow: Flow,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,
