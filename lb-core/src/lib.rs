@@ -20,6 +20,7 @@ mod claims;
 mod compact;
 pub mod convert;
 pub mod desired;
+pub mod dns;
 pub mod family;
 pub mod health_checks;
 mod ids;

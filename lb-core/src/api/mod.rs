@@ -108,9 +108,12 @@ pub struct ServiceSpec {
     /// `loadBalancerClass`; only for the allocation of load balancers' addresses.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub load_balancer_class: Option<String>,
-    /// `externalName`; only for validation.
+    /// `externalName`; only for validation and for names.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub external_name: Option<String>,
+    /// `publishNotReadyAddresses`; only for names.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub publish_not_ready_addresses: Option<bool>,
 }
 
 /// One of `spec.ports` of a Service.
@@ -205,6 +208,9 @@ pub struct Endpoint {
     pub addresses: Vec<String>,
     #[serde(deserialize_with = "tolerant::value")]
     pub conditions: EndpointConditions,
+    /// `hostname`; only for names.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub hostname: Option<String>,
     pub node_name: Option<String>,
     pub zone: Option<String>,
     #[serde(deserialize_with = "tolerant::value")]
@@ -276,6 +282,9 @@ pub struct EndpointSubset {
 pub struct EndpointAddress {
     #[serde(deserialize_with = "tolerant::value")]
     pub ip: String,
+    /// `hostname`; only for names.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub hostname: Option<String>,
     pub node_name: Option<String>,
     #[serde(deserialize_with = "tolerant::value")]
     pub target_ref: ObjectReference,

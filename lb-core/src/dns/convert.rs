@@ -1,0 +1,121 @@
+//! Converts objects of the Kubernetes API to what names need of them. Parts that the API server would reject are left
+//! out; the conversion for the proxy reports them.
+
+use std::net::IpAddr;
+
+use super::{NameChange, NamedEndpoint, NamedPort, NamedService, NamedSlice, Target};
+use crate::{
+    api,
+    convert::{ConvertError, SERVICE_NAME, SKIP_MIRROR, object_name},
+    model::ObjectName,
+    protocol::Protocol,
+    rules,
+};
+
+/// Annotation from before `publishNotReadyAddresses`.
+pub const TOLERATE_UNREADY: &str = "service.alpha.kubernetes.io/tolerate-unready-endpoints";
+
+/// Converts a Service. `cluster_ips` replaces the ones in the object, where another part of the agent allocates them.
+///
+/// # Errors
+///
+/// An object without a name.
+pub fn service(service: &api::Service, cluster_ips: Option<&[IpAddr]>) -> Result<NameChange, ConvertError> {
+    let name = object_name("Service", &service.metadata)?;
+    let named = service.spec.as_ref().and_then(|spec| {
+        let ports = spec.ports.iter().flatten();
+        let old = service.metadata.annotation(TOLERATE_UNREADY) == Some("true");
+        Some(NamedService {
+            target: target(spec, cluster_ips)?,
+            ports: ports
+                .filter_map(|port| named_port(port.name.as_deref(), port.protocol_or_default(), port.port))
+                .collect(),
+            publishes_not_ready: spec.publish_not_ready_addresses == Some(true) || old,
+        })
+    });
+    Ok(NameChange::Service(name, named))
+}
+
+/// `None` for an ExternalName that is no name, such as an address.
+fn target(spec: &api::ServiceSpec, cluster_ips: Option<&[IpAddr]>) -> Option<Target> {
+    if spec.is_external_name() {
+        let name = spec.external_name.as_deref().unwrap_or_default();
+        let name = name.strip_suffix('.').unwrap_or(name);
+        let is_name = !name.is_empty() && name.parse::<IpAddr>().is_err();
+        return is_name.then(|| Target::Name(name.into()));
+    }
+    if spec.is_headless() {
+        return Some(Target::Endpoints);
+    }
+    let in_object = || spec.requested_ips().iter().filter_map(|text| text.parse().ok()).collect();
+    Some(Target::ClusterIps(cluster_ips.map_or_else(in_object, <[IpAddr]>::to_vec)))
+}
+
+fn named_port(name: Option<&str>, protocol: &str, port: i32) -> Option<NamedPort> {
+    let protocol = Protocol::ALL.into_iter().find(|known| known.as_str() == protocol)?;
+    let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
+    Some(NamedPort { name: name.unwrap_or_default().to_ascii_lowercase().into(), protocol, port })
+}
+
+fn slice_ports(ports: Option<&Vec<api::EndpointPort>>) -> Vec<NamedPort> {
+    let ports = ports.into_iter().flatten();
+    ports.filter_map(|p| named_port(p.name.as_deref(), p.protocol_or_default(), p.port?)).collect()
+}
+
+/// Converts an EndpointSlice. One of no Service, or with addresses that are neither IPv4 nor IPv6, has no names.
+///
+/// # Errors
+///
+/// An object without a name.
+pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<NameChange, ConvertError> {
+    let name = object_name("EndpointSlice", &slice.metadata)?;
+    let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
+    let is_v4 = match slice.address_type.as_str() {
+        "IPv4" => Some(true),
+        "IPv6" => Some(false),
+        _ => None,
+    };
+    let (Some(service), Some(is_v4)) = (service, is_v4) else { return Ok(NameChange::Slice(name, None)) };
+    let ready = slice.endpoints.iter().flatten().filter(|endpoint| endpoint.conditions.ready != Some(false));
+    let endpoints = ready.filter_map(|endpoint| {
+        named_endpoint(endpoint.addresses.first()?, endpoint.hostname.as_deref(), true)
+            .filter(|endpoint| endpoint.address.is_ipv4() == is_v4)
+    });
+    let service = ObjectName { namespace: name.namespace.clone(), name: service.into() };
+    let ports = slice_ports(slice.ports.as_ref());
+    let slice = NamedSlice { service, ports, endpoints: endpoints.collect() };
+    Ok(NameChange::Slice(name, Some(slice)))
+}
+
+/// Converts Endpoints: one slice for each subset. The caller deletes slices that are no longer returned.
+///
+/// # Errors
+///
+/// An object without a name.
+pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, NamedSlice)>, ConvertError> {
+    let service = object_name("Endpoints", &endpoints.metadata)?;
+    if endpoints.metadata.label(SKIP_MIRROR) == Some("true") {
+        return Ok(Vec::new());
+    }
+    let subsets = endpoints.subsets.iter().flatten().enumerate();
+    let slice = |(index, subset): (usize, &api::EndpointSubset)| {
+        let lists = [(&subset.addresses, true), (&subset.not_ready_addresses, false)];
+        let endpoints = lists.into_iter().flat_map(|(list, ready)| {
+            let list = list.iter().flatten();
+            list.filter_map(move |endpoint| named_endpoint(&endpoint.ip, endpoint.hostname.as_deref(), ready))
+        });
+        let name = format!("endpoints/{}/{index}", service.name);
+        let name = ObjectName { namespace: service.namespace.clone(), name: name.into() };
+        let ports = slice_ports(subset.ports.as_ref());
+        (name, NamedSlice { service: service.clone(), ports, endpoints: endpoints.collect() })
+    };
+    Ok(subsets.map(slice).collect())
+}
+
+fn named_endpoint(address: &str, hostname: Option<&str>, ready: bool) -> Option<NamedEndpoint> {
+    let address: IpAddr = address.parse().ok()?;
+    rules::endpoint_ip(address).ok()?;
+    let hostname = hostname.filter(|hostname| !hostname.is_empty());
+    let hostname = hostname.map(|hostname| hostname.to_ascii_lowercase().into());
+    Some(NamedEndpoint { address, hostname, ready })
+}

@@ -1,0 +1,281 @@
+//! The index of all names, which follows objects one by one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::{
+    Answer, Data, Found, Kind, NameChange, NamedService, NamedSlice, Target, Zone,
+    endpoint::{NamedEndpoint, undashed},
+    reverse::{self, Reverse},
+    service::Owner,
+    zone::{VERSION, VERSION_TTL},
+};
+use crate::model::ObjectName;
+
+/// The Service that has the DNS of most clusters: `ns.dns` has its addresses.
+const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
+/// The namespace that always exists.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// The names of all Services.
+#[derive(Debug)]
+pub struct Index {
+    zone: Zone,
+    namespaces: HashMap<Arc<str>, Namespace>,
+    /// The Service of each slice.
+    services: HashMap<ObjectName, ObjectName>,
+    /// The Services that have an address as a cluster IP or as a published endpoint.
+    reverse: HashMap<IpAddr, BTreeSet<ObjectName>>,
+}
+
+#[derive(Debug, Default)]
+struct Namespace {
+    /// Whether there is a Namespace object.
+    declared: bool,
+    entries: HashMap<Arc<str>, Entry>,
+}
+
+/// A Service and its slices; slices may come first.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    service: Option<NamedService>,
+    slices: BTreeMap<Arc<str>, NamedSlice>,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.service.is_none() && self.slices.is_empty()
+    }
+
+    /// The endpoints that have names, each with its slice.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = (&NamedSlice, &NamedEndpoint)> {
+        let all = self.service.as_ref().is_some_and(|service| service.publishes_not_ready);
+        let slices = self.slices.values();
+        let pairs = slices.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+        pairs.filter(move |(_, endpoint)| endpoint.ready || all)
+    }
+
+    /// The addresses whose reverse names lead here.
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        let endpoints = || self.endpoints().map(|(_, endpoint)| endpoint.address);
+        match self.service.as_ref().map(|service| &service.target) {
+            Some(Target::ClusterIps(ips)) => ips.iter().copied().chain(endpoints()).collect(),
+            Some(Target::Endpoints) => endpoints().collect(),
+            Some(Target::Name(_)) | None => BTreeSet::new(),
+        }
+    }
+}
+
+/// What exists at a name, whichever type a question has. Types only select from it: so a name never exists for one type
+/// and not for another.
+pub(super) enum Node<'a> {
+    /// Nothing but names below it.
+    Empty,
+    Apex,
+    Version,
+    /// Addresses.
+    Host(Vec<IpAddr>),
+    /// A Service with addresses.
+    Service(Owner<'a>),
+    /// Another name for a Service's target.
+    Alias(&'a str),
+    /// Ports of a Service.
+    Ports(Found),
+}
+
+impl Index {
+    /// An index without any object.
+    pub fn new(zone: Zone) -> Self {
+        Self { zone, namespaces: HashMap::new(), services: HashMap::new(), reverse: HashMap::new() }
+    }
+
+    /// The zones.
+    pub const fn zone(&self) -> &Zone {
+        &self.zone
+    }
+
+    /// The zones, to change the ranges.
+    pub const fn zone_mut(&mut self) -> &mut Zone {
+        &mut self.zone
+    }
+
+    /// Applies a change. Its cost depends only on the Service that it is of.
+    pub fn apply(&mut self, change: NameChange) {
+        match change {
+            NameChange::Service(name, service) => self.change(&name, |entry| entry.service = service),
+            NameChange::Slice(name, slice) => self.apply_slice(name, slice),
+            NameChange::Namespace(name, exists) => {
+                self.namespaces.entry(name.name.clone()).or_default().declared = exists;
+                self.drop_unused(&name.name);
+            }
+        }
+    }
+
+    fn apply_slice(&mut self, name: ObjectName, slice: Option<NamedSlice>) {
+        let service = slice.as_ref().map(|slice| slice.service.clone());
+        let before = match &service {
+            Some(service) => self.services.insert(name.clone(), service.clone()),
+            None => self.services.remove(&name),
+        };
+        if let Some(before) = before.filter(|before| Some(before) != service.as_ref()) {
+            self.change(&before, |entry| _ = entry.slices.remove(&name.name));
+        }
+        if let Some(slice) = slice {
+            let service = slice.service.clone();
+            self.change(&service, |entry| _ = entry.slices.insert(name.name, slice));
+        }
+    }
+
+    /// Changes the entry of a Service, and the reverse names that follow from it.
+    fn change(&mut self, name: &ObjectName, change: impl FnOnce(&mut Entry)) {
+        let namespace = self.namespaces.entry(name.namespace.clone()).or_default();
+        let entry = namespace.entries.entry(name.name.clone()).or_default();
+        let old = entry.addresses();
+        change(entry);
+        let new = entry.addresses();
+        if entry.is_empty() {
+            namespace.entries.remove(&name.name);
+            self.drop_unused(&name.namespace);
+        }
+        for gone in old.difference(&new) {
+            if let Some(services) = self.reverse.get_mut(gone) {
+                services.remove(name);
+                if services.is_empty() {
+                    self.reverse.remove(gone);
+                }
+            }
+        }
+        for added in new.difference(&old) {
+            self.reverse.entry(*added).or_default().insert(name.clone());
+        }
+    }
+
+    fn drop_unused(&mut self, name: &str) {
+        if self.namespaces.get(name).is_some_and(|known| !known.declared && known.entries.is_empty()) {
+            self.namespaces.remove(name);
+        }
+    }
+
+    /// Answers a question for the name with these labels, which are in lower case.
+    pub fn lookup(&self, labels: &[&[u8]], kind: Kind) -> Answer {
+        if let Some(labels) = self.zone.strip(labels) {
+            let labels: Option<Vec<&str>> =
+                labels.iter().map(|label| std::str::from_utf8(label).ok()).collect();
+            return match labels.and_then(|labels| self.node(&labels)) {
+                Some(node) => self.select(node, kind),
+                None => Answer::NxDomain(self.zone.name().to_owned()),
+            };
+        }
+        Reverse::parse(labels).map_or(Answer::NotOurs, |name| self.reverse(&name, kind))
+    }
+
+    /// What exists at a name of the cluster domain; `None` if neither it nor a name below it exists.
+    fn node(&self, labels: &[&str]) -> Option<Node<'_>> {
+        match labels {
+            [] => Some(Node::Apex),
+            ["dns-version"] => Some(Node::Version),
+            ["dns" | "svc" | "pod"] => Some(Node::Empty),
+            ["ns", "dns"] => Some(Node::Host(self.name_servers())),
+            [namespace, "svc" | "pod"] => self.has_namespace(namespace).then_some(Node::Empty),
+            [label, namespace, "pod"] if self.has_namespace(namespace) => {
+                undashed(label).map(|address| Node::Host(vec![address]))
+            }
+            [rest @ .., service, namespace, "svc"] => self.owner(namespace, service)?.node(rest),
+            _ => None,
+        }
+    }
+
+    fn has_namespace(&self, name: &str) -> bool {
+        name == DEFAULT_NAMESPACE || self.namespaces.contains_key(name)
+    }
+
+    fn owner(&self, namespace: &str, service: &str) -> Option<Owner<'_>> {
+        let (namespace, known) = self.namespaces.get_key_value(namespace)?;
+        let (name, entry) = known.entries.get_key_value(service)?;
+        let service = entry.service.as_ref()?;
+        Some(Owner { zone: &self.zone, namespace, name, service, entry })
+    }
+
+    /// The addresses of `ns.dns`.
+    fn name_servers(&self) -> Vec<IpAddr> {
+        let [namespace, name] = DNS_SERVICE;
+        let service = self.owner(namespace, name).map(|owner| owner.service);
+        match service.map(|service| &service.target) {
+            Some(Target::ClusterIps(ips)) if !ips.is_empty() => ips.clone(),
+            Some(_) | None => self.zone.servers().to_vec(),
+        }
+    }
+
+    /// The records of one type at a node of the cluster domain.
+    fn select(&self, node: Node<'_>, kind: Kind) -> Answer {
+        let zone = self.zone.name();
+        let plain = |records| Found { ttl: self.zone.ttl(), records, additional: Vec::new() };
+        let found = match (node, kind) {
+            (_, Kind::Any) => plain(vec![Data::Hinfo]),
+            (Node::Apex, Kind::Soa) => Found { ttl: self.zone.soa_ttl(), ..plain(vec![Data::Soa]) },
+            (Node::Apex, Kind::Ns) => {
+                let server = format!("ns.dns.{zone}");
+                let additional = self.name_servers().into_iter().map(|ip| (server.clone(), ip)).collect();
+                Found { additional, ..plain(vec![Data::Ns(server)]) }
+            }
+            (Node::Version, Kind::Txt) => Found { ttl: VERSION_TTL, ..plain(vec![Data::Txt(VERSION)]) },
+            (Node::Host(addresses), Kind::A | Kind::Aaaa) => plain(of_kind(addresses, kind)),
+            (Node::Service(owner), Kind::A | Kind::Aaaa) => plain(of_kind(owner.addresses(), kind)),
+            (Node::Service(owner), Kind::Srv) => owner.ports(None),
+            (Node::Ports(found), Kind::Srv) => found,
+            (Node::Alias(target), Kind::Cname) => plain(vec![Data::Cname(target.to_owned())]),
+            (Node::Alias(target), _) => return Answer::Alias(target.to_owned()),
+            _ => Found::default(),
+        };
+        answer(found, || zone.to_owned())
+    }
+
+    fn reverse(&self, name: &Reverse, kind: Kind) -> Answer {
+        if let Reverse::Address(address) = name {
+            let names = self.names_of(*address);
+            if !names.is_empty() {
+                let ptr = || names.into_iter().map(Data::Ptr).collect();
+                let records = if kind == Kind::Ptr { ptr() } else { any(kind) };
+                let found = Found { ttl: self.zone.ttl(), records, additional: Vec::new() };
+                let zone = || self.zone.reverse_zone(name);
+                return answer(found, || zone().unwrap_or_else(|| reverse::zone(&(*address).into(), name)));
+            }
+        }
+        match (self.zone.reverse_zone(name), name) {
+            // A name with too few labels may have names below it. A denial would hide them from a resolver that asks
+            // label by label.
+            (Some(zone), Reverse::Network(_)) => Answer::NoData(zone),
+            (Some(zone), Reverse::Address(_) | Reverse::Malformed(_)) => Answer::NxDomain(zone),
+            (None, _) => Answer::NotOurs,
+        }
+    }
+
+    /// The name of the Service with this cluster IP, else those of the endpoints with this address.
+    fn names_of(&self, address: IpAddr) -> Vec<String> {
+        let services = self.reverse.get(&address).into_iter().flatten();
+        let owners: Vec<Owner<'_>> =
+            services.filter_map(|name| self.owner(&name.namespace, &name.name)).collect();
+        if let Some(owner) = owners.iter().find(|owner| owner.has_cluster_ip(address)) {
+            return vec![owner.full_name()];
+        }
+        let names: BTreeSet<String> = owners.iter().flat_map(|owner| owner.hosts_of(address)).collect();
+        names.into_iter().collect()
+    }
+}
+
+/// The records that every name has: one, of type `ANY`.
+fn any(kind: Kind) -> Vec<Data> {
+    Vec::from_iter((kind == Kind::Any).then_some(Data::Hinfo))
+}
+
+fn of_kind(addresses: Vec<IpAddr>, kind: Kind) -> Vec<Data> {
+    addresses.into_iter().filter(|address| Kind::of(*address) == kind).map(Data::from).collect()
+}
+
+/// Records, or their denial with the SOA of `zone`.
+fn answer(found: Found, zone: impl FnOnce() -> String) -> Answer {
+    if found.records.is_empty() { Answer::NoData(zone()) } else { Answer::Found(found) }
+}

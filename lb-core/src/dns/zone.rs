@@ -1,0 +1,115 @@
+//! The zones that this server owns.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::reverse::{self, Reverse};
+
+/// TTL of `dns-version`, as in the specification.
+pub(super) const VERSION_TTL: u32 = 28_800;
+/// The version of the specification.
+pub(super) const VERSION: &str = "1.1.0";
+/// The longest TTL of the SOA record.
+const SOA_TTL: u32 = 300;
+/// Bytes of a name on the wire, with the length of its first label and the root.
+const LONGEST_NAME: usize = 255;
+
+/// The cluster domain, and the networks whose reverse names are ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zone {
+    /// The cluster domain, in lower case and without a dot at its end.
+    name: String,
+    /// Seconds for which clients may keep records.
+    ttl: u32,
+    /// Ranges of cluster IPs: all their reverse names are ours.
+    ranges: Vec<IpNet>,
+    /// Addresses of this server, for `ns.dns` if there is no Service of the DNS.
+    servers: Vec<IpAddr>,
+}
+
+/// Why a name cannot be the cluster domain.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{name:?} is no domain name: labels of 1 to 63 letters, digits and hyphens, joined by dots, are expected"
+)]
+pub struct ZoneError {
+    name: String,
+}
+
+impl Zone {
+    /// The cluster domain `name`, with or without a dot at its end.
+    ///
+    /// # Errors
+    ///
+    /// A name that is no domain name.
+    pub fn new(name: &str, ttl: u32) -> Result<Self, ZoneError> {
+        let plain = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        if plain.len() + 2 > LONGEST_NAME || !plain.split('.').all(is_label) {
+            return Err(ZoneError { name: name.to_owned() });
+        }
+        Ok(Self { name: plain, ttl, ranges: Vec::new(), servers: Vec::new() })
+    }
+
+    /// Owns the reverse names of these networks.
+    #[must_use]
+    pub fn with_ranges(mut self, ranges: Vec<IpNet>) -> Self {
+        self.ranges = ranges;
+        self
+    }
+
+    /// Replaces the networks whose reverse names are owned.
+    pub fn set_ranges(&mut self, ranges: Vec<IpNet>) {
+        self.ranges = ranges;
+    }
+
+    /// The addresses of this server.
+    #[must_use]
+    pub fn with_servers(mut self, servers: Vec<IpAddr>) -> Self {
+        self.servers = servers;
+        self
+    }
+
+    /// The cluster domain, in lower case and without a dot at its end.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Seconds for which clients may keep records, and the denial of a name.
+    pub const fn ttl(&self) -> u32 {
+        self.ttl
+    }
+
+    /// TTL of the SOA record.
+    pub fn soa_ttl(&self) -> u32 {
+        self.ttl.min(SOA_TTL)
+    }
+
+    pub(super) fn servers(&self) -> &[IpAddr] {
+        &self.servers
+    }
+
+    /// The labels before the cluster domain; `None` if the name is not in it. Compares labels, not ends of texts.
+    pub(super) fn strip<'a, 'b>(&self, labels: &'a [&'b [u8]]) -> Option<&'a [&'b [u8]]> {
+        let mut rest = labels;
+        for wanted in self.name.rsplit('.') {
+            let (last, before) = rest.split_last()?;
+            if *last != wanted.as_bytes() {
+                return None;
+            }
+            rest = before;
+        }
+        Some(rest)
+    }
+
+    /// The zone of a reverse name inside of a range that is ours, without regard to single addresses.
+    pub(super) fn reverse_zone(&self, name: &Reverse) -> Option<String> {
+        let range = self.ranges.iter().find(|range| name.is_within(range))?;
+        Some(reverse::zone(range, name))
+    }
+}
+
+fn is_label(label: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=63).contains(&label.len()) && label.bytes().all(allowed)
+}
