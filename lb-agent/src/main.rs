@@ -35,6 +35,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
         Command::Status(args) => commands::status(&paths(kernel)?, args.output),
         Command::Announce(command) => commands::announce(&paths(kernel)?, &command),
         Command::Service(command) => commands::service(&paths(kernel)?, command),
+        Command::Exec(args) => commands::exec(&paths(kernel)?, &args),
         Command::Conntrack(command) => commands::conntrack(&paths(kernel)?, command),
         Command::Explain(args) => commands::explain(&paths(kernel)?, &args),
         Command::Profile(args) => commands::profile(&paths(kernel)?, &args),

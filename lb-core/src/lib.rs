@@ -21,6 +21,7 @@ mod compact;
 pub mod convert;
 pub mod desired;
 pub mod dns;
+pub mod environment;
 pub mod family;
 pub mod health_checks;
 mod ids;

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use crate::environment::{self, Environment};
 use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
 
 /// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
@@ -43,6 +44,15 @@ impl Store {
     /// Number of Services with virtual addresses, and number of EndpointSlices.
     pub fn len(&self) -> (usize, usize) {
         (self.services.len(), self.service_of.len())
+    }
+
+    /// The environment variables of processes in `namespace`.
+    pub fn environment(&self, namespace: &str) -> Environment {
+        let master = ObjectName::new(environment::MASTER.0, environment::MASTER.1);
+        let first = ObjectName::new(namespace, "");
+        let services = self.services.range(first..).take_while(|(name, _)| *name.namespace == *namespace);
+        let master = self.services.get_key_value(&master);
+        environment::environment(services.chain(master).map(|(name, service)| (name, &**service)), namespace)
     }
 
     /// Whether some Service is dirty.

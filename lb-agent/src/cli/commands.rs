@@ -1,6 +1,7 @@
 //! Arguments of the commands other than `run`.
 
 use std::{
+    ffi::OsString,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
 };
@@ -160,6 +161,45 @@ pub enum ServiceCommand {
         #[arg(short, long, value_name = "FORMAT", default_value = "table")]
         output: ServiceOutput,
     },
+    /// Print the environment variables by which processes find Services, such as WEB_SERVICE_HOST
+    ///
+    /// They are those that kubelet gives to containers. The agent must be running.
+    Env(EnvironmentArgs),
+}
+
+/// Arguments of `service env`.
+#[derive(Debug, Args)]
+pub struct EnvironmentArgs {
+    /// Namespace of the Services. The Service of the API server, `default/kubernetes`, is always included
+    #[arg(short, long, default_value = "default")]
+    pub namespace: String,
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "shell")]
+    pub format: EnvironmentFormat,
+}
+
+/// Formats of `service env`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EnvironmentFormat {
+    /// Lines `export NAME='VALUE'`, for `eval "$(lb-agent service env)"`
+    Shell,
+    /// Lines `NAME=VALUE`, for `docker run --env-file`
+    Docker,
+    /// Lines `NAME="VALUE"`, for `EnvironmentFile=` of a systemd unit
+    Systemd,
+    /// An object of names and values
+    Json,
+}
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Namespace of the Services. The Service of the API server, `default/kubernetes`, is always included
+    #[arg(short, long, default_value = "default")]
+    pub namespace: String,
+    /// Program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// The commands of `conntrack`.

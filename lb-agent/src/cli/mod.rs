@@ -9,9 +9,9 @@ use clap::{Parser, Subcommand};
 
 pub use self::{
     commands::{
-        AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, ExplainArgs, FlowFilter,
-        HookContext, MonitorArgs, ProfileArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson,
-        TopArgs,
+        AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, EnvironmentArgs,
+        EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, HookContext, MonitorArgs, ProfileArgs,
+        ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs,
     },
     settings::{
         AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, Forwarding, KernelArgs,
@@ -50,6 +50,11 @@ pub enum Command {
     /// Show the Services that the kernel holds
     #[command(subcommand)]
     Service(ServiceCommand),
+    /// Run a program with the environment variables of Services, such as WEB_SERVICE_HOST
+    ///
+    /// The program replaces this command. A variable that is set already stays as it is. The agent must be running. Like
+    /// a container, the program keeps the values that it got when it started.
+    Exec(ExecArgs),
     /// List or delete tracked connections
     #[command(subcommand)]
     Conntrack(ConntrackCommand),

@@ -4,6 +4,7 @@ mod announce;
 mod bugreport;
 mod check;
 mod conntrack;
+mod environment;
 mod event_view;
 mod explain;
 mod monitor;
@@ -28,24 +29,34 @@ use crate::{
 use lb_datapath::{Conntrack, Pinned, Removed};
 
 pub use self::{
-    announce::announce, bugreport::bugreport, check::check, explain::explain, profile::profile,
-    status::status,
+    announce::announce, bugreport::bugreport, check::check, environment::exec, explain::explain,
+    profile::profile, status::status,
 };
 
-/// Runs `lb-agent service`: lists service ports, or shows those of one Service.
+/// Runs `lb-agent service`: lists service ports, shows those of one Service, or prints environment variables.
 ///
 /// # Errors
-/// There is no data plane, it cannot be read, or it has no such Service.
+/// There is no data plane, it cannot be read, or it has no such Service; for environment variables, no agent runs.
 pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&paths.bpffs)?;
-    let mut services = service_view::services(&pinned.maps().contents()?);
     match command {
-        ServiceCommand::List { output, namespace } => service::list(services, namespace.as_deref(), output),
+        ServiceCommand::List { output, namespace } => {
+            let (_, services) = services(paths)?;
+            service::list(services, namespace.as_deref(), output)
+        }
         ServiceCommand::Show { name, output } => {
+            let (pinned, mut services) = services(paths)?;
             service_view::count_flows(&mut services, &pinned.conntrack().list()?);
             service::show(services, &name, output)
         }
+        ServiceCommand::Env(args) => environment::print(paths, &args),
     }
+}
+
+/// The data plane, and the Services that it holds.
+fn services(paths: &KernelPaths) -> anyhow::Result<(Pinned, Vec<service_view::ServiceView>)> {
+    let pinned = Pinned::open(&paths.bpffs)?;
+    let services = service_view::services(&pinned.maps().contents()?);
+    Ok((pinned, services))
 }
 
 /// Runs `conntrack`.

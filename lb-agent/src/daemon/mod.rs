@@ -14,6 +14,7 @@ mod bpffs;
 mod config_file;
 mod conntrack;
 mod devices;
+pub mod environment;
 mod fill;
 mod http;
 mod ipsec;

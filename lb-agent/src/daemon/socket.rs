@@ -1,6 +1,7 @@
-//! The status socket: each connection receives the agent's [`Report`] as JSON. Its path is in the file system, so that
-//! it is reachable from any network namespace. The path depends on the directory of pins, so that each data plane has
-//! one socket.
+//! The sockets by which commands ask the agent. Their paths are in the file system, so that they are reachable from any
+//! network namespace. The paths depend on the directory of pins, so that each data plane has its own.
+//!
+//! Each connection to the status socket receives the agent's [`Report`] as JSON.
 
 use std::{
     convert::Infallible,
@@ -22,14 +23,35 @@ use crate::kubernetes::NodeInfo;
 pub const FOLDER: &str = "/run/lb-agent";
 /// A socket younger than this may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
-/// Timeout of one report, for either side.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of one request, for either side.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Path of the socket of the agent of `bpffs`. It contains device and inode of the directory of pins, because in
+/// The sockets of an agent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Socket {
+    /// Sends the agent's [`Report`].
+    Status,
+    /// Answers with the [environment](super::environment) of a namespace.
+    Environment,
+}
+
+impl Socket {
+    const ALL: [Self; 2] = [Self::Status, Self::Environment];
+
+    /// The end of the file's name.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Status => ".sock",
+            Self::Environment => "-environment.sock",
+        }
+    }
+}
+
+/// Path of a socket of the agent of `bpffs`. It contains device and inode of the directory of pins, because in
 /// another mount namespace the same path is another BPF file system.
-fn path(bpffs: &Path) -> io::Result<PathBuf> {
+fn path(bpffs: &Path, socket: Socket) -> io::Result<PathBuf> {
     let pins = fs::metadata(bpffs.join("lb"))?;
-    Ok(Path::new(FOLDER).join(format!("{:x}-{:x}.sock", pins.dev(), pins.ino())))
+    Ok(Path::new(FOLDER).join(format!("{:x}-{:x}{}", pins.dev(), pins.ino(), socket.suffix())))
 }
 
 /// Serves reports. If the socket cannot be created, as on a read-only file system, the agent logs the error and runs
@@ -39,7 +61,7 @@ pub(super) async fn serve(
     state: Arc<State>,
     node_info: watch::Receiver<NodeInfo>,
 ) -> anyhow::Result<Infallible> {
-    let listener = match bind(&bpffs) {
+    let listener = match bind(&bpffs, Socket::Status) {
         Ok(listener) => listener,
         Err(error) => {
             warn!(folder = FOLDER, %error, "cannot create the status socket: `lb-agent status` will not show the state of this agent; make the folder writable");
@@ -68,8 +90,8 @@ pub(super) async fn serve(
 }
 
 /// Binds the socket. The agent holds the lock of the directory of pins, so no running agent uses an existing socket.
-fn bind(bpffs: &Path) -> io::Result<UnixListener> {
-    let path = path(bpffs)?;
+pub(super) fn bind(bpffs: &Path, socket: Socket) -> io::Result<UnixListener> {
+    let path = path(bpffs, socket)?;
     fs::create_dir_all(FOLDER)?;
     remove_dead();
     remove(&path)?;
@@ -95,11 +117,12 @@ fn remove_dead() {
     }
 }
 
-/// Removes the socket of an agent that has ended.
+/// Removes the sockets of an agent that has ended.
 pub fn unbind(bpffs: &Path) {
-    let Ok(path) = path(bpffs) else { return };
-    if let Err(error) = remove(&path) {
-        debug!(path = %path.display(), %error, "cannot remove the status socket");
+    for path in Socket::ALL.into_iter().filter_map(|socket| path(bpffs, socket).ok()) {
+        if let Err(error) = remove(&path) {
+            debug!(path = %path.display(), %error, "cannot remove a socket of the agent");
+        }
     }
 }
 
@@ -115,15 +138,22 @@ fn remove(path: &Path) -> io::Result<()> {
 /// # Errors
 /// An agent listens but sends no valid report.
 pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
-    let mut stream = match path(bpffs).and_then(UnixStream::connect) {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(error.into()),
-    };
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let Some(mut stream) = connect(bpffs, Socket::Status)? else { return Ok(None) };
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(Some(serde_json::from_str(&text)?))
+}
+
+/// Connects to a socket of the agent of `bpffs`; `None` if no agent listens.
+pub(super) fn connect(bpffs: &Path, socket: Socket) -> io::Result<Option<UnixStream>> {
+    match path(bpffs, socket).and_then(UnixStream::connect) {
+        Ok(stream) => {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            Ok(Some(stream))
+        }
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use super::{
     addresses, bpffs, conntrack,
     devices::{Devices, Inside},
-    http,
+    environment, http,
     ipsec::Ipsec,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
     shortage_watch::{self, FlowCounts},
@@ -118,6 +118,8 @@ struct Senders {
     flow_counts: watch::Sender<FlowCounts>,
     /// Changes: from the source of Services and the node task to the writer.
     events: mpsc::Sender<SourceEvent>,
+    /// From the environment socket to the writer.
+    environments: mpsc::Sender<environment::Request>,
 }
 
 /// The receiving ends of [`Senders`].
@@ -134,6 +136,7 @@ struct Receivers {
     counters: watch::Receiver<BTreeSet<u32>>,
     flow_counts: watch::Receiver<FlowCounts>,
     events: mpsc::Receiver<SourceEvent>,
+    environments: mpsc::Receiver<environment::Request>,
 }
 
 /// Makes the channels. Without an API server the values of `node_info` and `service_cidrs` never change.
@@ -150,6 +153,7 @@ fn wire() -> (Senders, Receivers) {
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
     let (flow_counts_sender, flow_counts) = watch::channel(FlowCounts::default());
     let (events_sender, events) = mpsc::channel(QUEUE);
+    let (environments_sender, environments) = mpsc::channel(1);
     let senders = Senders {
         node_info: node_info_sender,
         service_cidrs: service_cidrs_sender,
@@ -163,6 +167,7 @@ fn wire() -> (Senders, Receivers) {
         counters: counters_sender,
         flow_counts: flow_counts_sender,
         events: events_sender,
+        environments: environments_sender,
     };
     let receivers = Receivers {
         node_info,
@@ -177,6 +182,7 @@ fn wire() -> (Senders, Receivers) {
         counters,
         flow_counts,
         events,
+        environments,
     };
     (senders, receivers)
 }
@@ -203,6 +209,8 @@ fn spawn(
     let (node, facts, network) =
         spawn_devices(&config, &mut opened, node_sources, (senders.listen, senders.own), tasks)?;
     spawn_servers(&config, &opened, receivers.node_info.clone(), synchronised, tasks)?;
+    let environment = environment::serve(config.kernel.bpffs.clone(), senders.environments);
+    tasks.spawn("environment socket", environment);
     let events = spawn_events(&config, tasks);
     let observers = (Arc::clone(&opened.state), Arc::clone(&opened.metrics));
     addresses::spawn(&config, receivers.service_cidrs.clone(), events.clone(), observers, tasks);
@@ -246,7 +254,7 @@ fn spawn(
     writer.adopt_counters(counted);
     let udp = conntrack::Udp { sockets, stale_udp: receivers.stale_udp, served: writer.served() };
     tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.own, receivers.flow_counts, observers));
-    tasks.spawn("writer", writer.run(receivers.events, receivers.counters));
+    tasks.spawn("writer", writer.run(receivers.events, receivers.counters, receivers.environments));
     Ok(())
 }
 

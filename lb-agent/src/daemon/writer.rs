@@ -30,6 +30,7 @@ use tokio::{
 use tracing::{debug, error, warn};
 
 use super::{
+    environment,
     fill::Fill,
     memory,
     state::{Progress, State},
@@ -142,6 +143,7 @@ impl Writer {
         mut self,
         mut events: mpsc::Receiver<SourceEvent>,
         mut counters: watch::Receiver<BTreeSet<u32>>,
+        mut environments: mpsc::Receiver<environment::Request>,
     ) -> anyhow::Result<Infallible> {
         loop {
             tokio::select! {
@@ -155,6 +157,7 @@ impl Writer {
                     swept.context("the task that counts flows has ended")?;
                     self.reconciler.flows_are_counted_by(&counters.borrow_and_update());
                 }
+                Some(request) = environments.recv() => self.answer(request),
                 epoch = elapsed(&mut self.grace) => self.grace_elapsed(epoch?),
                 () = at(self.retry.map(|retry| retry.at)) => {}
                 () = at(self.log.due()) => self.log.flush(),
@@ -162,6 +165,12 @@ impl Writer {
             self.work();
             self.start_grace();
         }
+    }
+
+    /// Answers `lb-agent service env`. A client that has gone needs no answer.
+    fn answer(&self, environment::Request { namespace, reply }: environment::Request) {
+        let environment = self.source_ready.then(|| self.reconciler.store().environment(&namespace));
+        drop(reply.send(environment));
     }
 
     fn take(&mut self, event: SourceEvent) {

@@ -19,6 +19,7 @@ mod deploy;
 mod devices;
 mod dsr;
 mod edits;
+mod environment;
 mod explain;
 mod faults;
 mod flood;
