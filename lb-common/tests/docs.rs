@@ -281,7 +281,7 @@ fn only_monotonic_clocks_decide() {
 
 /// Files that show the time of day to users or in metrics.
 const CALENDARS: [&str; 9] = [
-    "announce/mod.rs",
+    "announce/report.rs",
     "daemon/shortage.rs",
     "daemon/start.rs",
     "daemon/state.rs",
