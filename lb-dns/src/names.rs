@@ -1,0 +1,68 @@
+//! The index of names, shared between the source of objects, which writes it, and the sockets, which read it.
+
+use std::{
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use ipnet::IpNet;
+use lb_core::dns::{Index, NameChange, Zone};
+
+/// The names of Services. Every change is visible to the next question.
+#[derive(Debug)]
+pub struct Names {
+    index: RwLock<Index>,
+    synchronised: AtomicBool,
+    serial: AtomicU32,
+}
+
+impl Names {
+    /// No names yet.
+    pub fn new(zone: Zone) -> Self {
+        let index = RwLock::new(Index::new(zone));
+        Self { index, synchronised: AtomicBool::new(false), serial: AtomicU32::new(1) }
+    }
+
+    /// Applies changes of objects. The time of the change becomes the serial of the zone.
+    pub fn apply(&self, changes: impl IntoIterator<Item = NameChange>) {
+        let mut changes = changes.into_iter().peekable();
+        if changes.peek().is_none() {
+            return;
+        }
+        let mut index = self.write();
+        changes.for_each(|change| index.apply(change));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Serials are 32 bits, and compare modulo 2^32.
+        let serial = u32::try_from(now.as_secs() & u64::from(u32::MAX)).unwrap_or_default();
+        self.serial.store(serial, Ordering::Relaxed);
+    }
+
+    /// Replaces the ranges of cluster IPs, whose reverse names are ours.
+    pub fn set_ranges(&self, ranges: Vec<IpNet>) {
+        self.write().zone_mut().set_ranges(ranges);
+    }
+
+    /// Records that all objects have been applied once. Before that, no name is denied.
+    pub fn set_synchronised(&self) {
+        self.synchronised.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_synchronised(&self) -> bool {
+        self.synchronised.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn serial(&self) -> u32 {
+        self.serial.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

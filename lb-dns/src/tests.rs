@@ -1,0 +1,429 @@
+//! Messages in, messages out; and the sockets, with upstream servers of their own.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hickory_proto::{
+    op::{Edns, Message, MessageType, OpCode, Query as Question, ResponseCode},
+    rr::{DNSClass, Name, RData, Record, RecordType, rdata::A},
+};
+use lb_core::{
+    dns::{NameChange, NamedEndpoint, NamedPort, NamedService, NamedSlice, Target, Zone},
+    model::{ObjectName, Protocol},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    Forwarder, Names, Server, Stats,
+    local::{self, Local},
+    message,
+    query::{self, Refusal},
+};
+
+fn service(name: &str, target: Target) -> NameChange {
+    let ports = vec![NamedPort { name: "http".into(), protocol: Protocol::Tcp, port: 80 }];
+    let service = NamedService { target, ports, publishes_not_ready: false };
+    NameChange::Service(ObjectName::new("n", name), Some(service))
+}
+
+/// A headless Service with that many endpoints.
+fn headless(name: &str, count: u8) -> [NameChange; 2] {
+    let endpoint = |last| NamedEndpoint { address: [10, 244, 0, last].into(), hostname: None, ready: true };
+    let ports = vec![NamedPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }];
+    let owner = ObjectName::new("n", name);
+    let slice = NamedSlice { service: owner.clone(), ports, endpoints: (0..count).map(endpoint).collect() };
+    [service(name, Target::Endpoints), NameChange::Slice(owner, Some(slice))]
+}
+
+fn names() -> Arc<Names> {
+    let names = Names::new(Zone::new("cluster.local", 5).unwrap());
+    let web: IpAddr = [10, 96, 0, 1].into();
+    let alias = |name: &str, target: &str| service(name, Target::Name(target.into()));
+    let changes = [
+        service("web", Target::ClusterIps(vec![web])),
+        alias("inside", "web.n.svc.cluster.local"),
+        alias("outside", "www.Example.com"),
+        alias("broken", "nothing.n.svc.cluster.local"),
+        alias("loop", "pool.n.svc.cluster.local"),
+        alias("pool", "loop.n.svc.cluster.local"),
+        alias("bad", &"a".repeat(64)),
+    ];
+    names.apply(changes.into_iter().chain(headless("two", 2)).chain(headless("many", 200)));
+    names.set_synchronised();
+    Arc::new(names)
+}
+
+fn question(name: &str, record_type: RecordType) -> Message {
+    let mut message = Message::new(4711, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(Question::query(Name::from_ascii(name).unwrap(), record_type));
+    message
+}
+
+fn with_size(mut message: Message, size: u16) -> Message {
+    let mut edns = Edns::new();
+    edns.set_max_payload(size).set_dnssec_ok(true);
+    message.set_edns(edns);
+    message
+}
+
+/// The answer over UDP, as bytes.
+fn bytes_of(names: &Names, message: &Message) -> Vec<u8> {
+    let query = query::read(&message.to_vec().unwrap()).unwrap();
+    match local::answer(names, &query) {
+        Local::Done(reply) => message::encode(reply, query.udp_limit()).unwrap(),
+        Local::Outside(_, name) => panic!("{name} is not ours"),
+    }
+}
+
+fn answer(message: &Message) -> Message {
+    Message::from_vec(&bytes_of(&names(), message)).unwrap()
+}
+
+fn refusal(bytes: &[u8]) -> Option<ResponseCode> {
+    match query::read(bytes).unwrap_err() {
+        Refusal::Drop => None,
+        Refusal::Reply(reply) => {
+            assert_eq!(reply.metadata.id, 4711);
+            Some(Message::from_vec(&reply.to_vec().unwrap()).unwrap().metadata.response_code)
+        }
+    }
+}
+
+#[test]
+fn malformed_messages_are_dropped_or_refused() {
+    let plain = question("web.n.svc.cluster.local.", RecordType::A);
+    let good = plain.to_vec().unwrap();
+    assert_eq!(refusal(&good[..11]), None, "no whole header");
+    let changed = |at: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        bytes
+    };
+    assert_eq!(refusal(&changed(2, 0x81)), None, "an answer");
+    assert_eq!(refusal(&changed(2, 0x29)), Some(ResponseCode::NotImp), "an update");
+    assert_eq!(refusal(&changed(5, 0)), Some(ResponseCode::FormErr), "no question");
+    assert_eq!(refusal(&changed(5, 2)), Some(ResponseCode::FormErr), "two questions");
+    assert_eq!(refusal(&good[..good.len() - 3]), Some(ResponseCode::FormErr), "half a question");
+    assert_eq!(refusal(&changed(12, 0xff)), Some(ResponseCode::FormErr), "a bad pointer");
+    let mut chaos = plain.clone();
+    chaos.queries[0].query_class = DNSClass::CH;
+    assert_eq!(refusal(&chaos.to_vec().unwrap()), Some(ResponseCode::Refused));
+    for transfer in [RecordType::AXFR, RecordType::IXFR] {
+        let transfer = question("cluster.local.", transfer).to_vec().unwrap();
+        assert_eq!(refusal(&transfer), Some(ResponseCode::Refused));
+    }
+    let mut newer = with_size(plain.clone(), 1232);
+    newer.edns.as_mut().unwrap().set_version(1);
+    assert_eq!(refusal(&newer.to_vec().unwrap()).map(u16::from), Some(16), "BADVERS");
+    let mut twice = with_size(plain, 1232).to_vec().unwrap();
+    let opt = twice[good.len()..].to_vec();
+    twice.extend(opt);
+    twice[11] = 2;
+    assert_eq!(refusal(&twice), Some(ResponseCode::FormErr), "two OPT records");
+}
+
+#[test]
+fn question_and_owner_keep_the_case_of_the_client() {
+    let asked = question("wEb.N.sVc.CLUSTER.local.", RecordType::A);
+    let bytes = bytes_of(&names(), &asked);
+    assert_eq!(bytes[12..][..29], asked.to_vec().unwrap()[12..], "the question, byte for byte");
+    let reply = Message::from_vec(&bytes).unwrap();
+    assert_eq!(reply.answers[0].name.to_ascii(), "wEb.N.sVc.CLUSTER.local.");
+    assert_eq!(reply.answers[0].data, RData::A(A([10, 96, 0, 1].into())));
+    assert!(reply.metadata.authoritative && reply.metadata.recursion_desired);
+    assert!(reply.metadata.recursion_available && !reply.metadata.authentic_data);
+    assert_eq!((reply.answers[0].ttl, reply.metadata.id), (5, 4711));
+    assert_eq!(reply.edns, None);
+}
+
+#[test]
+fn denials_carry_the_soa_of_the_zone() {
+    for (name, code) in [("web.n.svc", ResponseCode::NoError), ("x.n.svc", ResponseCode::NXDomain)] {
+        let reply = answer(&question(&format!("{name}.cluster.local."), RecordType::AAAA));
+        assert_eq!(reply.metadata.response_code, code);
+        assert!(reply.answers.is_empty() && reply.metadata.authoritative);
+        let RData::SOA(soa) = &reply.authorities[0].data else { panic!("{reply:?}") };
+        assert_eq!(reply.authorities[0].name.to_ascii(), "cluster.local.");
+        assert_eq!((soa.minimum, reply.authorities[0].ttl), (5, 5));
+        assert!(soa.serial > 1_700_000_000, "a time");
+    }
+}
+
+#[test]
+fn answers_fit_the_client_and_at_most_1232_bytes() {
+    let asked = question("many.n.svc.cluster.local.", RecordType::A);
+    for (asked, limit) in [
+        (asked.clone(), 512),
+        (with_size(asked.clone(), 100), 512),
+        (with_size(asked.clone(), 700), 700),
+        (with_size(asked, 65_535), 1232),
+    ] {
+        let bytes = bytes_of(&names(), &asked);
+        let reply = Message::from_vec(&bytes).unwrap();
+        assert!(bytes.len() <= limit && bytes.len() > limit - 40, "{} of {limit}", bytes.len());
+        assert!(reply.metadata.truncation);
+        assert_eq!(reply.edns.is_some(), asked.edns.is_some(), "OPT in, OPT out");
+        let edns = reply.edns.map(|edns| (edns.max_payload(), edns.flags().dnssec_ok));
+        assert!(edns.is_none_or(|edns| edns == (1232, true)), "{edns:?}");
+    }
+}
+
+#[test]
+fn leaving_out_additional_records_is_no_truncation() {
+    let names = Names::new(Zone::new("cluster.local", 5).unwrap());
+    names.apply(headless("some", 8));
+    names.set_synchronised();
+    let asked = question("_http._tcp.some.n.svc.cluster.local.", RecordType::SRV);
+    let reply = Message::from_vec(&bytes_of(&names, &asked)).unwrap();
+    assert_eq!((reply.answers.len(), reply.additionals.len()), (8, 0));
+    assert!(!reply.metadata.truncation);
+    let reply = Message::from_vec(&bytes_of(&names, &with_size(asked, 1232))).unwrap();
+    assert_eq!((reply.answers.len(), reply.additionals.len()), (8, 8));
+}
+
+#[test]
+fn each_address_comes_first_in_some_answers() {
+    let names = names();
+    let first = |_| {
+        let asked = question("two.n.svc.cluster.local.", RecordType::A);
+        Message::from_vec(&bytes_of(&names, &asked)).unwrap().answers[0].data.clone()
+    };
+    let firsts: Vec<RData> = (0..64).map(first).collect();
+    assert!(firsts.iter().any(|one| *one != firsts[0]), "64 answers in one order");
+}
+
+#[test]
+fn names_are_neither_found_nor_denied_before_the_first_synchronisation() {
+    let names = Names::new(Zone::new("cluster.local", 5).unwrap());
+    names.apply(headless("two", 2));
+    for name in ["two.n.svc.cluster.local.", "x.n.svc.cluster.local."] {
+        let reply = Message::from_vec(&bytes_of(&names, &question(name, RecordType::A))).unwrap();
+        assert_eq!((reply.metadata.response_code, reply.answers.len()), (ResponseCode::ServFail, 0));
+    }
+}
+
+#[test]
+fn external_names_are_followed_within_the_zone() {
+    let reply = answer(&question("inside.n.svc.cluster.local.", RecordType::A));
+    let types: Vec<RecordType> = reply.answers.iter().map(Record::record_type).collect();
+    assert_eq!(types, [RecordType::CNAME, RecordType::A]);
+    assert_eq!(reply.answers[1].name.to_ascii(), "web.n.svc.cluster.local.");
+    let reply = answer(&question("inside.n.svc.cluster.local.", RecordType::CNAME));
+    assert_eq!(reply.answers.len(), 1);
+    let reply = answer(&question("broken.n.svc.cluster.local.", RecordType::A));
+    assert_eq!((reply.metadata.response_code, reply.answers.len()), (ResponseCode::NXDomain, 1));
+    for name in ["loop", "bad"] {
+        let reply = answer(&question(&format!("{name}.n.svc.cluster.local."), RecordType::A));
+        assert_eq!(
+            (reply.metadata.response_code, reply.answers.len()),
+            (ResponseCode::ServFail, 0),
+            "{name}"
+        );
+    }
+}
+
+/// A server at a free port of the loopback, and its forwarder.
+async fn serve() -> (SocketAddr, Arc<Forwarder>) {
+    let stats = Stats::default();
+    let forwarder = Arc::new(Forwarder::new(stats.clone()));
+    let server = Arc::new(Server::new(names(), Arc::clone(&forwarder), stats));
+    loop {
+        let probe = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = probe.local_addr().unwrap();
+        drop(probe);
+        // Another process may take the port over TCP in the meantime.
+        if let Ok(serving) = Arc::clone(&server).listen(address).await {
+            tokio::spawn(serving);
+            return (address, forwarder);
+        }
+    }
+}
+
+async fn ask_udp(server: SocketAddr, asked: &Message) -> Message {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    socket.send_to(&asked.to_vec().unwrap(), server).await.unwrap();
+    let mut buffer = vec![0; 65_535];
+    let length = timeout(Duration::from_secs(8), socket.recv(&mut buffer)).await.unwrap().unwrap();
+    Message::from_vec(&buffer[..length]).unwrap()
+}
+
+fn framed(message: &Message) -> Vec<u8> {
+    let bytes = message.to_vec().unwrap();
+    [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat()
+}
+
+async fn read_framed(stream: &mut TcpStream) -> Message {
+    let mut bytes = vec![0; stream.read_u16().await.unwrap().into()];
+    stream.read_exact(&mut bytes).await.unwrap();
+    Message::from_vec(&bytes).unwrap()
+}
+
+/// An upstream server that answers every question with `address` and that TTL; over UDP it truncates if `truncates`.
+async fn upstream(ttl: u32, truncates: bool) -> (SocketAddr, tokio::task::JoinHandle<()>) {
+    let (udp, tcp) = loop {
+        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
+            break (udp, tcp);
+        }
+    };
+    let reply = move |bytes: &[u8], truncated: bool| {
+        let asked = Message::from_vec(bytes).unwrap();
+        let mut reply = Message::response(asked.metadata.id, OpCode::Query);
+        reply.add_query(asked.queries[0].clone());
+        reply.metadata.truncation = truncated;
+        if !truncated {
+            let data = RData::A(A([192, 0, 2, 9].into()));
+            reply.add_answer(Record::from_rdata(asked.queries[0].name.clone(), ttl, data));
+        }
+        reply
+    };
+    let address = udp.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        let mut buffer = vec![0; 4096];
+        loop {
+            tokio::select! {
+                received = udp.recv_from(&mut buffer) => {
+                    let (length, client) = received.unwrap();
+                    let bytes = reply(&buffer[..length], truncates).to_vec().unwrap();
+                    udp.send_to(&bytes, client).await.unwrap();
+                }
+                accepted = tcp.accept() => {
+                    let mut stream = accepted.unwrap().0;
+                    let asked = read_framed(&mut stream).await;
+                    let bytes = framed(&reply(&asked.to_vec().unwrap(), false));
+                    stream.write_all(&bytes).await.unwrap();
+                }
+            }
+        }
+    });
+    (address, serving)
+}
+
+fn addresses(message: &Message) -> Vec<String> {
+    message
+        .answers
+        .iter()
+        .filter(|record| record.record_type() == RecordType::A)
+        .map(|r| r.data.to_string())
+        .collect()
+}
+
+#[tokio::test]
+async fn udp_and_tcp_give_the_same_answers_and_tcp_all_of_them() {
+    let (server, _) = serve().await;
+    let asked = question("web.n.svc.cluster.local.", RecordType::A);
+    assert_eq!(addresses(&ask_udp(server, &asked).await), ["10.96.0.1"]);
+    let many = question("many.n.svc.cluster.local.", RecordType::A);
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    stream.write_all(&[framed(&asked), framed(&many)].concat()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert_eq!(addresses(&read_framed(&mut stream).await), ["10.96.0.1"]);
+    let whole = read_framed(&mut stream).await;
+    assert_eq!((whole.answers.len(), whole.metadata.truncation), (200, false));
+    assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "the server closes after the last answer");
+}
+
+#[tokio::test]
+async fn other_names_come_from_upstream_with_the_case_of_each_client() {
+    let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
+    forwarder.set_servers(&[upstream], &[server]);
+    let reply = ask_udp(server, &question("www.EXAMPLE.com.", RecordType::A)).await;
+    assert_eq!(addresses(&reply), ["192.0.2.9"]);
+    assert!(!reply.metadata.authoritative && reply.metadata.recursion_available);
+    serving.abort();
+    let reply = ask_udp(server, &with_size(question("WWW.example.com.", RecordType::A), 1232)).await;
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail, "with DO it is another question");
+    let reply = ask_udp(server, &question("WWW.example.com.", RecordType::A)).await;
+    assert_eq!(addresses(&reply), ["192.0.2.9"], "from the cache");
+    assert_eq!(reply.answers[0].name.to_ascii(), "WWW.example.com.");
+}
+
+#[tokio::test]
+async fn external_name_outside_the_zone_is_asked_upstream() {
+    let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
+    let asked = question("outside.n.svc.cluster.local.", RecordType::A);
+    let reply = ask_udp(server, &asked).await;
+    assert_eq!(
+        (reply.metadata.response_code, reply.answers.len()),
+        (ResponseCode::ServFail, 0),
+        "not an empty NOERROR, which clients would keep"
+    );
+    forwarder.set_servers(&[upstream], &[]);
+    let reply = ask_udp(server, &asked).await;
+    assert_eq!(reply.answers[0].record_type(), RecordType::CNAME);
+    assert_eq!(reply.answers[0].data.to_string(), "www.Example.com.");
+    assert_eq!(addresses(&reply), ["192.0.2.9"]);
+    serving.abort();
+}
+
+#[tokio::test]
+async fn truncated_upstream_answer_is_asked_again_over_tcp() {
+    let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, true).await);
+    forwarder.set_servers(&[upstream], &[]);
+    let reply = ask_udp(server, &question("www.example.com.", RecordType::A)).await;
+    assert_eq!((addresses(&reply), reply.metadata.truncation), (vec!["192.0.2.9".to_owned()], false));
+    serving.abort();
+}
+
+#[tokio::test]
+async fn silent_upstream_delays_an_answer_by_half_a_second_at_most() {
+    let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
+    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    forwarder.set_servers(&[silent.local_addr().unwrap(), upstream], &[]);
+    for number in 0..6 {
+        let start = Instant::now();
+        let asked = question(&format!("n{number}.example.com."), RecordType::A);
+        assert_eq!(addresses(&ask_udp(server, &asked).await), ["192.0.2.9"]);
+        assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+    }
+    serving.abort();
+}
+
+#[tokio::test]
+async fn expired_answer_serves_while_the_upstream_is_away() {
+    let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(1, false).await);
+    forwarder.set_servers(&[upstream], &[]);
+    let asked = question("www.example.com.", RecordType::A);
+    assert_eq!(addresses(&ask_udp(server, &asked).await), ["192.0.2.9"]);
+    serving.abort();
+    sleep(Duration::from_millis(1100)).await;
+    let reply = ask_udp(server, &asked).await;
+    assert_eq!((addresses(&reply), reply.answers[0].ttl), (vec!["192.0.2.9".to_owned()], 30));
+    let unknown = ask_udp(server, &question("other.example.com.", RecordType::A)).await;
+    assert_eq!(unknown.metadata.response_code, ResponseCode::ServFail);
+}
+
+#[tokio::test]
+async fn upstream_that_leads_back_is_dropped() {
+    let ((server, forwarder), (good, serving)) = (serve().await, upstream(60, false).await);
+    // Another server, which forwards everything to the first one.
+    let (relay, relay_forwarder) = serve().await;
+    relay_forwarder.set_servers(&[server], &[]);
+    forwarder.set_servers(&[relay, good, server], &[server]);
+    assert_eq!(*forwarder.servers(), [relay, good], "our own address is never used");
+    assert_eq!(forwarder.drop_loops().await, [relay]);
+    assert_eq!(*forwarder.servers(), [good]);
+    serving.abort();
+}
+
+#[tokio::test]
+async fn questions_without_recursion_are_answered_for_our_names_only() {
+    let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
+    forwarder.set_servers(&[upstream], &[]);
+    for (name, code) in
+        [("www.example.com.", ResponseCode::Refused), ("web.n.svc.cluster.local.", ResponseCode::NoError)]
+    {
+        let mut asked = question(name, RecordType::A);
+        asked.metadata.recursion_desired = false;
+        assert_eq!(ask_udp(server, &asked).await.metadata.response_code, code, "{name}");
+    }
+    serving.abort();
+}

@@ -1,0 +1,103 @@
+//! One question to one upstream server.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use hickory_proto::op::{Message, MessageType, OpCode, Query as Question};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UdpSocket},
+};
+
+use crate::query::our_edns;
+
+/// A question that another server answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) question: Question,
+    pub(crate) dnssec_ok: bool,
+    pub(crate) checking_disabled: bool,
+}
+
+/// Asks over UDP; again over TCP if the answer does not fit.
+pub(crate) async fn exchange(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
+    let answer = over_udp(server, ask).await?;
+    if answer.metadata.truncation { over_tcp(server, ask).await } else { Ok(answer) }
+}
+
+/// Every question has its own port and a random ID, which an attacker would have to guess (RFC 5452).
+async fn over_udp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
+    let any: SocketAddr = match server {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let socket = UdpSocket::bind(any).await?;
+    socket.connect(server).await?;
+    let id = rand::random();
+    socket.send(&encode(ask, id)?).await?;
+    let mut buffer = vec![0; 4096];
+    loop {
+        let length = socket.recv(&mut buffer).await?;
+        let answer = buffer.get(..length).and_then(|bytes| accept(bytes, id, ask));
+        if let Some(answer) = answer {
+            return Ok(answer);
+        }
+    }
+}
+
+async fn over_tcp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
+    let mut stream = TcpStream::connect(server).await?;
+    let id = rand::random();
+    let query = encode(ask, id)?;
+    let length = u16::try_from(query.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes()[..], &query].concat()).await?;
+    let mut answer = vec![0; stream.read_u16().await?.into()];
+    stream.read_exact(&mut answer).await?;
+    accept(&answer, id, ask).ok_or_else(|| io::Error::other("the answer is not one to our question"))
+}
+
+fn encode(ask: &Ask, id: u16) -> io::Result<Vec<u8>> {
+    let mut query = Message::new(id, MessageType::Query, OpCode::Query);
+    query.metadata.recursion_desired = true;
+    query.metadata.checking_disabled = ask.checking_disabled;
+    query.add_query(ask.question.clone());
+    query.set_edns(our_edns(ask.dnssec_ok));
+    query.to_vec().map_err(io::Error::other)
+}
+
+/// The message, if it is the answer to our question.
+fn accept(bytes: &[u8], id: u16, ask: &Ask) -> Option<Message> {
+    let message = Message::from_vec(bytes).ok()?;
+    let is_answer = message.metadata.message_type == MessageType::Response && message.metadata.id == id;
+    let question = message.queries.first()?;
+    let same = question.name.eq_case(&ask.question.name)
+        && question.query_type == ask.question.query_type
+        && question.query_class == ask.question.query_class;
+    (is_answer && same && message.queries.len() == 1).then_some(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::{Name, RecordType};
+
+    use super::*;
+
+    fn ask(name: &str) -> Ask {
+        let question = Question::query(Name::from_ascii(name).unwrap(), RecordType::A);
+        Ask { question, dnssec_ok: false, checking_disabled: false }
+    }
+
+    #[test]
+    fn only_the_answer_to_the_question_is_accepted() {
+        let mut answer = Message::response(7, OpCode::Query);
+        answer.add_query(ask("A.example.").question);
+        let bytes = answer.to_vec().unwrap();
+        assert!(accept(&bytes, 7, &ask("A.example.")).is_some());
+        assert!(accept(&bytes, 8, &ask("A.example.")).is_none(), "another ID");
+        assert!(accept(&bytes, 7, &ask("a.example.")).is_none(), "another case");
+        assert!(accept(&encode(&ask("A.example."), 7).unwrap(), 7, &ask("A.example.")).is_none(), "a query");
+        assert!(accept(&bytes[..10], 7, &ask("A.example.")).is_none(), "half of it");
+    }
+}
