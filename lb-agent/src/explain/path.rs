@@ -90,7 +90,7 @@ impl<T: Tables> Walk<'_, T> {
             Forwarding::PlainOnNode => (self.through_node(backend)?, Source::ClientOnNode),
             Forwarding::Masquerade => self.masqueraded(backend)?,
             Forwarding::Caught => {
-                (ForwardingPath::Caught, Source::Node(self.question.tuple.destination.into()))
+                (ForwardingPath::Caught, Source::Vip(self.question.tuple.destination.into()))
             }
             Forwarding::CaughtAndMasquerade => {
                 (ForwardingPath::CaughtAndMasqueraded, self.node_source(backend)?)

@@ -301,8 +301,10 @@ pub enum Source {
     Client,
     /// The client's own address: the backend has an address of the node itself, so the service cannot masquerade.
     ClientOnNode,
-    /// The node's address; for [`ForwardingPath::Caught`] the virtual address.
+    /// The node's address.
     Node(IpAddr),
+    /// The virtual address, as of every flow that takes [`ForwardingPath::Caught`].
+    Vip(IpAddr),
     /// No address: the agent has set no address or no source ports for masquerading.
     #[serde(rename = "nobody")]
     Unset,

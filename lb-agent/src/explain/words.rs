@@ -235,6 +235,9 @@ fn masquerade(source: Source) -> String {
             "masquerade: no, the backend has an address of this node, so the packet stays here".into()
         }
         Source::Node(address) => format!("masquerade: yes, the backend sees the node's address {address}"),
+        Source::Vip(address) => format!(
+            "masquerade: no, but the packet comes from the catch device: the backend sees the virtual address {address}"
+        ),
         Source::Unset => {
             "masquerade: yes, but the agent has not yet set an address or source ports for it: dropped".into()
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lb_tests::{
-    agent::run,
+    agent::{self, run},
     client::{Connection, PATIENCE, ask_http, ask_udp},
     cluster::{self, ClientLink, PodLink, Wiring},
     manifests::Endpoint,
@@ -197,6 +197,19 @@ fn client_port_is_used_again_after_a_caught_connection() {
             ask_and_reset(vip);
             assert_eq!(entries(&bed), first, "{vip}");
         }
+    }
+}
+
+#[test]
+fn explain_names_the_address_that_a_backend_of_a_caught_client_sees() {
+    let bed = orphaned(STRICT);
+    for vip in WEB {
+        let client = bed.cluster.pod("pod5").unwrap().http(vip).ip().to_string();
+        let to = http(vip).to_string();
+        let question = ["explain", "--from", &client, "--to", &to, "--device", "lb-catch"];
+        let explained = agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &question).unwrap();
+        let text = String::from_utf8(explained.stdout).unwrap();
+        assert!(text.contains(&format!("the backend sees the virtual address {vip}")), "{text}");
     }
 }
 
