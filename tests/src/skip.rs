@@ -3,6 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io::Write as _,
+    thread,
 };
 
 /// Reports that the calling test cannot run on this machine.
@@ -22,12 +23,15 @@ pub fn is_older_than(major: u32, minor: u32) -> bool {
     version.as_slice() < &[major, minor]
 }
 
-/// Prints the skip and appends it to the file in which `cargo xtask vm` counts skips.
+/// Prints the skip and appends it, with the name of the test, to the file in which `cargo xtask vm` counts skips.
 fn note(line: &str, reason: &str) {
     eprintln!("SKIPPED: {reason}");
     let Some(path) = std::env::var_os("LB_TEST_SKIPS") else { return };
+    let thread = thread::current();
+    // libtest runs each test in a thread with its name.
+    let test = thread.name().expect("a test's own thread skips it");
     let file = OpenOptions::new().append(true).create(true).open(&path);
-    let written = file.and_then(|mut file| writeln!(file, "{line}"));
+    let written = file.and_then(|mut file| writeln!(file, "{test}\t{line}"));
     // An unrecorded skip would look like a pass.
     assert!(written.is_ok(), "cannot write to {}: {written:?}", path.display());
 }

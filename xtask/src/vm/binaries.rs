@@ -1,13 +1,17 @@
-//! The test binaries of `lb-tests`.
+//! The test binaries of `lb-tests`, and the agents that they run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use super::{elf, folders};
-use crate::process::{cargo, command_line};
+use crate::agent::{build_agent, build_next_agent};
+use crate::process::{cargo, command_line, run};
+
+/// The names of the agents in the guest.
+pub(super) const AGENTS: [&str; 2] = ["lb-agent", "next-lb-agent"];
 
 /// A test binary of `lb-tests`.
 pub(super) struct TestBinary {
@@ -30,8 +34,23 @@ struct Target {
     kind: Vec<String>,
 }
 
+/// Builds both agents, or takes the `given` one instead of the first, and strips them.
+pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
+    let (programs, target) = (folders::programs()?, folders::target_dir()?);
+    let [agent, next_agent] = AGENTS.map(|name| programs.join(name));
+    match given {
+        Some(given) => elf::strip(given, &agent)?,
+        None => {
+            run(build_agent())?;
+            elf::strip(&target.join("release/lb-agent"), &agent)?;
+        }
+    }
+    build_next_agent()?;
+    elf::strip(&target.join("next-layout/lb-agent"), &next_agent)
+}
+
 /// Builds the integration tests, and strips them.
-pub(super) fn build() -> anyhow::Result<Vec<TestBinary>> {
+pub(super) fn build_tests() -> anyhow::Result<Vec<TestBinary>> {
     let mut command = cargo(["test", "--package", "lb-tests", "--no-run", "--message-format=json"]);
     let line = command_line(&command);
     eprintln!("$ {line}");

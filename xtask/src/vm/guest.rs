@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -15,13 +15,12 @@ use nix::sys::reboot::{RebootMode, reboot};
 
 use super::plan::{Binary, PLAN, Plan};
 use super::report::{Probe, Record, Test, TestOutcome};
+use super::skips::{SKIPS, Skips};
 
 /// How long a test may print nothing before it fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// The second serial port, which carries the records.
 const CHANNEL: &str = "/dev/ttyS1";
-/// The file to which tests write the reasons of skips; see `lb_tests::skip`.
-const SKIPS: &str = "/tmp/skips";
 /// How many bytes from the end of a failed test's output are reported.
 const OUTPUT: usize = 16_384;
 
@@ -109,7 +108,7 @@ fn check() -> anyhow::Result<Vec<Probe>> {
 /// The report and its counts so far.
 struct Guest {
     channel: File,
-    skips: File,
+    skips: Skips,
     passed: usize,
     skipped: usize,
     failed: usize,
@@ -119,9 +118,7 @@ impl Guest {
     fn open() -> anyhow::Result<Self> {
         let channel = OpenOptions::new().write(true).open(CHANNEL);
         let channel = channel.with_context(|| format!("cannot open {CHANNEL}"))?;
-        let skips = OpenOptions::new().create(true).append(true).read(true).open(SKIPS);
-        let skips = skips.with_context(|| format!("cannot open {SKIPS}"))?;
-        Ok(Self { channel, skips, passed: 0, skipped: 0, failed: 0 })
+        Ok(Self { channel, skips: Skips::open()?, passed: 0, skipped: 0, failed: 0 })
     }
 
     fn report(&mut self, record: &Record) -> anyhow::Result<()> {
@@ -171,7 +168,7 @@ impl Guest {
         for (ran, name) in tests.iter().enumerate() {
             let start = Instant::now();
             let outcome = match process.next_result()? {
-                Next::Passed => self.passed_or_skipped()?,
+                Next::Passed => self.skips.outcome_of(name)?,
                 Next::Failed => TestOutcome::Failed,
                 Next::Ended => {
                     self.done(binary, name, TestOutcome::Failed, start.elapsed())?;
@@ -195,21 +192,6 @@ impl Guest {
             self.report(&Record::Output { name: binary.name.clone(), output: output[from..].to_owned() })?;
         }
         Ok(tests.len())
-    }
-
-    /// The outcome of a passed test: passed, perhaps without some parts, or skipped as a whole.
-    fn passed_or_skipped(&mut self) -> anyhow::Result<TestOutcome> {
-        let mut text = String::new();
-        self.skips.read_to_string(&mut text).with_context(|| format!("cannot read {SKIPS}"))?;
-        self.skips.seek(SeekFrom::End(0))?;
-        let mut without: Vec<String> = text.lines().map(str::to_owned).collect();
-        without.sort_unstable();
-        without.dedup();
-        // `lb_tests::skip` marks a test that is skipped as a whole.
-        Ok(match without.iter().find_map(|reason| reason.strip_prefix("WHOLE ")) {
-            Some(reason) => TestOutcome::Skipped { reason: reason.to_owned() },
-            None => TestOutcome::Passed { without },
-        })
     }
 }
 

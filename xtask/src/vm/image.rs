@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::binaries::TestBinary;
+use super::binaries::{AGENTS, TestBinary};
 use super::elf;
 use super::folders;
 use super::guest::TESTS;
@@ -64,10 +64,8 @@ pub(super) fn write(
     programs.add_libraries(&init)?;
     let mut all: Vec<(&str, PathBuf)> =
         tests.iter().map(|test| (test.name.as_str(), test.path.clone())).collect();
-    for (name, built) in [("lb-agent", "release/lb-agent"), ("next-lb-agent", "next-layout/lb-agent")] {
-        let path = folders::programs()?.join(name);
-        elf::strip(&folders::target_dir()?.join(built), &path)?;
-        all.push((name, path));
+    for name in AGENTS {
+        all.push((name, folders::programs()?.join(name)));
     }
     for (name, path) in &all {
         tree.file(Path::new(TESTS).join(name), path)?;

@@ -1,10 +1,11 @@
 //! `cargo xtask vm`: the kernel tests on the kernels of supported distributions.
 //!
 //! ```text
-//! kernel   finds and downloads kernels     binaries builds the tests
+//! kernel   finds and downloads kernels     binaries builds tests and agents
 //! plan     selects the tests               image    the initramfs: tests, tools, libraries, modules
 //! qemu     boots the image                 guest    process 1 of the guest
 //! report   the guest's results by line     docs     the table in docs/kernels.md
+//! skips    which tests did not run
 //! ```
 
 use std::fs;
@@ -14,8 +15,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use crate::agent::{build_agent, build_next_agent};
-use crate::process;
 use crate::setup;
 
 mod binaries;
@@ -28,6 +27,7 @@ mod kernel;
 mod plan;
 mod qemu;
 mod report;
+mod skips;
 mod tree;
 
 use self::folders::folder;
@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; repeat it for several names
     #[arg(long = "test", value_name = "NAME", conflicts_with = "full")]
     tests: Vec<String>,
+    /// Run this agent (`target/debug/lb-agent`) instead of building one for release
+    #[arg(long, value_name = "PATH")]
+    agent: Option<PathBuf>,
     /// Write the table of kernels and features to docs/kernels.md; without this option a stale table is an error
     #[arg(long)]
     write_docs: bool,
@@ -61,6 +64,7 @@ impl Args {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),
             full: false,
             tests: Vec::new(),
+            agent: None,
             write_docs: false,
         }
     }
@@ -79,9 +83,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::install(&setup::VM_TOOLS)?;
     let kernels: Vec<Kernel> =
         args.kernels.iter().map(|name| kernel::find(name)).collect::<Result<_, _>>()?;
-    process::run(build_agent())?;
-    build_next_agent()?;
-    let tests = binaries::build()?;
+    binaries::build_agents(args.agent.as_deref())?;
+    let tests = binaries::build_tests()?;
     let accelerator = qemu::accelerator(kernels.first().context("no kernel was given")?)?;
     let mut reports = Vec::new();
     let mut failed = Vec::new();
