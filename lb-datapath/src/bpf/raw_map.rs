@@ -189,6 +189,13 @@ impl RawMap {
         }))
     }
 
+    /// Deletes one element of a hash map and reads the value that it had, in one step (Linux 5.14). Returns whether it
+    /// existed.
+    pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, DatapathError> {
+        let taken = retry_while_busy(|| self.read(Command::MapLookupAndDelete, Some(key), value));
+        taken.map_err(|error| self.error("delete from", error))
+    }
+
     /// Updates many elements with one system call, or deletes them if there are no `values`.
     pub(crate) fn write_batch(&self, keys: &[u8], values: Option<&[u8]>) -> Result<(), BatchError> {
         let count = keys.len().checked_div(self.key_size()).unwrap_or(0);

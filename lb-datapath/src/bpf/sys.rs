@@ -32,6 +32,7 @@ pub(crate) enum Command {
     ProgramTestRun = 10,
     ObjectInfo = 15,
     ProgramQuery = 16,
+    MapLookupAndDelete = 21,
     MapLookupBatch = 24,
     MapUpdateBatch = 26,
     MapDeleteBatch = 27,

@@ -83,6 +83,13 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.delete(bytes_of(key)).map_err(|error| self.map.error("delete from", error))
     }
 
+    /// Deletes `key`, and returns the value that it had.
+    pub(crate) fn take(&self, key: &K) -> Result<Option<V>, DatapathError> {
+        let mut value = V::zeroed();
+        let found = self.map.take(bytes_of(key), bytes_of_mut(&mut value))?;
+        Ok(found.then_some(value))
+    }
+
     /// Writes all elements in order. An error contains the number of elements that were written.
     pub fn update(&self, keys: &[K], values: &[V]) -> Result<(), (usize, DatapathError)> {
         debug_assert_eq!(keys.len(), values.len());

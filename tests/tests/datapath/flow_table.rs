@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, fs, thread};
 use aya::maps::{Array, Map, MapData};
 use lb_common::{
     conntrack::{Flow, Tuple},
-    flow_table::Slot,
+    flow_table::{Header, Slot},
     protocol,
 };
-use lb_datapath::{Capacities, Datapath, Options};
+use lb_datapath::{Capacities, Datapath, FlowTable, Options};
 
 use super::{
     flows::{NOW, ago, flow, insert},
@@ -63,12 +63,25 @@ fn entries_without_a_place_go_to_the_overflow() {
     assert_eq!(table.get(&entries(1)[0].0).unwrap(), None);
 }
 
+/// Lets all new entries go to the overflow.
+fn insert_into_overflow_only(sandbox: &Sandbox) {
+    let map = Map::Array(MapData::from_pin(sandbox.pin("FLOW_TABLE")).unwrap());
+    let mut headers = Array::<_, Header>::try_from(map).unwrap();
+    let header = headers.get(&0, 0).unwrap();
+    headers.set(0, Header { takes_all: 1, ..header }, 0).unwrap();
+}
+
 /// GC judges an entry, and a program takes it over for another flow before GC deletes it.
 #[test]
 fn entry_that_another_flow_has_taken_over_is_not_removed() {
     let sandbox = Sandbox::new();
     let conntrack = open(&sandbox, 1024).conntrack();
-    let table = conntrack.table();
+    assert_only_judged_entries_are_removed(conntrack.table());
+    insert_into_overflow_only(&sandbox);
+    assert_only_judged_entries_are_removed(conntrack.table());
+}
+
+fn assert_only_judged_entries_are_removed(table: &FlowTable) {
     let (key, old) = entries(1)[0];
     let new = Flow { service: 8, ..old };
     assert!(table.insert_new(&key, &old).unwrap());
@@ -78,7 +91,24 @@ fn entry_that_another_flow_has_taken_over_is_not_removed() {
     assert_eq!(table.get(&key).unwrap(), Some(new));
     let judged = table.read(&key).unwrap().unwrap();
     assert!(table.remove_read(&key, &judged).unwrap());
-    assert_eq!(table.get(&key).unwrap(), None);
+    assert_eq!((table.get(&key).unwrap(), table.overflowed()), (None, 0));
+}
+
+/// As above, but a packet of the same flow comes in between.
+#[test]
+fn entry_of_the_overflow_that_a_packet_has_changed_is_not_removed() {
+    let sandbox = Sandbox::new();
+    let conntrack = open(&sandbox, 1024).conntrack();
+    insert_into_overflow_only(&sandbox);
+    let table = conntrack.table();
+    let (key, idle) = entries(1)[0];
+    let used = Flow { packets: 2, ..idle };
+    assert!(table.insert_new(&key, &idle).unwrap());
+    let judged = table.read(&key).unwrap().unwrap();
+    let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
+    aya::maps::HashMap::<_, Tuple, Flow>::try_from(map).unwrap().insert(key, used, 0).unwrap();
+    assert!(!table.remove_read(&key, &judged).unwrap());
+    assert_eq!((table.get(&key).unwrap(), table.overflowed()), (Some(used), 1));
 }
 
 #[test]

@@ -184,13 +184,26 @@ impl FlowTable {
         view.result().map(|()| removed)
     }
 
-    /// Removes the entry if it is still the one that was read. (Entries of the overflow have no generation: there this
-    /// removes whichever entry has the key.) Returns whether it has removed one.
+    /// Removes the entry if it is still the one that was read. Returns whether it has removed it.
     pub fn remove_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         match &entry.place {
             Some(place) => Ok(flow_table::remove_entry(&self.shared(), place)),
-            None => self.remove(key),
+            None => self.remove_from_overflow(key, &entry.flow),
         }
+    }
+
+    /// Removes the entry from the overflow if it has this flow, and no packet has changed it. The overflow has no
+    /// generations, so another entry is missing for a moment, until it is inserted again.
+    fn remove_from_overflow(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
+        let Some(removed) = self.overflow.take(key)? else { return Ok(false) };
+        self.header.add_to_overflow(-1);
+        if removed == *flow {
+            return Ok(true);
+        }
+        let view = self.view();
+        // If the key has an entry again meanwhile, that one stays.
+        flow_table::insert_into_overflow(&view, &self.places(key), key, &removed);
+        view.result().map(|()| false)
     }
 
     /// Removes the entries of these tuples, as far as they exist.
