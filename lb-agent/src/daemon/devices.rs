@@ -28,6 +28,8 @@ pub(super) struct Devices {
     metrics: Arc<Metrics>,
     inside: Inside,
     network: watch::Sender<Network>,
+    /// The index of the catch device, if it has its programs.
+    catch: watch::Sender<Option<u32>>,
     /// Attachments that failed in the last run, so that each failure is logged once.
     failed: Vec<AttachPoint>,
 }
@@ -50,12 +52,18 @@ impl Devices {
     ) -> Result<Self, DatapathError> {
         let mut watcher = DeviceWatcher::open(patterns)?;
         let (network, _) = watch::channel(watcher.network()?);
-        Ok(Self { watcher, attacher, xdp, map, state, metrics, inside, network, failed: Vec::new() })
+        let (catch, _) = watch::channel(None);
+        Ok(Self { watcher, attacher, xdp, map, state, metrics, inside, network, catch, failed: Vec::new() })
     }
 
     /// Links and addresses of the network namespace, updated on each change.
     pub(super) fn network(&self) -> watch::Receiver<Network> {
         self.network.subscribe()
+    }
+
+    /// The index of the catch device, once it has its programs.
+    pub(super) fn catch(&self) -> watch::Receiver<Option<u32>> {
+        self.catch.subscribe()
     }
 
     /// Attaches and detaches programs according to the current interfaces. Returns whether all are attached.
@@ -75,6 +83,7 @@ impl Devices {
         // XDP is attached after tc, which handles the packets that XDP passes on.
         self.xdp.sync(&devices)?;
         self.map.sync(&devices, &self.xdp)?;
+        self.report_catch(&devices, &failed);
         self.state.set_device_conditions(self.xdp.conditions());
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
             if !places.is_empty() {
@@ -101,6 +110,18 @@ impl Devices {
         self.state.set_devices(devices.into_iter().map(report).collect());
         self.failed = failed.into_iter().map(|(place, _)| place).collect();
         Ok(self.failed.is_empty())
+    }
+
+    /// Reports which catch device has its programs, and its element in the map of devices.
+    fn report_catch(&self, devices: &[Device], failed: &[(AttachPoint, DatapathError)]) {
+        let device = devices.iter().find(|device| device.kind == DeviceKind::Catch);
+        let index = device.map(|device| device.index);
+        let served = index.filter(|index| failed.iter().all(|(point, _)| point.index != *index));
+        self.catch.send_if_modified(|known| {
+            let modified = *known != served;
+            *known = served;
+            modified
+        });
     }
 
     /// Runs the task after a first [`Self::sync`].

@@ -76,6 +76,8 @@ pub(super) struct Sources {
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
     /// Whether at least one synchronisation has completed.
     pub(super) synchronised: watch::Receiver<bool>,
+    /// The index of the catch device, once it has its programs.
+    pub(super) catch: watch::Receiver<Option<u32>>,
 }
 
 /// The facts about the node that the writer needs.
@@ -147,6 +149,7 @@ impl Node {
         let info = self.sources.info.borrow_and_update().clone();
         let service_cidrs = self.sources.service_cidrs.borrow_and_update().clone();
         let synchronised = *self.sources.synchronised.borrow_and_update();
+        let catch = *self.sources.catch.borrow_and_update();
 
         let named = preferred(&info, self.options.has_api_server, &earlier);
         let preferred: Vec<IpAddr> = self.options.node_ip.into_iter().chain(named).collect();
@@ -171,7 +174,7 @@ impl Node {
         let (settings, mut conditions) = known.settings(&earlier);
         conditions.extend(ipsec);
         conditions.extend(self.reserve_ports());
-        conditions.extend(self.catch_untranslated(&settings));
+        conditions.extend(self.catch_untranslated(&settings, catch));
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
         conditions.extend(not_forwarding(in_use));
         conditions.extend(network.links.iter().filter(|link| link.is_unserved()).map(unserved));
@@ -201,12 +204,13 @@ impl Node {
     ) -> anyhow::Result<Infallible> {
         let mut pause = ROUTINE;
         loop {
-            let Sources { network, info, service_cidrs, synchronised } = &mut self.sources;
+            let Sources { network, info, service_cidrs, synchronised, catch } = &mut self.sources;
             tokio::select! {
                 () = changed(network) => {}
                 () = changed(info) => {}
                 () = changed(service_cidrs) => {}
                 () = changed(synchronised) => {}
+                () = changed(catch) => {}
                 () = self.kernel.ipsec.changed() => {}
                 () = time::sleep(pause) => {}
             }
@@ -242,9 +246,9 @@ impl Node {
     }
 
     /// If packets to unassigned cluster IPs may be dropped, adds the catch device, routes to it for untranslated
-    /// packets to cluster IPs, and unreachable routes for when it is missing. Otherwise removes all of these. Returns a
-    /// condition for each part that fails.
-    fn catch_untranslated(&mut self, settings: &Settings) -> Vec<String> {
+    /// packets to cluster IPs once it has its programs (`served` is its index then), and unreachable routes for when it
+    /// is missing. Otherwise removes all of these. Returns a condition for each part that fails.
+    fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
         let ranges: Vec<_> = ranges.iter().map(|net| (net.network(), net.prefix_len())).collect();
@@ -253,7 +257,7 @@ impl Node {
                 "packets of a pod that starts while no agent runs may leave the node untranslated: {error}"
             )
         });
-        let unserved = self.kernel.catch.keep(&ranges).err().map(|error| {
+        let unserved = self.kernel.catch.keep(&ranges, served).err().map(|error| {
             format!("a pod that starts while no agent runs will reach no Service until one runs: {error}")
         });
         leak.into_iter().chain(unserved).collect()

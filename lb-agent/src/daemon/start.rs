@@ -200,8 +200,9 @@ fn spawn(
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }
     let synchronised = receivers.synchronised.clone();
-    let node_sources = |network| Sources {
+    let node_sources = |network, catch| Sources {
         network,
+        catch,
         info: receivers.node_info.clone(),
         service_cidrs: receivers.service_cidrs.clone(),
         synchronised: receivers.synchronised.clone(),
@@ -263,7 +264,7 @@ fn spawn(
 fn spawn_devices(
     config: &Config,
     opened: &mut Opened,
-    sources: impl FnOnce(watch::Receiver<Network>) -> Sources,
+    sources: impl FnOnce(watch::Receiver<Network>, watch::Receiver<Option<u32>>) -> Sources,
     addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
     tasks: &mut Tasks,
 ) -> anyhow::Result<(Node, Facts, watch::Receiver<Network>)> {
@@ -280,7 +281,7 @@ fn spawn_devices(
         catch: CatchDevice::default(),
     };
     let network = devices.network();
-    let sources = sources(devices.network());
+    let sources = sources(devices.network(), devices.catch());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
     devices.sync()?;

@@ -3,7 +3,7 @@
 //! The programs translate such packets before the node routes them, unless a client's device has no programs (that of a
 //! pod that started while no agent ran, for example). Packets of that client are routed to the catch device, whose
 //! programs translate them. It is a bridge without ports, which drops every other packet, so nothing leaks if its
-//! programs are missing.
+//! programs are missing. Routes lead to it only once it has them.
 //!
 //! All packets get one next hop, so pods that scan a range of cluster IPs fill no neighbour table. The device has no
 //! address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the device accepts them.
@@ -56,11 +56,14 @@ impl CatchDevice {
     /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
     /// routes again, so they come back if other software has removed them.
     ///
+    /// `served` is the index of a catch device that has its programs. The routes are changed once the device is that one:
+    /// without programs it would drop the packets, for good if the agent were killed now.
+    ///
     /// # Errors
     /// The kernel refuses device or route. The next call tries again.
-    pub fn keep(&mut self, ranges: &[Range]) -> Result<(), DatapathError> {
+    pub fn keep(&mut self, ranges: &[Range], served: Option<u32>) -> Result<(), DatapathError> {
         let networks = Networks::new(ranges);
-        let changed = self.update(&networks).map_err(|error| {
+        let changed = self.update(&networks, served).map_err(|error| {
             DatapathError::netlink(format!("lead cluster IPs to device {CATCH_DEVICE}"), error)
         })?;
         if changed {
@@ -70,19 +73,22 @@ impl CatchDevice {
     }
 
     /// Makes or removes the device and its routes; returns whether the networks have changed.
-    fn update(&mut self, networks: &Networks) -> io::Result<bool> {
+    fn update(&mut self, networks: &Networks, served: Option<u32>) -> io::Result<bool> {
         let mut netlink = Netlink::open()?;
         if networks.is_empty() {
             // The kernel removes the routes with the device.
             return self.routes.clear(&mut netlink, remove_device);
         }
         let device = device(&mut netlink)?;
+        if served != Some(device) {
+            return Ok(false);
+        }
         self.routes.replace(&mut netlink, networks, |range| route(range, device))
     }
 
     /// Removes the device, and with it its routes.
     pub(crate) fn release() -> Result<(), DatapathError> {
-        Self::default().keep(&[])
+        Self::default().keep(&[], None)
     }
 }
 

@@ -1,15 +1,17 @@
 //! Clients whose device has no programs, because no agent has run since they started: the catch device serves them.
 
 use std::{
-    io,
+    fs, io,
     net::{IpAddr, SocketAddr},
 };
 
+use lb_common::LAYOUT_VERSION;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, ask_http, ask_udp},
     cluster::{self, ClientLink, PodLink, Wiring},
     manifests::Endpoint,
+    skip,
     traffic::{Kind, Traffic},
     wait_for,
 };
@@ -110,6 +112,42 @@ fn pod_that_starts_without_an_agent_reaches_every_kind_of_backend() {
         let _servers = cluster::serve(&bed.cluster.node1, "node1").unwrap();
         assert_reaches_every_kind(&bed);
     }
+}
+
+/// An agent that is killed before the catch device has its programs leaves no route to it: the device would drop what the
+/// `unreachable` routes answer.
+#[test]
+fn routes_lead_to_the_catch_device_only_once_it_has_programs() {
+    if skip::is_older_than(6, 6) {
+        return skip::whole("the kernel has no tcx, whose pins the test blocks");
+    }
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
+    bed.start_agent_with(&RANGES);
+    wait_for(PATIENCE, || caught_networks(&bed).eq(&2).then_some(())).unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+    // The next agent cannot pin a link where a folder is.
+    let node = &bed.cluster.node1;
+    node.ip("link delete lb-catch\nlink add lb-catch index 4242 type bridge").unwrap();
+    let pin = bed.cluster.bpffs(1).join(format!("lb/v{LAYOUT_VERSION}/links/4242-egress"));
+    fs::create_dir(&pin).unwrap();
+    bed.start_agent_with(&RANGES);
+    let device =
+        || bed.cluster.node1.command("ip").args(["-o", "link", "show", "lb-catch"]).output().unwrap();
+    let is_kept = || String::from_utf8_lossy(&device().stdout).contains("mtu 65535").then_some(());
+    wait_for(PATIENCE, is_kept).unwrap();
+    wait_for(PATIENCE, || ask_briefly(bed.netns("pod1"), WEB[0])).unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+    bed.cluster.add_pod("pod5", 1, 5).unwrap();
+    for vip in WEB {
+        let error = ask_http(bed.netns("pod5"), http(vip)).unwrap_err();
+        let unreachable =
+            matches!(error.kind(), io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable);
+        assert!(unreachable, "{vip}: {error}");
+    }
+    fs::remove_dir(&pin).unwrap();
+    bed.start_agent_with(&RANGES);
+    wait_for(PATIENCE, || caught_networks(&bed).eq(&2).then_some(())).unwrap();
+    assert!(has_programs(&bed, "lb-catch"));
 }
 
 /// The kernel's connection tracking sees packets to cluster IPs before and after their translation. CNI plugins
