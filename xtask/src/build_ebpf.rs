@@ -1,10 +1,11 @@
 //! `cargo xtask build-ebpf`: builds only the BPF objects.
 
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
+
+use crate::stack;
 
 /// Bytes of a BPF instruction. (Loading a 64-bit constant counts as two instructions.)
 const INSTRUCTION_SIZE: u64 = 8;
@@ -17,13 +18,20 @@ pub(crate) struct Args {
     deny_warnings: bool,
 }
 
-/// Builds the objects, and prints their paths and the sizes of their functions.
+/// Builds the objects, and prints their paths and the sizes of their functions. Checks that their programs have enough
+/// stack on Linux 6.1.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
     let profile_dir = me.parent().context("xtask is not in a folder")?;
     let target_dir = ebpf_build::target_dir(profile_dir);
-    for binary in [ebpf_build::DATAPATH, ebpf_build::RESTORE, ebpf_build::BASELINES] {
-        let built = ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?;
+    let next_layout = target_dir.join("next-layout");
+    for (binary, target_dir) in [
+        (ebpf_build::DATAPATH, &target_dir),
+        (ebpf_build::NEXT_DATAPATH, &next_layout),
+        (ebpf_build::RESTORE, &target_dir),
+        (ebpf_build::BASELINES, &target_dir),
+    ] {
+        let built = ebpf_build::build(binary, target_dir, std::env::consts::ARCH)?;
         eprint!("{}", built.warnings);
         let name = binary.name;
         ensure!(
@@ -41,11 +49,26 @@ fn show(built: &ebpf_build::Object) -> anyhow::Result<()> {
     println!("{} ({} bytes)", built.path.display(), data.len());
     println!("compiler {} {}", compiler.rustc.display(), compiler.version);
     println!("linker   {}", built.toolchain.linker.display());
+    let file = object::File::parse(&*data)
+        .with_context(|| format!("{} is not an ELF file", built.path.display()))?;
     println!("\ninstructions  section     function");
-    for function in functions(&built.path, &data)? {
+    for function in functions(&file)? {
         println!("{:>12}  {:<10}  {}", function.instructions, function.section, function.name);
     }
     println!();
+    check_stack(&file)
+}
+
+/// The verifier refuses a program whose chain of calls takes more stack than there is.
+fn check_stack(file: &object::File<'_>) -> anyhow::Result<()> {
+    let Some(chain) = stack::deepest(file)? else { return Ok(()) };
+    let (bytes, limit, functions) = (chain.bytes, stack::LIMIT, chain.functions.join(" → "));
+    println!("{bytes} of {limit} bytes of stack on Linux 6.1: {functions}\n");
+    ensure!(
+        bytes <= limit,
+        "these functions take {bytes} bytes of stack, and Linux 6.1 has {limit}: {functions}; make a frame smaller, or call \
+         one after the other"
+    );
     Ok(())
 }
 
@@ -56,8 +79,7 @@ struct Function {
 }
 
 /// The programs and the functions that they call, sorted by section.
-fn functions(path: &Path, data: &[u8]) -> anyhow::Result<Vec<Function>> {
-    let file = object::File::parse(data).with_context(|| format!("{} is not an ELF file", path.display()))?;
+fn functions(file: &object::File<'_>) -> anyhow::Result<Vec<Function>> {
     let mut functions = Vec::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
         let Some(index) = symbol.section_index() else { continue };

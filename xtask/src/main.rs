@@ -12,6 +12,7 @@ mod fuzz;
 mod process;
 mod setup;
 mod soak;
+mod stack;
 mod stages;
 mod test;
 mod user;
@@ -29,7 +30,7 @@ struct Cli {
 enum Task {
     /// Install what this machine lacks: the BPF compiler and linker, and the programs that the tests run
     Setup,
-    /// Build only the BPF objects, and print the size of each program
+    /// Build only the BPF objects, print the size of each program, and check their stack
     BuildEbpf(build_ebpf::Args),
     /// Run the load balancer with real traffic in network namespaces of this machine (needs root)
     Demo(demo::Args),

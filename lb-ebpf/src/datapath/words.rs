@@ -1,6 +1,23 @@
-//! Atomic operations on words of map values, fully ordered. (`core` has none for BPF.)
+//! Words of map values: atomic operations, fully ordered (`core` has none for BPF), and copies.
 
 use core::arch::asm;
+
+use bytemuck::Pod;
+
+/// Copies a value of whole words into a map value, one word after the other. (LLVM would load all words of an assignment
+/// before it stores the first one; those for which there is no register take stack.)
+///
+/// # Safety
+/// The pointer leads to a value of a map, which may be written.
+#[inline(always)]
+pub(super) unsafe fn copy<T: Pod>(from: &T, to: *mut T) {
+    const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() == 8) };
+    let (from, to) = ((&raw const *from).cast::<u64>(), to.cast::<u64>());
+    for index in 0..size_of::<T>() / 8 {
+        // SAFETY: both values are aligned, and have that many words.
+        unsafe { to.add(index).write_volatile(from.add(index).read()) };
+    }
+}
 
 /// Adds to a word and returns its previous value.
 ///

@@ -12,6 +12,7 @@ use lb_common::{
 use crate::datapath::{
     maps::CONNTRACK,
     scratch::{scratch, setup::EEXIST},
+    words,
 };
 
 /// The flow with this key.
@@ -59,7 +60,8 @@ fn scratch_key(key: &Tuple) -> Option<&'static Tuple> {
 #[inline(always)]
 fn scratch_flow(flow: &Flow) -> Option<&'static Flow> {
     let copy = scratch().ok()?.overflow_flow();
-    *copy = *flow;
+    // SAFETY: `copy` is borrowed mutably.
+    unsafe { words::copy(flow, copy) };
     Some(copy)
 }
 
