@@ -119,16 +119,22 @@ fn answer(socket: &UdpSocket) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&buffer[..line]).split(' ').next().unwrap().to_owned())
 }
 
-/// Asserts that a server answers datagrams whose fragments arrive in every order. All failures are reported together.
+/// Asserts that a server answers datagrams whose fragments arrive in every order.
 #[track_caller]
 fn assert_every_order(netns: &Netns, to: SocketAddr, server: &str) {
-    let ask = |order: &[usize; 3]| {
+    assert_orders(netns, to, server, &ORDERS);
+}
+
+/// Asserts that a server answers datagrams whose fragments arrive in these orders. All failures are reported together.
+#[track_caller]
+fn assert_orders<const N: usize>(netns: &Netns, to: SocketAddr, server: &str, orders: &[[usize; N]]) {
+    let ask = |order: &[usize; N]| {
         let socket = udp_socket(netns, to).unwrap();
         send_from(netns, &socket, next_identification(), order);
         let got = answer(&socket);
         (!matches!(&got, Ok(name) if name == server)).then(|| format!("{order:?}: {got:?}"))
     };
-    let failed: Vec<String> = ORDERS.iter().filter_map(ask).collect();
+    let failed: Vec<String> = orders.iter().filter_map(ask).collect();
     assert!(failed.is_empty(), "from {} to {to}: {failed:?}", netns.name());
 }
 
@@ -206,6 +212,29 @@ fn fragments_in_every_order_reach_sockets_of_the_node() {
         let to = SocketAddr::new(node, PORT);
         let _server = server::udp_echo_at(&bed.cluster.node1, "node1", to).unwrap();
         assert_every_order(&bed.cluster.client, to, "node1");
+    }
+}
+
+/// A repeated fragment passes, or is dropped because its datagram is complete: the socket has got it already.
+#[test]
+fn repeated_fragments_lose_no_datagram() {
+    const PORT: u16 = 4444;
+    const REPEATED: [[usize; 5]; 6] = [
+        [0, 1, 2, 2, 1],
+        [0, 0, 1, 1, 2],
+        [2, 2, 1, 1, 0],
+        [2, 1, 0, 2, 1],
+        [1, 0, 0, 1, 2],
+        [2, 0, 2, 0, 1],
+    ];
+    let bed = Bed::with_web(&["pod2"]);
+    for vip in WEB {
+        assert_orders(&bed.cluster.client, udp(vip), "pod2", &REPEATED);
+    }
+    for node in [IpAddr::from([198, 51, 100, 1]), "fd00:198:51:100::1".parse().unwrap()] {
+        let to = SocketAddr::new(node, PORT);
+        let _server = server::udp_echo_at(&bed.cluster.node1, "node1", to).unwrap();
+        assert_orders(&bed.cluster.client, to, "node1", &REPEATED);
     }
 }
 

@@ -5,7 +5,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lb_common::LAYOUT_VERSION;
+use lb_common::{Address, LAYOUT_VERSION, conntrack::Tuple, protocol};
+use lb_datapath::Pinned;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, ask_http, ask_udp},
@@ -217,7 +218,16 @@ fn entries(bed: &Bed) -> u64 {
     of_flows.map(|map| map["entries"].as_u64().unwrap()).sum()
 }
 
-/// The next connection from a port takes the entries of the ended one.
+/// How many earlier flows the entry of this client's connection to the VIP has had.
+fn earlier_flows(bed: &Bed, client: SocketAddr, vip: SocketAddr) -> u16 {
+    let pinned = Pinned::open(&bed.cluster.bpffs(1)).unwrap();
+    let [from, to] = [client, vip].map(|end| Address::from(end.ip()));
+    let key = Tuple::new(from, to, client.port(), vip.port(), protocol::TCP);
+    pinned.conntrack().table().get(&key).unwrap().unwrap().generation()
+}
+
+/// The next connection from a port takes the entries of the ended one, where its SYN comes out of the catch device. (If it
+/// began a flow where the SYN leaves by the device, that flow would take a port, and be replaced at once.)
 #[test]
 fn client_port_is_used_again_after_a_caught_connection() {
     const PORT: u16 = 40_001;
@@ -227,13 +237,15 @@ fn client_port_is_used_again_after_a_caught_connection() {
         let mut connection = Connection::open_from_port(pod, PORT, http(vip)).unwrap();
         connection.ask().unwrap_or_else(|error| panic!("{vip}: {error}"));
         reset(&connection);
+        connection.stream().local_addr().unwrap()
     };
     for vip in vips(10) {
-        ask_and_reset(vip);
+        let client = ask_and_reset(vip);
         let first = entries(&bed);
-        for _ in 0..3 {
+        for connections in 1..=3 {
             ask_and_reset(vip);
             assert_eq!(entries(&bed), first, "{vip}");
+            assert_eq!(earlier_flows(&bed, client, http(vip)), connections, "{vip}");
         }
     }
 }
