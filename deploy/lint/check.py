@@ -49,6 +49,7 @@ EVERYTHING = {
     "affinity": {"podAntiAffinity": {}},
     "updateStrategy": {"type": "OnDelete"},
     "loadBalancerController": {"enabled": True, "class": "example.com/lb"},
+    "announce": {"enabled": True, "keySecret": "key", "port": 7000, "prefer": "single"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
@@ -66,6 +67,10 @@ REFUSED = [
     {"configKey": "a/b"},
     {"loadBalancerController": {"enabled": "yes"}},
     {"loadBalancerController": {"class": "a b"}},
+    {"announce": {"enabled": "yes"}},
+    {"announce": {"keySecret": ""}},
+    {"announce": {"port": 0}},
+    {"announce": {"prefer": "both"}},
     {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
 ]

@@ -28,11 +28,11 @@ use crate::{
     cli::{Cli, KernelArgs, RunArgs},
     config::Config,
     daemon::socket,
-    kubernetes::addresses::lease_name,
+    kubernetes::{addresses::lease_name, announce::VOTERS},
 };
 
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
-/// The output of the chart with the controller of load balancers.
+/// The output of the chart with the controller of load balancers, and with announcements.
 const CONTROLLER: &str = "lint/controller.yaml";
 
 fn deploy(name: &str) -> PathBuf {
@@ -151,11 +151,12 @@ fn agent_has_exactly_the_permissions_that_it_uses() {
 }
 
 #[test]
-fn controller_of_load_balancers_has_exactly_the_permissions_that_it_uses() {
+fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
     let mut everywhere = needed();
     everywhere.extend(of(Service::GROUP, "services/status", &["patch"]));
     everywhere.extend(of(Service::GROUP, "namespaces", &["list", "watch"]));
     everywhere.extend(of("metallb.io", "ipaddresspools", &["list", "watch"]));
+    everywhere.extend(of("metallb.io", "l2advertisements", &["list", "watch"]));
     let role: ClusterRole = only(CONTROLLER);
     assert_eq!(granted(&role.rules.unwrap()), everywhere);
 
@@ -163,12 +164,42 @@ fn controller_of_load_balancers_has_exactly_the_permissions_that_it_uses() {
     assert_eq!((binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()), ("Role", name(&role)));
     assert_eq!(binding.metadata.namespace, role.metadata.namespace);
     let rules = role.rules.unwrap();
-    let leases: BTreeSet<_> = of(Lease::GROUP, "leases", &["create", "get", "update"]).collect();
-    assert_eq!(granted(&rules), leases);
-    // A name cannot limit `create`. The other verbs are limited to the Lease of the class in the values.
+    let here = of(Lease::GROUP, "leases", &["create", "get", "update"]).chain(of(
+        ConfigMap::GROUP,
+        "configmaps",
+        &["create", "list", "watch", "update"],
+    ));
+    assert_eq!(granted(&rules), here.collect());
+    // A name cannot limit `create`. The other verbs are limited to the Lease of the class in the values, and to the
+    // ConfigMap of the voters.
     let limited = rules.iter().filter(|rule| !rule.verbs.contains(&"create".to_owned()));
-    let expected = vec![lease_name(Some("example.com/Lb"))];
-    assert!(limited.into_iter().all(|rule| rule.resource_names.as_ref() == Some(&expected)));
+    let names: Vec<_> = limited.map(|rule| rule.resource_names.clone().unwrap()).collect();
+    assert_eq!(names, [vec![lease_name(Some("example.com/Lb"))], vec![VOTERS.to_owned()]]);
+}
+
+#[test]
+fn announcer_gets_its_key_and_net_raw() {
+    let daemon_set: DaemonSet = only(CONTROLLER);
+    let container = container(&daemon_set);
+    let capabilities = container.security_context.unwrap().capabilities.unwrap();
+    assert_eq!(capabilities.add.unwrap(), ["BPF", "NET_ADMIN", "PERFMON", "NET_RAW"]);
+    let mut command = Cli::command();
+    command.build();
+    let run = command.find_subcommand("run").unwrap();
+    let known: Vec<_> = run.get_arguments().filter_map(|argument| argument.get_env()?.to_str()).collect();
+    let variables = container.env.unwrap();
+    let value = |name: &str| -> &str {
+        let variable = variables.iter().find(|variable| variable.name == name && known.contains(&name));
+        variable.unwrap().value.as_deref().unwrap()
+    };
+    assert_eq!((value("LB_AGENT_ANNOUNCE"), value("LB_AGENT_ANNOUNCE_PORT")), ("true", "7947"));
+    assert_eq!(value("LB_AGENT_ANNOUNCE_PREFER"), "availability");
+    let key = Path::new(value("LB_AGENT_ANNOUNCE_KEY_FILE"));
+    let mounts = container.volume_mounts.unwrap();
+    let mount = mounts.iter().find(|mount| key.starts_with(&mount.mount_path)).unwrap();
+    let volumes = daemon_set.spec.unwrap().template.spec.unwrap().volumes.unwrap();
+    let volume = volumes.into_iter().find(|volume| volume.name == mount.name).unwrap();
+    assert_eq!(volume.secret.unwrap().secret_name.as_deref(), Some("lb-agent-announce"));
 }
 
 #[test]

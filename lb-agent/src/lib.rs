@@ -18,4 +18,5 @@ mod log_few;
 pub mod manifests;
 pub mod metrics;
 pub mod node;
+mod stop;
 pub mod zpages;

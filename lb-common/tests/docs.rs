@@ -280,13 +280,14 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files that show the time of day to users or in metrics.
-const CALENDARS: [&str; 9] = [
+const CALENDARS: [&str; 10] = [
     "announce/report.rs",
     "daemon/shortage.rs",
     "daemon/start.rs",
     "daemon/state.rs",
     "health/freshness.rs",
     "kubernetes/addresses/lease.rs",
+    "kubernetes/announce/mod.rs",
     "kubernetes/run.rs",
     "metrics/mod.rs",
     "zpages.rs",

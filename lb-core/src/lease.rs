@@ -54,8 +54,19 @@ pub struct Bid {
     pub transitions: i32,
     /// Whether the agent holds the Lease already.
     pub is_renewal: bool,
-    /// Whether the last holder may still act, because this agent has not waited for the end of its Lease.
-    must_wait: bool,
+    /// How long the last holder may still act after this write.
+    wait: Duration,
+}
+
+/// A write that gives the Lease up: the holder becomes empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// The version to replace.
+    pub replaces: String,
+    /// `spec.leaseDurationSeconds`: how long writes of this agent may still be on their way to the API server.
+    pub lasts: Duration,
+    /// `spec.leaseTransitions`
+    pub transitions: i32,
 }
 
 /// The state of one agent in the election.
@@ -91,7 +102,8 @@ impl Election {
     /// The write that is due after a [`read`](Self::read); `None` while another agent holds the Lease.
     pub fn bid(&self, now: Duration) -> Option<Bid> {
         let Some((lease, since)) = &self.seen else {
-            return Some(Bid { replaces: None, transitions: 0, is_renewal: false, must_wait: true });
+            let wait = self.timing.lease;
+            return Some(Bid { replaces: None, transitions: 0, is_renewal: false, wait });
         };
         let is_renewal = self.holds(lease);
         let is_free = lease.holder.as_deref().is_none_or(str::is_empty);
@@ -99,9 +111,24 @@ impl Election {
             return None;
         }
         let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
-        // A holder without a term has lost the answer to its successful bid, so it does not know when its term began.
-        let must_wait = is_free || (is_renewal && self.term.is_none());
-        Some(Bid { replaces: Some(lease.version.clone()), transitions, is_renewal, must_wait })
+        let wait = match &self.term {
+            // A holder that gave the Lease up says how long its writes may take.
+            _ if is_free => lease.lasts.min(self.timing.lease),
+            // A holder without a term has lost the answer to its successful bid, so it does not know when its term
+            // began.
+            None if is_renewal => self.timing.lease,
+            Some(_) | None => Duration::ZERO,
+        };
+        Some(Bid { replaces: Some(lease.version.clone()), transitions, is_renewal, wait })
+    }
+
+    /// The write that gives the Lease up, if this agent holds it. The term ends at once: the agent must have stopped
+    /// to send writes before this one, and need not know their answers.
+    pub fn release(&mut self) -> Option<Release> {
+        self.term = None;
+        let (lease, _) = self.seen.as_ref().filter(|(lease, _)| self.holds(lease))?;
+        let (replaces, transitions) = (lease.version.clone(), lease.transitions);
+        Some(Release { replaces, lasts: self.timing.request, transitions })
     }
 
     /// Records that the API server has accepted a bid that was sent at `sent`, as this version.
@@ -109,8 +136,7 @@ impl Election {
         let end = sent.saturating_add(self.timing.act);
         let begin = match &self.term {
             Some(term) if bid.is_renewal => term.start,
-            _ if bid.must_wait => sent.saturating_add(self.timing.lease),
-            _ => sent,
+            _ => sent.saturating_add(bid.wait),
         };
         let holder = Some(self.me.clone());
         let lease = Lease {
@@ -212,11 +238,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn released_lease_is_taken_over_after_the_last_request_of_its_holder() {
+        let mut leader = Election::new("a", TIMING);
+        leader.read(held_by("a", "1"), at(0));
+        let bid = leader.bid(at(0)).unwrap();
+        leader.accepted(&bid, "2", at(0));
+        let release = leader.release().unwrap();
+        assert_eq!((release.replaces.as_str(), release.lasts, leader.term()), ("2", TIMING.request, None));
+        assert_eq!(Election::new("b", TIMING).release(), None, "it does not hold the Lease");
+        let mut next = Election::new("b", TIMING);
+        let (holder, lasts) = (Some(String::new()), release.lasts);
+        next.read(Some(Lease { holder, lasts, transitions: 1, version: "3".into() }), at(500));
+        next.accepted(&next.bid(at(500)).unwrap(), "4", at(500));
+        assert_eq!(next.term(), Some(&(at(503)..at(510))));
+    }
+
     /// An event of a random history.
     #[derive(Clone, Debug)]
     enum Happens {
         /// The agent reads and bids. `there` and `back` are the delays of the request and of the answer.
         Turn { agent: usize, there: u64, back: u64, lost: bool },
+        /// The agent gives the Lease up; its last writes may still be on their way.
+        Released(usize),
         /// Time passes, in seconds.
         Pass(u64),
         /// The Lease is deleted.
@@ -226,8 +270,12 @@ mod tests {
     fn histories() -> impl Strategy<Value = Vec<Happens>> {
         let turn = (0..3usize, 0..4u64, 0..4u64, proptest::bool::weighted(0.2));
         let turn = turn.prop_map(|(agent, there, back, lost)| Happens::Turn { agent, there, back, lost });
-        let one =
-            prop_oneof![10 => turn, 5 => (1..20u64).prop_map(Happens::Pass), 1 => Just(Happens::Deleted)];
+        let one = prop_oneof![
+            10 => turn,
+            5 => (1..20u64).prop_map(Happens::Pass),
+            1 => (0..3usize).prop_map(Happens::Released),
+            1 => Just(Happens::Deleted),
+        ];
         collection::vec(one, 1..80)
     }
 
@@ -240,10 +288,24 @@ mod tests {
             // Readings of the agents' clocks differ by this many seconds.
             let ahead = [0, 1_000, 77];
             let (mut lease, mut version, mut now): (Option<Lease>, u32, u64) = (None, 0, 0);
+            let mut writing = [0; 3];
             for happens in history {
                 match happens {
                     Happens::Pass(seconds) => now += seconds,
                     Happens::Deleted => lease = None,
+                    Happens::Released(agent) => {
+                        let led = agents[agent].term().is_some_and(|term| term.contains(&at(now + ahead[agent])));
+                        let Some(release) = agents[agent].release() else { continue };
+                        if led {
+                            writing[agent] = now + TIMING.request.as_secs();
+                        }
+                        if lease.as_ref().is_some_and(|lease| lease.version == release.replaces) {
+                            version += 1;
+                            let Release { lasts, transitions, .. } = release;
+                            let (holder, version) = (Some(String::new()), version.to_string());
+                            lease = Some(Lease { holder, lasts, transitions, version });
+                        }
+                    }
                     Happens::Turn { agent, there, back, lost } => {
                         let read_at = at(now + ahead[agent]);
                         agents[agent].read(lease.clone(), read_at);
@@ -261,8 +323,9 @@ mod tests {
                         }
                     }
                 }
-                let acts = |(agent, ahead): (&Election, &u64)| agent.term().is_some_and(|term| term.contains(&at(now + ahead)));
-                prop_assert!(agents.iter().zip(&ahead).filter(|pair| acts(*pair)).count() <= 1);
+                let leads = |agent: usize| agents[agent].term().is_some_and(|term| term.contains(&at(now + ahead[agent])));
+                let acts = |agent: &usize| leads(*agent) || now < writing[*agent];
+                prop_assert!((0..3).filter(acts).count() <= 1);
             }
         }
 

@@ -7,15 +7,24 @@ use lb_core::announce::lease::{Answer, Ask, Prefer};
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
-/// The configured members.
+/// The members that share addresses.
 #[derive(Clone, Debug)]
 pub struct Members {
-    /// UDP address of each member, this node included, by node name.
-    pub addresses: BTreeMap<Arc<str>, SocketAddr>,
+    /// Which nodes these are.
+    pub who: Who,
     /// The key that authenticates their messages.
     pub key: Key,
     /// Whether two members that receive no message from each other both announce, or neither.
     pub prefer: Prefer,
+}
+
+/// The nodes that share addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// UDP address of each member, this node included, by node name. All of them vote.
+    Configured(BTreeMap<Arc<str>, SocketAddr>),
+    /// The Nodes of the cluster; each receives messages at this UDP port of its address.
+    Nodes(u16),
 }
 
 /// A member as `--announce-member` names it: `NAME=ADDRESS:PORT`.
@@ -115,8 +124,13 @@ mod tests {
     }
 
     fn message() -> Message {
-        let body =
-            Body::Ask(Ask { number: 7, wants: vec!["192.0.2.1".parse().unwrap()], leaves: Vec::new() });
+        let body = Body::Ask(Ask {
+            number: 7,
+            wants: vec!["192.0.2.1".parse().unwrap()],
+            leaves: Vec::new(),
+            generation: 0,
+            retires: false,
+        });
         Message { from: "a".into(), to: "b".into(), body }
     }
 
@@ -147,7 +161,13 @@ mod tests {
     #[test]
     fn longest_question_fits_into_a_packet() {
         let address = "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
-        let body = Body::Ask(Ask { number: u64::MAX, wants: vec![address; 20], leaves: Vec::new() });
+        let body = Body::Ask(Ask {
+            number: u64::MAX,
+            wants: vec![address; 20],
+            leaves: Vec::new(),
+            generation: u64::MAX,
+            retires: false,
+        });
         let name = "n".repeat(63);
         let sealed = key("0123456789abcdef").unwrap().seal(&Message { from: name.clone(), to: name, body });
         assert!(sealed.len() < 1_232, "{}", sealed.len());

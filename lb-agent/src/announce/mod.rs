@@ -1,7 +1,7 @@
 //! The task that announces load balancers' addresses at layer 2.
 //!
 //! ```text
-//! folder ──Advertised──▶ announcer ──records──▶ ANNOUNCED, programs on devices
+//! source ──Advertised──▶ announcer ──records──▶ ANNOUNCED, programs on devices
 //! writer ──Holders─────▶    │  ▲  ──frames───▶ networks (ARP, neighbour advertisements)
 //! devices ──Network────▶    ▼  │
 //!                        other members (UDP): the right to announce
@@ -18,16 +18,18 @@ mod members;
 mod peers;
 mod report;
 
-use std::{collections::BTreeMap, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, future, net::IpAddr, sync::Arc, time::Duration};
 
 use lb_common::{AnnounceKey, Announcement, Heard};
 use lb_core::{
     announce::{
         advertisement::{Advertised, labels_of},
+        cluster::Cluster,
         election::{Candidacy, candidacies},
         holders::Holder,
         lease::{Nanos, Right},
         schedule,
+        voters::Voters,
     },
     model::ObjectName,
 };
@@ -35,6 +37,7 @@ use lb_datapath::{Announcements, DatapathError, DevicePatterns, Network};
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
+pub(crate) use self::report::announcer;
 use self::{
     devices::{Place, Wires},
     held::Held,
@@ -43,13 +46,17 @@ use self::{
 };
 pub use self::{
     kernel::Kernel,
-    members::{Key, Member, Members},
+    members::{Key, Member, Members, Who},
     report::AnnouncementReport,
 };
-use crate::daemon::state::State;
+use crate::{daemon::state::State, metrics::Metrics, stop};
 
 /// Interval at which the task renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
+
+/// How often a member that ends says so, and how long it waits in between: messages may get lost.
+const FAREWELLS: u32 = 3;
+const BETWEEN_FAREWELLS: Duration = Duration::from_millis(20);
 
 /// The Services that have a load balancer's address, by name.
 pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
@@ -59,12 +66,16 @@ pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 pub struct Sources {
     /// Advertisements and pools. The sender is closed if Services come from an API server.
     pub advertised: watch::Receiver<Advertised>,
+    /// The nodes of the cluster, for members that are its Nodes.
+    pub cluster: watch::Receiver<Cluster>,
     /// The Services that have a load balancer's address.
     pub holders: watch::Receiver<HolderMap>,
     /// Links and addresses of the node.
     pub network: watch::Receiver<Network>,
     /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub synchronised: watch::Receiver<bool>,
+    /// Becomes true when the agent ends. The task drops it once the node announces nothing any more.
+    pub stop: watch::Receiver<bool>,
 }
 
 /// The task that announces addresses.
@@ -75,7 +86,10 @@ pub struct Announcer {
     sources: Sources,
     kernel: Kernel,
     peers: Option<Peers>,
+    /// The voters that this node proposes.
+    proposals: watch::Sender<Option<Voters>>,
     state: Arc<State>,
+    metrics: Arc<Metrics>,
     candidacies: Vec<Candidacy>,
     /// The devices on which this node announces each address, or would if it had the right to.
     places: BTreeMap<AnnounceKey, Place>,
@@ -105,8 +119,8 @@ impl Announcer {
         (node, patterns): (Arc<str>, DevicePatterns),
         sources: Sources,
         kernel: Kernel,
-        members: Option<Members>,
-        state: Arc<State>,
+        (members, proposals): (Option<Members>, watch::Sender<Option<Voters>>),
+        (state, metrics): (Arc<State>, Arc<Metrics>),
     ) -> anyhow::Result<Self> {
         Ok(Self {
             peers: members.map(|members| Peers::open(Arc::clone(&node), members)).transpose()?,
@@ -114,7 +128,9 @@ impl Announcer {
             patterns,
             sources,
             kernel,
+            proposals,
             state,
+            metrics,
             candidacies: Vec::new(),
             places: BTreeMap::new(),
             rights: BTreeMap::new(),
@@ -140,22 +156,27 @@ impl Announcer {
             self.kernel.maps.set(&BTreeMap::new())?;
         }
         loop {
-            let busy = self.peers.is_some() || self.in_use || !self.candidacies.is_empty();
-            let Sources { advertised, holders, network, synchronised } = &mut self.sources;
+            let is_member = self.peers.as_ref().is_some_and(Peers::is_active);
+            let busy = is_member || self.in_use || !self.candidacies.is_empty();
+            let Sources { advertised, cluster, holders, network, synchronised, stop } = &mut self.sources;
             tokio::select! {
-                // Fails if Services come from an API server. The task then only withdraws announcements of an earlier
-                // agent that read a folder.
+                // Both fail without a task that reads them from the API server. Then the announcer only withdraws what
+                // an agent with a folder has announced.
                 Ok(()) = advertised.changed() => {}
+                Ok(()) = cluster.changed() => {}
                 changed = holders.changed() => changed?,
                 changed = network.changed() => changed?,
                 changed = synchronised.changed() => changed?,
+                () = stop::requested(stop) => break,
                 _ = tick.tick(), if busy => {
                     self.tick();
                     continue;
                 }
-                () = Peers::receive(self.peers.as_mut()) => {
+                retires = Peers::receive(self.peers.as_mut()) => {
                     // Most messages do not change the rights of this node.
-                    if self.rights(Announcements::now()) != self.rights {
+                    if retires {
+                        self.tick();
+                    } else if self.rights(Announcements::now()) != self.rights {
                         self.apply();
                     }
                     continue;
@@ -164,16 +185,33 @@ impl Announcer {
             self.elect();
             self.tick();
         }
+        self.retire().await;
+        drop(self);
+        future::pending().await
+    }
+
+    /// Hands the addresses of this node over. A node without members keeps them, as its Services stay in the kernel.
+    async fn retire(&mut self) {
+        let Some(peers) = &mut self.peers else { return };
+        let questions = peers.leases().retire(Announcements::now());
+        if !self.apply() {
+            return;
+        }
+        for _ in 0..FAREWELLS {
+            if let Some(peers) = &self.peers {
+                peers.send(&questions);
+            }
+            time::sleep(BETWEEN_FAREWELLS).await;
+        }
     }
 
     /// Computes which nodes may announce which addresses, and on which devices this node may.
     fn elect(&mut self) {
-        let Sources { advertised, holders, synchronised, .. } = &mut self.sources;
-        let nodes: Vec<Arc<str>> = match &self.peers {
-            Some(peers) => peers.members().collect(),
-            None => vec![Arc::clone(&self.node)],
+        let Sources { advertised, cluster, holders, synchronised, .. } = &mut self.sources;
+        let nodes = match &mut self.peers {
+            Some(peers) => peers.nodes(&cluster.borrow_and_update(), Announcements::now()),
+            None => BTreeMap::from([(Arc::clone(&self.node), labels_of(&self.node))]),
         };
-        let nodes = nodes.into_iter().map(|node| (Arc::clone(&node), labels_of(&node))).collect();
         let ready = *synchronised.borrow_and_update();
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
         self.candidacies =
@@ -210,6 +248,20 @@ impl Announcer {
         if let (Some(peers), Some(questions)) = (&self.peers, questions) {
             peers.send(&questions);
         }
+        self.propose();
+    }
+
+    /// Proposes the voters that are due, if the members are Nodes.
+    fn propose(&mut self) {
+        let Some(peers) = &mut self.peers else { return };
+        let cluster = self.sources.cluster.borrow();
+        let exists = |name: &str| cluster.nodes.contains_key(name);
+        let next = peers.proposal(exists, Announcements::now());
+        self.proposals.send_if_modified(|known| {
+            let modified = next.is_some() && *known != next;
+            *known = next;
+            modified
+        });
     }
 
     /// Calls [`Self::update`] and returns whether it succeeded. After a failure the next tick tries again; meanwhile
@@ -233,7 +285,12 @@ impl Announcer {
             return Ok(());
         }
         let now = Announcements::now();
-        self.rights = self.rights(now);
+        let rights = self.rights(now);
+        let is_new = |(address, right): &(&IpAddr, &Right)| {
+            self.rights.get(*address).is_none_or(|known| known.since != right.since)
+        };
+        self.metrics.count_takeovers(rights.iter().filter(is_new).count());
+        self.rights = rights;
         self.in_use |= !self.places.is_empty();
         if !self.in_use {
             self.report(&BTreeMap::new(), now);
@@ -318,7 +375,9 @@ impl Announcer {
             }
             .report(candidacy, now)
         };
-        self.state.set_announcements(self.candidacies.iter().map(report).collect());
+        let reports: Vec<AnnouncementReport> = self.candidacies.iter().map(report).collect();
+        self.metrics.set_announced(reports.len(), reports.iter().filter(|report| report.here).count());
+        self.state.set_announcements(reports);
     }
 
     /// The node that announces the address, as far as this node knows; `None` if it knows none, or if this node should

@@ -8,12 +8,20 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lb_core::announce::lease::{Ask, Leases, Nanos, Timing};
+use lb_core::{
+    announce::{
+        advertisement::labels_of,
+        cluster::{Cluster, Member},
+        lease::{Ask, Leases, Nanos, Timing},
+        voters::Voters,
+    },
+    load_balancer::Labels,
+};
 use lb_datapath::Announcements;
 use tokio::net;
-use tracing::debug;
+use tracing::{debug, warn};
 
-use super::members::{Body, Key, Members, Message};
+use super::members::{Body, Key, Members, Message, Who};
 
 /// Size of the receive buffer, in bytes.
 const LONGEST: usize = 2_048;
@@ -23,32 +31,86 @@ const LONGEST: usize = 2_048;
 pub(super) struct Peers {
     node: Arc<str>,
     key: Key,
-    socket: net::UdpSocket,
+    /// The UDP port of the members if these are the Nodes of the cluster.
+    port: Option<u16>,
+    /// Where this member receives messages; `None` while its Node is unknown.
+    own: Option<SocketAddr>,
+    /// Open if `own` could be bound.
+    socket: Option<net::UdpSocket>,
     others: BTreeMap<Arc<str>, SocketAddr>,
     leases: Leases,
+    /// Why the socket is not open.
+    failure: Option<String>,
 }
 
 impl Peers {
-    /// Opens the UDP socket at the address of this node.
+    /// Opens the UDP socket at the address of this node, if the members are configured.
     pub(super) fn open(node: Arc<str>, members: Members) -> anyhow::Result<Self> {
-        let Members { mut addresses, key, prefer } = members;
-        let own = addresses.remove(&node).context("this node is not among the members")?;
-        let socket = UdpSocket::bind(own)
-            .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
-        socket.set_nonblocking(true)?;
+        let Members { who, key, prefer } = members;
+        let (addresses, port) = match who {
+            Who::Configured(addresses) => (addresses, None),
+            Who::Nodes(port) => (BTreeMap::new(), Some(port)),
+        };
+        let voters = Voters { generation: 0, names: addresses.keys().cloned().collect() };
         // Nanoseconds since boot are greater than the number of any question of an earlier agent. After a reboot they
         // are smaller, which the other members accept, because they promise an address for a shorter time than a reboot
         // takes.
         let now = Announcements::now();
-        let start = (now, now);
-        let leases =
-            Leases::new(Arc::clone(&node), addresses.keys().cloned(), prefer, Timing::DEFAULT, start);
-        Ok(Self { node, key, socket: net::UdpSocket::from_std(socket)?, others: addresses, leases })
+        let leases = Leases::new(Arc::clone(&node), voters, prefer, Timing::DEFAULT, (now, now));
+        let others = BTreeMap::new();
+        let mut peers = Self { node, key, port, own: None, socket: None, others, leases, failure: None };
+        if port.is_none() {
+            peers.set_addresses(addresses);
+            peers.bind()?;
+        }
+        Ok(peers)
     }
 
-    /// The names of all members.
-    pub(super) fn members(&self) -> impl Iterator<Item = Arc<str>> {
-        self.others.keys().cloned().chain([Arc::clone(&self.node)])
+    /// The nodes that may announce, with their labels, as `cluster` says if the members are its Nodes.
+    pub(super) fn nodes(&mut self, cluster: &Cluster, now: Nanos) -> BTreeMap<Arc<str>, Labels> {
+        let Some(port) = self.port else {
+            let names = self.others.keys().chain([&self.node]);
+            return names.map(|name| (Arc::clone(name), labels_of(name))).collect();
+        };
+        let address = |(name, node): (&Arc<str>, &Member)| {
+            Some((Arc::clone(name), SocketAddr::new(node.address?, port)))
+        };
+        self.set_addresses(cluster.nodes.iter().filter_map(address).collect());
+        if let Some(voters) = &cluster.voters {
+            self.leases.set_voters(voters.clone(), now);
+        }
+        let may_announce = cluster.nodes.iter().filter(|(_, node)| node.may_announce);
+        may_announce.map(|(name, node)| (Arc::clone(name), node.labels.clone())).collect()
+    }
+
+    fn set_addresses(&mut self, mut addresses: BTreeMap<Arc<str>, SocketAddr>) {
+        let own = addresses.remove(&self.node);
+        if own != self.own {
+            (self.own, self.socket) = (own, None);
+        }
+        self.leases.set_members(addresses.keys().cloned());
+        self.others = addresses;
+    }
+
+    /// Opens the socket unless it is open.
+    fn bind(&mut self) -> anyhow::Result<()> {
+        if let (Some(own), None) = (self.own, &self.socket) {
+            let socket = UdpSocket::bind(own)
+                .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
+            socket.set_nonblocking(true)?;
+            self.socket = Some(net::UdpSocket::from_std(socket)?);
+        }
+        Ok(())
+    }
+
+    /// The voters that this node proposes; none if the members are configured, which do not change.
+    pub(super) fn proposal(&self, exists: impl Fn(&str) -> bool, now: Nanos) -> Option<Voters> {
+        self.port.and_then(|_| self.leases.proposal(exists, now))
+    }
+
+    /// Whether this member takes part.
+    pub(super) const fn is_active(&self) -> bool {
+        self.own.is_some()
     }
 
     pub(super) const fn leases(&mut self) -> &mut Leases {
@@ -62,6 +124,11 @@ impl Peers {
 
     /// The questions that are due.
     pub(super) fn tick(&mut self, now: Nanos) -> Vec<Ask> {
+        let failure = self.bind().err().map(|error| format!("{error:#}"));
+        if let Some(why) = failure.as_ref().filter(|_| failure != self.failure) {
+            warn!("{why}; retrying");
+        }
+        self.failure = failure;
         self.leases.tick(now)
     }
 
@@ -75,41 +142,53 @@ impl Peers {
     }
 
     fn send_to(&self, to: &Arc<str>, address: SocketAddr, body: Body) {
+        let Some(socket) = &self.socket else { return };
         let message = Message { from: self.node.to_string(), to: to.to_string(), body };
-        if let Err(error) = self.socket.try_send_to(&self.key.seal(&message), address) {
+        if let Err(error) = socket.try_send_to(&self.key.seal(&message), address) {
             debug!(member = &**to, "cannot send to the member: {error}");
         }
     }
 
-    /// Handles the next messages; waits forever without members.
-    pub(super) async fn receive(peers: Option<&mut Self>) {
+    /// Handles the next messages; waits forever without a socket. Returns whether a member has given back its addresses
+    /// because it ends.
+    pub(super) async fn receive(peers: Option<&mut Self>) -> bool {
         let Some(peers) = peers else { return future::pending().await };
+        let Some(socket) = &peers.socket else { return future::pending().await };
         let mut bytes = [0; LONGEST];
-        if let Err(error) = peers.socket.readable().await {
+        if let Err(error) = socket.readable().await {
             debug!("cannot wait for messages of members: {error}");
         }
-        while let Ok(length) = peers.socket.try_recv(&mut bytes) {
-            peers.handle(bytes.get(..length).unwrap_or_default());
+        let mut retires = false;
+        while let Some(Ok(length)) = peers.socket.as_ref().map(|socket| socket.try_recv(&mut bytes)) {
+            retires |= peers.handle(bytes.get(..length).unwrap_or_default());
         }
+        retires
     }
 
-    fn handle(&mut self, bytes: &[u8]) {
+    /// Handles a message; returns whether its sender ends.
+    fn handle(&mut self, bytes: &[u8]) -> bool {
         let Some(Message { from, to, body }) = self.key.open(bytes) else {
             debug!("a message has another key than the members");
-            return;
+            return false;
         };
         let Some((from, address)) = self.others.get_key_value(&*from).filter(|_| *to == *self.node) else {
-            return;
+            return false;
         };
         let (from, address) = (Arc::clone(from), *address);
         let now = Announcements::now();
         match body {
             Body::Ask(ask) => {
-                if let Some(answer) = self.leases.asked(&from, &ask, now) {
+                let answer = self.leases.asked(&from, &ask, now);
+                let is_new = answer.is_some();
+                if let Some(answer) = answer {
                     self.send_to(&from, address, Body::Answer(answer));
                 }
+                is_new && ask.retires
             }
-            Body::Answer(answer) => self.leases.answered(&from, &answer, now),
+            Body::Answer(answer) => {
+                self.leases.answered(&from, &answer, now);
+                false
+            }
         }
     }
 }

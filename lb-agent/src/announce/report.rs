@@ -38,6 +38,16 @@ pub struct AnnouncementReport {
     pub conflict_mac: Option<String>,
 }
 
+/// The node that announces an address, as text.
+pub(crate) fn announcer(node: Option<&str>, here: bool, since: Option<Timestamp>) -> String {
+    let since = since.filter(|_| here).map(|since| since.strftime(", since %FT%TZ").to_string());
+    match node {
+        Some(node) if here => format!("{node} (this node{})", since.unwrap_or_default()),
+        Some(node) => node.to_owned(),
+        None => "no node".to_owned(),
+    }
+}
+
 /// The sources of an address's report.
 pub(super) struct Facts<'a> {
     /// The node that announces the address.
@@ -79,5 +89,18 @@ impl Facts<'_> {
             conflicts: self.heard.iter().map(|heard| heard.conflicts).sum(),
             conflict_mac: last_claim.map(|claim| frames::text(claim.conflict_mac)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announcer_is_named_with_the_time_if_it_is_this_node() {
+        let since = Some(Timestamp::UNIX_EPOCH);
+        assert_eq!(announcer(Some("a"), true, since), "a (this node, since 1970-01-01T00:00:00Z)");
+        assert_eq!(announcer(Some("b"), false, since), "b");
+        assert_eq!(announcer(None, false, None), "no node");
     }
 }

@@ -119,6 +119,13 @@ settings! {
         /// this setting elect the one that does so
         "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
         load_balancer_controller: bool | bool, ();
+        /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; the Nodes of the
+        /// cluster share the addresses, and need --announce-key-file
+        "announce" "LB_AGENT_ANNOUNCE" "announce"
+        announce: bool | bool, ();
+        /// UDP port at which each Node receives the others' messages, with --announce [default: 7947]
+        "announce-port" "LB_AGENT_ANNOUNCE_PORT" "announcePort"
+        announce_port: Option<u16> | Option<u16>, (value_name = "PORT");
         /// Name and UDP address of every node that announces the same load balancers' addresses, this one included
         /// [default: none: this node alone announces its addresses]
         "announce-member" "LB_AGENT_ANNOUNCE_MEMBER" "announceMember"
@@ -428,8 +435,8 @@ mod tests {
         match (possible.first(), arg.get_long().unwrap()) {
             (Some(first), _) => first.get_name().to_owned(),
             (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
-            (None, "syn-retries") => "2".to_owned(),
-            (None, "masquerade-all" | "load-balancer-controller") => "true".to_owned(),
+            (None, "syn-retries" | "announce-port") => "2".to_owned(),
+            (None, "masquerade-all" | "load-balancer-controller" | "announce") => "true".to_owned(),
             (None, _) => "x".to_owned(),
         }
     }

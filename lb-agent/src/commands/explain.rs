@@ -1,6 +1,6 @@
 //! `explain`: shows the decisions of the data plane about a packet.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, bail};
 use lb_common::{Address, conntrack::Tuple};
@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use super::output::{print, print_json};
 use crate::{
+    announce::AnnouncementReport,
     cli::{ExplainArgs, HookContext, TableOrJson},
     config::KernelPaths,
+    daemon::socket,
     explain::{
         self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, step_in_words,
         verdict_in_words,
@@ -58,11 +60,20 @@ pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
     if let (Some(name), Some(program)) = (name, attached.at(hook)) {
         steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook_name(hook), program });
     }
+    steps.splice(0..0, announced(paths, args.to.ip()));
     let explanation = Explanation { steps, ..explanation };
     match args.output {
         TableOrJson::Json => print_json(&page(args, &explanation, &question, name)),
         TableOrJson::Table => print(&text(args, &explanation, &question, name)),
     }
+}
+
+/// The step that names the node which announces the address at layer 2; none if no agent runs, or nothing announces it.
+fn announced(paths: &KernelPaths, address: IpAddr) -> Option<TraceStep> {
+    let report = socket::ask(&paths.bpffs).ok().flatten()?;
+    let announcement = report.announcements.into_iter().find(|it| it.address == address)?;
+    let AnnouncementReport { node, here, since, .. } = announcement;
+    Some(TraceStep::Announced { address, node, here, since })
 }
 
 /// The interface that the packet arrives on: the given one, or the one that the route to its source uses.

@@ -46,6 +46,10 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
         ServiceCommand::Show { name, output } => {
             let (pinned, mut services) = services(paths)?;
             service_view::count_flows(&mut services, &pinned.conntrack().list()?);
+            // Only a running agent knows which node announces an address.
+            if let Ok(Some(report)) = socket::ask(&paths.bpffs) {
+                service_view::name_announcers(&mut services, &report.announcements);
+            }
             service::show(services, &name, output)
         }
         ServiceCommand::Env(args) => environment::print(paths, &args),

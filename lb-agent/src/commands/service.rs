@@ -7,9 +7,12 @@ use comfy_table::Table;
 
 use super::{
     output::{Mood, NOTHING, cell, print, print_json, print_table, print_yaml, render, scaled, table},
-    service_view::{BackendView, FrontendView, ServiceView},
+    service_view::{AnnouncedView, BackendView, FrontendView, ServiceView},
 };
-use crate::cli::{ServiceOutput, split_name};
+use crate::{
+    announce::announcer,
+    cli::{ServiceOutput, split_name},
+};
 
 /// Prints all `services`, or those of one namespace.
 pub(super) fn list(
@@ -121,6 +124,12 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     }
     if !service.source_ranges.is_empty() {
         lines.push(("Allowed", format!("sources {}", service.source_ranges.join(", "))));
+    }
+    for frontend in &service.frontends {
+        if let Some(AnnouncedView { node, here, since }) = &frontend.announced {
+            let by = announcer(node.as_deref(), *here, *since);
+            lines.push(("Announced", format!("{} by {by}", frontend.address)));
+        }
     }
     if wide {
         lines.push(("Id", id.to_string()));

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use jiff::Timestamp;
 use lb_common::{
     Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags,
     conntrack::{Flow, Phase, Tuple},
@@ -14,6 +15,8 @@ use lb_core::plan::{Contents, EndpointLabels, ServiceLabels, slices_of};
 use serde::Serialize;
 
 use lb_datapath::Connection;
+
+use crate::announce::AnnouncementReport;
 
 /// One service port. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -78,6 +81,31 @@ pub(super) struct FrontendView {
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
+    /// Which node announces the address at layer 2; only in `service show`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) announced: Option<AnnouncedView>,
+}
+
+/// Which node announces an address at layer 2.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct AnnouncedView {
+    /// The node, as far as this one knows.
+    pub(super) node: Option<String>,
+    /// Whether it is this node.
+    pub(super) here: bool,
+    /// Since when this node announces the address.
+    pub(super) since: Option<Timestamp>,
+}
+
+/// Adds which node announces the addresses of load balancers.
+pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[AnnouncementReport]) {
+    for frontend in services.iter_mut().flat_map(|service| &mut service.frontends) {
+        let announcement = announcements.iter().find(|it| it.address == frontend.address);
+        frontend.announced = announcement.map(|it| {
+            let AnnouncementReport { node, here, since, .. } = it;
+            AnnouncedView { node: node.clone(), here: *here, since: *since }
+        });
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -227,6 +255,7 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
             (false, false) => "none",
         },
         without_backends: if has(service_flags::DROP_WITHOUT_BACKENDS) { "drop" } else { "reject" },
+        announced: None,
     }
 }
 

@@ -179,8 +179,37 @@ pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<b
     }
 }
 
-/// Checks the members that share addresses: they need a directory of manifests and a key, and include this node.
+/// The UDP port at which Nodes receive messages of other members.
+const ANNOUNCE_PORT: u16 = 7947;
+
+/// Checks the port of Nodes that share addresses: they are those of an API server, and need a key.
+fn announce_port(
+    (is_on, port): (bool, Option<u16>),
+    key_file: Option<&PathBuf>,
+    source: &Source,
+) -> Result<Option<u16>, ConfigError> {
+    const SETTING: &str = "--announce";
+    match (source, key_file) {
+        _ if !is_on => Ok(None),
+        (Source::Manifests(_), _) => {
+            let why = "with --manifests the agent announces what L2Advertisements there say in any case: remove this \
+                       setting, and name the nodes that share addresses with --announce-member";
+            Err(refused(SETTING, true, why))
+        }
+        (Source::ApiServer(_), None) => {
+            let why = "the nodes authenticate their messages with a key: give --announce-key-file";
+            Err(refused(SETTING, true, why))
+        }
+        (Source::ApiServer(_), Some(_)) if port == Some(0) => {
+            Err(refused("--announce-port", 0, "all nodes need the same port: give one from 1 to 65535"))
+        }
+        (Source::ApiServer(_), Some(_)) => Ok(Some(port.unwrap_or(ANNOUNCE_PORT))),
+    }
+}
+
+/// Checks the members that share addresses: with a directory of manifests, they need a key, and include this node.
 pub(super) fn announce(
+    nodes: (bool, Option<u16>),
     given: Option<Vec<String>>,
     key_file: Option<PathBuf>,
     prefer: Option<AnnouncePrefer>,
@@ -199,7 +228,7 @@ pub(super) fn announce(
         return Err(refused(
             SETTING,
             name,
-            "it is for --manifests: only from there does the agent announce addresses",
+            "it is for --manifests: with an API server, --announce makes its Nodes the members",
         ));
     }
     if !members.is_empty() && !members.contains_key(node) {
@@ -213,7 +242,8 @@ pub(super) fn announce(
         None | Some(AnnouncePrefer::Availability) => Prefer::Availability,
         Some(AnnouncePrefer::Single) => Prefer::Single,
     };
-    Ok(AnnounceConfig { members, key_file, prefer })
+    let port = announce_port(nodes, key_file.as_ref(), source)?;
+    Ok(AnnounceConfig { members, port, key_file, prefer })
 }
 
 /// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may

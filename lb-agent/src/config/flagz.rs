@@ -84,6 +84,8 @@ impl Config {
             ("load-balancer-pool", list(&self.load_balancer_pool)),
             ("load-balancer-class", self.load_balancer_class.clone().unwrap_or_default()),
             ("load-balancer-controller", self.load_balancer_controller.to_string()),
+            ("announce", self.announce.port.is_some().to_string()),
+            ("announce-port", self.announce.port.map(|port| port.to_string()).unwrap_or_default()),
             ("announce-member", members.join(",")),
             ("announce-key-file", key_file.unwrap_or_default()),
             ("announce-prefer", prefer.to_owned()),
@@ -215,8 +217,10 @@ mod tests {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();
             let config = config(&given);
             let told = config.flagz().into_iter().filter_map(|(flag, value)| match (flag, &*value) {
-                ("masquerade-all" | "load-balancer-controller", "true") => Some(format!("--{flag}")),
-                ("masquerade-all" | "load-balancer-controller", _) => None,
+                ("masquerade-all" | "load-balancer-controller" | "announce", "true") => {
+                    Some(format!("--{flag}"))
+                }
+                ("masquerade-all" | "load-balancer-controller" | "announce", _) => None,
                 ("metrics-bind-address", "") => Some("--metrics-bind-address=".to_owned()),
                 (_, "") => None,
                 _ => Some(format!("--{flag}={value}")),

@@ -130,6 +130,8 @@ pub struct Config {
 pub struct AnnounceConfig {
     /// UDP address of each member, by node name.
     pub members: BTreeMap<Arc<str>, SocketAddr>,
+    /// The UDP port of the members if these are the Nodes of the cluster.
+    pub port: Option<u16>,
     /// The file with the key that authenticates the members' messages; `Some` if there are members.
     pub key_file: Option<PathBuf>,
     /// Which of two members announce while they receive no messages from each other.
@@ -216,6 +218,7 @@ impl Config {
                 &source,
             )?,
             announce: check::announce(
+                (run.announce || file.announce, run.announce_port.or(file.announce_port)),
                 list(run.announce_member, file.announce_member),
                 run.announce_key_file.or(file.announce_key_file),
                 run.announce_prefer.or(file.announce_prefer),

@@ -329,6 +329,27 @@ fn members_need_a_key_and_this_node() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let cluster =
         RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..run("b", Some("/key")) };
-    assert!(refusal(KernelArgs::default(), cluster).contains("--manifests"), "nothing is announced there");
+    assert!(refusal(KernelArgs::default(), cluster).contains("--announce makes its Nodes the members"));
     assert_eq!(Config::new(KernelArgs::default(), minimal()).unwrap().announce.members.len(), 0);
+}
+
+#[test]
+fn nodes_of_a_cluster_announce_with_a_key_only() {
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    let run = |key: Option<&str>, port: Option<u16>| RunArgs {
+        manifests: None,
+        kubeconfig: Some(kubeconfig.path().to_owned()),
+        announce: true,
+        announce_port: port,
+        announce_key_file: key.map(Into::into),
+        ..minimal()
+    };
+    let port = |run: RunArgs| Config::new(KernelArgs::default(), run).unwrap().announce.port;
+    assert_eq!(port(run(Some("/key"), None)), Some(7947));
+    assert_eq!(port(run(Some("/key"), Some(9_000))), Some(9_000));
+    assert_eq!(port(RunArgs { announce: false, ..run(None, None) }), None);
+    assert!(refusal(KernelArgs::default(), run(None, None)).contains("--announce-key-file"));
+    assert!(refusal(KernelArgs::default(), run(Some("/key"), Some(0))).contains("--announce-port"));
+    let folder = RunArgs { announce: true, announce_key_file: Some("/key".into()), ..minimal() };
+    assert!(refusal(KernelArgs::default(), folder).contains("--announce-member"));
 }

@@ -27,6 +27,7 @@ pub(super) fn spawn(
     service_cidrs: watch::Receiver<Vec<IpNet>>,
     events: Events,
     (state, metrics): (Arc<State>, Arc<Metrics>),
+    stop: &watch::Sender<bool>,
     tasks: &mut Tasks,
 ) {
     let Source::ApiServer(server) = &config.source else { return };
@@ -34,9 +35,9 @@ pub(super) fn spawn(
         return;
     }
     let (report_sender, report) = watch::channel(AddressReport::default());
-    let (server, options) = (server.clone(), options(config));
+    let (server, options, stop) = (server.clone(), options(config), stop.subscribe());
     tasks.spawn("load balancers", async move {
-        addresses::run(server, options, service_cidrs, events, report_sender).await?;
+        addresses::run(server, options, service_cidrs, events, report_sender, stop).await?;
         Err(anyhow!("the controller of load balancers has ended"))
     });
     tasks.spawn("report of load balancers", follow(report, state, metrics));

@@ -10,6 +10,7 @@
 //! If one task ends, the agent ends with its error. The programs and maps stay in the kernel and keep serving.
 
 mod addresses;
+mod announced;
 mod bpffs;
 mod config_file;
 mod conntrack;
@@ -34,7 +35,7 @@ mod writer;
 use std::{thread, time::Duration};
 
 use anyhow::{Context as _, anyhow};
-use tokio::runtime;
+use tokio::{runtime, sync::watch, time::timeout};
 use tracing::{info, warn};
 
 pub use self::config_file::ConfigFile;
@@ -43,6 +44,8 @@ use crate::{config::Config, host_rules, leftovers};
 
 /// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
+/// How long tasks may take to hand over what this agent does for the cluster. They drop their receiver then.
+const HANDOVER: Duration = Duration::from_secs(3);
 /// How long threads may take to finish after the agent stops.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
@@ -77,7 +80,8 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.kernel.bpffs.clone();
-    start::start(config.clone(), &mut tasks)?;
+    let (stop, _) = watch::channel(false);
+    start::start(config.clone(), &stop, &mut tasks)?;
     let result = tokio::select! {
         name = signals.next() => {
             info!("{name}: stopping; the data plane stays in place");
@@ -88,6 +92,10 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
         }
         error = tasks.failure() => Err(error),
     };
+    stop.send_replace(true);
+    if timeout(HANDOVER, stop.closed()).await.is_err() {
+        warn!("not all that this node announces or leads is handed over: the others wait until it expires");
+    }
     socket::unbind(&bpffs);
     result
 }

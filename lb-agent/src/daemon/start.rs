@@ -7,7 +7,11 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use lb_common::Outcome;
 use lb_core::{
-    announce::advertisement::Advertised, model::SourceEvent, north_south::NorthSouthMode, plan::Contents,
+    announce::{advertisement::Advertised, cluster::Cluster, voters::Voters},
+    load_balancer::PoolUsage,
+    model::SourceEvent,
+    north_south::NorthSouthMode,
+    plan::Contents,
     stale_udp::StaleFrontends,
 };
 use tokio::{
@@ -17,7 +21,9 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    addresses, bpffs, conntrack,
+    addresses,
+    announced::Announced,
+    bpffs, conntrack,
     devices::{Devices, Inside},
     environment, http,
     ipsec::Ipsec,
@@ -30,7 +36,7 @@ use super::{
     writer::{Listeners, Writer},
 };
 use crate::{
-    announce::{self, Announcer, HolderMap, Key, Members},
+    announce::{self, Announcer, HolderMap, Key, Members, Who},
     cli::{DsrEncapsulation, SocketLb},
     config::{AnnounceConfig, Config, Source},
     health::{self, Checks, Servers},
@@ -48,10 +54,10 @@ use lb_datapath::{
 const QUEUE: usize = 64;
 
 /// Opens the data plane and starts every task.
-pub(super) fn start(config: Config, tasks: &mut Tasks) -> anyhow::Result<()> {
+pub(super) fn start(config: Config, stop: &watch::Sender<bool>, tasks: &mut Tasks) -> anyhow::Result<()> {
     let opened = Opened::new(&config)?;
     let (senders, receivers) = wire();
-    spawn(config, opened, senders, receivers, tasks)
+    spawn(config, opened, senders, receivers, stop, tasks)
 }
 
 /// The data plane and the state that all tasks share.
@@ -106,8 +112,12 @@ struct Senders {
     own: watch::Sender<Vec<IpAddr>>,
     /// From the writer to the announcer.
     holders: watch::Sender<HolderMap>,
-    /// From the folder of manifests to the announcer.
+    /// From the folder of manifests or the API server to the announcer.
     advertised: watch::Sender<Advertised>,
+    /// From the API server to the announcer.
+    cluster: watch::Sender<Cluster>,
+    /// From the announcer to the task that writes them to the API server.
+    proposals: watch::Sender<Option<Voters>>,
     /// From the writer to the health checks of Services.
     checks: watch::Sender<Checks>,
     /// From the writer to connection tracking.
@@ -131,6 +141,8 @@ struct Receivers {
     own: watch::Receiver<Vec<IpAddr>>,
     holders: watch::Receiver<HolderMap>,
     advertised: watch::Receiver<Advertised>,
+    cluster: watch::Receiver<Cluster>,
+    proposals: watch::Receiver<Option<Voters>>,
     checks: watch::Receiver<Checks>,
     stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     counters: watch::Receiver<BTreeSet<u32>>,
@@ -148,6 +160,8 @@ fn wire() -> (Senders, Receivers) {
     let (own_sender, own) = watch::channel(Vec::new());
     let (holders_sender, holders) = watch::channel(HolderMap::default());
     let (advertised_sender, advertised) = watch::channel(Advertised::default());
+    let (cluster_sender, cluster) = watch::channel(Cluster::default());
+    let (proposals_sender, proposals) = watch::channel(None);
     let (checks_sender, checks) = watch::channel(Checks::new());
     let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
@@ -162,6 +176,8 @@ fn wire() -> (Senders, Receivers) {
         own: own_sender,
         holders: holders_sender,
         advertised: advertised_sender,
+        cluster: cluster_sender,
+        proposals: proposals_sender,
         checks: checks_sender,
         stale_udp: stale_udp_sender,
         counters: counters_sender,
@@ -177,6 +193,8 @@ fn wire() -> (Senders, Receivers) {
         own,
         holders,
         advertised,
+        cluster,
+        proposals,
         checks,
         stale_udp,
         counters,
@@ -194,6 +212,7 @@ fn spawn(
     mut opened: Opened,
     senders: Senders,
     receivers: Receivers,
+    stop: &watch::Sender<bool>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     if let Some(logger) = opened.datapath.take_logger() {
@@ -214,7 +233,7 @@ fn spawn(
     tasks.spawn("environment socket", environment);
     let events = spawn_events(&config, tasks);
     let observers = (Arc::clone(&opened.state), Arc::clone(&opened.metrics));
-    addresses::spawn(&config, receivers.service_cidrs.clone(), events.clone(), observers, tasks);
+    addresses::spawn(&config, receivers.service_cidrs.clone(), events.clone(), observers, stop, tasks);
     let report = health_report(events, &config, &opened);
     tasks.spawn("health checks of Services", Servers::new(receivers.checks, receivers.listen, report).run());
     for event in facts.events() {
@@ -223,14 +242,21 @@ fn spawn(
     tasks.spawn("node", node.run(facts, senders.events.clone()));
     let announced = announce::Sources {
         advertised: receivers.advertised,
+        cluster: receivers.cluster,
         holders: receivers.holders,
         network,
         synchronised: receivers.synchronised,
+        stop: stop.subscribe(),
     };
-    spawn_announcer(&config, &opened, announced, tasks)?;
+    spawn_announcer(&config, &opened, announced, senders.proposals, tasks)?;
     let policy = config.policy();
     let from_api_server = (senders.node_info, senders.service_cidrs);
-    spawn_source(config, &opened, (senders.events, senders.advertised), from_api_server, tasks);
+    let announced = Announced {
+        advertised: senders.advertised,
+        cluster: senders.cluster,
+        proposals: receivers.proposals,
+    };
+    spawn_source(config, &opened, (senders.events, announced), from_api_server, tasks);
 
     let counted = opened.datapath.conntrack().active_flows_slots()?;
     let (stats, affinity) = (opened.datapath.stats()?, opened.datapath.affinity()?);
@@ -295,17 +321,23 @@ fn spawn_announcer(
     config: &Config,
     opened: &Opened,
     sources: announce::Sources,
+    proposals: watch::Sender<Option<Voters>>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let Opened { datapath, state, .. } = opened;
-    let AnnounceConfig { members, key_file, prefer } = config.announce.clone();
-    let members = match key_file.filter(|_| !members.is_empty()) {
-        Some(file) => Some(Members { addresses: members, key: Key::read(&file)?, prefer }),
+    let Opened { datapath, state, metrics, .. } = opened;
+    let AnnounceConfig { members, port, key_file, prefer } = config.announce.clone();
+    let who = match port {
+        Some(port) => Some(Who::Nodes(port)),
+        None => (!members.is_empty()).then_some(Who::Configured(members)),
+    };
+    let members = match who.zip(key_file) {
+        Some((who, file)) => Some(Members { who, key: Key::read(&file)?, prefer }),
         None => None,
     };
     let kernel = announce::Kernel::new(datapath.announce_attacher()?, datapath.announcements()?);
     let node = (config.node_name.as_str().into(), config.devices.clone());
-    let announcer = Announcer::new(node, sources, kernel, members, Arc::clone(state))?;
+    let observers = (Arc::clone(state), Arc::clone(metrics));
+    let announcer = Announcer::new(node, sources, kernel, (members, proposals), observers)?;
     tasks.spawn("announcer", announcer.run());
     Ok(())
 }
@@ -385,7 +417,7 @@ fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Re
 fn spawn_source(
     config: Config,
     opened: &Opened,
-    (events, advertised): (mpsc::Sender<SourceEvent>, watch::Sender<Advertised>),
+    (events, announced): (mpsc::Sender<SourceEvent>, Announced),
     (node, service_cidrs): (watch::Sender<NodeInfo>, watch::Sender<Vec<IpNet>>),
     tasks: &mut Tasks,
 ) {
@@ -406,16 +438,23 @@ fn spawn_source(
                 ..Contents::default()
             };
             let (problem_sender, problems) = watch::channel(Vec::new());
+            let (pool_sender, pools) = watch::channel(Vec::new());
+            let advertised = announced.advertised;
+            let published = manifests::Published { problems: problem_sender, advertised, pools: pool_sender };
             tasks.spawn("conditions", follow_conditions(problems, state));
+            tasks.spawn("pools", follow_pools(pools, Arc::clone(&opened.metrics)));
             tasks.spawn("manifests", async move {
-                manifests::run(options, &given_out, events, problem_sender, advertised).await?;
+                manifests::run(options, &given_out, events, published).await?;
                 Err(anyhow!("the writer has ended"))
             });
         }
         Source::ApiServer(server) => {
             let (problem_sender, problems) = watch::channel(Vec::new());
-            tasks.spawn("conditions", follow_conditions(problems, state));
+            tasks.spawn("conditions", follow_conditions(problems, Arc::clone(&state)));
             let published = Published { node, service_cidrs, problems: problem_sender };
+            if config.announce.port.is_some() {
+                announced.spawn(server.clone(), config.node_name.as_str().into(), state, tasks);
+            }
             let node_name = config.node_name;
             tasks.spawn("kubernetes", async move {
                 kubernetes::run(server, &node_name, events, published).await?;
@@ -433,6 +472,16 @@ async fn follow_conditions<P: ToString + Send + Sync + 'static>(
         problems.changed().await.context("the source of Services has ended")?;
         let texts = problems.borrow_and_update().iter().map(ToString::to_string).collect();
         state.set_source_conditions(texts);
+    }
+}
+
+async fn follow_pools(
+    mut pools: watch::Receiver<Vec<PoolUsage>>,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<Infallible> {
+    loop {
+        pools.changed().await.context("the source of Services has ended")?;
+        metrics.set_pools(&pools.borrow_and_update());
     }
 }
 

@@ -174,6 +174,7 @@ struct Inner {
     node_conditions: Vec<String>,
     device_conditions: Vec<String>,
     address_conditions: Vec<String>,
+    announce_conditions: Vec<String>,
     load_balancers: Option<LoadBalancerReport>,
     devices: Vec<DeviceReport>,
     node: NodeReport,
@@ -185,10 +186,17 @@ impl Inner {
     /// Everything that needs attention.
     fn conditions(&self) -> Vec<String> {
         let Self {
-            progress, source_conditions, node_conditions, device_conditions, address_conditions, ..
+            progress,
+            source_conditions,
+            node_conditions,
+            device_conditions,
+            address_conditions,
+            announce_conditions,
+            ..
         } = self;
-        [&**source_conditions, &progress.conflicts, node_conditions, device_conditions, address_conditions]
-            .concat()
+        let of_node = [&progress.conflicts, node_conditions, device_conditions].into_iter().flatten();
+        let of_addresses = address_conditions.iter().chain(announce_conditions);
+        source_conditions.iter().chain(of_node).chain(of_addresses).cloned().collect()
     }
 }
 
@@ -226,6 +234,11 @@ impl State {
     /// Replaces the conditions of the interfaces that are served.
     pub(super) fn set_device_conditions(&self, conditions: Vec<String>) {
         self.lock().device_conditions = conditions;
+    }
+
+    /// Replaces the conditions of announcements, such as invalid L2Advertisements.
+    pub(super) fn set_announce_conditions(&self, conditions: Vec<String>) {
+        self.lock().announce_conditions = conditions;
     }
 
     /// Replaces the addresses and settings of the node.

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use jiff::Timestamp;
 use lb_common::{
     Address, Backend, FrontendKind, Outcome, Scheduler,
     conntrack::{Phase, Tuple},
@@ -165,6 +166,17 @@ pub enum TraceStep {
         at: &'static str,
         /// Whether a program of lb-agent is attached at the hook.
         program: bool,
+    },
+    /// Which node announces the packet's destination at layer 2, as the agent reports it.
+    Announced {
+        /// The destination.
+        address: IpAddr,
+        /// The node that announces it, as far as this node knows.
+        node: Option<String>,
+        /// Whether that is this node.
+        here: bool,
+        /// Since when this node announces it.
+        since: Option<Timestamp>,
     },
 }
 

@@ -3,6 +3,8 @@
 use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
 use lb_ebpf::rules::socket::{self, SocketVerdict};
 
+use crate::announce::announcer;
+
 use super::{
     HookPoint, Question,
     step::{
@@ -15,6 +17,12 @@ use super::{
 pub fn step(step: &TraceStep) -> String {
     match step {
         TraceStep::Attached { .. } | TraceStep::LeftToTc | TraceStep::OtherHook => hook(step),
+        TraceStep::Announced { address, node, here, since } => {
+            let by = announcer(node.as_deref(), *here, *since);
+            format!(
+                "announcement: {by} announces {address} at layer 2, so packets from other machines go there"
+            )
+        }
         TraceStep::NoPort
         | TraceStep::NoFlow
         | TraceStep::Flow { .. }

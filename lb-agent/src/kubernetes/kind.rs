@@ -54,8 +54,8 @@ pub(super) fn endpoint_slices() -> watcher::Config {
     all().labels(&format!("!{HEADLESS}"))
 }
 
-/// Selects the Node of that name.
-pub(super) fn node(name: &str) -> watcher::Config {
+/// Selects the object of that name.
+pub(super) fn named_object(name: &str) -> watcher::Config {
     all().fields(&format!("metadata.name={name}"))
 }
 

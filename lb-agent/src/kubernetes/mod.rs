@@ -6,6 +6,7 @@
 //! addresses to load balancers.
 
 pub mod addresses;
+pub mod announce;
 mod client;
 mod conditions;
 pub mod events;

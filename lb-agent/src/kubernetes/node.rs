@@ -61,7 +61,8 @@ fn pod_cidrs(node: &Node) -> Vec<IpNet> {
     list.chain(single).filter_map(|text| text.parse().ok()).map(|cidr: IpNet| cidr.trunc()).collect()
 }
 
-fn node_ips(status: &NodeStatus) -> Vec<IpAddr> {
+/// The first `InternalIP` of each family, else the first `ExternalIP`, the primary family first.
+pub(super) fn node_ips(status: &NodeStatus) -> Vec<IpAddr> {
     let of_type = |type_: &'static str| {
         let addresses = status.addresses.iter().flatten().filter(move |address| address.type_ == type_);
         addresses.filter_map(|address| address.address.parse::<IpAddr>().ok())

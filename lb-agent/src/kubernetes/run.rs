@@ -94,7 +94,7 @@ impl Follower {
         Self {
             services: Watch::new(client.clone(), kind::services(), now),
             slices: Watch::new(client.clone(), kind::endpoint_slices(), now),
-            node: Watch::new(client.clone(), kind::node(node_name), now),
+            node: Watch::new(client.clone(), kind::named_object(node_name), now),
             cidrs: Watch::new(client.clone(), kind::all(), now),
             events,
             published,

@@ -41,7 +41,12 @@ pub(super) enum Failure {
 impl<K: Kind> Watch<K> {
     /// Sends no request before [`Self::next`]. Changes from before `beginning` have no trigger.
     pub(super) fn new(client: Client, config: watcher::Config, beginning: SystemTime) -> Self {
-        let stream = watcher(Api::all(client), config).default_backoff().boxed();
+        Self::of(Api::all(client), config, beginning)
+    }
+
+    /// A watch of the objects at this path of the API.
+    pub(super) fn of(api: Api<Watched<K>>, config: watcher::Config, beginning: SystemTime) -> Self {
+        let stream = watcher(api, config).default_backoff().boxed();
         Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
     }
 

@@ -11,7 +11,7 @@ use lb_core::{
     allocate::{Allocator, known_allocations},
     api,
     convert::{self, ConvertError, Converted},
-    load_balancer::{self, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, Request},
+    load_balancer::{self, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage, Request},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -91,6 +91,11 @@ impl Addresses {
     /// The pools in use.
     pub(super) fn pools(&self) -> &[Pool] {
         self.load_balancers.pools()
+    }
+
+    /// How many addresses of each pool are in use.
+    pub(super) fn pool_usage(&self) -> Vec<PoolUsage> {
+        self.load_balancers.usage()
     }
 
     /// A number that grows whenever a load balancer that waits for an address may get one.

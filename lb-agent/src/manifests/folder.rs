@@ -10,7 +10,7 @@ use std::{
 use lb_core::{
     announce::advertisement::{Advertised, Advertisement},
     api,
-    load_balancer::{Namespaces, PoolError},
+    load_balancer::{Namespaces, PoolError, PoolUsage},
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -163,6 +163,11 @@ impl Manifests {
     /// Sets whether there are files whose content will come with a later edit.
     pub fn set_expects_more(&mut self, more: bool) {
         self.expects_more = more;
+    }
+
+    /// How many addresses of each pool are in use.
+    pub fn pool_usage(&self) -> Vec<PoolUsage> {
+        self.addresses.pool_usage()
     }
 
     /// The advertisements of the folder, and the pools in use.

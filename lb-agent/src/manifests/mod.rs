@@ -30,5 +30,5 @@ pub use self::{
     condition::{Condition, DocumentLocation, Location, Severity},
     folder::{Content, Edit, Manifests, Update},
     options::ManifestsOptions,
-    run::{ManifestsError, run},
+    run::{ManifestsError, Published, run},
 };

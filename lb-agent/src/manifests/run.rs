@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_core::{announce::advertisement::Advertised, model::SourceEvent, plan::Contents};
+use lb_core::{
+    announce::advertisement::Advertised, load_balancer::PoolUsage, model::SourceEvent, plan::Contents,
+};
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
@@ -68,23 +70,42 @@ pub async fn run(
     options: ManifestsOptions,
     contents: &Contents,
     events: mpsc::Sender<SourceEvent>,
-    problems: watch::Sender<Vec<Condition>>,
-    advertised: watch::Sender<Advertised>,
+    published: Published,
 ) -> Result<(), ManifestsError> {
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
     // The watch is created before the first read, so that it reports every later change.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
-    Follower { dir, watch, events, problems, advertised }.follow(manifests).await
+    Follower { dir, watch, events, published }.follow(manifests).await
+}
+
+/// Channels for what the folder says in addition to the events for the writer. Each holds the latest value.
+#[derive(Debug)]
+pub struct Published {
+    /// All current conditions.
+    pub problems: watch::Sender<Vec<Condition>>,
+    /// What is announced at layer 2.
+    pub advertised: watch::Sender<Advertised>,
+    /// How many addresses of each pool are in use.
+    pub pools: watch::Sender<Vec<PoolUsage>>,
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Self {
+            problems: watch::channel(Vec::new()).0,
+            advertised: watch::channel(Advertised::default()).0,
+            pools: watch::channel(Vec::new()).0,
+        }
+    }
 }
 
 struct Follower {
     dir: PathBuf,
     watch: Watch,
     events: mpsc::Sender<SourceEvent>,
-    problems: watch::Sender<Vec<Condition>>,
-    advertised: watch::Sender<Advertised>,
+    published: Published,
 }
 
 impl Follower {
@@ -96,7 +117,8 @@ impl Follower {
         loop {
             let update;
             (manifests, update) = self.load(manifests, work).await?;
-            self.publish_advertised(&manifests);
+            set(&self.published.advertised, manifests.advertised());
+            set(&self.published.pools, manifests.pool_usage());
             let sound = !update.problems.iter().any(|problem| problem.severity == Severity::Error);
             let mut events = Vec::from_iter(self.publish(update));
             if !synchronised && (self.watch.is_settled() || started.elapsed() > FIRST_LOAD) {
@@ -178,21 +200,12 @@ impl Follower {
         }
     }
 
-    fn publish_advertised(&self, manifests: &Manifests) {
-        let now = manifests.advertised();
-        self.advertised.send_if_modified(|known| {
-            let modified = *known != now;
-            *known = now;
-            modified
-        });
-    }
-
     /// Publishes conditions and logs them; returns the event for the writer.
     fn publish(&self, update: Update) -> Option<SourceEvent> {
         for (location, kind) in update.ignored {
             info!("{location}: ignoring objects of kind {kind}: they define no load balancing");
         }
-        self.problems.send_if_modified(|problems| {
+        self.published.problems.send_if_modified(|problems| {
             let modified = *problems != update.problems;
             if modified {
                 log_difference(problems, &update.problems);
@@ -206,6 +219,15 @@ impl Follower {
     fn watch_error(&self, source: io::Error) -> ManifestsError {
         ManifestsError::Watch { dir: self.dir.clone(), source }
     }
+}
+
+/// Updates the channel; receivers wake up only if the value differs.
+fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
+    channel.send_if_modified(|known| {
+        let modified = *known != now;
+        *known = now;
+        modified
+    });
 }
 
 /// Logs new and resolved conditions; if there are many, only the first few. A condition that only moved to another line
@@ -255,13 +277,9 @@ mod tests {
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let watch = Watch::new(&dir).unwrap();
-        let (events, problems) = (mpsc::channel(8).0, watch::channel(Vec::new()).0);
+        let events = mpsc::channel(8).0;
         let manifests = Manifests::new(&options, &Contents::default());
-        (
-            root,
-            Follower { dir, watch, events, problems, advertised: watch::channel(Advertised::default()).0 },
-            manifests,
-        )
+        (root, Follower { dir, watch, events, published: Published::default() }, manifests)
     }
 
     fn swap(root: &TempDir) {

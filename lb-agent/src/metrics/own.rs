@@ -55,6 +55,9 @@ pub(super) struct Own {
     health_check_failures: Gauge,
     pool_addresses: Family<Pool, Gauge>,
     pool_addresses_used: Family<Pool, Gauge>,
+    announce_wanted: Gauge,
+    announced: Gauge,
+    announce_takeovers: Counter,
 }
 
 impl Default for Own {
@@ -78,6 +81,9 @@ impl Default for Own {
             health_check_failures: Gauge::default(),
             pool_addresses: Family::default(),
             pool_addresses_used: Family::default(),
+            announce_wanted: Gauge::default(),
+            announced: Gauge::default(),
+            announce_takeovers: Counter::default(),
         }
     }
 }
@@ -121,6 +127,12 @@ impl Own {
         registry.register("pool_addresses", help, self.pool_addresses.clone());
         let help = "Addresses of a pool that Services have; only the agent that gives addresses exports it";
         registry.register("pool_addresses_used", help, self.pool_addresses_used.clone());
+        let help = "Addresses of load balancers that some node should announce at layer 2, as far as this node knows";
+        registry.register("announce_wanted_addresses", help, self.announce_wanted.clone());
+        let help = "Addresses of load balancers that this node announces at layer 2";
+        registry.register("announced_addresses", help, self.announced.clone());
+        let help = "Addresses of load balancers that this node began to announce at layer 2";
+        registry.register("announce_takeovers", help, self.announce_takeovers.clone());
     }
 }
 
@@ -182,6 +194,17 @@ impl Metrics {
             pool_addresses.get_or_create(&labels).set(i64::try_from(*total).unwrap_or(i64::MAX));
             pool_addresses_used.get_or_create(&labels).set(i64::try_from(*used).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Sets how many addresses some node should announce, and how many this one does.
+    pub(crate) fn set_announced(&self, wanted: usize, here: usize) {
+        self.own.announce_wanted.set(gauge(wanted));
+        self.own.announced.set(gauge(here));
+    }
+
+    /// Counts addresses that this node began to announce.
+    pub(crate) fn count_takeovers(&self, addresses: usize) {
+        self.own.announce_takeovers.inc_by(addresses as u64);
     }
 
     /// Sets the numbers of listening sockets for health checks of Services (`serving`), and of those that could not be

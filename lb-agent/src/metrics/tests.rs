@@ -77,6 +77,8 @@ fn everything() -> Metrics {
     metrics.set_waiting("BACKENDS", 1);
     metrics.set_health_check_servers(2, 1);
     metrics.set_pools(&[lb_core::load_balancer::PoolUsage { pool: "a".into(), used: 3, total: 256 }]);
+    metrics.set_announced(3, 2);
+    metrics.count_takeovers(4);
     for family in Family::ALL {
         metrics.programmed(Trigger { family, time: SystemTime::now() - Duration::from_secs(90) });
         metrics.set_no_local_endpoints(family, 1, 2);

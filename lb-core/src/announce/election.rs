@@ -39,8 +39,8 @@ pub enum Interfaces {
     Named(BTreeSet<String>),
 }
 
-/// The addresses to announce, with their candidates, as this node computes them. `nodes` are all nodes, with their
-/// labels; `this` is the name of this node.
+/// The addresses that some node is to announce, as this node sees it. `nodes` are all nodes that may announce, with
+/// their labels.
 pub fn candidacies(
     advertised: &Advertised,
     holders: &BTreeMap<ObjectName, Holder>,
@@ -62,7 +62,9 @@ pub fn candidacies(
             |labels: &Labels| advertised.of(address).any(|advertisement| advertisement.selects_node(labels));
         let eligible = nodes.iter().filter(|(node, labels)| selected(labels) && has_endpoints(node));
         let nodes_ranked = ranked(eligible.map(|(node, _)| node), address);
-        let interfaces = interfaces(advertised, address, nodes.get(this)?);
+        let nowhere = || Interfaces::Named(BTreeSet::new());
+        let interfaces =
+            nodes.get(this).map_or_else(nowhere, |labels| interfaces(advertised, address, labels));
         let services = holders.iter().map(|(service, _)| (*service).clone()).collect();
         let pool = pool.name.clone();
         (!nodes_ranked.is_empty()).then_some(Candidacy {

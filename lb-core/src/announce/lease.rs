@@ -1,9 +1,9 @@
-//! The right to announce an address, for nodes that share addresses: a lease that a majority of the configured members
-//! grants.
+//! The right to announce an address, for nodes that share addresses: a lease that a majority of the
+//! [voters](super::voters) grants.
 //!
-//! Each member is a candidate for the addresses that it should announce, and a voter for all. A voter promises an
-//! address to one candidate at a time, for [`Timing::promise`] from when the question *arrived*. The candidate's right
-//! lasts for [`Timing::right`], which is shorter, from when it *sent* the question. So the right ends, on the
+//! Each member is a candidate for the addresses that it should announce, and most are voters for all. A voter promises
+//! an address to one candidate at a time, for [`Timing::promise`] from when the question *arrived*. The candidate's
+//! right lasts for [`Timing::right`], which is shorter, from when it *sent* the question. So the right ends, on the
 //! candidate's own clock and without any message, before a voter may promise the address to another candidate. A voter
 //! that has just started does not know its earlier promises, so it promises nothing for [`Timing::promise`]. Any two
 //! majorities share a voter, so at most one member has the right. (Two members under [`Prefer::Availability`] are the
@@ -23,6 +23,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+
+use super::voters::Voters;
 
 /// A time or a duration in nanoseconds.
 pub type Nanos = u64;
@@ -75,6 +77,12 @@ pub struct Ask {
     pub wants: Vec<IpAddr>,
     /// Addresses that the candidate gives back.
     pub leaves: Vec<IpAddr>,
+    /// [`Voters::generation`] that it knows.
+    #[serde(default)]
+    pub generation: u64,
+    /// Whether it ends, and has given back everything: the others need not wait until they miss it.
+    #[serde(default)]
+    pub retires: bool,
 }
 
 /// The answer of a voter.
@@ -104,7 +112,10 @@ pub struct Leases {
     this: Arc<str>,
     timing: Timing,
     prefer: Prefer,
-    /// The other configured members.
+    voters: Voters,
+    /// When this member got to know the voters.
+    voters_since: Nanos,
+    /// The other members; not all are voters.
     others: BTreeMap<Arc<str>, Peer>,
     /// The nodes that may announce each address, the best first.
     candidates: BTreeMap<IpAddr, Vec<Arc<str>>>,
@@ -117,6 +128,8 @@ pub struct Leases {
     /// For each address and each member that has granted it: when the latest granted question was sent.
     evidence: BTreeMap<IpAddr, BTreeMap<Arc<str>, Nanos>>,
     rights: BTreeMap<IpAddr, Right>,
+    /// Whether this member ends.
+    retired: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -126,6 +139,10 @@ struct Peer {
     number: u64,
     /// When the member last became alive.
     since: Nanos,
+    /// The generation of the voters that it knows, and since when it is known to know it.
+    generation: (u64, Nanos),
+    /// Whether it has ended.
+    retired: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -135,20 +152,23 @@ struct Promise {
 }
 
 impl Leases {
-    /// The state of the member `this`, which starts at `now`; `others` are all other configured members. `first_number`
-    /// is greater than the numbers of all earlier questions of `this`: for example, the nanoseconds since boot.
+    /// The state of the member `this`, which starts at `now`. `first_number` is greater than the numbers of all earlier
+    /// questions of `this`: for example, the nanoseconds since boot.
     pub fn new(
         this: Arc<str>,
-        others: impl IntoIterator<Item = Arc<str>>,
+        voters: Voters,
         prefer: Prefer,
         timing: Timing,
         (now, first_number): (Nanos, u64),
     ) -> Self {
+        let others = voters.names.iter().filter(|name| **name != this);
         Self {
+            others: others.map(|name| (name.clone(), Peer::default())).collect(),
             this,
             timing,
             prefer,
-            others: others.into_iter().map(|name| (name, Peer::default())).collect(),
+            voters,
+            voters_since: now,
             candidates: BTreeMap::new(),
             mute_until: now + timing.promise,
             promises: BTreeMap::new(),
@@ -156,7 +176,61 @@ impl Leases {
             sent: VecDeque::new(),
             evidence: BTreeMap::new(),
             rights: BTreeMap::new(),
+            retired: false,
         }
+    }
+
+    /// The voters that this member knows.
+    pub const fn voters(&self) -> &Voters {
+        &self.voters
+    }
+
+    /// Replaces the voters, unless this member knows a newer generation.
+    pub fn set_voters(&mut self, voters: Voters, now: Nanos) {
+        if voters.generation > self.voters.generation {
+            (self.voters, self.voters_since) = (voters, now);
+            self.set_members(self.others.keys().cloned().collect::<Vec<_>>());
+        }
+    }
+
+    /// Replaces the other members; voters always are members.
+    pub fn set_members(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+        let names = names.into_iter().chain(self.voters.names.iter().cloned());
+        let known = |name: Arc<str>| (name.clone(), self.others.get(&name).copied().unwrap_or_default());
+        self.others = names.filter(|name| *name != self.this).map(known).collect();
+    }
+
+    /// Whether a majority of the voters has known the present ones for longer than a promise lasts. Its promises to
+    /// members that know older ones have ended then.
+    pub fn may_change(&self, now: Nanos) -> bool {
+        let Timing { promise, right, .. } = self.timing;
+        let settled = |since: Nanos| now.saturating_sub(since) >= promise + (promise - right);
+        let knows = |name: &&Arc<str>| match self.others.get(*name) {
+            Some(Peer { generation: (generation, since), .. }) => {
+                *generation >= self.voters.generation && settled(*since)
+            }
+            None => **name == self.this && settled(self.voters_since),
+        };
+        self.voters.names.iter().filter(knows).count() >= self.quorum(now)
+    }
+
+    /// The voters that this member proposes. Voters propose one after the other, so that most proposals meet no rival.
+    pub fn proposal(&self, exists: impl Fn(&str) -> bool, now: Nanos) -> Option<Voters> {
+        let mut alive = self.voters.names.iter().filter(|name| self.lives(name, now, 0));
+        let rank = u64::try_from(alive.position(|name| *name == self.this)?).ok()?;
+        let is_due = now.saturating_sub(self.voters_since) >= rank * self.timing.settle;
+        // A member that has just started promises nothing yet.
+        let others = self.others.keys().filter(|name| self.lives(name, now, self.timing.promise));
+        let next = self.voters.next(exists, others.chain([&self.this]))?;
+        let is_due = is_due && !self.retired && !self.is_behind(now);
+        (is_due && self.may_change(now)).then_some(next)
+    }
+
+    /// Ends this member: it gives back all addresses. Returns the questions that tell the others; the caller must stop
+    /// answering before it sends them.
+    pub fn retire(&mut self, now: Nanos) -> Vec<Ask> {
+        self.retired = true;
+        self.tick(now)
     }
 
     /// Replaces the nodes that may announce each address.
@@ -208,7 +282,8 @@ impl Leases {
         let asks = parts.into_iter().map(|(wants, leaves)| {
             self.number += 1;
             self.sent.push_back((self.number, now));
-            Ask { number: self.number, wants, leaves }
+            let (generation, retires) = (self.voters.generation, self.retired);
+            Ask { number: self.number, wants, leaves, generation, retires }
         });
         let asks: Vec<Ask> = asks.collect();
         let this = self.this.clone();
@@ -230,6 +305,10 @@ impl Leases {
             return None;
         }
         peer.number = ask.number;
+        peer.retired = ask.retires;
+        if peer.generation.0 != ask.generation {
+            peer.generation = (ask.generation, now);
+        }
         self.hear(from, now)?;
         Some(self.vote(from, ask, now))
     }
@@ -252,13 +331,33 @@ impl Leases {
     }
 
     fn hears(&self, peer: &Peer, now: Nanos) -> bool {
-        peer.heard.is_some_and(|heard| now.saturating_sub(heard) < self.timing.silence)
+        !peer.retired && peer.heard.is_some_and(|heard| now.saturating_sub(heard) < self.timing.silence)
     }
 
     /// Whether a member has been alive for at least `settled`.
     fn lives(&self, node: &Arc<str>, now: Nanos, settled: Nanos) -> bool {
-        let heard = |peer: &Peer| self.hears(peer, now) && now.saturating_sub(peer.since) >= settled;
+        let heard = |peer: &Peer| {
+            let is_settled = now.saturating_sub(peer.since) >= settled;
+            is_settled && self.hears(peer, now) && !self.is_outdated(peer, now)
+        };
         *node == self.this || self.others.get(node).is_some_and(heard)
+    }
+
+    /// Whether this member has missed a change of the voters, as others tell. It votes, but asks for nothing: its own
+    /// promise to itself would only keep others from a majority.
+    fn is_behind(&self, now: Nanos) -> bool {
+        let knows_more = |peer: &Peer| {
+            let (generation, since) = peer.generation;
+            let had_time = now.saturating_sub(since) >= self.timing.promise;
+            generation > self.voters.generation && had_time && self.hears(peer, now)
+        };
+        self.others.values().any(knows_more)
+    }
+
+    /// Whether a member has missed a change of the voters: nobody grants it anything.
+    fn is_outdated(&self, peer: &Peer, now: Nanos) -> bool {
+        let had_time = now.saturating_sub(self.voters_since) >= self.timing.promise;
+        had_time && peer.generation.0 < self.voters.generation
     }
 
     /// Whether this member asks for the address: it is the best candidate alive. If this member has the right, a better
@@ -266,7 +365,7 @@ impl Leases {
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
         let settled = if self.rights.contains_key(&address) { self.timing.settle } else { 0 };
         let best = self.candidates[&address].iter().find(|node| self.lives(node, now, settled));
-        best.is_some_and(|best| *best == self.this)
+        !self.retired && !self.is_behind(now) && best.is_some_and(|best| *best == self.this)
     }
 
     fn vote(&mut self, from: &Arc<str>, ask: &Ask, now: Nanos) -> Answer {
@@ -274,7 +373,9 @@ impl Leases {
             self.withdraw(*address, from);
         }
         let mut grants = Vec::new();
-        for address in &ask.wants {
+        // An agent that has just started does not know which generation it had before: it waits for the present one.
+        let refuses = self.voters.names.is_empty() || ask.generation < self.voters.generation;
+        for address in ask.wants.iter().filter(|_| !refuses) {
             let taken =
                 self.promises.get(address).is_some_and(|promise| promise.to != *from && now < promise.until);
             if now >= self.mute_until && !taken {
@@ -304,7 +405,8 @@ impl Leases {
             let evidence = self.evidence.entry(*address).or_default();
             let latest = evidence.entry(from.clone()).or_insert(sent);
             *latest = sent.max(*latest);
-            let mut times: Vec<Nanos> = evidence.values().copied().collect();
+            let of_voters = evidence.iter().filter(|(name, _)| self.voters.names.contains(*name));
+            let mut times: Vec<Nanos> = of_voters.map(|(_, sent)| *sent).collect();
             times.sort_unstable_by(|left, right| right.cmp(left));
             let Some(since_majority) = times.get(self.quorum(now) - 1) else { continue };
             let deadline = since_majority + self.timing.right;
@@ -316,13 +418,15 @@ impl Leases {
         }
     }
 
-    /// The number of members that must agree, this one included.
+    /// The number of voters that must agree.
     fn quorum(&self, now: Nanos) -> usize {
-        let majority = self.others.len().div_ceil(2) + 1;
-        let alone = self
-            .others
-            .values()
-            .all(|peer| peer.heard.is_none_or(|heard| now.saturating_sub(heard) >= self.timing.promise));
-        if self.others.len() == 1 && self.prefer == Prefer::Availability && alone { 1 } else { majority }
+        let is_gone = |peer: &Peer| {
+            let silence = |heard| now.saturating_sub(heard) >= self.timing.promise;
+            peer.retired || peer.heard.is_none_or(silence)
+        };
+        let is_alone = |name: &Arc<str>| *name == self.this || self.others.get(name).is_none_or(is_gone);
+        let names = &self.voters.names;
+        let pair = names.len() == 2 && names.contains(&self.this) && self.prefer == Prefer::Availability;
+        if pair && names.iter().all(is_alone) { 1 } else { self.voters.majority() }
     }
 }

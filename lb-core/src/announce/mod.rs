@@ -3,14 +3,17 @@
 //! ```text
 //! advertisement  MetalLB's L2Advertisement: which pools are announced, by which nodes, on which devices
 //! holders        the Services that have each address, and the nodes with endpoints
+//! cluster        the nodes of a cluster as members that share addresses
 //! election       the nodes that may announce an address, the best first
 //! schedule       when an announcement is repeated
+//! voters         the members that grant the right to announce, while nodes come and go
 //! lease          the right to announce, for nodes that share addresses
 //! ```
 //!
 //! An election is a proposal: nodes see changes at different times. Only the right to announce makes a node answer.
 
 pub mod advertisement;
+pub mod cluster;
 pub mod election;
 pub mod holders;
 pub mod lease;
@@ -19,3 +22,4 @@ pub mod schedule;
 mod simulation;
 #[cfg(test)]
 mod tests;
+pub mod voters;

@@ -3,14 +3,17 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
     net::IpAddr,
     sync::Arc,
 };
 
 use proptest::prelude::*;
 
-use super::lease::{Answer, Ask, Leases, Nanos, Prefer, Right, Timing};
+use super::{
+    lease::{Answer, Ask, Leases, Nanos, Prefer, Right, Timing},
+    voters::Voters,
+};
 
 const MILLISECOND: Nanos = 1_000_000;
 const SECOND: Nanos = 1_000 * MILLISECOND;
@@ -54,6 +57,8 @@ struct Member {
     alive: bool,
     next_tick: Nanos,
     written: Option<Right>,
+    /// Whether it reaches the API server.
+    has_api: bool,
 }
 
 impl Member {
@@ -86,16 +91,27 @@ struct World {
     /// The side of each member. Members on different sides receive no messages from each other.
     side: Vec<u64>,
     prefer: Prefer,
+    /// What the API server has: the voters, and the nodes.
+    voters: Voters,
+    nodes: BTreeSet<Arc<str>>,
     time: Nanos,
 }
 
 const STEP: Nanos = 10 * MILLISECOND;
 
 impl World {
+    /// All members vote from the beginning.
     fn new(count: usize, seed: u64, prefer: Prefer, rate: i64) -> Self {
+        Self::with_voters(count, count, seed, prefer, rate)
+    }
+
+    /// Of `count` members the first `first` vote from the beginning.
+    fn with_voters(count: usize, first: usize, seed: u64, prefer: Prefer, rate: i64) -> Self {
         let names: Vec<Arc<str>> = (0..count).map(|index| format!("n{index}").into()).collect();
         let mut world = Self {
             members: Vec::new(),
+            voters: Voters { generation: 1, names: names[..first].iter().cloned().collect() },
+            nodes: names.iter().cloned().collect(),
             names,
             wire: BinaryHeap::new(),
             bodies: BTreeMap::new(),
@@ -120,15 +136,20 @@ impl World {
                 alive: true,
                 next_tick,
                 written: None,
+                has_api: true,
             });
         }
         world
     }
 
     fn leases(&self, index: usize, now: Nanos) -> Leases {
-        let others = self.names.iter().filter(|name| **name != self.names[index]).cloned();
         let this = self.names[index].clone();
-        let mut leases = Leases::new(this, others, self.prefer, Timing::DEFAULT, (now, 1 + self.time));
+        let start = (now, 1 + self.time);
+        let mut leases = Leases::new(this, Voters::default(), self.prefer, Timing::DEFAULT, start);
+        if self.members.get(index).is_none_or(|member| member.has_api) {
+            leases.set_voters(self.voters.clone(), now);
+        }
+        leases.set_members(self.names.clone());
         leases.set_candidates(BTreeMap::from([(ADDRESS, self.names.clone())]));
         leases
     }
@@ -144,6 +165,17 @@ impl World {
         // Keeps the right that the agent has written, as if only the agent had died: a dead machine would answer
         // nothing.
         self.members[index].alive = false;
+    }
+
+    /// The agent ends, and says so. A restart needs the API server.
+    fn retire(&mut self, index: usize) {
+        let member = &mut self.members[index];
+        let now = member.clock(self.time);
+        let asks = member.leases.retire(now);
+        (member.alive, member.written) = (false, None);
+        for to in (0..self.members.len()).filter(|to| *to != index) {
+            asks.iter().for_each(|ask| self.send(index, to, Body::Ask(ask.clone())));
+        }
     }
 
     fn send(&mut self, from: usize, to: usize, body: Body) {
@@ -194,6 +226,15 @@ impl World {
             }
             member.next_tick = self.time + Timing::DEFAULT.interval;
             let now = member.clock(self.time);
+            if member.has_api {
+                member.leases.set_voters(self.voters.clone(), now);
+                // The API server compares and swaps.
+                if let Some(next) = member.leases.proposal(|name| self.nodes.contains(name), now)
+                    && next.generation == self.voters.generation + 1
+                {
+                    self.voters = next;
+                }
+            }
             let asks = member.leases.tick(now);
             member.write(now);
             for to in (0..self.members.len()).filter(|to| *to != index) {
@@ -321,6 +362,97 @@ fn planned_handover_takes_less_than_a_second() {
 }
 
 #[test]
+fn retired_owner_is_replaced_at_its_successor_s_next_question() {
+    for (count, prefer) in [(3, Prefer::Single), (5, Prefer::Single), (2, Prefer::Availability)] {
+        for seed in 0..50 {
+            let mut world = World::new(count, seed, prefer, 5);
+            world.run(8 * SECOND);
+            assert_eq!(world.answering(), [0]);
+            world.retire(0);
+            assert!(world.until_answered(SECOND) <= 230 * MILLISECOND, "seed {seed}");
+            assert_eq!(world.answering(), [1]);
+        }
+    }
+}
+
+#[test]
+fn voters_follow_the_nodes() {
+    let mut world = World::with_voters(7, 1, 5, Prefer::Single, 5);
+    world.run(20 * SECOND);
+    assert_eq!(world.voters.names, world.nodes, "each member that lives gets a vote");
+    for gone in [2, 3, 4, 5, 6] {
+        world.kill(gone);
+        world.members[gone].written = None;
+        world.nodes.remove(&world.names[gone]);
+        world.run(4 * SECOND);
+        assert_eq!(world.answering(), [0], "{gone} is gone");
+    }
+    world.run(20 * SECOND);
+    assert_eq!(world.voters.names, world.nodes, "one by one, so two of seven are a majority in the end");
+}
+
+/// The rest of the table of docs/announce.md: partitions while nodes come and go.
+#[test]
+fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_go() {
+    // n0 and n1 lose the others and the API server. There, nodes are added until n0 and n1 are few, or their Nodes
+    // deleted.
+    for deleted in [false, true] {
+        let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
+        world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
+        (0..2).for_each(|index| world.members[index].has_api = false);
+        if deleted {
+            (0..2).for_each(|index| assert!(world.nodes.remove(&world.names[index])));
+        }
+        world.run(30 * SECOND);
+        assert_eq!(world.answering(), [0], "two of the three voters go on, whatever the API server says");
+        assert_eq!(world.voters.generation, 1, "n2 cannot change the voters alone");
+        world.side = vec![0; 9];
+        (0..2).for_each(|index| world.members[index].has_api = true);
+        world.run(40 * SECOND);
+        assert_eq!(world.voters.names, world.nodes);
+    }
+    // n0 loses the API server only, and the others become nine. Then n0 and n1, who would be two of its three, lose the
+    // rest.
+    let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
+    world.members[0].has_api = false;
+    world.run(40 * SECOND);
+    assert_eq!(world.voters.names.len(), 9);
+    assert_eq!(world.answering(), [1], "n0 has missed the change: nobody waits for it");
+    world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
+    world.run(10 * SECOND);
+    assert_eq!(world.answering(), [2]);
+    // n0 loses the API server only, and the others become nine. Then n1, who would be the second of its three, starts
+    // again without the API server and cannot know that it must refuse.
+    let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
+    world.members[0].has_api = false;
+    world.run(40 * SECOND);
+    world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
+    world.members[1].has_api = false;
+    world.restart(1);
+    world.run(10 * SECOND);
+    assert_eq!(world.answering(), [2]);
+    // The majority keeps the API server: it goes on to elect, and to change the voters.
+    let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
+    world.side = vec![0, 1, 1, 1, 1, 1, 1, 1, 1];
+    world.members[0].has_api = false;
+    world.run(40 * SECOND);
+    assert_eq!(world.answering(), [1]);
+    assert_eq!(world.voters.names.len(), 9);
+}
+
+#[test]
+fn member_that_has_missed_a_change_of_the_voters_votes_and_does_not_ask() {
+    let mut world = World::with_voters(3, 2, 5, Prefer::Single, 5);
+    world.members[1].has_api = false;
+    world.run(8 * SECOND);
+    assert_eq!((world.voters.names.len(), world.answering()), (3, vec![0]));
+    world.kill(0);
+    world.members[0].written = None;
+    world.run(4 * SECOND);
+    assert_eq!(world.answering(), [2], "n1 is better, and cannot get a majority");
+}
+
+#[test]
 fn hundred_members_agree_on_one_owner_under_loss_and_pauses() {
     let mut world = World::new(100, 11, Prefer::Single, 5);
     (world.loss, world.delay) = (10, 50 * MILLISECOND);
@@ -338,12 +470,13 @@ proptest! {
     #[test]
     fn never_do_two_members_have_the_right(
         count in 2usize..8,
+        first in 1usize..8,
         seed: u64,
         loss in 0u64..60,
         delay in 1u64..600,
         trouble in 5u64..60,
     ) {
-        let mut world = World::new(count, seed, Prefer::Single, 5);
+        let mut world = World::with_voters(count, first.min(count), seed, Prefer::Single, 5);
         (world.loss, world.delay) = (loss, delay * MILLISECOND);
         for _ in 0..120 {
             world.run(250 * MILLISECOND);
@@ -351,7 +484,7 @@ proptest! {
                 continue;
             }
             let index = usize::try_from(world.random.below(count as u64)).unwrap();
-            match world.random.below(6) {
+            match world.random.below(9) {
                 0 => world.kill(index),
                 1 if !world.members[index].alive || world.members[index].paused_until <= world.time => {
                     // A restarted agent first empties the map: `restart` does the same.
@@ -359,6 +492,15 @@ proptest! {
                 }
                 2 | 3 => world.members[index].paused_until = world.time + world.random.below(4 * SECOND),
                 4 => world.side[index] = world.random.below(3),
+                5 if world.members[index].alive => world.retire(index),
+                // It may miss all changes, and after a restart not even know the voters.
+                6 => world.members[index].has_api = world.random.chance(50),
+                7 => {
+                    let name = world.names[index].clone();
+                    if !world.nodes.remove(&name) {
+                        world.nodes.insert(name);
+                    }
+                }
                 _ => world.side = vec![0; count],
             }
             if world.random.chance(20) {

@@ -328,6 +328,18 @@ pub struct Taint {
 pub struct NodeStatus {
     #[serde(deserialize_with = "tolerant::list")]
     pub addresses: Option<Vec<NodeAddress>>,
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub conditions: Option<Vec<NodeCondition>>,
+}
+
+/// One of `status.conditions` of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeCondition {
+    #[serde(rename = "type", deserialize_with = "tolerant::value")]
+    pub type_: String,
+    #[serde(deserialize_with = "tolerant::value")]
+    pub status: String,
 }
 
 /// One of `status.addresses` of a Node.

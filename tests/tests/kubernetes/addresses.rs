@@ -41,6 +41,8 @@ struct World {
 /// An agent that runs as a library. Dropping it stops it.
 struct Agent {
     report: watch::Receiver<AddressReport>,
+    /// Asks the agent to release the Lease.
+    release: watch::Sender<bool>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -66,6 +68,7 @@ impl World {
         };
         let (report_sender, report) = watch::channel(AddressReport::default());
         let (stop, stopped) = oneshot::channel();
+        let (release, released) = watch::channel(false);
         let kubeconfig = self.kubeconfig.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -74,14 +77,15 @@ impl World {
                 let (events, outbox) = kubernetes::Events::channel();
                 let (_cidrs, cidrs) = watch::channel(Vec::new());
                 let node = options.node_name.clone();
+                let run = kubernetes::addresses::run;
                 tokio::select! {
-                    ended = kubernetes::addresses::run(server.clone(), options, cidrs, events, report_sender) => ended.unwrap(),
+                    ended = run(server.clone(), options, cidrs, events, report_sender, released) => ended.unwrap(),
                     ended = events::run(server, &node, outbox) => panic!("{ended:?}"),
                     _ = stopped => {}
                 }
             });
         });
-        Agent { report, stop: Some(stop), thread: Some(thread) }
+        Agent { report, release, stop: Some(stop), thread: Some(thread) }
     }
 
     fn pool(&self, addresses: &str) {
@@ -183,6 +187,23 @@ fn service_gets_an_address_with_its_mode_and_an_event() {
         service
     });
     world.wait_until("its release", |world| world.ingress("web").is_empty());
+}
+
+#[test]
+fn leader_that_stops_releases_the_lease() {
+    let world = World::new();
+    world.pool("192.0.2.1-192.0.2.9");
+    let agents = [world.agent("a"), world.agent("b")];
+    world.wait_until("a leader", |_| agents.iter().any(Agent::leads));
+    let leader = usize::from(agents[1].leads());
+    agents[leader].release.send_replace(true);
+    let lease = || world.server.object("leases", "default", "lb-agent-addresses").unwrap();
+    world.wait_until("its release", |_| !agents[leader].leads() && agents[leader].release.is_closed());
+    let holder = lease()["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+    assert!(holder.is_empty() || holder.starts_with(["b", "a"][leader]), "{holder}");
+    world.balancer("web");
+    world.wait_until("an address by the next leader", |world| world.has("web", "192.0.2.1"));
+    assert!(agents[1 - leader].leads());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     convert::Infallible,
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
@@ -135,7 +135,12 @@ impl Store {
 impl ApiServer {
     /// Starts a server on the loopback device of the namespace.
     pub(crate) fn start(netns: Option<&Netns>) -> Self {
-        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self::start_at(netns, Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// Starts a server at an address of the namespace.
+    pub(crate) fn start_at(netns: Option<&Netns>, address: IpAddr) -> Self {
+        let address = SocketAddr::new(address, 0);
         let mut server = Self { store: Arc::default(), netns: netns.cloned(), address, runtime: None };
         server.listen();
         server

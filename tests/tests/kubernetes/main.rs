@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
 mod addresses;
+mod announce;
 mod api_server;
 mod bed;
 mod cluster;

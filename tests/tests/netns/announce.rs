@@ -5,13 +5,15 @@ use std::{
     collections::BTreeSet,
     net::SocketAddr,
     path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
 use lb_tests::{
     agent::{Agent, Settings},
     cleanup::{self, Cleanup, Resource},
-    client::ask_http,
+    client::{ask_here, ask_http},
     manifests::Manifests,
     netns::{self, Netns},
     server::{self, Server},
@@ -323,6 +325,15 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
         let list = segment.list(number);
         assert!(agrees(number)(&list), "n{number} says {list:?}");
     }
+    for number in 1..=3 {
+        let agent = segment.agents[number - 1].as_ref().unwrap();
+        let output = |arguments: &[&str]| String::from_utf8(agent.ask(arguments).unwrap().stdout).unwrap();
+        let here = if number == owner { " (this node, since " } else { "" };
+        let page = output(&["service", "show", "default/web"]);
+        assert!(page.contains(&format!("Announced  192.0.2.100 by n{owner}{here}")), "{page}");
+        let explained = output(&["explain", "--from", "192.0.2.201:40000", "--to", "192.0.2.100:80"]);
+        assert!(explained.contains(&format!("announcement: n{owner}{here}")), "{explained}");
+    }
     // Simulates the death of the machine: its link goes down and its agent is killed.
     segment.nodes[owner - 1].ip("link set eth0 down\n").unwrap();
     segment.agents[owner - 1].take().unwrap().kill().unwrap();
@@ -336,6 +347,70 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
     println!("n{next} answers {took:?} after n{owner} died");
     assert!(took < Duration::from_secs(2), "{took:?}");
     assert_eq!(segment.ask("192.0.2.100"), format!("n{next}"), "the client follows the announcement");
+}
+
+/// Opens connections at a steady rate until `stop`; returns how many there were, and the errors.
+fn connections_until(stop: &AtomicBool, to: SocketAddr) -> std::io::Result<(usize, Vec<String>)> {
+    let (mut count, mut lost) = (0, Vec::new());
+    let start = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        if let Err(error) = ask_here(to) {
+            lost.push(format!("after {:?}: {error}", start.elapsed()));
+        }
+        count += 1;
+        thread::sleep((start + count * CONNECTION_INTERVAL).saturating_duration_since(Instant::now()));
+    }
+    Ok((count as usize, lost))
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Between two new connections: 500 of them in a second, unless the machine is too slow.
+const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
+
+#[test]
+fn planned_handover_loses_no_connection() {
+    let (mut segment, _) = three();
+    // The best node takes over once it has settled.
+    thread::sleep(Duration::from_secs(6));
+    let (owner, _) = segment.owner(SOON, |_| true);
+    let stop = AtomicBool::new(false);
+    let client = segment.clients[0].clone();
+    let to = SocketAddr::new("192.0.2.100".parse().unwrap(), 80);
+    let (took, (count, lost)) = thread::scope(|scope| {
+        // Also if the test fails: the scope waits for the connections.
+        let _stop = StopOnDrop(&stop);
+        let connections = scope.spawn(|| client.run(|| connections_until(&stop, to)).unwrap());
+        thread::sleep(Duration::from_secs(1));
+        let agent = segment.agents[owner - 1].take().unwrap();
+        let start = Instant::now();
+        let others: Vec<usize> = (1..=3).filter(|number| *number != owner).collect();
+        let ended = scope.spawn(|| agent.terminate().unwrap());
+        let answering = || others.iter().any(|number| segment.list(*number)[0]["here"] == true).then_some(());
+        wait_for(SOON, answering).expect("no other node has the right to answer");
+        let took = start.elapsed();
+        assert!(ended.join().unwrap().success());
+        thread::sleep(Duration::from_secs(2));
+        // It comes back, and takes its address again.
+        let members = segment.members();
+        let settings = segment.settings(owner, &members.iter().map(String::as_str).collect::<Vec<_>>());
+        segment.agents[owner - 1] = Some(Agent::start(&segment.nodes[owner - 1], settings).unwrap());
+        let is_here = |list: &[Value]| list.first().is_some_and(|address| address["here"] == true);
+        let is_back = || is_here(&segment.list(owner)).then_some(());
+        wait_for(Duration::from_secs(20), is_back).expect("the owner must come back");
+        thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+        (took, connections.join().unwrap())
+    });
+    println!("another node answers {took:?} after SIGTERM; {count} connections, {} lost", lost.len());
+    assert_eq!(lost, Vec::<String>::new(), "of {count}");
+    assert!(count > 1_000 && took < Duration::from_secs(1), "{count} {took:?}");
 }
 
 #[test]

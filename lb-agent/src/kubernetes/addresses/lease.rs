@@ -1,6 +1,6 @@
 //! Reads and writes the Lease by which one agent is elected. [`Election`] makes the decisions.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, future, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
-use lb_core::lease::{Bid, Election, Lease, Timing};
+use lb_core::lease::{Bid, Election, Lease, Release, Timing};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -16,6 +16,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{AddressOptions, AddressReport, Term, update};
+use crate::stop;
 
 /// Name of the Lease of the controller for Services without a class.
 const LEASE: &str = "lb-agent-addresses";
@@ -35,6 +36,7 @@ pub(super) async fn stand(
     options: &AddressOptions,
     term: watch::Sender<Option<Term>>,
     report: &watch::Sender<AddressReport>,
+    mut stop: watch::Receiver<bool>,
 ) -> Infallible {
     let name = lease_name(options.class.as_deref());
     let me = identity(&options.node_name);
@@ -61,8 +63,21 @@ pub(super) async fn stand(
         term.send_replace(mine);
         let leader = candidate.election.holder().map(node_of);
         update(report, |report| report.leader = leader);
-        sleep(candidate.election.pause(now)).await;
+        tokio::select! {
+            () = sleep(candidate.election.pause(now)) => {}
+            () = stop::requested(&mut stop) => break,
+        }
     }
+    // The leader stops to write.
+    term.send_replace(None);
+    if let Err(why) = candidate.release().await {
+        warn!(
+            lease = candidate.name,
+            namespace, "cannot release the Lease: {why}; the next leader waits until it ends"
+        );
+    }
+    drop(stop);
+    future::pending().await
 }
 
 /// The identity of this process. An agent that restarts on the same node gets a new one.
@@ -122,6 +137,28 @@ impl Candidate {
         }
     }
 
+    /// Gives the Lease up, if this agent holds it.
+    async fn release(&mut self) -> Result<(), String> {
+        let Some(Release { replaces, lasts, transitions }) = self.election.release() else { return Ok(()) };
+        let spec = coordination::LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(seconds(lasts)),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            lease_transitions: Some(transitions),
+            ..coordination::LeaseSpec::default()
+        };
+        let metadata = ObjectMeta {
+            name: Some(self.name.clone()),
+            resource_version: Some(replaces),
+            ..ObjectMeta::default()
+        };
+        let object = coordination::Lease { metadata, spec: Some(spec) };
+        let parameters = PostParams::default();
+        within(self.timing.request, self.api.replace(&self.name, &parameters, &object)).await?;
+        info!(lease = self.name, "another agent may give addresses to load balancers now");
+        Ok(())
+    }
+
     fn object(&self, bid: &Bid, found: Option<&coordination::Lease>) -> coordination::Lease {
         let now = MicroTime(Timestamp::now());
         let before = found.and_then(|lease| lease.spec.as_ref());
@@ -134,10 +171,7 @@ impl Candidate {
             },
             spec: Some(coordination::LeaseSpec {
                 holder_identity: Some(self.me.clone()),
-                // The field holds whole seconds. A fraction is rounded up, so that followers never wait too short.
-                lease_duration_seconds: Some(
-                    i32::try_from(self.timing.lease.as_millis().div_ceil(1000)).unwrap_or(i32::MAX),
-                ),
+                lease_duration_seconds: Some(seconds(self.timing.lease)),
                 acquire_time: acquired.or_else(|| Some(now.clone())),
                 renew_time: Some(now),
                 lease_transitions: Some(bid.transitions),
@@ -145,6 +179,11 @@ impl Candidate {
             }),
         }
     }
+}
+
+/// As the field of a Lease holds it. A fraction is rounded up, so that followers never wait too short.
+fn seconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(i32::MAX)
 }
 
 async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {

@@ -53,7 +53,8 @@ struct Term {
 }
 
 /// Takes part in the election and assigns addresses while this agent leads, forever. `service_cidrs` are the ranges of
-/// cluster IPs that the API server names; no pool may overlap them.
+/// cluster IPs that the API server names; no pool may overlap them. When
+/// `stop` becomes true, this agent gives the Lease up and drops the receiver.
 ///
 /// # Errors
 ///
@@ -64,11 +65,12 @@ pub async fn run(
     service_cidrs: watch::Receiver<Vec<IpNet>>,
     events: Events,
     report: watch::Sender<AddressReport>,
+    stop: watch::Receiver<bool>,
 ) -> Result<(), KubernetesError> {
     let (client, config) = watching_client(server).await?;
     let namespace = own_namespace(&config).await;
     let (term_sender, term) = watch::channel(None);
-    let election = lease::stand(client.clone(), &namespace, &options, term_sender, &report);
+    let election = lease::stand(client.clone(), &namespace, &options, term_sender, &report, stop);
     let office = leader::serve(&client, &options, term, service_cidrs, &events, &report);
     tokio::try_join!(async { Ok(election.await) }, office).map(|_| ())
 }

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{options, service};
-use crate::manifests::{Condition, ManifestsError, ManifestsOptions, run};
+use crate::manifests::{Condition, ManifestsError, ManifestsOptions, Published, run};
 
 /// The source, running on a temporary folder.
 struct Source {
@@ -40,7 +40,8 @@ impl Source {
         let (sender, events) = mpsc::channel(64);
         let (problem_sender, problems) = watch::channel(Vec::new());
         let task = tokio::spawn(async move {
-            run(options, &Contents::default(), sender, problem_sender, advertised()).await
+            let published = Published { problems: problem_sender, ..Published::default() };
+            run(options, &Contents::default(), sender, published).await
         });
         let mut source = Self { root, events, problems, task };
         let mut changes = Vec::new();
@@ -145,9 +146,7 @@ async fn empty_folder_synchronises() {
 async fn missing_folder_is_an_error() {
     let options = ManifestsOptions { dir: "/nowhere/manifests".into(), ..options() };
     let (sender, _events) = mpsc::channel(1);
-    let error = run(options, &Contents::default(), sender, watch::channel(Vec::new()).0, advertised())
-        .await
-        .unwrap_err();
+    let error = run(options, &Contents::default(), sender, Published::default()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot read the folder of manifests /nowhere/manifests: No such file or directory (os error 2); create it, or \
@@ -309,9 +308,4 @@ async fn source_ends_when_the_receiver_is_dropped() {
     let (source, _) = Source::start(&[]).await;
     drop(source.events);
     tokio::time::timeout(Duration::from_secs(1), source.task).await.unwrap().unwrap().unwrap();
-}
-
-/// A sender whose channel has no receiver.
-fn advertised() -> watch::Sender<lb_core::announce::advertisement::Advertised> {
-    watch::channel(Default::default()).0
 }

@@ -231,6 +231,18 @@ fn second_family_comes_as_soon_as_there_is_an_address() {
 }
 
 #[test]
+fn addresses_in_use_are_counted_by_pool() {
+    let mut folder = Folder::of(&[("pool.yaml", &pool("a", "192.0.2.0/30")), ("web.yaml", &balancer("web"))]);
+    let usage = |folder: &Folder| {
+        let usage = folder.manifests.pool_usage().into_iter();
+        usage.map(|pool| (pool.pool.to_string(), pool.used, pool.total)).collect::<Vec<_>>()
+    };
+    assert_eq!(usage(&folder), [("a".to_owned(), 1, 4)]);
+    folder.remove("web.yaml");
+    assert_eq!(usage(&folder), [("a".to_owned(), 0, 4)]);
+}
+
+#[test]
 fn advertisements_name_pools_that_are_in_use() {
     let head = "apiVersion: metallb.io/v1beta1\nkind: L2Advertisement\nmetadata: {name: a}\n";
     let mut folder =

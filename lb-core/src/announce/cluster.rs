@@ -1,0 +1,73 @@
+//! The nodes of a cluster as members that share addresses.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use super::voters::Voters;
+use crate::{api, load_balancer::Labels};
+
+/// A Node with this label announces nothing, whatever its value.
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+/// The condition of a Node whose network is not set up.
+const NO_NETWORK: &str = "NetworkUnavailable";
+
+/// The nodes of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// By name.
+    pub nodes: BTreeMap<Arc<str>, Member>,
+    /// The voters, once they are known.
+    pub voters: Option<Voters>,
+}
+
+/// A node of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The labels of the Node.
+    pub labels: Labels,
+    /// Where it receives messages.
+    pub address: Option<IpAddr>,
+    /// Whether it may announce, by MetalLB's rules: a Node that is excluded, is being deleted or has no network does
+    /// not; one that is cordoned or tainted does. It still votes.
+    pub may_announce: bool,
+}
+
+impl Member {
+    /// Reads a Node with that address.
+    pub fn new(node: &api::Node, address: Option<IpAddr>) -> Self {
+        let mut conditions = node.status.conditions.iter().flatten();
+        let has_network =
+            !conditions.any(|condition| condition.type_ == NO_NETWORK && condition.status == "True");
+        let is_excluded = node.metadata.label(EXCLUDED).is_some();
+        Self {
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            address,
+            may_announce: has_network && !is_excluded && !node.metadata.is_being_deleted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn excluded_deleted_and_unreachable_nodes_do_not_announce() {
+        let may = |node: Value| Member::new(&serde_json::from_value(node).unwrap(), None).may_announce;
+        let network =
+            |status| json!({"status": {"conditions": [{"type": "NetworkUnavailable", "status": status}]}});
+        for (node, expected) in [
+            (json!({}), true),
+            (json!({"metadata": {"labels": {EXCLUDED: ""}}}), false),
+            (json!({"metadata": {"labels": {EXCLUDED: "false"}}}), false),
+            (json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), false),
+            (network("True"), false),
+            (network("False"), true),
+            (json!({"spec": {"unschedulable": true}}), true),
+            (json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}), true),
+        ] {
+            assert_eq!(may(node.clone()), expected, "{node}");
+        }
+    }
+}

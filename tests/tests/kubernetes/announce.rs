@@ -1,0 +1,250 @@
+//! Announcements at layer 2 in a cluster: three nodes, a client and the API server on one bridge. Each node serves the
+//! address with a server of its own, so an answer shows which node the client has reached.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use lb_tests::{
+    agent::{ask, binary},
+    cleanup::{self, Cleanup, Resource},
+    client::ask_http,
+    netns::{self, Netns},
+    server::{self, Server},
+    wait_for,
+};
+use serde_json::{Value, json};
+
+use crate::api_server::ApiServer;
+
+const VIP: &str = "192.0.2.100";
+const SERVER: &str = "192.0.2.250";
+/// Agents start, and voters that have just started are silent at first.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Nodes, a client and the API server on one bridge. Agents end first.
+struct Segment {
+    agents: Vec<(Child, Cleanup)>,
+    server: ApiServer,
+    _servers: Vec<Server>,
+    nodes: Vec<Netns>,
+    client: Netns,
+    _bridge: Netns,
+    folder: PathBuf,
+    _cleanup: Cleanup,
+}
+
+fn mac(number: usize) -> String {
+    format!("02:00:00:00:00:{number:02x}")
+}
+
+impl Segment {
+    fn new(count: usize) -> Self {
+        cleanup::on_interrupt();
+        cleanup::remove_stale().unwrap();
+        let prefix = netns::unique_prefix();
+        let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
+        let bridge = create("lan");
+        bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n").unwrap();
+        bridge.ip(&format!("address add {SERVER}/24 dev br0\n")).unwrap();
+        let attach = |netns: &Netns, number: usize| {
+            let (bridge_name, name) = (bridge.name(), netns.name());
+            let link =
+                format!("link add p{number} netns {bridge_name} type veth peer name eth0 netns {name}\n");
+            netns::ip(&link).unwrap();
+            bridge.ip(&format!("link set p{number} master br0 up\n")).unwrap();
+            let address = format!("address add 192.0.2.{number}/24 dev eth0\n");
+            netns.ip(&format!("link set eth0 address {} up\n{address}", mac(number))).unwrap();
+        };
+        let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
+        nodes.iter().enumerate().for_each(|(index, node)| attach(node, index + 1));
+        let client = create("c");
+        attach(&client, 99);
+        let serve =
+            |(index, node): (usize, &Netns)| server::http(node, &format!("n{}", index + 1), 8080).unwrap();
+        let servers = nodes.iter().enumerate().map(serve).collect();
+        let folder = std::env::temp_dir().join(&prefix);
+        let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
+        fs::create_dir_all(&folder).unwrap();
+        let server = ApiServer::start_at(Some(&bridge), SERVER.parse::<IpAddr>().unwrap());
+        fs::write(folder.join("kubeconfig"), server.kubeconfig()).unwrap();
+        fs::write(folder.join("key"), "a key of more than sixteen bytes\n").unwrap();
+        let (agents, _servers, _bridge, _cleanup) = (Vec::new(), servers, bridge, cleanup);
+        Self { agents, server, _servers, nodes, client, _bridge, folder, _cleanup }
+    }
+
+    /// Creates the Nodes, a pool, and a Service under `externalTrafficPolicy: Local` with an endpoint on each node.
+    fn fill(&self) {
+        (1..=self.nodes.len()).for_each(|number| self.server.put(node(number, json!({}))));
+        self.server.put(json!({
+            "apiVersion": "metallb.io/v1beta1", "kind": "IPAddressPool",
+            "metadata": {"namespace": "metallb-system", "name": "production"},
+            "spec": {"addresses": ["192.0.2.100-192.0.2.109"]},
+        }));
+        self.server.put(json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "default", "name": "web"},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
+                "externalTrafficPolicy": "Local",
+                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": VIP, "ipMode": "VIP"}]}},
+        }));
+        self.endpoints(&(1..=self.nodes.len()).collect::<Vec<_>>());
+    }
+
+    fn endpoints(&self, numbers: &[usize]) {
+        let endpoint = |number: &usize| {
+            let conditions = json!({"ready": true});
+            json!({"addresses": [format!("192.0.2.{number}")], "nodeName": format!("n{number}"), "conditions": conditions})
+        };
+        self.server.put(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"namespace": "default", "name": "web", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+            "endpoints": numbers.iter().map(endpoint).collect::<Vec<_>>(),
+        }));
+    }
+
+    fn advertise(&self, spec: &Value) {
+        self.server.put(json!({
+            "apiVersion": "metallb.io/v1beta1", "kind": "L2Advertisement",
+            "metadata": {"namespace": "metallb-system", "name": "production"}, "spec": spec,
+        }));
+    }
+
+    fn start(&mut self) {
+        for number in 1..=self.nodes.len() {
+            let log = File::create(self.folder.join(format!("log-{number}"))).unwrap();
+            let mut command = self.nodes[number - 1].command(binary());
+            command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
+            command.arg("--announce").arg("--announce-key-file").arg(self.folder.join("key"));
+            command.arg("--bpffs").arg(self.bpffs(number)).args(["--node-name", &format!("n{number}")]);
+            command.args(["--socket-lb", "off", "--wire-device", "eth0"]);
+            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+            self.agents.push(Cleanup::spawn(&mut command).unwrap());
+        }
+    }
+
+    fn bpffs(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("bpf-{number}"))
+    }
+
+    /// The MAC addresses that answer an ARP request within a second.
+    fn arping(&self) -> BTreeSet<String> {
+        let arguments = ["-I", "eth0", "-c", "1", "-w", "1", VIP];
+        let output = self.client.command("arping").args(arguments).output().expect("arping");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let replies = text.lines().filter(|line| line.contains("reply from"));
+        replies.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_lowercase())).collect()
+    }
+
+    /// Waits until a node that `accept` accepts answers for the address; returns its number. At no time do two answer.
+    #[track_caller]
+    fn owner(&self, what: &str, accept: impl Fn(Option<usize>) -> bool) -> Option<usize> {
+        let answering = || {
+            let macs = self.arping();
+            assert!(macs.len() < 2, "{macs:?} answer: {what}");
+            let number = (1..=self.nodes.len()).find(|number| macs.contains(&mac(*number)));
+            accept(number).then_some(number)
+        };
+        wait_for(SOON, answering).unwrap_or_else(|| panic!("{what}\n{}", self.logs()))
+    }
+
+    fn logs(&self) -> String {
+        let log = |number| fs::read_to_string(self.folder.join(format!("log-{number}"))).unwrap_or_default();
+        (1..=self.nodes.len()).map(|number| format!("---- n{number}\n{}", log(number))).collect()
+    }
+
+    fn voters(&self) -> Value {
+        let object = self.server.object("configmaps", "default", "lb-agent-announce").unwrap_or_default();
+        object["data"]["voters"].clone()
+    }
+
+    #[track_caller]
+    fn wait_for_voters(&self, expected: &str) {
+        let reached = wait_for(SOON, || (self.voters() == expected).then_some(()));
+        reached.unwrap_or_else(|| panic!("voters {}, not {expected}\n{}", self.voters(), self.logs()));
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        for (mut child, cleanup) in self.agents.drain(..) {
+            _ = child.kill();
+            _ = child.wait();
+            cleanup.disarm();
+        }
+        self.server.stop();
+    }
+}
+
+fn node(number: usize, labels: Value) -> Value {
+    let addresses = json!([{"type": "InternalIP", "address": format!("192.0.2.{number}")}]);
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": format!("n{number}"), "labels": labels}, "status": {"addresses": addresses},
+    })
+}
+
+#[test]
+fn nodes_share_an_address_as_advertisements_and_labels_say() {
+    let mut segment = Segment::new(3);
+    segment.fill();
+    segment.start();
+    assert_eq!(segment.owner("nothing is advertised", |number| number.is_none()), None);
+    segment.advertise(&json!({}));
+    let first = segment.owner("a node answers", |number| number.is_some()).unwrap();
+    let to = SocketAddr::new(VIP.parse().unwrap(), 80);
+    assert_eq!(ask_http(&segment.client, to).unwrap().server, format!("n{first}"));
+    segment.wait_for_voters("n1 n2 n3");
+    let first = segment.owner("the best node answers", |number| number.is_some()).unwrap();
+    let list = ask(&segment.nodes[0], &segment.bpffs(1), &["announce", "list", "-o", "json"]).unwrap();
+    let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+    assert_eq!((&list[0]["address"], &list[0]["pool"]), (&json!(VIP), &json!("production")));
+
+    let excluded = json!({"node.kubernetes.io/exclude-from-external-load-balancers": ""});
+    segment.server.put(node(first, excluded));
+    let second = segment.owner("a node that is not excluded", |number| number.is_some_and(|is| is != first));
+    let second = second.unwrap();
+    segment.server.put(node(first, json!({"zone": "a"})));
+    segment.advertise(&json!({"nodeSelectors": [{"matchLabels": {"zone": "a"}}]}));
+    segment.owner("the selected node", |number| number == Some(first));
+    segment.endpoints(&[second]);
+    segment.owner("no node: the selected one has no endpoint", |number| number.is_none());
+    segment.endpoints(&[first, second]);
+    segment.owner("it has one again", |number| number == Some(first));
+    segment.advertise(&json!({"interfaces": ["eth9"]}));
+    segment.owner("no node has the interface", |number| number.is_none());
+    segment.advertise(&json!({"interfaces": ["eth0", "eth9"]}));
+    segment.owner("the nodes have one of the interfaces", |number| number.is_some());
+}
+
+#[test]
+fn address_is_announced_without_an_api_server_and_by_nodes_that_come_and_go() {
+    let mut segment = Segment::new(3);
+    segment.fill();
+    segment.advertise(&json!({}));
+    segment.start();
+    segment.owner("a node answers", |number| number.is_some());
+    segment.wait_for_voters("n1 n2 n3");
+    segment.server.stop();
+    let owner = segment.owner("the API server is gone", |number| number.is_some()).unwrap();
+    let (mut child, cleanup) = segment.agents.remove(owner - 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    cleanup.disarm();
+    let next = segment.owner("another takes over without it", |number| number.is_some_and(|is| is != owner));
+    segment.server.delete(&node(owner, json!({})));
+    segment.server.listen();
+    let left: Vec<String> =
+        (1..=3).filter(|number| *number != owner).map(|number| format!("n{number}")).collect();
+    segment.wait_for_voters(&left.join(" "));
+    assert!(next.is_some());
+    segment.owner("the others go on", |number| number.is_some_and(|is| is != owner));
+}
