@@ -132,13 +132,13 @@ impl Mirror {
                 self.delete_table(SlotRange { base: *base, count: *count });
             }
             Step::PutServiceLabels(id, labels) => {
-                self.contents.service_labels.insert(*id, labels.clone());
+                self.contents.service_labels.insert(*id, (**labels).clone());
             }
             Step::PutEndpointLabels(address, labels) => {
                 self.contents.endpoint_labels.insert(*address, labels.clone());
             }
             Step::PutFrontend(key, service) => {
-                if let Some(before) = self.contents.frontends.insert(*key, *service) {
+                if let Some(before) = self.contents.frontends.insert(*key, **service) {
                     self.by_id.remove(&(before.id, *key));
                 }
                 self.by_id.insert((service.id, *key));

@@ -15,8 +15,8 @@ pub(crate) struct PerAddress<V> {
     by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
     /// Addresses whose value may have changed.
     dirty: BTreeSet<IpAddr>,
-    /// Addresses for which the last plan has a step that is not applied yet.
-    in_flight: BTreeSet<IpAddr>,
+    /// Addresses for which the last plan has a step, until all of its steps are applied.
+    in_flight: Vec<IpAddr>,
 }
 
 /// The different values that Services set for one address: for most addresses there is one.
@@ -92,7 +92,7 @@ impl<V> Default for PerAddress<V> {
             claims: BTreeMap::new(),
             by_service: BTreeMap::new(),
             dirty: BTreeSet::new(),
-            in_flight: BTreeSet::new(),
+            in_flight: Vec::new(),
         }
     }
 }
@@ -171,21 +171,20 @@ impl<V: Clone + Ord> PerAddress<V> {
         &mut self,
         known: &BTreeMap<IpAddr, V>,
     ) -> impl Iterator<Item = (IpAddr, Option<V>)> {
-        let mut changing = std::mem::take(&mut self.dirty);
-        changing.retain(|address| self.wanted(*address) != known.get(address));
-        self.in_flight = changing;
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        self.in_flight = dirty.filter(|address| self.wanted(*address) != known.get(address)).collect();
         self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned()))
     }
 
-    /// Records that the change of that address is in the kernel.
-    pub(crate) fn applied(&mut self, address: IpAddr) {
-        self.in_flight.remove(&address);
+    /// Records that all changes are in the kernel.
+    pub(crate) fn applied(&mut self) {
+        self.in_flight = Vec::new();
     }
 
-    /// Records that the changes which are not applied yet have failed: the next call of [`Self::changes`] returns them
-    /// again.
+    /// Records that some changes have failed: the next call of [`Self::changes`] returns those again that are not known
+    /// then.
     pub(crate) fn failed(&mut self) {
-        self.dirty.append(&mut self.in_flight);
+        self.dirty.extend(std::mem::take(&mut self.in_flight));
     }
 
     fn add(&mut self, address: IpAddr, value: &V) {
@@ -231,7 +230,7 @@ mod tests {
         let mut all = PerAddress::default();
         all.set(&service("x"), vec![at(1, "a")]);
         assert!(all.changes(&BTreeMap::new()).eq([(address, Some(value.clone()))]));
-        all.applied(address);
+        all.applied();
         let known = BTreeMap::from([(address, value.clone())]);
         all.set(&service("y"), vec![at(1, "a")]);
         assert!(!all.is_dirty());
@@ -274,7 +273,6 @@ mod tests {
         let mut all = PerAddress::default();
         all.set(&service("x"), vec![at(1, "a"), at(2, "a")]);
         assert_eq!(all.changes(&BTreeMap::new()).count(), 2);
-        all.applied(address);
         all.failed();
         let known = BTreeMap::from([(address, value)]);
         assert!(all.changes(&known).eq([(at(2, "").0, Some("a".to_owned()))]));

@@ -34,7 +34,8 @@ pub struct ServiceLabels {
     pub node_port: Option<u16>,
 }
 
-/// One change of the maps. A step is applied as a whole or fails as a whole.
+/// One change of the maps. A step is applied as a whole or fails as a whole. Large values are boxed: the first plan of a
+/// large cluster has millions of steps, most of them names of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Removes a frontend from `SERVICES`.
@@ -62,11 +63,11 @@ pub enum Step {
         entries: Vec<u32>,
     },
     /// Sets the name of a service port in `SERVICE_NAMES`.
-    PutServiceLabels(u32, ServiceLabels),
+    PutServiceLabels(u32, Box<ServiceLabels>),
     /// Sets the names of an address in `ENDPOINT_NAMES`.
     PutEndpointLabels(IpAddr, Arc<EndpointLabels>),
     /// Creates or switches a frontend in `SERVICES` in one atomic update.
-    PutFrontend(ServiceKey, Service),
+    PutFrontend(ServiceKey, Box<Service>),
     /// Releases slots. Writes nothing: the slots may be reused only after a grace period, because running programs may
     /// still read them.
     ReleaseBackends {
@@ -87,6 +88,8 @@ pub enum Step {
     /// Removes the name of an address that no backend has any more.
     DeleteEndpointLabels(IpAddr),
 }
+
+const _: () = assert!(size_of::<Step>() == 32);
 
 /// Everything the control plane keeps in the kernel, as read back from the maps when the agent starts.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

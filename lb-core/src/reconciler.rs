@@ -294,14 +294,7 @@ impl Reconciler {
                 self.ids.free(*id);
                 self.has_freed = true;
             }
-            Step::PutEndpointLabels(address, _) | Step::DeleteEndpointLabels(address) => {
-                self.labels.applied(*address);
-            }
-            Step::PutVip(address, _) => self.vips.applied(*address),
-            Step::DeleteVip(address) => {
-                self.vips.applied(*address);
-                self.has_freed = true;
-            }
+            Step::DeleteVip(_) => self.has_freed = true,
             Step::DeleteSourceRange(range) => {
                 self.stale_ranges.remove(range);
                 self.has_freed = true;
@@ -309,11 +302,16 @@ impl Reconciler {
             Step::WriteBackends { .. }
             | Step::WriteTable { .. }
             | Step::PutServiceLabels(..)
+            | Step::PutEndpointLabels(..)
+            | Step::DeleteEndpointLabels(_)
+            | Step::PutVip(..)
             | Step::PutSourceRange(_) => {}
         }
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
             self.in_flight = InFlight::default();
+            self.labels.applied();
+            self.vips.applied();
             self.retry_waiting();
         }
     }
@@ -542,7 +540,7 @@ impl Reconciler {
         draft.services.append(&mut steps);
         let changed =
             targets.iter().filter(|target| self.mirror.frontend(&target.key) != Some(&target.record));
-        draft.services.extend(changed.map(|target| Step::PutFrontend(target.key, target.record)));
+        draft.services.extend(changed.map(|target| Step::PutFrontend(target.key, Box::new(target.record))));
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
@@ -606,7 +604,7 @@ impl Reconciler {
     fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
         let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
         if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
-            steps.push(Step::PutServiceLabels(id, port.labels.clone()));
+            steps.push(Step::PutServiceLabels(id, Box::new(port.labels.clone())));
         }
         id
     }

@@ -86,7 +86,7 @@ impl Kernel {
             }
             Step::PutServiceLabels(id, labels) => {
                 assert_ne!(*id, 0);
-                self.maps.service_labels.insert(*id, labels.clone());
+                self.maps.service_labels.insert(*id, (**labels).clone());
             }
             Step::PutEndpointLabels(address, labels) => {
                 self.maps.endpoint_labels.insert(*address, labels.clone());
@@ -94,8 +94,8 @@ impl Kernel {
             Step::PutFrontend(key, record) => {
                 assert!(record.is_sealed(key));
                 assert!(self.maps.service_labels.contains_key(&record.id), "a frontend without a name");
-                if let Some(old) = self.maps.frontends.insert(*key, *record) {
-                    assert_ne!(old, *record, "a step that changes nothing");
+                if let Some(old) = self.maps.frontends.insert(*key, **record) {
+                    assert_ne!(old, **record, "a step that changes nothing");
                     self.stale.push((None, old));
                 }
             }

@@ -230,7 +230,7 @@ impl ServiceMaps {
             }),
             Step::PutFrontend(..) => {
                 let pick = |step: &Step| {
-                    if let Step::PutFrontend(key, service) = step { Some((*key, *service)) } else { None }
+                    if let Step::PutFrontend(key, service) = step { Some((*key, **service)) } else { None }
                 };
                 let marks = run.iter().filter_map(pick).map(|(key, _)| Mark::of_frontend(&key));
                 self.filter.insert_after(marks, || put(&self.services, run, pick))

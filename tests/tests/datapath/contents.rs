@@ -54,7 +54,7 @@ pub(crate) fn steps(services: u32, size: u32) -> (Vec<Step>, Contents) {
     }
     for id in ids.clone() {
         contents.service_labels.insert(id, service_labels(id));
-        steps.push(Step::PutServiceLabels(id, service_labels(id)));
+        steps.push(Step::PutServiceLabels(id, Box::new(service_labels(id))));
     }
     for number in size..(services + 1) * size {
         contents.endpoint_labels.insert(endpoint(number), endpoint_labels(number).into());
@@ -63,7 +63,7 @@ pub(crate) fn steps(services: u32, size: u32) -> (Vec<Step>, Contents) {
     for id in ids {
         let record = service(id, slice(id).0, size);
         contents.frontends.insert(key(id), record);
-        steps.push(Step::PutFrontend(key(id), record));
+        steps.push(Step::PutFrontend(key(id), Box::new(record)));
     }
     (steps, contents)
 }

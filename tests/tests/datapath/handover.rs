@@ -90,8 +90,10 @@ fn maps_with_smaller_defaults_take_over_all_elements() {
     let (steps, mut contents) = steps(20, 3);
     old.maps().apply(&steps).unwrap();
     let (last, record) = (backend(1000), service(7, 4095, 1));
-    let switch =
-        [Step::WriteBackends { base: 4095, backends: vec![last] }, Step::PutFrontend(key(7), record)];
+    let switch = [
+        Step::WriteBackends { base: 4095, backends: vec![last] },
+        Step::PutFrontend(key(7), Box::new(record)),
+    ];
     old.maps().apply(&switch).unwrap();
     let base = contents.frontends.insert(key(7), record).unwrap().backends_base;
     contents.backends.retain(|slot, _| !(base..base + 3).contains(slot));

@@ -60,8 +60,8 @@ fn lookup_tables_are_read_back() {
         let steps = [
             Step::WriteTable { base: 10, entries: tables[0].clone() },
             Step::WriteTable { base: 500, entries: tables[1].clone() },
-            Step::PutFrontend(key(1), record.sealed(&key(1))),
-            Step::PutFrontend(key(2), internal.sealed(&key(2))),
+            Step::PutFrontend(key(1), Box::new(record.sealed(&key(1)))),
+            Step::PutFrontend(key(2), Box::new(internal.sealed(&key(2)))),
             Step::ReleaseTable { base: 900, count: 9 },
         ];
         datapath.maps().apply(&steps).unwrap();
@@ -81,10 +81,10 @@ fn apply_error_counts_the_steps_already_in_the_kernel() {
         datapath.maps().use_batches(batches);
         let slots = datapath.maps().room().backends;
         let steps = [
-            Step::PutServiceLabels(1, service_labels(1)),
+            Step::PutServiceLabels(1, Box::new(service_labels(1))),
             Step::WriteBackends { base: 0, backends: vec![backend(1)] },
             Step::WriteBackends { base: slots - 1, backends: vec![backend(2), backend(3)] },
-            Step::PutFrontend(key(1), service(1, 0, 1)),
+            Step::PutFrontend(key(1), Box::new(service(1, 0, 1))),
         ];
         let error = datapath.maps().apply(&steps).unwrap_err();
         assert_eq!(error.applied, 2, "batches: {batches}");
@@ -92,7 +92,8 @@ fn apply_error_counts_the_steps_already_in_the_kernel() {
         let contents = datapath.maps().contents().unwrap();
         assert!(contents.frontends.is_empty(), "no step after the failed one is applied");
 
-        let many: Vec<Step> = (1..=2000).map(|id| Step::PutFrontend(key(id), service(id, 0, 1))).collect();
+        let many: Vec<Step> =
+            (1..=2000).map(|id| Step::PutFrontend(key(id), Box::new(service(id, 0, 1)))).collect();
         let error = datapath.maps().apply(&many).unwrap_err();
         assert_eq!(datapath.maps().contents().unwrap().frontends.len(), error.applied, "batches: {batches}");
         assert!(error.to_string().contains("the map is full"), "{error}");
