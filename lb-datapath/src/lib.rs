@@ -49,6 +49,7 @@ pub use self::{
             AttachMode, BpfLogLevel, Capacities, Forwarding, Options, SocketOptions, SocketScope, XdpOption,
         },
         table::Table,
+        verify::SLOWEST_TO_VERIFY,
     },
     datapath::Datapath,
     error::DatapathError,

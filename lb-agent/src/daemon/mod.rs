@@ -71,17 +71,18 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
         let fields = config.without_effect.join(", ");
         warn!("these fields of the KubeProxyConfiguration have no effect: {fields}");
     }
-    // Runs in the background: reading all rules takes long, and no task needs the result.
-    thread::spawn(|| {
-        for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
-            warn!("{line}");
-        }
-    });
     let mut signals = StopSignals::listen()?;
     let mut tasks = Tasks::default();
     let bpffs = config.kernel.bpffs.clone();
     let (stop, _) = watch::channel(false);
     start::start(config.clone(), &stop, &mut tasks)?;
+    // Runs in the background: reading all rules takes long, and no task needs the result. A start needs all CPUs
+    // for the verifier, so this comes after it.
+    thread::spawn(|| {
+        for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
+            warn!("{line}");
+        }
+    });
     let result = tokio::select! {
         name = signals.next() => {
             info!("{name}: stopping; the data plane stays in place");

@@ -4,15 +4,12 @@
 use std::{
     collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
     path::Path,
     thread,
 };
 
-use aya::{
-    Btf, Ebpf, EbpfLoader,
-    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
-};
+use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use tracing::warn;
 
@@ -28,15 +25,13 @@ use crate::{
         options::{BpfLogLevel, Capacities, Forwarding, Options, SocketScope},
         program::{LoadedProgram, Programs},
         sys,
+        verify::verify,
     },
     error::DatapathError,
 };
 
 /// The BPF object, for tests that load it themselves.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
-
-/// Last lines of the verifier's log to show in an error: they contain the reason.
-const LOG_LINES: usize = 15;
 
 /// The log of the programs. Its owner must call `flush` whenever its descriptor is readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
@@ -98,16 +93,12 @@ pub(crate) fn load(
     options: &Options,
     capacities: &Capacities,
 ) -> Result<Loaded, DatapathError> {
-    check_object()?;
-    // Without the kernel's BTF the maps still load, but bpftool shows their elements without field names.
-    let btf = Btf::from_sys_fs().ok();
+    let mut loader = prepare()?;
     let paths = MAPS.map(|spec| folder.map(spec.name));
     let sizes =
         MAPS.iter().zip(&paths).map(|(spec, path)| Ok((spec.name, entries_of(path, spec, capacities)?)));
     let sizes = sizes.collect::<Result<BTreeMap<&str, u32>, DatapathError>>()?;
     let constants = Constants::new(options, sizes[layout::FLOWS.name])?;
-    let mut loader = EbpfLoader::new();
-    loader.btf(btf.as_ref());
     constants.set(&mut loader);
     for (spec, path) in MAPS.iter().zip(&paths) {
         loader.map_max_entries(spec.name, sizes[spec.name]).map_pin_path(spec.name, path);
@@ -152,16 +143,25 @@ pub(crate) fn try_load_xdp() -> Result<(), DatapathError> {
 
 /// Loads programs with small maps of their own, and unloads programs and maps.
 fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
-    check_object()?;
-    let btf = Btf::from_sys_fs().ok();
-    let mut loader = EbpfLoader::new();
-    loader.btf(btf.as_ref()).override_global(aya_log::LEVEL, &0u8, false);
+    let mut loader = prepare()?;
+    loader.override_global(aya_log::LEVEL, &0u8, false);
     let sized = |spec: &&MapSpec| spec.name != layout::STATS.name && spec.shape.max_entries > 0;
     for spec in MAPS.iter().filter(sized) {
         loader.map_max_entries(spec.name, spec.shape.max_entries.min(16));
     }
     let mut ebpf = loader.load(linked_object())?;
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
+}
+
+/// Returns a loader, and makes [`linked_object`] ready. The loader reads all types of the kernel, which takes as long as
+/// the rest, so another thread does that.
+fn prepare<'a>() -> Result<EbpfLoader<'a>, DatapathError> {
+    thread::scope(|scope| {
+        let loader = thread::Builder::new().spawn_scoped(scope, EbpfLoader::new).ok();
+        check_object()?;
+        linked_object();
+        Ok(loader.and_then(|thread| thread.join().ok()).unwrap_or_default())
+    })
 }
 
 /// Checks that the object has the maps and programs that this code expects.
@@ -214,54 +214,6 @@ fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u3
     Ok(found.max_entries)
 }
 
-/// The result of the verifier for each program.
-type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
-
-/// Loads programs in parallel: the verifier takes up to half a second for one.
-pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
-    let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
-    thread::scope(|scope| {
-        let threads: Vec<_> = names
-            .map(|name| {
-                let program = programs.remove(name);
-                (name, thread::Builder::new().spawn_scoped(scope, move || verify_one(name, program)))
-            })
-            .collect();
-        let ended = threads.into_iter().map(|(name, thread)| {
-            let failed = |reason| DatapathError::Program { program: name, reason };
-            let thread = thread.map_err(|error| failed(format!("start a thread: {error}")));
-            let result = thread.and_then(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err(failed("the thread that loads it has panicked".to_owned())))
-            });
-            (name, result)
-        });
-        ended.collect()
-    })
-}
-
-fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<OwnedFd, DatapathError> {
-    let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
-    let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
-    let fd = load_into_kernel(program).map_err(failed)?.as_fd().try_clone_to_owned();
-    fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
-}
-
-fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
-    if let Program::CgroupSockAddr(hook) = program {
-        hook.load()?;
-        return hook.fd();
-    }
-    if let Program::Xdp(xdp) = program {
-        xdp.load()?;
-        return xdp.fd();
-    }
-    let program: &mut SchedClassifier = program.try_into()?;
-    program.load()?;
-    program.fd()
-}
-
 /// Pins a program that the kernel has accepted.
 pub(crate) fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<LoadedProgram, DatapathError> {
     let id = sys::program_id(fd.as_fd());
@@ -270,15 +222,6 @@ pub(crate) fn pin(fd: OwnedFd, folder: &Folder, name: &'static str) -> Result<Lo
     bpffs::unpin(&path)?;
     sys::pin(fd.as_fd(), &path).map_err(|error| DatapathError::file("pin the program at", &path, error))?;
     Ok(LoadedProgram { name, id, fd })
-}
-
-/// The error and, if the verifier refused the program, the end of its log.
-fn explain(error: &ProgramError) -> String {
-    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
-    let log = verifier_log.to_string();
-    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
-    let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
-    if tail.is_empty() { io_error.to_string() } else { format!("{io_error}\n  {}\n", tail.join("\n  ")) }
 }
 
 fn logger(ebpf: &mut Ebpf, level: BpfLogLevel) -> Option<BpfLogger> {

@@ -15,3 +15,4 @@ pub(crate) mod program;
 pub(crate) mod raw_map;
 pub(crate) mod sys;
 pub(crate) mod table;
+pub(crate) mod verify;

@@ -14,7 +14,7 @@ use crate::{
     bpf::{
         bpffs::{Folder, is_pinned},
         layout::{MAPS, MapSpec},
-        loader, sys,
+        loader, sys, verify,
     },
     error::DatapathError,
 };
@@ -108,7 +108,7 @@ impl Programs {
         let missing: BTreeSet<&'static str> =
             names.iter().copied().filter(|name| !loaded.contains_key(name)).collect();
         let mut failed = BTreeMap::new();
-        for (name, verified) in loader::verify(ebpf, missing.into_iter()) {
+        for (name, verified) in verify::verify(ebpf, missing.into_iter()) {
             match verified.and_then(|fd| loader::pin(fd, &self.folder, name)) {
                 Ok(program) => _ = loaded.insert(name, Arc::new(program)),
                 Err(error) => _ = failed.insert(name, error),

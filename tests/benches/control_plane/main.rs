@@ -10,6 +10,7 @@ mod kubernetes;
 mod memory;
 mod objects;
 mod report;
+mod start;
 mod workload;
 
 use std::{
@@ -58,6 +59,15 @@ struct Args {
     /// Measure only the part with an API server
     #[arg(long)]
     only_api: bool,
+    /// Measure only starts with few Services
+    #[arg(long, conflicts_with = "only_api")]
+    only_start: bool,
+    /// Number of starts with few Services, with and without maps from before
+    #[arg(long, default_value_t = 11)]
+    starts: u32,
+    /// Another agent, whose starts are measured in turn with those of this one
+    #[arg(long, value_name = "BINARY")]
+    other_agent: Option<PathBuf>,
     /// Measure the API server also with 10,000 x 5 and 100,000 x 10; takes 2 GB of memory
     #[arg(long)]
     large: bool,
@@ -98,20 +108,23 @@ fn run(args: &Args) -> anyhow::Result<bool> {
 
     let mut report = Report::new(size, args.runs, args.changes, Machine::read()?);
     if !args.only_api {
+        start::measure(args.other_agent.as_deref(), args.starts, &mut report)?;
+    }
+    if !args.only_api && !args.only_start {
         in_process::measure(size, args.runs, args.changes, &mut report)?;
         for files in FILES {
             agent::measure(size, files.min(size.services), args.runs, args.changes, &mut report)?;
         }
     }
     let mut sizes = Vec::new();
-    if api_size.services > 0 {
+    if api_size.services > 0 && !args.only_start {
         for slices in SLICES {
             let slices = slices.min(api_size.endpoints);
             let measured = kubernetes::measure(api_size, slices, args.runs, args.changes, &mut report)?;
             sizes.extend((slices == 1).then_some(measured));
         }
     }
-    for size in LARGE.into_iter().filter(|_| args.large) {
+    for size in LARGE.into_iter().filter(|_| args.large && !args.only_start) {
         sizes.push(kubernetes::measure(size, 1, args.runs, args.changes, &mut report)?);
     }
     if let Some(folder) = &args.plots {

@@ -1,10 +1,13 @@
 //! The verifier gate: every program in every configuration that the agent loads.
 
+use std::collections::BTreeMap;
+
 use aya::{
     Ebpf, EbpfLoader,
     programs::{CgroupSockAddr, ProgramError, ProgramInfo, SchedClassifier, Xdp},
 };
 
+use lb_datapath::SLOWEST_TO_VERIFY;
 use lb_tests::skip;
 
 use super::testbed::{ANNOUNCE_PROGRAM, PROGRAMS, XDP_PROGRAMS};
@@ -86,14 +89,36 @@ fn start_verifies_no_more_instructions_than_planned() {
     if skip::is_older_than(6, 12) {
         return skip::whole("older kernels verify more instructions");
     }
-    let mut loader = EbpfLoader::new();
-    loader.override_global("AYA_LOG_LEVEL", &0u8, true).override_global("DECAPSULATE", &0u8, true);
-    let mut ebpf = loader.load(lb_datapath::linked_object()).expect("these tests need root");
-    for (name, bound) in BOUNDS {
-        let verified = load(&mut ebpf, name).unwrap().verified_instruction_count().unwrap();
+    for ((name, bound), verified) in BOUNDS.into_iter().zip(verified_instructions()) {
         println!("{name:14} {verified:6} of {bound} instructions");
         assert!(verified <= bound, "the verifier processes {verified} instructions of {name}, not {bound}");
     }
+}
+
+#[test]
+fn slowest_programs_are_loaded_first() {
+    if skip::is_older_than(6, 12) {
+        return skip::whole("older kernels verify more instructions");
+    }
+    let verified: BTreeMap<&str, u32> =
+        BOUNDS.into_iter().map(|(name, _)| name).zip(verified_instructions()).collect();
+    // Programs of nearly the same length may come in any order.
+    for (earlier, later) in SLOWEST_TO_VERIFY.iter().zip(&SLOWEST_TO_VERIFY[1..]) {
+        assert!(verified[earlier] > verified[later] / 4 * 3, "{later} takes longer than {earlier}");
+    }
+    let last = verified[SLOWEST_TO_VERIFY.last().unwrap()];
+    for (name, verified) in verified {
+        assert!(verified <= last / 3 * 4 || SLOWEST_TO_VERIFY.contains(&name), "{name} is loaded late");
+    }
+}
+
+/// The verified instructions of each program in [`BOUNDS`].
+fn verified_instructions() -> Vec<u32> {
+    let mut loader = EbpfLoader::new();
+    loader.override_global("AYA_LOG_LEVEL", &0u8, true).override_global("DECAPSULATE", &0u8, true);
+    let mut ebpf = loader.load(lb_datapath::linked_object()).expect("these tests need root");
+    let verified = |name| load(&mut ebpf, name).unwrap().verified_instruction_count().unwrap();
+    BOUNDS.into_iter().map(|(name, _)| name).map(verified).collect()
 }
 
 fn load(ebpf: &mut Ebpf, name: &str) -> Result<ProgramInfo, ProgramError> {

@@ -1,0 +1,94 @@
+//! Loading programs into the kernel: a start of the agent mostly waits for the verifier, so all CPUs verify at once.
+
+use std::{
+    collections::BTreeMap,
+    iter,
+    os::fd::{AsFd as _, OwnedFd},
+    panic,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+use aya::{
+    Ebpf,
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
+};
+
+use crate::error::DatapathError;
+
+/// The programs that take the verifier longest, the slowest one first. They are loaded in this order, before all others.
+pub const SLOWEST_TO_VERIFY: [&str; 10] = [
+    "xdp_native",
+    "xdp_generic",
+    "tc_ingress",
+    "tc_ingress_l3",
+    "tc_catch",
+    "tc_egress",
+    "tc_egress_l3",
+    "sock_sendmsg6",
+    "sock_sendmsg4",
+    "sock_connect6",
+];
+
+/// Last lines of the verifier's log to show in an error: they contain the reason.
+const LOG_LINES: usize = 15;
+
+/// The result of the verifier for each program.
+pub(crate) type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
+
+/// Loads programs, as many at a time as there are CPUs. The slowest ones come first: a slow one at the end would leave
+/// all other CPUs idle.
+pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
+    let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
+    let mut waiting: Vec<_> = names.map(|name| (name, programs.remove(name))).collect();
+    waiting.sort_by_key(|(name, _)| rank(name));
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(waiting.len());
+    let waiting = Mutex::new(waiting.into_iter());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || iter::from_fn(next).map(|(name, program)| (name, verify_one(name, program))).collect();
+    thread::scope(|scope| {
+        // This thread also takes programs, so loading goes on if no other thread can be started.
+        let others: Vec<_> =
+            (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let mut verified: Verified = work();
+        for thread in others {
+            verified.append(&mut thread.join().unwrap_or_else(|bug| panic::resume_unwind(bug)));
+        }
+        verified
+    })
+}
+
+/// The place of a program in the order of loading.
+fn rank(name: &str) -> usize {
+    SLOWEST_TO_VERIFY.iter().position(|slow| *slow == name).unwrap_or(SLOWEST_TO_VERIFY.len())
+}
+
+fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<OwnedFd, DatapathError> {
+    let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
+    let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
+    let fd = load_into_kernel(program).map_err(failed)?.as_fd().try_clone_to_owned();
+    fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
+}
+
+fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
+    if let Program::CgroupSockAddr(hook) = program {
+        hook.load()?;
+        return hook.fd();
+    }
+    if let Program::Xdp(xdp) = program {
+        xdp.load()?;
+        return xdp.fd();
+    }
+    let program: &mut SchedClassifier = program.try_into()?;
+    program.load()?;
+    program.fd()
+}
+
+/// The error and, if the verifier refused the program, the end of its log.
+fn explain(error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
+    let log = verifier_log.to_string();
+    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+    if tail.is_empty() { io_error.to_string() } else { format!("{io_error}\n  {}\n", tail.join("\n  ")) }
+}
