@@ -10,7 +10,7 @@ use tracing::info;
 
 use crate::{
     attach::{
-        announcer::AnnounceAttacher, attacher::Attacher, cleanup, clsact, sockets::SocketAttacher,
+        self, announcer::AnnounceAttacher, attacher::Attacher, cleanup, clsact, sockets::SocketAttacher,
         xdp::XdpAttacher,
     },
     bpf::{
@@ -73,7 +73,8 @@ impl Datapath {
         let lock = folder.lock()?;
         let mut handover = Handover::begin(&folder, &options.capacities)?;
         let capacities = handover.as_ref().map_or(options.capacities, Handover::capacities);
-        let Loaded { programs, logger } = loader::load(&folder, options, &capacities)?;
+        let of_devices = attach::programs_of_devices(options);
+        let Loaded { programs, logger } = loader::load(&folder, options, &capacities, &of_devices)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         let filter = Arc::new(Filter::open(&folder)?);
         filter.flows().prepare()?;

@@ -14,7 +14,6 @@ use aya_log::EbpfLogger;
 use tracing::warn;
 
 use crate::{
-    attach::{attacher, direction::Direction, xdp},
     bpf::{
         bpffs::{self, Folder},
         checksum::linked_object,
@@ -86,12 +85,13 @@ impl Constants {
     }
 }
 
-/// Creates the maps with these sizes or reuses pinned ones as they are; loads the programs that every node and the
-/// devices in the options need; pins both.
+/// Creates the maps with these sizes or reuses pinned ones as they are; loads the programs that every node needs, and
+/// `of_devices`, the programs of the devices in the options; pins both.
 pub(crate) fn load(
     folder: &Folder,
     options: &Options,
     capacities: &Capacities,
+    of_devices: &[&'static str],
 ) -> Result<Loaded, DatapathError> {
     let mut loader = prepare()?;
     let paths = MAPS.map(|spec| folder.map(spec.name));
@@ -106,7 +106,7 @@ pub(crate) fn load(
     let mut ebpf = loader.load(linked_object())?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
     let programs = Programs::new(folder.clone(), ebpf);
-    load_first(&programs, options)?;
+    load_first(&programs, options, of_devices)?;
     for name in ON_DEMAND.into_iter().filter(|name| !programs.has(name)) {
         // Removes the pin of an earlier agent's program. Devices keep running that program until they get another one.
         bpffs::unpin(&folder.programs().join(name))?;
@@ -114,16 +114,16 @@ pub(crate) fn load(
     Ok(Loaded { programs, logger })
 }
 
-/// Loads the programs that every node needs, and those of the devices in the options. If the kernel refuses a program
-/// of a device, attaching that program reports the error.
-fn load_first(programs: &Programs, options: &Options) -> Result<(), DatapathError> {
+/// Loads the programs that every node needs, and `of_devices`. If the kernel refuses a program of a device, attaching that
+/// program reports the error.
+fn load_first(
+    programs: &Programs,
+    options: &Options,
+    of_devices: &[&'static str],
+) -> Result<(), DatapathError> {
     let hooks = if options.sockets.is_some() { &SOCKET_HOOKS[..] } else { &[] };
     let needed = PROGRAMS.iter().copied().chain(hooks.iter().map(|hook| hook.program));
-    let of_devices = options.devices.iter().flat_map(|device| {
-        let xdp = xdp::modes(options.xdp, device).first().map(|mode| mode.program());
-        Direction::BOTH.map(|direction| attacher::program_of(device, direction)).into_iter().chain(xdp)
-    });
-    let names: Vec<&str> = needed.clone().chain(of_devices).collect();
+    let names: Vec<&str> = needed.clone().chain(of_devices.iter().copied()).collect();
     let mut loaded = programs.load(&names);
     needed.filter_map(|name| loaded.remove(name)).try_for_each(|program| program.map(drop))
 }
