@@ -8,7 +8,10 @@ use std::{
 };
 
 use lb_core::{
-    announce::advertisement::{Advertised, Advertisement},
+    announce::{
+        advertisement::{Advertised, Advertisement},
+        bgp,
+    },
     api,
     load_balancer::{Namespaces, PoolError, PoolUsage},
     model::{Change, ObjectName, Service},
@@ -77,6 +80,7 @@ pub struct Manifests {
     /// Why load balancers have no address, another one than requested, or one that is in no pool.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
+    bgp: bgp::Objects,
     /// [`Addresses::changes`] when requests of load balancers were last repeated.
     asked_at: u64,
     /// Load balancers whose requests must be repeated: all after a change of the pools, and those with fewer addresses
@@ -141,6 +145,7 @@ impl Manifests {
             refused: BTreeMap::new(),
             waiting: BTreeMap::new(),
             advertisements: BTreeMap::new(),
+            bgp: bgp::Objects::default(),
             ask_again: BTreeSet::new(),
             unused_pools: BTreeMap::new(),
             asked_at: 0,
@@ -173,7 +178,8 @@ impl Manifests {
     /// The advertisements of the folder, and the pools in use.
     pub fn advertised(&self) -> Advertised {
         let advertisements = self.advertisements.values().cloned().collect();
-        Advertised { advertisements, pools: self.addresses.pools().to_vec() }
+        let (bgp, pools) = (self.bgp.clone(), self.addresses.pools().to_vec());
+        Advertised { advertisements, bgp, pools }
     }
 
     /// Applies edits, at most one for each file; returns their effect.
@@ -359,7 +365,10 @@ impl Manifests {
                 {
                     self.ask_again.insert(key.clone());
                 }
-                Resource::Service(_) | Resource::Slices(_) | Resource::Advertisement(_) => {}
+                Resource::Service(_)
+                | Resource::Slices(_)
+                | Resource::Advertisement(_)
+                | Resource::Bgp(_) => {}
             }
         }
         let unused = self.addresses.set_pools(pools, Namespaces(namespaces));
@@ -427,6 +436,7 @@ impl Manifests {
             Resource::Advertisement(_) => {
                 self.advertisements.remove(key);
             }
+            Resource::Bgp(object) => self.bgp.remove(&key.name, object),
             Resource::Pool(_) | Resource::Namespace(_) => {}
         }
     }
@@ -446,6 +456,7 @@ impl Manifests {
             Resource::Advertisement(advertisement) => {
                 self.advertisements.insert(key.clone(), advertisement.clone());
             }
+            Resource::Bgp(object) => self.bgp.set(&key.name, object.clone()),
             Resource::Pool(_) | Resource::Namespace(_) => {}
         }
         self.objects.insert(key.clone(), known);
@@ -476,9 +487,7 @@ impl Manifests {
         let mut report = |severity, object: Option<&Key>, error: &FieldError| {
             let location = self.location(name, index);
             // An error in a pool, an advertisement or a namespace is a warning, because it hides no Service.
-            let hides_service = object.is_none_or(|key| {
-                !matches!(key.kind, Kind::IpAddressPool | Kind::L2Advertisement | Kind::Namespace)
-            });
+            let hides_service = object.is_none_or(|key| key.kind.defines_services());
             let severity = if hides_service { severity } else { Severity::Warning };
             let (object, field) = (object.map(Key::to_string), error.field.clone());
             let message = error.message_at(document.first_line);

@@ -2,14 +2,15 @@
 //!
 //! The agent reads the folder as `kubectl apply -f DIR` does: every `*.yaml`, `*.yml` and `*.json` file in it, without
 //! subfolders, with any number of documents. It uses `v1 Service`, `discovery.k8s.io/v1 EndpointSlice`, `v1 Endpoints`
-//! and lists of them, `metallb.io/v1beta1 IPAddressPool` and `L2Advertisement`, and the labels of `v1 Namespace`. It
-//! ignores objects of other kinds and hidden files.
+//! and lists of them, `IPAddressPool` and other kinds of MetalLB, and the labels of `v1 Namespace`. It ignores objects of other
+//! kinds, and hidden files.
 //!
 //! The agent replaces the API server: it applies the same defaults, rejects what the API server would reject, and
 //! allocates cluster IPs, node ports and the addresses of load balancers. An error affects only its own object, which
 //! stays in its last good state; after a restart that is the state of the kernel.
 
 mod addresses;
+mod bgp;
 mod condition;
 mod documents;
 mod file;

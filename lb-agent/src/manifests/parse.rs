@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
-    announce::advertisement::Advertisement,
+    announce::{advertisement::Advertisement, bgp},
     api::{self, ObjectMeta},
     convert::{self, Converted},
     load_balancer::{self, Labels, Pool},
@@ -14,7 +14,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
-use super::{addresses::field_error, condition::FieldError, schema, validate};
+use super::{addresses::field_error, bgp as bgp_kinds, condition::FieldError, schema, validate};
 
 /// Limit on events that aliases may replay within one document.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
@@ -27,16 +27,24 @@ pub(super) enum Kind {
     Endpoints,
     IpAddressPool,
     L2Advertisement,
+    BgpAdvertisement,
+    BgpPeer,
+    Community,
+    BfdProfile,
     Namespace,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 10] = [
         Self::Service,
         Self::EndpointSlice,
         Self::Endpoints,
         Self::IpAddressPool,
         Self::L2Advertisement,
+        Self::BgpAdvertisement,
+        Self::BgpPeer,
+        Self::Community,
+        Self::BfdProfile,
         Self::Namespace,
     ];
 
@@ -47,6 +55,10 @@ impl Kind {
             Self::Endpoints => "Endpoints",
             Self::IpAddressPool => "IPAddressPool",
             Self::L2Advertisement => "L2Advertisement",
+            Self::BgpAdvertisement => "BGPAdvertisement",
+            Self::BgpPeer => "BGPPeer",
+            Self::Community => "Community",
+            Self::BfdProfile => "BFDProfile",
             Self::Namespace => "Namespace",
         }
     }
@@ -55,8 +67,18 @@ impl Kind {
         match self {
             Self::Service | Self::Endpoints | Self::Namespace => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::IpAddressPool | Self::L2Advertisement => "metallb.io/v1beta1",
+            Self::IpAddressPool
+            | Self::L2Advertisement
+            | Self::BgpAdvertisement
+            | Self::Community
+            | Self::BfdProfile => "metallb.io/v1beta1",
+            Self::BgpPeer => "metallb.io/v1beta2",
         }
+    }
+
+    /// Whether a mistake in an object of this kind may hide a Service.
+    pub(super) const fn defines_services(self) -> bool {
+        matches!(self, Self::Service | Self::EndpointSlice | Self::Endpoints)
     }
 }
 
@@ -76,7 +98,11 @@ impl fmt::Display for Key {
             | Kind::EndpointSlice
             | Kind::Endpoints
             | Kind::IpAddressPool
-            | Kind::L2Advertisement => {
+            | Kind::L2Advertisement
+            | Kind::BgpAdvertisement
+            | Kind::BgpPeer
+            | Kind::Community
+            | Kind::BfdProfile => {
                 write!(f, "{kind} {}", self.name)
             }
         }
@@ -98,6 +124,8 @@ pub(super) enum Resource {
     Pool(Pool),
     /// Which pools are announced at layer 2.
     Advertisement(Advertisement),
+    /// What is announced by BGP, or to whom.
+    Bgp(bgp::Object),
     /// The labels of a namespace, by which pools select it.
     Namespace(Labels),
 }
@@ -106,14 +134,18 @@ impl Resource {
     pub(super) fn service(&self) -> Option<&api::Service> {
         match self {
             Self::Service(service) => Some(service),
-            Self::Slices(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Namespace(_) => None,
+            Self::Slices(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Bgp(_) | Self::Namespace(_) => {
+                None
+            }
         }
     }
 
     pub(super) fn slices(&self) -> Option<&Slices> {
         match self {
             Self::Slices(slices) => Some(slices),
-            Self::Service(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Namespace(_) => None,
+            Self::Service(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Bgp(_) | Self::Namespace(_) => {
+                None
+            }
         }
     }
 }
@@ -281,6 +313,10 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
         Kind::Endpoints => endpoints(value),
         Kind::IpAddressPool => pool(value),
         Kind::L2Advertisement => advertisement(value),
+        Kind::BgpAdvertisement => bgp_kinds::advertisement(value),
+        Kind::BgpPeer => bgp_kinds::peer(value),
+        Kind::Community => bgp_kinds::communities(value),
+        Kind::BfdProfile => bgp_kinds::profile(value, &mut warnings),
         Kind::Namespace => namespace_labels(value),
     };
     let resource = resource.map(Arc::new).map_err(|errors| under(prefix, errors));
@@ -354,7 +390,9 @@ fn under(prefix: &str, mut errors: Vec<FieldError>) -> Vec<FieldError> {
 /// Reads the object as a `T`, after checking the whole of it against `Schema`, which has all fields of the kind. An
 /// unknown field is an error, as for `kubectl apply`: a typo must not count as an absent field, because a Service
 /// without endpoints would be the result.
-fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(value: &Value) -> Result<T, Vec<FieldError>> {
+pub(super) fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(
+    value: &Value,
+) -> Result<T, Vec<FieldError>> {
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(value, &mut track);
     let mut unknown = Vec::new();

@@ -5,21 +5,18 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use crate::{
     api,
     convert::{ConvertError, Object, object_name},
-    load_balancer::{Labels, Pool, Selector},
+    load_balancer::{Labels, Pool},
     model::ObjectName,
 };
+
+use super::{bgp::Objects, scope::Scope};
 
 /// Which pools are announced, by which nodes, on which devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advertisement {
     /// Namespace and name of the object.
     pub name: ObjectName,
-    /// `spec.ipAddressPools`: names of pools.
-    pools: BTreeSet<String>,
-    /// `spec.ipAddressPoolSelectors`
-    pool_selectors: Vec<Selector>,
-    /// `spec.nodeSelectors`: one of them must select the node, if there are any.
-    node_selectors: Vec<Selector>,
+    scope: Scope,
     /// `spec.interfaces`: names of devices; empty for all.
     pub interfaces: BTreeSet<String>,
 }
@@ -27,8 +24,10 @@ pub struct Advertisement {
 /// The advertisements and the pools, which together determine the announced addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Advertised {
-    /// The valid advertisements.
+    /// The valid advertisements at layer 2.
     pub advertisements: Vec<Advertisement>,
+    /// What is announced by BGP, and to whom.
+    pub bgp: Objects,
     /// The pools in use.
     pub pools: Vec<Pool>,
 }
@@ -53,33 +52,24 @@ impl Advertisement {
                 return Err(object.error(format!("spec.{field}"), why.to_owned()));
             }
         }
-        let selectors = |list: &Option<Vec<api::LabelSelector>>, name: &str| {
-            let one = |(index, selector)| {
-                Selector::new(selector)
-                    .map_err(|(field, why)| object.error(format!("spec.{name}[{index}].{field}"), why))
-            };
-            list.iter().flatten().enumerate().map(one).collect::<Result<Vec<_>, _>>()
-        };
-        let names = |list: &Option<Vec<String>>| list.iter().flatten().cloned().collect();
-        Ok(Self {
-            pools: names(&spec.ip_address_pools),
-            pool_selectors: selectors(&spec.ip_address_pool_selectors, "ipAddressPoolSelectors")?,
-            node_selectors: selectors(&spec.node_selectors, "nodeSelectors")?,
-            interfaces: names(&spec.interfaces),
-            name,
-        })
+        let scope = Scope::new(
+            &object,
+            spec.ip_address_pools.as_deref(),
+            spec.ip_address_pool_selectors.as_deref(),
+            spec.node_selectors.as_deref(),
+        )?;
+        let interfaces = spec.interfaces.iter().flatten().cloned().collect();
+        Ok(Self { scope, interfaces, name })
     }
 
     /// Whether the advertisement covers the pool: it names or selects the pool, or neither names nor selects any.
     pub fn covers(&self, pool: &Pool) -> bool {
-        let all = self.pools.is_empty() && self.pool_selectors.is_empty();
-        all || self.pools.contains(&*pool.name)
-            || self.pool_selectors.iter().any(|selector| selector.selects(&pool.labels))
+        self.scope.covers(pool)
     }
 
     /// Whether a node with these labels announces.
     pub fn selects_node(&self, labels: &Labels) -> bool {
-        self.node_selectors.is_empty() || self.node_selectors.iter().any(|selector| selector.selects(labels))
+        self.scope.selects_node(labels)
     }
 }
 

@@ -1,6 +1,7 @@
-//! Which node announces which address of a load balancer at layer 2, on which devices.
+//! Which node announces which address of a load balancer: at layer 2, on which devices, or by BGP, to which routers.
 //!
 //! ```text
+//! scope          which pools an advertisement announces, from which nodes
 //! advertisement  MetalLB's L2Advertisement: which pools are announced, by which nodes, on which devices
 //! holders        the Services that have each address, and the nodes with endpoints
 //! cluster        the nodes of a cluster as members that share addresses
@@ -8,16 +9,19 @@
 //! schedule       when an announcement is repeated
 //! voters         the members that grant the right to announce, while nodes come and go
 //! lease          the right to announce, for nodes that share addresses
+//! bgp            the routes that a node offers, and the configuration of its BGP daemon
 //! ```
 //!
-//! An election is a proposal: nodes see changes at different times. Only the right to announce makes a node answer.
+//! At layer 2 an election is a proposal: nodes see changes at different times. Only the right to announce makes a node answer.
 
 pub mod advertisement;
+pub mod bgp;
 pub mod cluster;
 pub mod election;
 pub mod holders;
 pub mod lease;
 pub mod schedule;
+mod scope;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

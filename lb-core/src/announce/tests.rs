@@ -35,6 +35,7 @@ fn advertised(specs: &[Value]) -> Advertised {
     Advertised {
         advertisements: specs.iter().map(|spec| advertisement("a", spec.clone()).unwrap()).collect(),
         pools: vec![pool("one", "192.0.2.0/28", &[("zone", "a")]), pool("two", "2001:db8::/120", &[])],
+        ..Advertised::default()
     }
 }
 

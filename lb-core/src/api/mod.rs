@@ -12,6 +12,7 @@
 
 mod defaults;
 mod metallb;
+mod metallb_bgp;
 mod tolerant;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,10 @@ use serde::Deserialize;
 pub use self::metallb::{
     IpAddressPool, IpAddressPoolSpec, L2Advertisement, L2AdvertisementSpec, LabelSelector,
     LabelSelectorRequirement, ServiceAllocation,
+};
+pub use self::metallb_bgp::{
+    BfdProfile, BfdProfileSpec, BgpAdvertisement, BgpAdvertisementSpec, BgpPeer, BgpPeerSpec, Community,
+    CommunityAlias, CommunitySpec,
 };
 
 /// `metadata` of any object.

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 
 use crate::{
     family::Family,
@@ -69,6 +69,24 @@ impl AddressRange {
         // Below `end`, one address in each 256 has the value.
         let below = |end: u128| (end + 255 - u128::from(value)) / 256;
         below(self.last + 1) - below(self.first)
+    }
+
+    /// The fewest networks that make up the range, lowest first.
+    pub fn networks(&self) -> impl Iterator<Item = IpNet> + use<> {
+        let (first, last) = (self.first(), self.last());
+        let v4 = if let (IpAddr::V4(first), IpAddr::V4(last)) = (first, last) {
+            Some((first, last))
+        } else {
+            None
+        };
+        let v6 = if let (IpAddr::V6(first), IpAddr::V6(last)) = (first, last) {
+            Some((first, last))
+        } else {
+            None
+        };
+        let v4 = v4.into_iter().flat_map(|(first, last)| Ipv4Subnets::new(first, last, 0)).map(IpNet::from);
+        let v6 = v6.into_iter().flat_map(|(first, last)| Ipv6Subnets::new(first, last, 0)).map(IpNet::from);
+        v4.chain(v6)
     }
 
     /// All addresses, lowest first.
@@ -140,6 +158,21 @@ mod tests {
             assert_eq!((range.addresses().count(), range.addresses().next()), (size, Some(first)), "{text}");
             assert_eq!(range.addresses().last(), Some(last), "{text}");
             assert!(range.contains(first) && range.contains(last), "{text}");
+        }
+    }
+
+    #[test]
+    fn networks_make_up_the_range() {
+        for (text, networks) in [
+            ("192.0.2.0/24", "192.0.2.0/24"),
+            ("192.0.2.10-192.0.2.20", "192.0.2.10/31 192.0.2.12/30 192.0.2.16/30 192.0.2.20/32"),
+            ("2001:db8::1-2001:db8::4", "2001:db8::1/128 2001:db8::2/127 2001:db8::4/128"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("::/0", "::/0"),
+        ] {
+            let range: AddressRange = text.parse().unwrap();
+            let found: Vec<String> = range.networks().map(|network| network.to_string()).collect();
+            assert_eq!(found.join(" "), networks);
         }
     }
 

@@ -10,6 +10,7 @@ use lb_core::{
 
 use super::{Content, Edit, Manifests, ManifestsOptions, Update};
 
+mod bgp;
 mod edits;
 mod follow;
 mod pools;

@@ -1,0 +1,43 @@
+//! MetalLB's kinds for BGP.
+
+use lb_core::{
+    announce::bgp::{BfdProfile, BgpAdvertisement, Community, Object, Peer},
+    api,
+    convert::ConvertError,
+};
+use serde_json::Value;
+
+use super::{
+    addresses::field_error,
+    condition::FieldError,
+    parse::{Resource, typed},
+    schema,
+};
+
+type Read = Result<Resource, Vec<FieldError>>;
+
+pub(super) fn advertisement(value: &Value) -> Read {
+    let advertisement: api::BgpAdvertisement = typed::<schema::BgpAdvertisement, _>(value)?;
+    BgpAdvertisement::new(&advertisement).map(|it| Resource::Bgp(Object::Advertisement(it))).map_err(refused)
+}
+
+pub(super) fn peer(value: &Value) -> Read {
+    let peer: api::BgpPeer = typed::<schema::BgpPeer, _>(value)?;
+    Peer::new(&peer).map(|it| Resource::Bgp(Object::Peer(Box::new(it)))).map_err(refused)
+}
+
+pub(super) fn communities(value: &Value) -> Read {
+    let community: api::Community = typed::<schema::Community, _>(value)?;
+    Community::names(&community).map(|it| Resource::Bgp(Object::Communities(it))).map_err(refused)
+}
+
+pub(super) fn profile(value: &Value, warnings: &mut Vec<FieldError>) -> Read {
+    let profile: api::BfdProfile = typed::<schema::BfdProfile, _>(value)?;
+    let (profile, ignored) = BfdProfile::new(&profile).map_err(refused)?;
+    warnings.extend(ignored.into_iter().map(field_error));
+    Ok(Resource::Bgp(Object::Profile(profile)))
+}
+
+fn refused(error: ConvertError) -> Vec<FieldError> {
+    vec![field_error(error)]
+}

@@ -1,0 +1,325 @@
+//! MetalLB's `BGPPeer` and `BFDProfile`.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU32,
+    ops::RangeInclusive,
+    time::Duration,
+};
+
+use super::super::scope::Nodes;
+use crate::{
+    api,
+    convert::{ConvertError, Object, object_name},
+    ip::parse_ip,
+    load_balancer::Labels,
+    model::ObjectName,
+    rules::NO_IP,
+};
+
+/// The hold time of MetalLB's own daemon, in seconds.
+const HOLD: u64 = 90;
+/// The port of BGP.
+const PORT: u16 = 179;
+/// The longest name of a protocol in BIRD is 63 bytes.
+const MAX_NAME: usize = 63;
+
+/// A router that learns routes from nodes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Namespace and name of the object.
+    pub name: ObjectName,
+    nodes: Nodes,
+    pub(super) local_asn: NonZeroU32,
+    pub(super) remote_asn: RemoteAsn,
+    pub(super) address: IpAddr,
+    pub(super) port: u16,
+    pub(super) source: Option<IpAddr>,
+    /// Seconds; 0 for sessions that never expire.
+    pub(super) hold: u64,
+    pub(super) keepalive: u64,
+    /// Seconds between two attempts to connect.
+    pub(super) connect: u64,
+    pub(super) router_id: Option<Ipv4Addr>,
+    password: Option<String>,
+    pub(super) bfd_profile: Option<String>,
+    pub(super) graceful_restart: bool,
+    pub(super) multihop: bool,
+    /// Whether the router must be in a network of the node: BFD over several hops needs a source address.
+    pub(super) direct: bool,
+    pub(super) vrf: Option<String>,
+    /// Whether the session carries routes of both families.
+    pub(super) both_families: bool,
+}
+
+/// Which AS the router must be of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RemoteAsn {
+    Number(NonZeroU32),
+    Internal,
+    External,
+}
+
+/// How the failure of a router is detected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BfdProfile {
+    /// Milliseconds.
+    pub(super) receive: u32,
+    /// Milliseconds.
+    pub(super) transmit: u32,
+    pub(super) multiplier: u32,
+    pub(super) passive: bool,
+}
+
+/// Never shows the password.
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("name", &self.name)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Peer {
+    /// Reads a peer.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid field, or one that BIRD cannot express.
+    pub fn new(peer: &api::BgpPeer) -> Result<Self, ConvertError> {
+        let name = object_name("BGPPeer", &peer.metadata)?;
+        let object = Object::new("BGPPeer", &name);
+        let spec = &peer.spec;
+        if name.to_string().len() > MAX_NAME {
+            let why =
+                format!("with its namespace, the name must be no more than {} characters", MAX_NAME - 1);
+            return Err(object.invalid("metadata.name", &*name.name, &why));
+        }
+        refuse_unsupported(&object, spec)?;
+        let address = spec.peer_address.as_deref().unwrap_or_default();
+        let address = parse_ip(address).ok_or_else(|| object.invalid("spec.peerAddress", address, NO_IP))?;
+        let (local_asn, remote_asn) = autonomous_systems(&object, spec)?;
+        let (hold, keepalive) = timers(&object, spec)?;
+        let multihop = spec.ebgp_multi_hop.unwrap_or(false);
+        let is_internal =
+            matches!(remote_asn, RemoteAsn::Internal) || remote_asn == RemoteAsn::Number(local_asn);
+        if multihop && is_internal {
+            return Err(object
+                .error("spec.ebgpMultiHop", "Invalid value: true: the peer is of the same AS".to_owned()));
+        }
+        let source = source(&object, spec, address)?;
+        let bfd_profile = spec.bfd_profile.clone().filter(|name| !name.is_empty());
+        if multihop && bfd_profile.is_some() && source.is_none() {
+            return Err(object.required("spec.sourceAddress", "BIRD needs it for BFD over several hops"));
+        }
+        let port = spec.peer_port.unwrap_or(PORT.into());
+        Ok(Self {
+            nodes: Nodes::new(&object, spec.node_selectors.as_deref())?,
+            local_asn,
+            remote_asn,
+            port: number(&object, "spec.peerPort", port, 1..=65535)?,
+            source,
+            address,
+            hold,
+            keepalive,
+            connect: seconds(&object, "spec.connectTime", spec.connect_time.as_deref())?
+                .unwrap_or(120)
+                .clamp(1, 65535),
+            router_id: router_id(&object, spec)?,
+            password: password(&object, spec)?,
+            // BIRD takes sessions within an AS for multihop ones.
+            direct: is_internal && bfd_profile.is_some() && source.is_none(),
+            bfd_profile,
+            graceful_restart: spec.enable_graceful_restart.unwrap_or(false),
+            multihop,
+            vrf: vrf(&object, spec)?,
+            both_families: spec.dual_stack_address_family.unwrap_or(false),
+            name,
+        })
+    }
+
+    /// Whether a node with these labels connects to the router.
+    pub fn selects_node(&self, labels: &Labels) -> bool {
+        self.nodes.select(labels)
+    }
+
+    pub(super) fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+}
+
+fn refuse_unsupported(object: &Object, spec: &api::BgpPeerSpec) -> Result<(), ConvertError> {
+    let refuse = |field: &str, why: &str| Err(object.error(field, format!("not supported: {why}")));
+    if spec.interface.as_ref().is_some_and(|name| !name.is_empty()) {
+        return refuse("spec.interface", "give the router's address in spec.peerAddress");
+    }
+    if spec.password_secret.as_ref().is_some_and(|secret| secret.get("name").is_some_and(|name| name != "")) {
+        return refuse("spec.passwordSecret", "the agent reads no Secrets; give spec.password");
+    }
+    Ok(())
+}
+
+fn autonomous_systems(
+    object: &Object,
+    spec: &api::BgpPeerSpec,
+) -> Result<(NonZeroU32, RemoteAsn), ConvertError> {
+    let asn = |field: &str, given: i64| {
+        let asn = u32::try_from(given).ok().and_then(NonZeroU32::new);
+        asn.ok_or_else(|| object.invalid(field, given, "must be from 1 to 4294967295"))
+    };
+    let of_node = asn("spec.myASN", spec.my_asn.unwrap_or(0))?;
+    let local =
+        spec.local_asn.filter(|asn| *asn != 0).map(|given| asn("spec.localASN", given)).transpose()?;
+    let number = spec.peer_asn.filter(|asn| *asn != 0);
+    let dynamic = spec.dynamic_asn.as_deref().filter(|text| !text.is_empty());
+    let remote = match (number, dynamic) {
+        (Some(number), None) => RemoteAsn::Number(asn("spec.peerASN", number)?),
+        (None, Some("internal")) => RemoteAsn::Internal,
+        (None, Some("external")) => RemoteAsn::External,
+        (None, Some(other)) => {
+            return Err(object.unsupported("spec.dynamicASN", other, &["external", "internal"]));
+        }
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(object.required("spec.peerASN", "give either spec.peerASN or spec.dynamicASN"));
+        }
+    };
+    Ok((local.unwrap_or(of_node), remote))
+}
+
+/// Hold and keepalive time in seconds: one alone gives the other, by a factor of three.
+fn timers(object: &Object, spec: &api::BgpPeerSpec) -> Result<(u64, u64), ConvertError> {
+    let hold = seconds(object, "spec.holdTime", spec.hold_time.as_deref())?;
+    let keepalive = seconds(object, "spec.keepaliveTime", spec.keepalive_time.as_deref())?;
+    let hold = hold.or_else(|| keepalive.map(|keepalive| keepalive * 3)).unwrap_or(HOLD);
+    if hold != 0 && !(3..=65535).contains(&hold) {
+        return Err(object.invalid("spec.holdTime", hold, "must be 0, or from 3 to 65535 seconds"));
+    }
+    let keepalive = keepalive.unwrap_or(hold / 3);
+    if keepalive > hold || (keepalive == 0 && hold != 0) {
+        let why = "must be at least 1 second, and not longer than the hold time";
+        return Err(object.invalid("spec.keepaliveTime", keepalive, why));
+    }
+    Ok((hold, keepalive))
+}
+
+fn seconds(object: &Object, field: &str, text: Option<&str>) -> Result<Option<u64>, ConvertError> {
+    let Some(text) = text else { return Ok(None) };
+    match duration(text) {
+        Some(duration) if duration.subsec_nanos() == 0 => Ok(Some(duration.as_secs())),
+        Some(_) | None => {
+            Err(object.invalid(field, text, "must be a duration of whole seconds, such as 90s or 1m30s"))
+        }
+    }
+}
+
+/// Parses a duration as Go writes it, without fractions: `1m30s`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut sum = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let (number, after) = rest.split_at(digits);
+        let units = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+        let (unit, after) = after.split_at(units);
+        let milliseconds: u64 = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return None,
+        };
+        sum =
+            sum.checked_add(Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(milliseconds)?))?;
+        rest = after;
+    }
+    (!text.is_empty()).then_some(sum)
+}
+
+fn source(object: &Object, spec: &api::BgpPeerSpec, peer: IpAddr) -> Result<Option<IpAddr>, ConvertError> {
+    let field = "spec.sourceAddress";
+    let Some(text) = spec.source_address.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
+    let source = parse_ip(text).ok_or_else(|| object.invalid(field, text, NO_IP))?;
+    if source.is_ipv4() != peer.is_ipv4() {
+        return Err(object.invalid(field, text, "must be of the family of spec.peerAddress"));
+    }
+    Ok(Some(source))
+}
+
+fn router_id(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Ipv4Addr>, ConvertError> {
+    let Some(text) = spec.router_id.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
+    let id = text.parse::<Ipv4Addr>().ok().filter(|id| !id.is_unspecified());
+    id.map(Some)
+        .ok_or_else(|| object.invalid("spec.routerID", text, "must be an IPv4 address other than 0.0.0.0"))
+}
+
+/// BIRD has no escapes in texts. Errors never show the password.
+fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<String>, ConvertError> {
+    let password = spec.password.as_deref().filter(|password| !password.is_empty());
+    if password.is_some_and(|password| !is_text(password) || password.len() > 80) {
+        let why = "Invalid value: must have at most 80 bytes, no quotation marks and no control characters";
+        return Err(object.error("spec.password", why.to_owned()));
+    }
+    Ok(password.map(str::to_owned))
+}
+
+fn vrf(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<String>, ConvertError> {
+    let vrf = spec.vrf.as_deref().filter(|vrf| !vrf.is_empty());
+    match vrf.filter(|vrf| !is_text(vrf) || vrf.len() > 15) {
+        Some(vrf) => Err(object.invalid("spec.vrf", vrf, "must be the name of a device")),
+        None => Ok(vrf.map(str::to_owned)),
+    }
+}
+
+/// Whether BIRD can read the text between quotation marks.
+fn is_text(text: &str) -> bool {
+    !text.chars().any(|c| c == '"' || c.is_control())
+}
+
+fn number<T: TryFrom<i64>>(
+    object: &Object,
+    field: &str,
+    given: i64,
+    range: RangeInclusive<i64>,
+) -> Result<T, ConvertError> {
+    let found = range.contains(&given).then(|| T::try_from(given).ok()).flatten();
+    let why = || format!("must be from {} to {}", range.start(), range.end());
+    found.ok_or_else(|| object.invalid(field, given, &why()))
+}
+
+impl BfdProfile {
+    /// Reads a profile, and which of its fields have no effect.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid field.
+    pub fn new(profile: &api::BfdProfile) -> Result<(Self, Vec<ConvertError>), ConvertError> {
+        let object = Object::new("BFDProfile", &object_name("BFDProfile", &profile.metadata)?);
+        let spec = &profile.spec;
+        let milliseconds = |given: Option<i64>, field: &str| {
+            number(&object, &format!("spec.{field}"), given.unwrap_or(300), 10..=60_000)
+        };
+        let read = Self {
+            receive: milliseconds(spec.receive_interval, "receiveInterval")?,
+            transmit: milliseconds(spec.transmit_interval, "transmitInterval")?,
+            multiplier: number(
+                &object,
+                "spec.detectMultiplier",
+                spec.detect_multiplier.unwrap_or(3),
+                2..=255,
+            )?,
+            passive: spec.passive_mode.unwrap_or(false),
+        };
+        let without_effect = [
+            ("spec.echoMode", spec.echo_mode == Some(true), "BIRD has no echo mode"),
+            (
+                "spec.minimumTtl",
+                spec.minimum_ttl.is_some_and(|ttl| ttl != 254),
+                "BIRD checks no TTL over several hops",
+            ),
+        ];
+        let ignored = without_effect.into_iter().filter(|(_, given, _)| *given);
+        Ok((read, ignored.map(|(field, _, why)| object.error(field, format!("ignored: {why}"))).collect()))
+    }
+}
