@@ -63,6 +63,7 @@ pub use self::{
     },
     net::{
         announce_socket::AnnounceSocket,
+        announced_routes::AnnouncedRoutes,
         catch::{CATCH_DEVICE, CatchDevice},
         devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
         network::{DefaultRoute, Link, LinkAddress, Network, device_name},

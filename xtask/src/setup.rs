@@ -17,7 +17,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 11] = [
+pub(crate) const TOOLS: [(&str, &str); 15] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -29,6 +29,10 @@ pub(crate) const TOOLS: [(&str, &str); 11] = [
     ("bpftool", "bpftool"),
     ("nsenter", "util-linux"),
     ("tmux", "tmux"),
+    ("curl", "curl"),
+    ("bird", "bird2"),
+    ("birdc", "bird2"),
+    ("vtysh", "frr"),
 ];
 /// Further programs that `cargo xtask vm` runs, with their packages.
 pub(crate) const VM_TOOLS: [(&str, &str); 8] = [

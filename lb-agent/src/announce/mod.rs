@@ -10,6 +10,7 @@
 //! The programs answer until a record's deadline. Without other members a record has no deadline, so the programs also
 //! answer while no agent runs.
 
+pub mod bgp;
 mod devices;
 mod frames;
 mod held;

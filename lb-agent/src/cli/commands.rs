@@ -29,6 +29,26 @@ pub enum AnnounceCommand {
         #[arg(short, long, value_name = "FORMAT", default_value = "table")]
         output: TableOrJson,
     },
+    /// List the routes by which this node announces load balancers' addresses to its BGP daemon
+    Routes {
+        /// Output format
+        #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+        output: TableOrJson,
+    },
+    /// Print the configuration of BIRD that the agent makes from BGPPeers and BGPAdvertisements, without passwords
+    BirdConfig,
+    /// Remove the routes if the agent hangs or dies; runs until a signal ends it
+    ///
+    /// Routes outlive the agent that wrote them, and BGP daemons go on announcing them. Run this beside the agent, in the same
+    /// network namespace, as a service or container of its own. It needs CAP_NET_ADMIN.
+    Fence {
+        /// Routing table of the agent
+        #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]
+        announce_table: u32,
+        /// Seconds after the last sign of life of the agent; longer than its restart takes
+        #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
+        lifetime: u64,
+    },
 }
 
 /// Arguments of `explain`.

@@ -44,7 +44,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show the state of the agent, attached programs, map fill and packet counters
     Status(StatusArgs),
-    /// Show the addresses that nodes announce at layer 2
+    /// Show the addresses that nodes announce, at layer 2 and by BGP
     #[command(subcommand)]
     Announce(AnnounceCommand),
     /// Show the Services that the kernel holds

@@ -137,6 +137,16 @@ settings! {
         /// `single`, neither [default: availability]
         "announce-prefer" "LB_AGENT_ANNOUNCE_PREFER" "announcePrefer"
         announce_prefer: Option<AnnouncePrefer> | Option<AnnouncePrefer>, (value_name = "WHAT");
+        /// Routing table in which each load balancer's address that a BGPAdvertisement announces from this node stands as a route,
+        /// for a BGP daemon on the node [default: none: nothing is announced by BGP]
+        "announce-table" "LB_AGENT_ANNOUNCE_TABLE" "announceTable"
+        announce_table: Option<u32> | Option<u32>, (value_name = "NUMBER");
+        /// Configuration file of BIRD 2, which the agent writes from BGPPeers and BGPAdvertisements [default: none]
+        "bird-config" "LB_AGENT_BIRD_CONFIG" "birdConfig"
+        bird_config: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
+        /// Control socket of BIRD, by which the agent makes it read the file [default: /run/bird/bird.ctl]
+        "bird-socket" "LB_AGENT_BIRD_SOCKET" "birdSocket"
+        bird_socket: Option<PathBuf> | Option<PathBuf>, (value_name = "PATH");
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
         "detect-local-mode" "LB_AGENT_DETECT_LOCAL_MODE" "detectLocalMode"
         detect_local_mode: Option<DetectLocalMode> | Option<DetectLocalMode>, (value_name = "MODE");
@@ -435,7 +445,7 @@ mod tests {
         match (possible.first(), arg.get_long().unwrap()) {
             (Some(first), _) => first.get_name().to_owned(),
             (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
-            (None, "syn-retries" | "announce-port") => "2".to_owned(),
+            (None, "syn-retries" | "announce-port" | "announce-table") => "2".to_owned(),
             (None, "masquerade-all" | "load-balancer-controller" | "announce") => "true".to_owned(),
             (None, _) => "x".to_owned(),
         }

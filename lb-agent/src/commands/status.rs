@@ -461,6 +461,7 @@ mod tests {
     fn report() -> Report {
         Report {
             announcements: Vec::new(),
+            bgp: None,
             pid: 17,
             version: "0.1.0".into(),
             node_name: "a".into(),

@@ -23,7 +23,10 @@ use super::{
     error::{ConfigError, refused},
 };
 use crate::{
-    announce::Member,
+    announce::{
+        Member,
+        bgp::{BirdPaths, Options as BgpOptions},
+    },
     cli::{self, AnnouncePrefer, BpfLog, DetectLocalMode, Xdp},
     kubernetes::ApiServer,
     node::{DetectLocal, NodePortAddresses},
@@ -33,6 +36,8 @@ use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 /// Default ports of kube-proxy.
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
+/// The control socket of BIRD in Debian.
+const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
 
@@ -244,6 +249,31 @@ pub(super) fn announce(
     };
     let port = announce_port(nodes, key_file.as_ref(), source)?;
     Ok(AnnounceConfig { members, port, key_file, prefer })
+}
+
+/// `--announce-table`, and the files of BIRD that need it.
+pub(super) fn announce_by_bgp(
+    table: Option<u32>,
+    file: Option<PathBuf>,
+    socket: Option<PathBuf>,
+    source: &Source,
+) -> Result<Option<BgpOptions>, ConfigError> {
+    let Some(table) = table else {
+        return match file {
+            Some(file) => Err(refused("--bird-config", file.display(), "it needs --announce-table")),
+            None => Ok(None),
+        };
+    };
+    if let Source::ApiServer(_) = source {
+        let why = "it is for --manifests: only from there does the agent announce by BGP";
+        return Err(refused("--announce-table", table, why));
+    }
+    if matches!(table, 0 | 253..=255) {
+        let why = "the kernel uses this table: give a number from 1 to 252, or a greater one than 255";
+        return Err(refused("--announce-table", table, why));
+    }
+    let socket = socket.unwrap_or_else(|| BIRD_SOCKET.into());
+    Ok(Some(BgpOptions { table, bird: file.map(|file| BirdPaths { file, socket }) }))
 }
 
 /// Parses networks and drops their host bits. Ignores empty strings, which the configuration files of kube-proxy may

@@ -74,6 +74,7 @@ impl Config {
         let key_file = self.announce.key_file.as_deref().map(|file| file.display().to_string());
         let members: Vec<String> =
             self.announce.members.iter().map(|(name, address)| format!("{name}={address}")).collect();
+        let bird = self.bgp.as_ref().and_then(|bgp| bgp.bird.as_ref());
         let prefer = match self.announce.prefer {
             Prefer::Availability => "availability",
             Prefer::Single => "single",
@@ -89,6 +90,9 @@ impl Config {
             ("announce-member", members.join(",")),
             ("announce-key-file", key_file.unwrap_or_default()),
             ("announce-prefer", prefer.to_owned()),
+            ("announce-table", self.bgp.as_ref().map(|bgp| bgp.table.to_string()).unwrap_or_default()),
+            ("bird-config", bird.map(|bird| bird.file.display().to_string()).unwrap_or_default()),
+            ("bird-socket", bird.map(|bird| bird.socket.display().to_string()).unwrap_or_default()),
             ("detect-local-mode", mode.to_owned()),
             ("cluster-cidr", cidrs),
             ("pod-bridge-interface", bridge),

@@ -26,13 +26,14 @@ use lb_core::{announce::lease::Prefer, model::Policy, north_south::NorthSouthMod
 
 pub use self::error::ConfigError;
 use self::{check::Detect, error::refused, file::File};
+use crate::{
+    announce::bgp,
+    cli::{KernelArgs, List, LogFormat, RunArgs},
+    kubernetes::ApiServer,
+};
 pub use crate::{
     cli::{DsrEncapsulation, ServiceMetrics, SocketLb},
     node::{DetectLocal, NodePortAddresses},
-};
-use crate::{
-    cli::{KernelArgs, List, LogFormat, RunArgs},
-    kubernetes::ApiServer,
 };
 use lb_datapath::{BpfLogLevel, Capacities, DEFAULT_MASQUERADE_PORTS, DevicePatterns, Forwarding, XdpOption};
 
@@ -78,6 +79,8 @@ pub struct Config {
     pub load_balancer_controller: bool,
     /// The members that share load balancers' addresses.
     pub announce: AnnounceConfig,
+    /// How load balancers' addresses are announced by BGP; `None` if they are not.
+    pub bgp: Option<bgp::Options>,
     /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
     /// Whether every client of a cluster IP is masqueraded.
@@ -224,6 +227,12 @@ impl Config {
                 run.announce_prefer.or(file.announce_prefer),
                 &source,
                 &node_name,
+            )?,
+            bgp: check::announce_by_bgp(
+                run.announce_table.or(file.announce_table),
+                run.bird_config.or(file.bird_config),
+                run.bird_socket.or(file.bird_socket),
+                &source,
             )?,
             source,
             node_name,

@@ -313,6 +313,29 @@ fn configz_has_the_settings_in_force_and_parses_as_a_file() {
 }
 
 #[test]
+fn announced_routes_have_a_table_of_their_own() {
+    let run = |table| RunArgs { announce_table: table, bird_config: Some("/lb.conf".into()), ..minimal() };
+    let bgp = Config::new(KernelArgs::default(), run(Some(1080))).unwrap().bgp.unwrap();
+    let bird = bgp.bird.unwrap();
+    assert_eq!(
+        (bgp.table, bird.file.to_str(), bird.socket.to_str()),
+        (1080, Some("/lb.conf"), Some("/run/bird/bird.ctl"))
+    );
+    assert!(refusal(KernelArgs::default(), run(None)).contains("--announce-table"));
+    for table in [0, 254, 255] {
+        assert!(
+            refusal(KernelArgs::default(), run(Some(table))).contains("the kernel uses this table"),
+            "{table}"
+        );
+    }
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    let cluster =
+        RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..run(Some(1080)) };
+    assert!(refusal(KernelArgs::default(), cluster).contains("--manifests"));
+    assert_eq!(Config::new(KernelArgs::default(), minimal()).unwrap().bgp, None);
+}
+
+#[test]
 fn members_need_a_key_and_this_node() {
     let run = |node: &str, key: Option<&str>| RunArgs {
         node_name: Some(node.into()),

@@ -40,7 +40,7 @@ use tracing::{info, warn};
 
 pub use self::config_file::ConfigFile;
 use self::tasks::{StopSignals, Tasks};
-use crate::{config::Config, host_rules, leftovers};
+use crate::{announce::bgp, config::Config, host_rules, leftovers};
 
 /// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
@@ -98,5 +98,7 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
         warn!("not all that this node announces or leads is handed over: the others wait until it expires");
     }
     socket::unbind(&bpffs);
-    result
+    result?;
+    tasks.stop().await;
+    bgp::withdraw(config.bgp.as_ref())
 }

@@ -36,7 +36,10 @@ use super::{
     writer::{Listeners, Writer},
 };
 use crate::{
-    announce::{self, Announcer, HolderMap, Key, Members, Who},
+    announce::{
+        self, Announcer, HolderMap, Key, Members, Who,
+        bgp::{self, RouteAnnouncer},
+    },
     cli::{DsrEncapsulation, SocketLb},
     config::{AnnounceConfig, Config, Source},
     health::{self, Checks, Servers},
@@ -46,8 +49,8 @@ use crate::{
     zpages::{self, About},
 };
 use lb_datapath::{
-    BpfLogger, CatchDevice, Datapath, Network, Options, SocketOptions, SocketScope, Stats, UnreachableRoutes,
-    cgroup_root, detect_devices,
+    AnnouncedRoutes, BpfLogger, CatchDevice, Datapath, Network, Options, SocketOptions, SocketScope, Stats,
+    UnreachableRoutes, cgroup_root, detect_devices,
 };
 
 /// Batches of changes that may wait for the writer.
@@ -240,6 +243,12 @@ fn spawn(
         senders.events.try_send(event)?;
     }
     tasks.spawn("node", node.run(facts, senders.events.clone()));
+    let by_bgp = bgp::Sources {
+        advertised: receivers.advertised.clone(),
+        holders: receivers.holders.clone(),
+        synchronised: receivers.synchronised.clone(),
+        node: receivers.node_info.clone(),
+    };
     let announced = announce::Sources {
         advertised: receivers.advertised,
         cluster: receivers.cluster,
@@ -249,6 +258,7 @@ fn spawn(
         stop: stop.subscribe(),
     };
     spawn_announcer(&config, &opened, announced, senders.proposals, tasks)?;
+    spawn_route_announcer(&config, &opened, by_bgp, tasks)?;
     let policy = config.policy();
     let from_api_server = (senders.node_info, senders.service_cidrs);
     let announced = Announced {
@@ -339,6 +349,20 @@ fn spawn_announcer(
     let observers = (Arc::clone(state), Arc::clone(metrics));
     let announcer = Announcer::new(node, sources, kernel, (members, proposals), observers)?;
     tasks.spawn("announcer", announcer.run());
+    Ok(())
+}
+
+/// Spawns the task that announces load balancers' addresses by BGP. Without it, routes of an earlier agent go.
+fn spawn_route_announcer(
+    config: &Config,
+    opened: &Opened,
+    sources: bgp::Sources,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let Some(options) = config.bgp.clone() else { return Ok(AnnouncedRoutes::remove_others(None)?) };
+    let node = config.node_name.as_str().into();
+    let announcer = RouteAnnouncer::new(node, options, sources, Arc::clone(&opened.state))?;
+    tasks.spawn("routes for BGP", announcer.run());
     Ok(())
 }
 

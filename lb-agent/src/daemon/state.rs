@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::shortage::{ShortageReport, Shortages};
 use crate::{
-    announce::AnnouncementReport,
+    announce::{AnnouncementReport, bgp::BgpReport},
     health::{Freshness, Health, Moment},
 };
 
@@ -58,6 +58,9 @@ pub struct Report {
     /// The addresses that are announced at layer 2. Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
+    /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
+    #[serde(default)]
+    pub bgp: Option<BgpReport>,
     /// Full maps, exhausted ports, and lost pins. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
@@ -180,6 +183,8 @@ struct Inner {
     node: NodeReport,
     shortages: Shortages,
     announcements: Vec<AnnouncementReport>,
+    bgp: Option<BgpReport>,
+    bgp_conditions: Vec<String>,
 }
 
 impl Inner {
@@ -192,10 +197,11 @@ impl Inner {
             device_conditions,
             address_conditions,
             announce_conditions,
+            bgp_conditions,
             ..
         } = self;
         let of_node = [&progress.conflicts, node_conditions, device_conditions].into_iter().flatten();
-        let of_addresses = address_conditions.iter().chain(announce_conditions);
+        let of_addresses = address_conditions.iter().chain(announce_conditions).chain(bgp_conditions);
         source_conditions.iter().chain(of_node).chain(of_addresses).cloned().collect()
     }
 }
@@ -251,6 +257,12 @@ impl State {
         self.lock().announcements = announcements;
     }
 
+    /// Replaces what is announced by BGP.
+    pub(crate) fn set_bgp(&self, report: BgpReport, conditions: Vec<String>) {
+        let mut inner = self.lock();
+        (inner.bgp, inner.bgp_conditions) = (Some(report), conditions);
+    }
+
     /// Replaces the interfaces that are served.
     pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
         self.lock().devices = devices;
@@ -303,6 +315,7 @@ impl State {
             devices: inner.devices.clone(),
             node: inner.node.clone(),
             announcements: inner.announcements.clone(),
+            bgp: inner.bgp.clone(),
             shortages: inner.shortages.report(Instant::now()),
             load_balancers: inner.load_balancers.clone(),
         }

@@ -24,6 +24,11 @@ impl Tasks {
         });
     }
 
+    /// Ends all tasks, so that none writes any more.
+    pub(super) async fn stop(&mut self) {
+        self.0.shutdown().await;
+    }
+
     /// Waits until the first task fails; returns its error.
     pub(super) async fn failure(&mut self) -> anyhow::Error {
         match self.0.join_next().await {

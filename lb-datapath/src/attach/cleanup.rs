@@ -9,7 +9,10 @@ use crate::{
     attach::clsact,
     bpf::bpffs::{self, Folder},
     error::DatapathError,
-    net::{catch::CatchDevice, netlink::Netlink, ports::PortReservation, unreachable::UnreachableRoutes},
+    net::{
+        announced_routes::AnnouncedRoutes, catch::CatchDevice, netlink::Netlink, ports::PortReservation,
+        unreachable::UnreachableRoutes,
+    },
 };
 
 /// The objects that [`cleanup`] has removed.
@@ -57,6 +60,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
 
 /// Removes the unreachable routes and the catch device, which keep untranslated packets to cluster IPs on the node.
 fn release_routes() -> Result<(), DatapathError> {
+    AnnouncedRoutes::remove_others(None)?;
     UnreachableRoutes::release()?;
     CatchDevice::release()
 }

@@ -1,6 +1,7 @@
 //! The network namespace: devices, addresses, routes and ports, read and watched through netlink.
 
 pub(crate) mod announce_socket;
+pub(crate) mod announced_routes;
 pub(crate) mod catch;
 pub(crate) mod devices;
 pub(crate) mod ethtool;

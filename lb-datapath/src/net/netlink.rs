@@ -45,6 +45,12 @@ impl<M: Message> Netlink<M> {
         Ok(Self { socket, sequence: 0, messages: PhantomData })
     }
 
+    /// Lets the kernel filter dumps by the fields of the request.
+    pub(crate) fn filter_dumps(self) -> io::Result<Self> {
+        self.socket.set_netlink_get_strict_chk(true)?;
+        Ok(self)
+    }
+
     /// All answers to a dump request. Messages that this code cannot parse are left out.
     pub(crate) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {

@@ -94,9 +94,11 @@ fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<Networks> {
 
 /// The destination network of `route`, if an agent has added it and it has type `kind`.
 fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
-    if route.header.protocol != PROTOCOL || route.header.kind != kind {
-        return None;
-    }
+    (route.header.protocol == PROTOCOL && route.header.kind == kind).then(|| destination(route))?
+}
+
+/// The destination network of a route; `None` for a default route.
+pub(crate) fn destination(route: &RouteMessage) -> Option<Range> {
     let destination = route.attributes.iter().find_map(|attribute| {
         if let RouteAttribute::Destination(RouteAddress::Inet(ip)) = attribute {
             Some(IpAddr::from(*ip))
@@ -110,7 +112,7 @@ fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
 }
 
 /// Adds a route unless it exists.
-fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
+pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
     match netlink.execute(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_EXCL) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result,
@@ -118,7 +120,7 @@ fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
 }
 
 /// Removes a route if it exists.
-fn remove(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
+pub(crate) fn remove(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
     match netlink.execute(RouteNetlinkMessage::DelRoute(route), 0) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         result => result,

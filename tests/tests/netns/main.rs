@@ -12,6 +12,7 @@ mod announce;
 mod attack;
 mod balancing;
 mod bed;
+mod bgp;
 mod bugreport;
 mod clock;
 mod connections;

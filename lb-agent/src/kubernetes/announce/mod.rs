@@ -172,6 +172,7 @@ impl Follower {
             let advertised = Advertised {
                 advertisements: self.known_advertisements.values().cloned().collect(),
                 pools: pools(&self.known_pools),
+                ..Advertised::default()
             };
             set(&self.published.advertised, advertised);
         }

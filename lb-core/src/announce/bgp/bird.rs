@@ -138,23 +138,26 @@ impl<'a> Builder<'a> {
         for peer in self.advertised.bgp.peers.values().filter(|peer| peer.selects_node(self.labels)) {
             let object = Object::new("BGPPeer", &peer.name);
             if let Some((twin, _)) = peers.iter().find(|(other, _)| is_twin(other, peer)) {
-                let why = format!("BGPPeer {} has this address, too", twin.name);
+                let why = format!("BGPPeer {} has the same address", twin.name);
                 self.result.errors.push(object.invalid("spec.peerAddress", peer.address, &why));
                 continue;
             }
-            let id = |peer: &Peer| peer.router_id;
-            if let Some((other, _)) = peers
-                .iter()
-                .find(|(other, _)| id(other).is_some_and(|_| id(peer).is_some() && id(other) != id(peer)))
+            let other_id = peers.iter().find(|(other, _)| other.router_id.is_some());
+            if let (Some(id), Some((other, _))) = (peer.router_id, other_id)
+                && other.router_id != Some(id)
             {
                 let why = format!("differs from that of BGPPeer {}: a node has one", other.name);
-                self.result.errors.push(object.invalid("spec.routerID", id(peer), &why));
+                self.result.errors.push(object.invalid("spec.routerID", id, &why));
                 continue;
             }
             match self.profile(peer) {
                 Ok(profile) => peers.push((peer, profile)),
                 Err(why) => {
-                    let error = object.invalid("spec.bfdProfile", peer.bfd_profile.as_deref(), why);
+                    let error = object.invalid(
+                        "spec.bfdProfile",
+                        peer.bfd_profile.as_deref().unwrap_or_default(),
+                        why,
+                    );
                     self.result.errors.push(error);
                 }
             }

@@ -214,7 +214,7 @@ fn reference_to_what_does_not_exist_is_an_error_of_its_object_only() {
             advertisement("b", json!({"aggregationLength": 27})),
             "spec.aggregationLength: Invalid value: the routes are wider",
         ),
-        (peer("s", "10.0.0.2", json!({"bfdProfile": "fast"})), "spec.bfdProfile: Invalid value"),
+        (peer("s", "10.0.0.2", json!({"bfdProfile": "fast"})), "spec.bfdProfile: Invalid value: \"fast\""),
         (peer("s", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value"),
     ] {
         let all = [&sound[..], &[more]].concat();

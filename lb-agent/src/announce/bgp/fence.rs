@@ -1,0 +1,104 @@
+//! The fence: a small process that removes the announced routes if the agent hangs or dies. Routes outlive the agent that
+//! wrote them, and BGP daemons go on announcing them.
+//!
+//! The agent sends it a heartbeat each second, through a socket whose name has the network namespace and the table.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::{fs::MetadataExt as _, net::UnixDatagram},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use lb_datapath::AnnouncedRoutes;
+use tracing::warn;
+
+use crate::daemon::socket::FOLDER;
+
+/// How often the fence looks at its deadline, and how often it removes routes after that.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The socket of the fence of a table.
+fn path(table: u32) -> io::Result<PathBuf> {
+    let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(Path::new(FOLDER).join(format!("fence-{namespace:x}-{table}.sock")))
+}
+
+/// The sender of heartbeats.
+#[derive(Debug)]
+pub(super) struct Heart {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Heart {
+    pub(super) fn new(table: u32) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket, path: path(table)? })
+    }
+
+    /// Sends a heartbeat, or only finds out whether a fence listens. Returns whether one does.
+    pub(super) fn beat(&self, alive: bool) -> bool {
+        let message: &[u8] = if alive { b"1" } else { b"0" };
+        self.socket.send_to(message, &self.path).is_ok()
+    }
+}
+
+/// Watches over the routes of a table until a signal ends the process: `lifetime` after the last heartbeat it removes them.
+///
+/// # Errors
+/// Another fence runs, or the socket cannot be made.
+pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
+    let socket = bind(table)?;
+    socket.set_read_timeout(Some(LOOK))?;
+    let routes = AnnouncedRoutes::new(table);
+    // Also an agent that has died before gets the whole time.
+    let mut deadline = Instant::now() + lifetime;
+    let mut is_down = false;
+    eprintln!("fence: watching over table {table}, {} s", lifetime.as_secs());
+    loop {
+        let mut message = [0];
+        match socket.recv(&mut message) {
+            Ok(_) if message == *b"1" => {
+                deadline = Instant::now() + lifetime;
+                if std::mem::take(&mut is_down) {
+                    warn!(table, "the agent is back");
+                }
+            }
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error).context("cannot receive heartbeats"),
+        }
+        if Instant::now() < deadline {
+            continue;
+        }
+        match routes.keep(&BTreeSet::new()) {
+            Ok((_, 0)) => {}
+            Ok((_, removed)) => {
+                warn!(removed, table, "no heartbeat of an agent: removed the announced routes");
+            }
+            Err(error) => warn!("no heartbeat of an agent, and {error}; retrying"),
+        }
+        is_down = true;
+    }
+}
+
+/// Binds the socket; one that no process listens to is replaced.
+fn bind(table: u32) -> anyhow::Result<UnixDatagram> {
+    let path = path(table).context("cannot identify the network namespace")?;
+    fs::create_dir_all(FOLDER).with_context(|| format!("cannot create {FOLDER}"))?;
+    let probe = UnixDatagram::unbound()?;
+    if probe.send_to(b"0", &path).is_ok() {
+        bail!("another fence watches over table {table} here ({})", path.display());
+    }
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    UnixDatagram::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
+}

@@ -1,0 +1,400 @@
+//! Nodes with a BGP daemon each, a router that spreads connections over them, and a client behind it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use lb_tests::{
+    agent::{self, Agent, Settings},
+    cleanup::{self, Cleanup, Resource},
+    client::ask_http,
+    manifests::Manifests,
+    netns::{self, Netns},
+    server::{self, Server},
+    wait_for,
+};
+use serde_json::Value;
+
+pub(super) const VIP: &str = "203.0.113.1";
+pub(super) const VIP6: &str = "2001:db8:100::1";
+/// Time limit of a session, or of a change of routes.
+pub(super) const SOON: Duration = Duration::from_secs(15);
+/// Seconds after which a fence removes the routes of an agent without heartbeats.
+pub(super) const LIFETIME: u64 = 5;
+
+/// What the nodes announce, and to whom.
+pub(super) const OBJECTS: &str = "
+apiVersion: metallb.io/v1beta1
+kind: BGPAdvertisement
+metadata: {name: hosts, namespace: metallb-system}
+spec: {communities: [gold, 'large:64500:1:2'], localPref: 200}
+---
+apiVersion: metallb.io/v1beta1
+kind: BGPAdvertisement
+metadata: {name: aggregate, namespace: metallb-system}
+spec: {aggregationLength: 28, aggregationLengthV6: 124, communities: ['64500:28']}
+---
+apiVersion: metallb.io/v1beta1
+kind: Community
+metadata: {name: names, namespace: metallb-system}
+spec: {communities: [{name: gold, value: '64500:100'}]}
+---
+apiVersion: metallb.io/v1beta1
+kind: BFDProfile
+metadata: {name: fast, namespace: metallb-system}
+spec: {receiveInterval: 100, transmitInterval: 100, detectMultiplier: 3}
+---
+apiVersion: metallb.io/v1beta2
+kind: BGPPeer
+metadata: {name: router, namespace: metallb-system}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 10.9.0.254, peerPort: 1790, password: secret, bfdProfile: fast}
+---
+apiVersion: metallb.io/v1beta2
+kind: BGPPeer
+metadata: {name: router6, namespace: metallb-system}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 'fd00:9::fe', peerPort: 1790, bfdProfile: fast, holdTime: 9s}
+";
+
+/// A process that is killed when it is dropped.
+pub(super) struct Daemon {
+    child: Child,
+    cleanup: Option<Cleanup>,
+}
+
+impl Daemon {
+    pub(super) fn start(command: &mut Command) -> Self {
+        let (child, cleanup) = Cleanup::spawn(command.stdin(Stdio::null())).unwrap();
+        Self { child, cleanup: Some(cleanup) }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.kill().and_then(|()| self.child.wait()).is_ok()
+            && let Some(cleanup) = self.cleanup.take()
+        {
+            cleanup.disarm();
+        }
+    }
+}
+
+/// The nodes, numbered from 1, the router, and the client. Agents are dropped first.
+pub(super) struct Bed {
+    pub(super) agents: Vec<Option<Agent>>,
+    pub(super) daemons: Vec<Daemon>,
+    _servers: Vec<Server>,
+    pub(super) nodes: Vec<Netns>,
+    pub(super) router: Netns,
+    client: Netns,
+    pub(super) folders: Vec<Manifests>,
+    pub(super) dir: PathBuf,
+    pub(super) table: u32,
+    _cleanup: Cleanup,
+}
+
+impl Bed {
+    /// Nodes with agents that announce into `table`, and BIRD on the router.
+    pub(super) fn new(count: usize, table: u32) -> Self {
+        cleanup::on_interrupt();
+        cleanup::remove_stale().unwrap();
+        let prefix = netns::unique_prefix();
+        let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
+        let (router, client) = (create("r"), create("c"));
+        let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
+        connect(&router, &nodes, &client);
+        let serve =
+            |(index, node): (usize, &Netns)| server::http(node, &format!("n{}", index + 1), 8080).unwrap();
+        let servers = nodes.iter().enumerate().map(serve).collect();
+        let dir = std::env::temp_dir().join(&prefix);
+        let cleanup = Cleanup::of(Resource::Folder(dir.clone()));
+        let folder = |number| Manifests::create(dir.join(format!("manifests-{number}"))).unwrap();
+        let folders: Vec<Manifests> = (1..=count).map(folder).collect();
+        let bed = Self {
+            agents: Vec::new(),
+            daemons: Vec::new(),
+            _servers: servers,
+            nodes,
+            router,
+            client,
+            folders,
+            dir,
+            table,
+            _cleanup: cleanup,
+        };
+        (1..=count).for_each(|number| bed.serve(number, "Cluster", number));
+        bed.with_router_and_agents()
+    }
+
+    fn with_router_and_agents(mut self) -> Self {
+        fs::write(self.path("router.conf"), router_config(self.nodes.len())).unwrap();
+        let daemon = self.bird(&self.router, "router");
+        self.daemons.push(daemon);
+        for number in 1..=self.nodes.len() {
+            self.folders[number - 1].write("bgp", OBJECTS).unwrap();
+            let agent = Agent::start(&self.nodes[number - 1], self.settings(number)).unwrap();
+            self.agents.push(Some(agent));
+            let fence = self.fence(number);
+            self.daemons.push(fence);
+        }
+        self
+    }
+
+    /// Starts BIRD on each node, once the agent has written its configuration.
+    pub(super) fn start_birds(&mut self) {
+        for number in 1..=self.nodes.len() {
+            let file = self.path(&format!("bird-{number}.conf"));
+            wait_for(SOON, || file.exists().then_some(()))
+                .expect("the agent must write BIRD's configuration");
+            let daemon = self.bird(&self.nodes[number - 1], &format!("bird-{number}"));
+            self.daemons.push(daemon);
+        }
+    }
+
+    fn bird(&self, netns: &Netns, name: &str) -> Daemon {
+        let path = |end: &str| self.path(&format!("{name}.{end}"));
+        let mut command = netns.command("bird");
+        command.arg("-f").arg("-c").arg(path("conf")).arg("-s").arg(path("ctl")).arg("-P").arg(path("pid"));
+        let log = fs::File::create(path("log")).unwrap();
+        Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log))
+    }
+
+    /// Starts FRR on a node; returns the folder of its sockets.
+    pub(super) fn start_frr(&mut self, number: usize) -> PathBuf {
+        let dir = self.path("frr");
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("zebra.conf"), format!("ip import-table {}\n", self.table)).unwrap();
+        fs::write(dir.join("bgpd.conf"), frr_config(self.table)).unwrap();
+        // The daemons run as this user, and read and write there.
+        agent::run(Command::new("chown").args(["-R", "frr:frr"]).arg(&dir)).unwrap();
+        for daemon in ["zebra", "bgpd"] {
+            let path = |end: &str| dir.join(format!("{daemon}.{end}"));
+            let mut command = self.nodes[number - 1].command(Path::new("/usr/lib/frr").join(daemon));
+            command.args(["-u", "frr", "-g", "frr", "-A", "127.0.0.1", "-P", "0", "--vty_socket"]).arg(&dir);
+            command
+                .arg("-f")
+                .arg(path("conf"))
+                .arg("-i")
+                .arg(path("pid"))
+                .arg("-z")
+                .arg(dir.join("zserv.api"));
+            let log = fs::File::create(self.path(&format!("{daemon}.log"))).unwrap();
+            self.daemons.push(Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log)));
+            // bgpd reads the routes of the table once zebra listens.
+            wait_for(SOON, || dir.join("zserv.api").exists().then_some(())).expect("zebra must listen");
+        }
+        dir
+    }
+
+    fn fence(&self, number: usize) -> Daemon {
+        let mut command = self.nodes[number - 1].command(agent::binary());
+        let table = self.table.to_string();
+        command.args(["announce", "fence", "--announce-table", &table, "--lifetime", &LIFETIME.to_string()]);
+        let log = fs::File::create(self.path(&format!("fence-{number}.log"))).unwrap();
+        Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub(super) fn settings(&self, number: usize) -> Settings {
+        let text = |name: &str| self.path(&format!("{name}-{number}")).display().to_string();
+        let arguments = [
+            "--socket-lb=off".to_owned(),
+            "--wire-device=eth0".to_owned(),
+            format!("--announce-table={}", self.table),
+            format!("--bird-config={}.conf", text("bird")),
+            format!("--bird-socket={}.ctl", text("bird")),
+        ];
+        Settings {
+            node_name: format!("n{number}"),
+            manifests: self.folders[number - 1].folder().to_owned(),
+            bpffs: self.path(&format!("bpffs-{number}")),
+            cgroup: None,
+            log: self.path(&format!("log-{number}")),
+            arguments: arguments.to_vec(),
+            binary: None,
+        }
+    }
+
+    /// Gives a node the Service, under this policy, with an endpoint on node `on`.
+    pub(super) fn serve(&self, number: usize, policy: &str, on: usize) {
+        let slice = |family: &str, address: String| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                 metadata: {{name: web-{}, labels: {{kubernetes.io/service-name: web}}}}\n\
+                 addressType: {family}\nports: [{{name: http, port: 8080}}]\n\
+                 endpoints: [{{addresses: [\"{address}\"], nodeName: n{on}}}]\n",
+                family.to_lowercase()
+            )
+        };
+        let text = format!(
+            "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: pool, namespace: metallb-system}}\n\
+             spec: {{addresses: [203.0.113.0/28, \"2001:db8:100::/124\"]}}\n---\napiVersion: v1\nkind: Service\n\
+             metadata: {{name: web, annotations: {{metallb.io/loadBalancerIPs: \"{VIP},{VIP6}\"}}}}\n\
+             spec:\n  type: LoadBalancer\n  ipFamilyPolicy: RequireDualStack\n  externalTrafficPolicy: {policy}\n  \
+             ports: [{{name: http, port: 80, targetPort: 8080}}]\n{}{}",
+            slice("IPv4", format!("10.9.0.{on}")),
+            slice("IPv6", format!("fd00:9::{on:x}"))
+        );
+        self.folders[number - 1].write("web", &text).unwrap();
+    }
+
+    /// The nodes to which the router would forward packets for the destination.
+    pub(super) fn next_hops(&self, destination: &str) -> BTreeSet<usize> {
+        let family = if destination.contains(':') { "-6" } else { "-4" };
+        let arguments = ["-j", family, "route", "show", destination];
+        let output = self.router.command("ip").args(arguments).output().unwrap();
+        let routes: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let hops = routes.iter().flat_map(|route| {
+            let several = route["nexthops"].as_array().cloned().unwrap_or_default();
+            several
+                .into_iter()
+                .chain([route.clone()])
+                .filter_map(|hop| Some(hop["gateway"].as_str()?.to_owned()))
+        });
+        hops.filter_map(|gateway| self.number_of(&gateway)).collect()
+    }
+
+    /// The node with this address, or with the link-local one that the session of this router names.
+    fn number_of(&self, gateway: &str) -> Option<usize> {
+        (1..=self.nodes.len()).find(|number| {
+            [format!("10.9.0.{number}"), format!("fd00:9::{number:x}"), format!("fe80::{number:x}")]
+                .contains(&gateway.to_owned())
+        })
+    }
+
+    /// Waits until the router forwards packets for both VIPs to these nodes.
+    pub(super) fn wait_for_hops(&self, limit: Duration, nodes: &[usize]) {
+        let wanted: BTreeSet<usize> = nodes.iter().copied().collect();
+        let reached = || [VIP, VIP6].iter().all(|vip| self.next_hops(vip) == wanted).then_some(());
+        let hops = || (self.next_hops(VIP), self.next_hops(VIP6));
+        assert!(wait_for(limit, reached).is_some(), "{:?} instead of {nodes:?}\n{}", hops(), self.logs());
+    }
+
+    fn logs(&self) -> String {
+        let log = |name: String| fs::read_to_string(self.path(&name)).unwrap_or_default();
+        let of_node =
+            |number: usize| format!("{}{}", log(format!("log-{number}")), log(format!("bird-{number}.log")));
+        (1..=self.nodes.len()).map(of_node).collect::<String>() + &log("router.log".to_owned())
+    }
+
+    /// What the router's BIRD, or that of a node, answers.
+    pub(super) fn birdc(&self, name: &str, command: &[&str]) -> String {
+        let socket = self.path(&format!("{name}.ctl"));
+        let output = Command::new("birdc").arg("-r").arg("-s").arg(socket).args(command).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The server that answers the client at the VIP.
+    pub(super) fn ask(&self, vip: &str) -> String {
+        let to = SocketAddr::new(vip.parse().unwrap(), 80);
+        ask_http(&self.client, to).map_or_else(|error| error.to_string(), |answer| answer.server)
+    }
+
+    pub(super) fn curl(&self, vip: &str) -> String {
+        let arguments = ["-s", "-m", "5", &format!("http://{vip}/")];
+        let output = self.client.command("curl").args(arguments).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Routes in the table of a node.
+    pub(super) fn table(&self, number: usize) -> String {
+        let show = |family: &str| {
+            let mut command = self.nodes[number - 1].command("ip");
+            let output =
+                command.args([family, "route", "show", "table", &self.table.to_string()]).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        show("-4") + &show("-6")
+    }
+
+    pub(super) fn agent(&self, number: usize) -> &Agent {
+        self.agents[number - 1].as_ref().unwrap()
+    }
+
+    pub(super) fn problems(&self, number: usize) -> Vec<String> {
+        let output = self.agent(number).ask(&["status", "-o", "json"]).unwrap();
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let problems = status["agent"]["problems"].as_array().cloned().unwrap_or_default();
+        problems.iter().map(|problem| problem.as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// Nodes and router on a bridge of the router; the client behind the router.
+fn connect(router: &Netns, nodes: &[Netns], client: &Netns) {
+    router
+        .sysctls(&[
+            ("ipv4/ip_forward", "1"),
+            ("ipv6/conf/all/forwarding", "1"),
+            ("ipv4/fib_multipath_hash_policy", "1"),
+            ("ipv6/fib_multipath_hash_policy", "1"),
+        ])
+        .unwrap();
+    let (router_name, client_name) = (router.name(), client.name());
+    netns::ip(&format!("link add eth1 netns {router_name} type veth peer name eth0 netns {client_name}\n"))
+        .unwrap();
+    router
+        .ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\naddress add 10.9.0.254/24 dev br0\n\
+             address add fd00:9::fe/64 dev br0 nodad\nlink set eth1 up\naddress add 198.51.100.1/24 dev eth1\n\
+             address add fd00:c::1/64 dev eth1 nodad\n")
+        .unwrap();
+    client
+        .ip("link set eth0 up\naddress add 198.51.100.2/24 dev eth0\naddress add fd00:c::2/64 dev eth0 nodad\n\
+             route add default via 198.51.100.1\nroute add default via fd00:c::1\n")
+        .unwrap();
+    for (index, node) in nodes.iter().enumerate() {
+        let (number, name) = (index + 1, node.name());
+        netns::ip(&format!("link add p{number} netns {router_name} type veth peer name eth0 netns {name}\n"))
+            .unwrap();
+        router.ip(&format!("link set p{number} master br0 up\n")).unwrap();
+        node.ip(&format!(
+            "link set eth0 addrgenmode none\nlink set eth0 up\naddress add 10.9.0.{number}/24 dev eth0\n\
+             address add fd00:9::{number:x}/64 dev eth0 nodad\naddress add fe80::{number:x}/64 dev eth0 nodad\n\
+             route add default via 10.9.0.254\nroute add default via fd00:9::fe\n"
+        ))
+        .unwrap();
+    }
+}
+
+/// The configuration of the router: a session of each family with each node, and equal-cost routes.
+fn router_config(nodes: usize) -> String {
+    let mut text = "router id 10.9.0.254;\nprotocol device {\n}\nprotocol bfd {\n}\n".to_owned();
+    for family in ["ipv4", "ipv6"] {
+        text += &format!(
+            "protocol kernel {{ merge paths on; {family} {{ import none; export where source = RTS_BGP; }}; }}\n"
+        );
+    }
+    let options = "connect delay time 1; connect retry time 1; error wait time 1, 2;\n  \
+                   bfd { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; };";
+    for number in 1..=nodes {
+        text += &format!(
+            "protocol bgp n{number} {{\n  local 10.9.0.254 port 1790 as 64501;\n  neighbor 10.9.0.{number} as 64500;\n  \
+             password \"secret\";\n  {options}\n  ipv4 {{ import all; export none; }};\n}}\n\
+             protocol bgp n{number}x6 {{\n  local fd00:9::fe port 1790 as 64501;\n  neighbor fd00:9::{number:x} as 64500;\n  \
+             {options}\n  ipv6 {{ import all; export none; }};\n}}\n"
+        );
+    }
+    text
+}
+
+/// The configuration of FRR on a node: communities are set towards the router, not where routes are taken over.
+fn frr_config(table: u32) -> String {
+    format!(
+        "router bgp 64500\n bgp router-id 10.9.0.1\n no bgp ebgp-requires-policy\n neighbor 10.9.0.254 remote-as 64501\n \
+         neighbor 10.9.0.254 port 1790\n neighbor 10.9.0.254 password secret\n neighbor 10.9.0.254 timers connect 1\n \
+         address-family ipv4 unicast\n  redistribute table {table}\n  neighbor 10.9.0.254 route-map out out\n \
+         exit-address-family\n!\nroute-map out permit 10\n set community 64500:100\n"
+    )
+}
+
+/// What FRR answers.
+pub(super) fn vtysh(dir: &Path, command: &str) -> String {
+    let output = Command::new("vtysh").arg("--vty_socket").arg(dir).args(["-c", command]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
