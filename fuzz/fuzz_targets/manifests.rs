@@ -63,6 +63,7 @@ impl Folder {
                 .to_vec(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
+            names: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let mut reconciler =

@@ -31,8 +31,15 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Registers all counters; the registry adds the prefix `lb_`.
+    /// Registers all counters; the registry adds the prefix `lb_`. Those with labels begin at 0, so that the first
+    /// increase is visible.
     pub fn register(&self, registry: &mut Registry) {
+        for transport in ["udp", "tcp"] {
+            drop(self.queries.get_or_create(&Via { transport }));
+        }
+        for by in ["local", "upstream", "refusal"] {
+            drop(self.answers.get_or_create(&Answered { by, code: name(ResponseCode::NoError) }));
+        }
         let help = "Messages that arrived at the DNS server";
         registry.register("dns_queries", help, self.queries.clone());
         let help =

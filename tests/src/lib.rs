@@ -25,6 +25,7 @@ pub mod netns;
 pub mod offload;
 pub mod pattern;
 pub mod pump;
+pub mod resolver;
 pub mod server;
 pub mod skip;
 pub mod socket;

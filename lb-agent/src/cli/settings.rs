@@ -221,6 +221,16 @@ settings! {
         /// Address that serves /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
         "metrics-bind-address" "LB_AGENT_METRICS_BIND_ADDRESS" "metricsBindAddress"
         metrics_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
+        /// Addresses of this node at which the agent answers DNS queries over UDP and TCP, on port 53 unless given
+        /// [default: none: no DNS server]
+        "dns-bind-address" "LB_AGENT_DNS_BIND_ADDRESS" "dnsBindAddress"
+        dns_bind_address: Option<Vec<String>> | Option<List>, (value_name = "ADDR[:PORT]", num_args = 1.., value_delimiter = ',');
+        /// DNS domain of the names of Services [default: cluster.local]
+        "cluster-domain" "LB_AGENT_CLUSTER_DOMAIN" "clusterDomain"
+        cluster_domain: Option<String> | Option<String>, (value_name = "NAME");
+        /// DNS servers for all other names [default: those in /etc/resolv.conf]
+        "dns-upstream" "LB_AGENT_DNS_UPSTREAM" "dnsUpstream"
+        dns_upstream: Option<Vec<String>> | Option<List>, (value_name = "ADDR[:PORT]", num_args = 1.., value_delimiter = ',');
         /// Detail of flow, packet and byte counts in /metrics [default: service]
         "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
         service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");

@@ -13,7 +13,7 @@ use crate::{
     daemon::{
         shortage::ShortageReport,
         socket,
-        state::{DeviceReport, LoadBalancerReport, NodeReport, Report},
+        state::{DeviceReport, DnsReport, LoadBalancerReport, NodeReport, Report},
     },
     leftovers::{self, Findings, Leftover},
 };
@@ -320,12 +320,14 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
     let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
     let addresses = report.load_balancers.as_ref().map(addresses_line);
+    let dns = report.dns.as_ref().map(dns_line);
     let shortages = report.shortages.iter().map(|shortage| shortage_line(shortage, now));
     for line in lines
         .into_iter()
         .chain(gone)
         .chain(node)
         .chain(addresses)
+        .chain(dns)
         .chain(pending)
         .chain(failures)
         .chain(problems)
@@ -355,6 +357,17 @@ fn addresses_line(report: &LoadBalancerReport) -> String {
         (Some(leader), false) => format!("Addresses given by the agent of node {leader}"),
         (None, false) => "Addresses given by no agent yet: the agents are electing one".to_owned(),
     }
+}
+
+/// The line about the DNS server.
+fn dns_line(report: &DnsReport) -> String {
+    let DnsReport { addresses, domain, upstreams, loops } = report;
+    let (addresses, upstreams) = (some_of(addresses), some_of(upstreams));
+    let loops = match &**loops {
+        [] => String::new(),
+        loops => format!("; not asked, because they lead back here: {}", some_of(loops)),
+    };
+    format!("DNS       {domain} at {addresses}, other names from {upstreams}{loops}")
 }
 
 fn node_lines(node: &NodeReport) -> Vec<String> {
@@ -485,6 +498,7 @@ mod tests {
                 text: "full: raise it".into(),
             }],
             load_balancers: None,
+            dns: None,
         }
     }
 

@@ -13,13 +13,14 @@ use kube::config::Kubeconfig;
 use lb_common::{MAX_NETWORKS, Scheduler, UnknownScheduler};
 use lb_core::{
     announce::lease::Prefer,
+    dns::Zone,
     north_south::{NorthSouthMode, UnknownMode},
     tables::{TableSize, UnknownSize},
 };
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    AnnounceConfig, Source,
+    AnnounceConfig, DnsConfig, Source,
     error::{ConfigError, refused},
 };
 use crate::{
@@ -38,8 +39,42 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 /// The control socket of BIRD in Debian.
 const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
+const DNS_PORT: u16 = 53;
+/// The cluster domain of nearly all clusters.
+const CLUSTER_DOMAIN: &str = "cluster.local";
+/// Seconds for which clients may keep the names of Services: the default of CoreDNS.
+const DNS_TTL: u32 = 5;
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
+
+/// The DNS server that `--dns-bind-address`, `--cluster-domain` and `--dns-upstream` describe.
+pub(super) fn dns(
+    bind: Option<Vec<String>>,
+    domain: Option<String>,
+    upstreams: Option<Vec<String>>,
+) -> Result<DnsConfig, ConfigError> {
+    let bind = dns_addresses("--dns-bind-address", bind)?;
+    if let Some(any) = bind.iter().find(|address| address.ip().is_unspecified()) {
+        let why = "give each address: an answer would leave with another address than the query came to";
+        return Err(refused("--dns-bind-address", any, why));
+    }
+    let domain = domain.as_deref().unwrap_or(CLUSTER_DOMAIN);
+    let zone =
+        Zone::new(domain, DNS_TTL).map_err(|error| refused("--cluster-domain", domain, error.to_string()))?;
+    Ok(DnsConfig { bind, zone, upstreams: dns_addresses("--dns-upstream", upstreams)? })
+}
+
+fn dns_addresses(setting: &'static str, given: Option<Vec<String>>) -> Result<Vec<SocketAddr>, ConfigError> {
+    let given = given.into_iter().flatten().filter(|text| !text.trim().is_empty());
+    let address = |text: String| {
+        let text = text.trim();
+        let address = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, DNS_PORT));
+        address
+            .or_else(|_| text.parse())
+            .map_err(|error| refused(setting, text, format!("{error}: give ADDR, ADDR:PORT or [ADDR]:PORT")))
+    };
+    given.map(address).collect()
+}
 
 pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
     // Every cgroup2 directory has this file; no directory of a version 1 hierarchy has it.

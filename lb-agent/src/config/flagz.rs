@@ -25,6 +25,9 @@ impl Config {
             ("workload-device", list(&self.devices.workload)),
             ("healthz-bind-address", address(self.healthz)),
             ("metrics-bind-address", address(self.metrics)),
+            ("dns-bind-address", list(&self.dns.bind)),
+            ("cluster-domain", self.dns.zone.name().to_owned()),
+            ("dns-upstream", list(&self.dns.upstreams)),
             ("log-level", self.log_filter.clone().unwrap_or_default()),
             ("log-format", log_format(self.log_format).to_owned()),
             ("bpf-log", bpf_log(self.bpf_log).to_owned()),
@@ -215,6 +218,7 @@ mod tests {
             "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
             "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
             "--deny-source=192.0.2.0/24,2001:db8::/64",
+            "--dns-bind-address=192.0.2.1,[2001:db8::1]:5353 --cluster-domain=Example. --dns-upstream=192.0.2.53",
             "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {

@@ -22,7 +22,9 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{Scheduler, hash::DEFAULT_SEED};
-use lb_core::{announce::lease::Prefer, model::Policy, north_south::NorthSouthMode, tables::Maglev};
+use lb_core::{
+    announce::lease::Prefer, dns::Zone, model::Policy, north_south::NorthSouthMode, tables::Maglev,
+};
 
 pub use self::error::ConfigError;
 use self::{check::Detect, error::refused, file::File};
@@ -113,6 +115,8 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Address of the metrics server; `None` for no server.
     pub metrics: Option<SocketAddr>,
+    /// The DNS server.
+    pub dns: DnsConfig,
     /// Detail of the traffic metrics.
     pub service_metrics: ServiceMetrics,
     /// Log filter in the syntax of `RUST_LOG`, if one is configured.
@@ -139,6 +143,17 @@ pub struct AnnounceConfig {
     pub key_file: Option<PathBuf>,
     /// Which of two members announce while they receive no messages from each other.
     pub prefer: Prefer,
+}
+
+/// The DNS server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DnsConfig {
+    /// Where the server listens; empty for no server.
+    pub bind: Vec<SocketAddr>,
+    /// The domain of the names of Services.
+    pub zone: Zone,
+    /// Servers for all other names; empty for those in `/etc/resolv.conf`.
+    pub upstreams: Vec<SocketAddr>,
 }
 
 /// The source of Services.
@@ -270,6 +285,11 @@ impl Config {
             syn_retries: run.syn_retries.or(file.syn_retries).unwrap_or(0),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
+            dns: check::dns(
+                list(run.dns_bind_address, file.dns_bind_address),
+                run.cluster_domain.or(file.cluster_domain),
+                list(run.dns_upstream, file.dns_upstream),
+            )?,
             service_metrics: run.service_metrics.or(file.service_metrics).unwrap_or(ServiceMetrics::Service),
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),

@@ -15,6 +15,7 @@ mod bpffs;
 mod config_file;
 mod conntrack;
 mod devices;
+mod dns;
 pub mod environment;
 mod fill;
 mod http;

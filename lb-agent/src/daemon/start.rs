@@ -25,7 +25,7 @@ use super::{
     announced::Announced,
     bpffs, conntrack,
     devices::{Devices, Inside},
-    environment, http,
+    dns, environment, http,
     ipsec::Ipsec,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
     shortage_watch::{self, FlowCounts},
@@ -52,6 +52,7 @@ use lb_datapath::{
     AnnouncedRoutes, BpfLogger, CatchDevice, Datapath, Network, Options, SocketOptions, SocketScope, Stats,
     UnreachableRoutes, cgroup_root, detect_devices,
 };
+use lb_dns::Names;
 
 /// Batches of changes that may wait for the writer.
 const QUEUE: usize = 64;
@@ -71,6 +72,8 @@ struct Opened {
     traffic: Option<ServiceTraffic>,
     metrics: Arc<Metrics>,
     state: Arc<State>,
+    /// The DNS names of Services; `None` without a DNS server.
+    names: Option<Arc<Names>>,
 }
 
 impl Opened {
@@ -97,6 +100,7 @@ impl Opened {
             metrics: Arc::new(Metrics::new(datapath.stats()?, traffic.clone())),
             traffic,
             state: Arc::new(State::new(config.node_name.clone())),
+            names: dns::names(&config.dns, config.service_ranges.as_deref()),
             datapath,
         })
     }
@@ -259,6 +263,11 @@ fn spawn(
     };
     spawn_announcer(&config, &opened, announced, senders.proposals, tasks)?;
     spawn_route_announcer(&config, &opened, by_bgp, tasks)?;
+    if let Some(names) = &opened.names {
+        let stats = opened.metrics.dns();
+        let ranges = receivers.service_cidrs.clone();
+        dns::spawn(config.dns.clone(), names, ranges, stats, &opened.state, tasks);
+    }
     let policy = config.policy();
     let from_api_server = (senders.node_info, senders.service_cidrs);
     let announced = Announced {
@@ -271,7 +280,7 @@ fn spawn(
     let counted = opened.datapath.conntrack().active_flows_slots()?;
     let (stats, affinity) = (opened.datapath.stats()?, opened.datapath.affinity()?);
     let (flows, sockets) = (opened.datapath.conntrack(), opened.datapath.udp_sockets()?);
-    let Opened { datapath, contents, traffic, metrics, state } = opened;
+    let Opened { datapath, contents, traffic, metrics, state, names: _ } = opened;
     let shortages =
         shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), senders.flow_counts);
     tasks.spawn("shortages", shortages);
@@ -453,6 +462,7 @@ fn spawn_source(
                 cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
                 load_balancer_pool: config.load_balancer_pool,
                 load_balancer_class: config.load_balancer_class,
+                names: opened.names.clone(),
                 node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
             };
             // The allocator finds in the maps which addresses and node ports an earlier agent has allocated.
@@ -480,6 +490,10 @@ fn spawn_source(
                 announced.spawn(server.clone(), config.node_name.as_str().into(), state, tasks);
             }
             let node_name = config.node_name;
+            if let Some(names) = opened.names.clone() {
+                let server = server.clone();
+                tasks.spawn("DNS names", async move { Ok(kubernetes::follow_names(server, names).await?) });
+            }
             tasks.spawn("kubernetes", async move {
                 kubernetes::run(server, &node_name, events, published).await?;
                 Err(anyhow!("the writer has ended"))

@@ -2,7 +2,7 @@
 //! shortages. Health checks and `status` read it.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -68,6 +68,23 @@ pub struct Report {
     /// Older agents do not report it.
     #[serde(default)]
     pub load_balancers: Option<LoadBalancerReport>,
+    /// The DNS server; `None` without `--dns-bind-address`. Older agents do not report it.
+    #[serde(default)]
+    pub dns: Option<DnsReport>,
+}
+
+/// The DNS server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DnsReport {
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+    /// The domain of the names of Services.
+    pub domain: String,
+    /// The servers that it asks for all other names.
+    pub upstreams: Vec<SocketAddr>,
+    /// Upstream servers that it does not ask, because they lead back to it.
+    pub loops: Vec<SocketAddr>,
 }
 
 /// State of the controller that assigns addresses to the cluster's Services of type LoadBalancer.
@@ -179,6 +196,7 @@ struct Inner {
     address_conditions: Vec<String>,
     announce_conditions: Vec<String>,
     load_balancers: Option<LoadBalancerReport>,
+    dns: Option<DnsReport>,
     devices: Vec<DeviceReport>,
     node: NodeReport,
     shortages: Shortages,
@@ -274,6 +292,11 @@ impl State {
         (inner.load_balancers, inner.address_conditions) = (Some(report), conditions);
     }
 
+    /// Replaces what the DNS server reports.
+    pub(super) fn set_dns(&self, report: DnsReport) {
+        self.lock().dns = Some(report);
+    }
+
     /// Reads or changes the shortages.
     pub(super) fn with_shortages<T>(&self, with: impl FnOnce(&mut Shortages) -> T) -> T {
         with(&mut self.lock().shortages)
@@ -318,6 +341,7 @@ impl State {
             bgp: inner.bgp.clone(),
             shortages: inner.shortages.report(Instant::now()),
             load_balancers: inner.load_balancers.clone(),
+            dns: inner.dns.clone(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod client;
 mod conditions;
 pub mod events;
 mod kind;
+mod names;
 mod node;
 mod objects;
 mod pace;
@@ -23,6 +24,7 @@ mod watched;
 pub use self::{
     client::{ApiServer, KubernetesError},
     events::Events,
+    names::follow_names,
     node::NodeInfo,
     run::{Published, run},
 };

@@ -11,7 +11,7 @@ use twox_hash::XxHash3_128;
 use super::{
     condition::DocumentLocation,
     documents::{DocumentText, split},
-    parse::{Parsed, parse},
+    parse::{Parsed, Wanted, parse},
 };
 
 /// Number of new documents below which threads cost more than they save.
@@ -105,6 +105,7 @@ impl File {
         text: &Text<'_>,
         parsed: &HashMap<u128, Arc<Parsed>>,
         next_id: &mut u64,
+        wanted: Wanted,
     ) -> Difference {
         self.unreadable = None;
         let (start, end) = text.common_ends(&self.documents);
@@ -121,7 +122,8 @@ impl File {
             let list = if kept.is_some() { &mut difference.moved } else { &mut difference.added };
             let document = kept.unwrap_or_else(|| {
                 *next_id += 1;
-                let parsed = parsed.get(digest).cloned().unwrap_or_else(|| Arc::new(parse(text.text)));
+                let parsed =
+                    parsed.get(digest).cloned().unwrap_or_else(|| Arc::new(parse(text.text, wanted)));
                 Document { id: *next_id, digest: *digest, first_line: 0, line: 0, parsed }
             });
             list.push(document.id);
@@ -137,9 +139,9 @@ impl File {
 }
 
 /// Parses documents; many of them on all processors.
-pub(super) fn parse_all(documents: &[(u128, &str)]) -> HashMap<u128, Arc<Parsed>> {
+pub(super) fn parse_all(documents: &[(u128, &str)], wanted: Wanted) -> HashMap<u128, Arc<Parsed>> {
     let parse_some = |documents: &[(u128, &str)]| -> Vec<(u128, Arc<Parsed>)> {
-        documents.iter().map(|(digest, text)| (*digest, Arc::new(parse(text)))).collect()
+        documents.iter().map(|(digest, text)| (*digest, Arc::new(parse(text, wanted)))).collect()
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
     if threads == 1 || documents.len() < PARALLEL_THRESHOLD {

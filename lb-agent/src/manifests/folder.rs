@@ -13,6 +13,7 @@ use lb_core::{
         bgp,
     },
     api,
+    dns::{self, NameChange},
     load_balancer::{Namespaces, PoolError, PoolUsage},
     model::{Change, ObjectName, Service},
     plan::Contents,
@@ -23,7 +24,7 @@ use super::{
     condition::{Condition, FieldError, Location, Severity},
     file::{Difference, Document, File, Text, parse_all},
     options::ManifestsOptions,
-    parse::{Key, Kind, Parsed, Resource, Slices},
+    parse::{Key, Kind, Parsed, Resource, Slices, Wanted},
 };
 
 /// A change of one file of the folder.
@@ -53,6 +54,8 @@ pub enum Content {
 pub struct Update {
     /// The changes of objects.
     pub changes: Vec<Change>,
+    /// The changes of objects that DNS names depend on; empty if no names are collected.
+    pub names: Vec<NameChange>,
     /// All present conditions of the folder, by file and document.
     pub problems: Vec<Condition>,
     /// Locations of objects of kinds that this source ignores, with the kind; each kind only once.
@@ -93,6 +96,9 @@ pub struct Manifests {
     /// Objects that no readable document defines, but an unreadable one may.
     missing: BTreeSet<Key>,
     ignored_kinds: BTreeSet<String>,
+    wanted: Wanted,
+    /// Changes for the names that [`Self::apply`] has not returned yet.
+    names: Vec<NameChange>,
 }
 
 /// A document that defines an object.
@@ -152,6 +158,8 @@ impl Manifests {
             disputed: BTreeSet::new(),
             missing: BTreeSet::new(),
             ignored_kinds: BTreeSet::new(),
+            wanted: Wanted { names: options.names.is_some() },
+            names: Vec::new(),
         }
     }
 
@@ -193,7 +201,8 @@ impl Manifests {
         // Pools come before the Services that need them.
         let mut changes = self.settle(&others);
         changes.extend(self.settle_services(&services));
-        Update { changes, problems: self.problems(), ignored: self.newly_ignored() }
+        let names = std::mem::take(&mut self.names);
+        Update { changes, names, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
     /// Releases the addresses of Services of an earlier run, once it is certain which Services exist.
@@ -218,13 +227,13 @@ impl Manifests {
             .collect();
         let old = |file: &OsString| self.files.get(file.as_os_str());
         let news: Vec<_> = texts.iter().flat_map(|(file, text, _)| text.news(old(file))).collect();
-        let parsed = parse_all(&news);
+        let parsed = parse_all(&news, self.wanted);
         let mut touched = BTreeSet::new();
         for (name, text, is_draft) in &texts {
             let name: Arc<OsStr> = name.as_os_str().into();
             let file = self.files.entry(name.clone()).or_default();
             file.is_draft = *is_draft;
-            let difference = file.update(text, &parsed, &mut self.next_id);
+            let difference = file.update(text, &parsed, &mut self.next_id, self.wanted);
             self.reclaim(&name, &difference, &mut touched);
         }
         for edit in edits {
@@ -366,7 +375,7 @@ impl Manifests {
                     self.ask_again.insert(key.clone());
                 }
                 Resource::Service(_)
-                | Resource::Slices(_)
+                | Resource::Slices(..)
                 | Resource::Advertisement(_)
                 | Resource::Bgp(_) => {}
             }
@@ -421,6 +430,7 @@ impl Manifests {
             self.addresses.release(&key.name);
         }
         let Some(known) = known else { return };
+        self.remove_names(key, &known.resource);
         match &*known.resource {
             Resource::Service(_) => {
                 self.addresses.release(&key.name);
@@ -430,7 +440,7 @@ impl Manifests {
                     changes.push(Change::Service(key.name.clone(), None));
                 }
             }
-            Resource::Slices(slices) => {
+            Resource::Slices(slices, _) => {
                 changes.extend(slices.keys().map(|name| Change::EndpointSlice(name.clone(), None)));
             }
             Resource::Advertisement(_) => {
@@ -442,6 +452,7 @@ impl Manifests {
     }
 
     fn set(&mut self, key: &Key, known: LastGood, changes: &mut Vec<Change>) {
+        self.set_names(key, &known);
         let old = self.objects.get(key);
         match &*known.resource {
             Resource::Service(_) => {
@@ -449,7 +460,7 @@ impl Manifests {
                     changes.push(Change::Service(key.name.clone(), known.service.clone()));
                 }
             }
-            Resource::Slices(slices) => {
+            Resource::Slices(slices, _) => {
                 let old = old.map(|old| &*old.resource).and_then(Resource::slices);
                 changes.extend(slice_changes(old.unwrap_or(&BTreeMap::new()), slices));
             }
@@ -460,6 +471,45 @@ impl Manifests {
             Resource::Pool(_) | Resource::Namespace(_) => {}
         }
         self.objects.insert(key.clone(), known);
+    }
+
+    /// Records the names of an object, before it replaces its old state.
+    fn set_names(&mut self, key: &Key, known: &LastGood) {
+        if !self.wanted.names {
+            return;
+        }
+        match &*known.resource {
+            Resource::Service(service) => {
+                let ips = known.service.as_ref().map(|service| service.cluster_ips.as_slice());
+                // Every object of the folder has a name.
+                self.names.extend(dns::service(service, ips));
+            }
+            Resource::Slices(_, slices) => {
+                let old = self.objects.get(key).map(|old| Arc::clone(&old.resource));
+                if let Some(Resource::Slices(_, old)) = old.as_deref() {
+                    let gone = old.keys().filter(|name| !slices.contains_key(name));
+                    self.names.extend(gone.map(|name| NameChange::Slice(name.clone(), None)));
+                }
+                let set = slices.iter().map(|(name, slice)| (name.clone(), Some(slice.clone())));
+                self.names.extend(set.map(|(name, slice)| NameChange::Slice(name, slice)));
+            }
+            Resource::Namespace(_) => self.names.push(NameChange::Namespace(key.name.clone(), true)),
+            Resource::Advertisement(_) | Resource::Bgp(_) | Resource::Pool(_) => {}
+        }
+    }
+
+    fn remove_names(&mut self, key: &Key, resource: &Resource) {
+        if !self.wanted.names {
+            return;
+        }
+        match resource {
+            Resource::Service(_) => self.names.push(NameChange::Service(key.name.clone(), None)),
+            Resource::Slices(_, slices) => {
+                self.names.extend(slices.keys().map(|name| NameChange::Slice(name.clone(), None)));
+            }
+            Resource::Namespace(_) => self.names.push(NameChange::Namespace(key.name.clone(), false)),
+            Resource::Advertisement(_) | Resource::Bgp(_) | Resource::Pool(_) => {}
+        }
     }
 
     /// All conditions, in the order of files and documents.

@@ -1,6 +1,7 @@
-use std::{ops::RangeInclusive, path::PathBuf};
+use std::{ops::RangeInclusive, path::PathBuf, sync::Arc};
 
 use ipnet::IpNet;
+use lb_dns::Names;
 
 /// Settings of the source that reads manifests.
 #[derive(Clone, Debug)]
@@ -13,6 +14,8 @@ pub struct ManifestsOptions {
     pub load_balancer_pool: Vec<IpNet>,
     /// The class of the load balancers that get addresses; `None` for those without a class.
     pub load_balancer_class: Option<String>,
+    /// The index that gets the DNS names of Services; `None` without a DNS server.
+    pub names: Option<Arc<Names>>,
     /// The range of node ports; [`lb_core::allocate::DEFAULT_NODE_PORTS`] by default.
     pub node_port_range: RangeInclusive<u16>,
 }

@@ -7,6 +7,7 @@ use lb_core::{
     announce::{advertisement::Advertisement, bgp},
     api::{self, ObjectMeta},
     convert::{self, Converted},
+    dns::{self, NameChange, NamedSlice},
     load_balancer::{self, Labels, Pool},
     model::{Change, EndpointSlice, ObjectName},
 };
@@ -112,6 +113,9 @@ impl fmt::Display for Key {
 /// EndpointSlices by name.
 pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 
+/// What DNS names need of EndpointSlices, by name; empty unless the source collects names.
+pub(super) type NamedSlices = BTreeMap<ObjectName, NamedSlice>;
+
 /// A valid object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Resource {
@@ -119,7 +123,7 @@ pub(super) enum Resource {
     /// Services.
     Service(Box<api::Service>),
     /// The slices of an EndpointSlice or of Endpoints.
-    Slices(Slices),
+    Slices(Slices, NamedSlices),
     /// A pool of addresses for load balancers.
     Pool(Pool),
     /// Which pools are announced at layer 2.
@@ -134,7 +138,7 @@ impl Resource {
     pub(super) fn service(&self) -> Option<&api::Service> {
         match self {
             Self::Service(service) => Some(service),
-            Self::Slices(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Bgp(_) | Self::Namespace(_) => {
+            Self::Slices(..) | Self::Pool(_) | Self::Advertisement(_) | Self::Bgp(_) | Self::Namespace(_) => {
                 None
             }
         }
@@ -142,12 +146,19 @@ impl Resource {
 
     pub(super) fn slices(&self) -> Option<&Slices> {
         match self {
-            Self::Slices(slices) => Some(slices),
+            Self::Slices(slices, _) => Some(slices),
             Self::Service(_) | Self::Pool(_) | Self::Advertisement(_) | Self::Bgp(_) | Self::Namespace(_) => {
                 None
             }
         }
     }
+}
+
+/// What the source reads of each object.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// Whether DNS names are wanted.
+    pub(super) names: bool,
 }
 
 /// An object with a readable kind and name.
@@ -168,11 +179,11 @@ pub(super) struct Parsed {
     pub(super) ignored: Vec<String>,
 }
 
-pub(super) fn parse(text: &str) -> Parsed {
+pub(super) fn parse(text: &str, wanted: Wanted) -> Parsed {
     let mut parsed = Parsed::default();
     match to_value(text) {
         Ok(Value::Null) => {}
-        Ok(value) => take(&value, "", &Type::default(), &mut parsed),
+        Ok(value) => take(&value, "", &Type::default(), wanted, &mut parsed),
         Err(error) => parsed.errors.push(error),
     }
     parsed
@@ -221,7 +232,7 @@ impl Type {
 }
 
 /// Parses an object, or the items of a list; `prefix` is the path of `value` within the document.
-fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
+fn take(value: &Value, prefix: &str, inherited: &Type, wanted: Wanted, parsed: &mut Parsed) {
     if !value.is_object() {
         let field = prefix.trim_end_matches('.');
         parsed.errors.push(FieldError::new(
@@ -242,12 +253,12 @@ fn take(value: &Value, prefix: &str, inherited: &Type, parsed: &mut Parsed) {
         });
         let items = value.get("items").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         for (index, item) in items.iter().enumerate() {
-            take(item, &format!("{prefix}items[{index}]."), &item_type, parsed);
+            take(item, &format!("{prefix}items[{index}]."), &item_type, wanted, parsed);
         }
         return;
     }
     match recognise(&api_version, &kind) {
-        Recognised::Ours(kind) => take_object(kind, value, prefix, parsed),
+        Recognised::Ours(kind) => take_object(kind, value, prefix, wanted, parsed),
         Recognised::Ignored => parsed.ignored.push(format!("{api_version} {kind}")),
         Recognised::Mistaken(meant) => parsed.errors.push(FieldError::new(
             format_args!("{prefix}kind"),
@@ -288,7 +299,7 @@ fn recognise(api_version: &str, kind: &str) -> Recognised {
     }
 }
 
-fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
+fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: &mut Parsed) {
     let metadata = |field: &str| value.get("metadata").and_then(|metadata| metadata.get(field));
     let Some(name) = metadata("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
         let why = match metadata("name") {
@@ -309,8 +320,8 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, parsed: &mut Parsed) {
     let mut warnings = Vec::new();
     let resource = match kind {
         Kind::Service => service(value),
-        Kind::EndpointSlice => endpoint_slice(value, &mut warnings),
-        Kind::Endpoints => endpoints(value),
+        Kind::EndpointSlice => endpoint_slice(value, wanted, &mut warnings),
+        Kind::Endpoints => endpoints(value, wanted),
         Kind::IpAddressPool => pool(value),
         Kind::L2Advertisement => advertisement(value),
         Kind::BgpAdvertisement => bgp_kinds::advertisement(value),
@@ -329,32 +340,44 @@ fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     // Annotations of other software may be many times larger than the rest, and have no effect here.
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
     let ours = |(name, _): &(String, String)| {
-        name.starts_with(convert::ANNOTATION_PREFIX) || load_balancer::is_relevant(name)
+        name.starts_with(convert::ANNOTATION_PREFIX)
+            || load_balancer::is_relevant(name)
+            || name == dns::TOLERATE_UNREADY
     };
     let annotations = annotations.map(|all| all.into_iter().filter(ours).collect());
     service.metadata = ObjectMeta { name, namespace, labels, annotations, ..ObjectMeta::default() };
     Ok(Resource::Service(Box::new(service)))
 }
 
-fn endpoint_slice(value: &Value, warnings: &mut Vec<FieldError>) -> Result<Resource, Vec<FieldError>> {
+fn endpoint_slice(
+    value: &Value,
+    wanted: Wanted,
+    warnings: &mut Vec<FieldError>,
+) -> Result<Resource, Vec<FieldError>> {
     let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
     // The API server stores an unset name as the empty one. kube-proxy ignores a port without a name.
     slice.ports.iter_mut().flatten().for_each(|port| _ = port.name.get_or_insert_default());
     validate::endpoint_slice(&slice, warnings)?;
-    match convert::endpoint_slice(&slice)
-        .and_then(Converted::whole)
-        .map_err(|error| vec![field_error(error)])?
-    {
-        Change::EndpointSlice(name, Some(slice)) => Ok(Resource::Slices(Slices::from([(name, slice)]))),
-        Change::EndpointSlice(_, None) | Change::Service(..) => Ok(Resource::Slices(Slices::new())),
-    }
+    let refuse = |error| vec![field_error(error)];
+    let slices = match convert::endpoint_slice(&slice).and_then(Converted::whole).map_err(refuse)? {
+        Change::EndpointSlice(name, Some(slice)) => Slices::from([(name, slice)]),
+        Change::EndpointSlice(_, None) | Change::Service(..) => Slices::new(),
+    };
+    let names = wanted.names.then(|| dns::endpoint_slice(&slice)).transpose().map_err(refuse)?;
+    let names = match names {
+        Some(NameChange::Slice(name, Some(slice))) => NamedSlices::from([(name, slice)]),
+        Some(_) | None => NamedSlices::new(),
+    };
+    Ok(Resource::Slices(slices, names))
 }
 
-fn endpoints(value: &Value) -> Result<Resource, Vec<FieldError>> {
+fn endpoints(value: &Value, wanted: Wanted) -> Result<Resource, Vec<FieldError>> {
     let endpoints: api::Endpoints = typed::<core::Endpoints, _>(value)?;
     validate::endpoints(&endpoints)?;
-    let slices = convert::endpoints(&endpoints).map_err(|error| vec![field_error(error)])?;
-    Ok(Resource::Slices(slices.into_iter().collect()))
+    let refuse = |error| vec![field_error(error)];
+    let slices = convert::endpoints(&endpoints).map_err(refuse)?;
+    let names = wanted.names.then(|| dns::endpoints(&endpoints)).transpose().map_err(refuse)?;
+    Ok(Resource::Slices(slices.into_iter().collect(), names.into_iter().flatten().collect()))
 }
 
 fn pool(value: &Value) -> Result<Resource, Vec<FieldError>> {

@@ -5,12 +5,14 @@ use std::{
     ffi::OsString,
     io,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use lb_core::{
     announce::advertisement::Advertised, load_balancer::PoolUsage, model::SourceEvent, plan::Contents,
 };
+use lb_dns::Names;
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
@@ -77,7 +79,8 @@ pub async fn run(
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
     // The watch is created before the first read, so that it reports every later change.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
-    Follower { dir, watch, events, published }.follow(manifests).await
+    let names = options.names;
+    Follower { dir, watch, events, published, names }.follow(manifests).await
 }
 
 /// Channels for what the folder says in addition to the events for the writer. Each holds the latest value.
@@ -106,6 +109,7 @@ struct Follower {
     watch: Watch,
     events: mpsc::Sender<SourceEvent>,
     published: Published,
+    names: Option<Arc<Names>>,
 }
 
 impl Follower {
@@ -124,6 +128,7 @@ impl Follower {
             if !synchronised && (self.watch.is_settled() || started.elapsed() > FIRST_LOAD) {
                 synchronised = true;
                 events.push(SourceEvent::Synchronised);
+                self.names.iter().for_each(|names| names.set_synchronised());
             }
             if synchronised && sound && !complete && self.watch.is_settled() && !self.watch.has_drafts() {
                 complete = true;
@@ -202,6 +207,9 @@ impl Follower {
 
     /// Publishes conditions and logs them; returns the event for the writer.
     fn publish(&self, update: Update) -> Option<SourceEvent> {
+        if let Some(names) = &self.names {
+            names.apply(update.names);
+        }
         for (location, kind) in update.ignored {
             info!("{location}: ignoring objects of kind {kind}: they define no load balancing");
         }
@@ -274,12 +282,13 @@ mod tests {
             cluster_ip_ranges: vec!["10.96.0.0/12".parse().unwrap()],
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
+            names: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };
         let watch = Watch::new(&dir).unwrap();
         let events = mpsc::channel(8).0;
         let manifests = Manifests::new(&options, &Contents::default());
-        (root, Follower { dir, watch, events, published: Published::default() }, manifests)
+        (root, Follower { dir, watch, events, published: Published::default(), names: None }, manifests)
     }
 
     fn swap(root: &TempDir) {

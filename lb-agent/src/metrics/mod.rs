@@ -19,6 +19,7 @@ mod traffic;
 use std::fmt;
 
 use jiff::Timestamp;
+use lb_dns::Stats;
 use prometheus_client::{encoding::text, registry::Registry};
 
 pub(crate) use self::kube_proxy::Extent;
@@ -32,6 +33,7 @@ pub struct Metrics {
     registry: Registry,
     kube_proxy: KubeProxy,
     own: Own,
+    dns: Stats,
     slis: Slis,
 }
 
@@ -43,11 +45,18 @@ impl Metrics {
         let mut registry = Registry::default();
         kube_proxy.register(registry.sub_registry_with_prefix("kubeproxy"));
         own.register(registry.sub_registry_with_prefix("lb"));
+        let dns = Stats::default();
+        dns.register(registry.sub_registry_with_prefix("lb"));
         registry.register_collector(Box::new(packets::Packets(packets)));
         if let Some(traffic) = traffic {
             registry.register_collector(Box::new(traffic::Traffic(traffic)));
         }
-        Self { registry, kube_proxy, own, slis: Slis::new() }
+        Self { registry, kube_proxy, own, dns, slis: Slis::new() }
+    }
+
+    /// The counters of the DNS server.
+    pub(crate) fn dns(&self) -> Stats {
+        self.dns.clone()
     }
 
     /// Records the result of a health check of the agent.

@@ -14,6 +14,7 @@ mod cluster;
 mod contract;
 mod faults;
 mod health;
+mod names;
 mod node;
 mod selection;
 mod source;

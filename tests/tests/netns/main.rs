@@ -18,6 +18,7 @@ mod clock;
 mod connections;
 mod deploy;
 mod devices;
+mod dns;
 mod dsr;
 mod edits;
 mod environment;

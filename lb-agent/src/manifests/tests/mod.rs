@@ -13,6 +13,7 @@ use super::{Content, Edit, Manifests, ManifestsOptions, Update};
 mod bgp;
 mod edits;
 mod follow;
+mod names;
 mod pools;
 mod random_edits;
 mod rejected;
@@ -28,6 +29,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
         cluster_ip_ranges: ranges.split(',').map(|range| range.parse().unwrap()).collect(),
         load_balancer_pool: Vec::new(),
         load_balancer_class: None,
+        names: None,
         node_port_range: DEFAULT_NODE_PORTS,
     }
 }

@@ -1,0 +1,90 @@
+//! The watches that DNS names need: all Services and EndpointSlices. The proxy's own watches leave out headless
+//! Services, their slices, and the Services of other proxies.
+
+use std::{convert::Infallible, sync::Arc, time::SystemTime};
+
+use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
+use lb_core::{
+    api::{EndpointSlice, Service},
+    convert::{ConvertError, Converted},
+    dns::{self, NameChange},
+    model::ObjectName,
+};
+use lb_dns::Names;
+use serde::Deserialize;
+
+use super::{
+    client::{ApiServer, KubernetesError, watching_client},
+    kind::{self, Kind},
+    watch::Watch,
+    watched::Read,
+};
+
+/// A Service as DNS names see it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+struct NamedService(Service);
+
+/// An EndpointSlice as DNS names see it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+struct NamedSlice(EndpointSlice);
+
+impl Read for NamedService {
+    type Schema = core::Service;
+}
+
+impl Kind for NamedService {
+    const NAME: &str = "Service";
+    const NAMESPACED: bool = true;
+    type Change = NameChange;
+
+    fn change(&self, _name: &ObjectName) -> Result<Converted<NameChange>, ConvertError> {
+        Ok(dns::service(&self.0, None)?.into())
+    }
+
+    fn gone(name: ObjectName) -> NameChange {
+        NameChange::Service(name, None)
+    }
+}
+
+impl Read for NamedSlice {
+    type Schema = discovery::EndpointSlice;
+}
+
+impl Kind for NamedSlice {
+    const NAME: &str = "EndpointSlice";
+    const NAMESPACED: bool = true;
+    type Change = NameChange;
+
+    fn change(&self, _name: &ObjectName) -> Result<Converted<NameChange>, ConvertError> {
+        Ok(dns::endpoint_slice(&self.0)?.into())
+    }
+
+    fn gone(name: ObjectName) -> NameChange {
+        NameChange::Slice(name, None)
+    }
+}
+
+/// Follows the API server; `names` are synchronised once all Services and EndpointSlices have been listed. What the API
+/// server does not answer stays in its last state; the proxy's watches report why.
+///
+/// # Errors
+///
+/// A configuration without a usable API server. A server that does not answer is retried forever.
+pub async fn follow_names(server: ApiServer, names: Arc<Names>) -> Result<Infallible, KubernetesError> {
+    let (client, _) = watching_client(server).await?;
+    let now = SystemTime::now();
+    let mut services: Watch<NamedService> = Watch::new(client.clone(), kind::all(), now);
+    let mut slices: Watch<NamedSlice> = Watch::new(client, kind::all(), now);
+    loop {
+        let changes = tokio::select! {
+            changes = services.next() => changes,
+            changes = slices.next() => changes,
+        };
+        names.apply(changes.ok_or(KubernetesError::Ended)?);
+        if services.is_listed() && slices.is_listed() {
+            names.set_synchronised();
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! DNS names of the objects of an API server.
+
+use lb_tests::resolver::Resolver;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, LIMIT};
+
+/// Arguments for a DNS server at a loopback address, whose upstream server never answers.
+const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
+
+fn headless(bed: &Bed, name: &str) -> Value {
+    let mut service = bed.service(name, 0);
+    service["spec"]["clusterIP"] = "None".into();
+    service
+}
+
+#[test]
+fn services_that_the_proxy_ignores_have_names() {
+    let mut bed = Bed::with_faults();
+    bed.put("a", 1);
+    let mut slice = bed.slice("peers", 3);
+    slice["metadata"]["labels"]["service.kubernetes.io/headless"] = "".into();
+    bed.cluster.apply(&headless(&bed, "peers"));
+    bed.cluster.apply(&slice);
+    let mut other = bed.service("other", 9);
+    other["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "another"});
+    bed.cluster.apply(&other);
+    bed.start_agent_with(&DNS);
+    let resolver = Resolver::new(bed.netns.clone(), bed.bpffs().parent().unwrap()).unwrap();
+    let has = |name: &str, wanted: &[String]| {
+        let addresses = || resolver.addresses("ahosts", name).unwrap();
+        bed.wait_until(name, LIMIT, |_| addresses() == wanted);
+    };
+    let ip = |name: &str, number| {
+        vec![bed.service(name, number)["spec"]["clusterIP"].as_str().unwrap().to_owned()]
+    };
+    has("a", &ip("a", 1));
+    has("other", &ip("other", 9));
+    has("peers", &["198.51.100.3".to_owned()]);
+    bed.wait_until("the proxy serves only a", LIMIT, |bed| bed.served() == ["a 1"]);
+    bed.cluster.delete(&slice);
+    has("peers", &[]);
+    bed.cluster.apply(&bed.slice("peers", 4));
+    has("peers", &["198.51.100.4".to_owned()]);
+}

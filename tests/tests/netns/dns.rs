@@ -1,0 +1,100 @@
+//! DNS names of Services, asked by glibc.
+
+use std::time::Duration;
+
+use lb_tests::{resolver::Resolver, wait_for};
+
+use crate::bed::{Bed, vips};
+
+/// Arguments for a DNS server at a loopback address, whose upstream server never answers.
+const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
+
+const HEADLESS: &str = "\
+apiVersion: v1
+kind: Service
+metadata: {name: db}
+spec: {clusterIP: None, ports: [{name: sql, port: 5432}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: db-1, labels: {kubernetes.io/service-name: db}}
+addressType: IPv4
+ports: [{name: sql, port: 5432}]
+endpoints:
+- {addresses: [10.244.9.1], hostname: db-0}
+- {addresses: [10.244.9.2], conditions: {ready: false}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: alias}
+spec: {type: ExternalName, externalName: web.default.svc.cluster.local}
+";
+
+/// A cluster whose node asks the agent.
+struct Names {
+    bed: Bed,
+    resolver: Resolver,
+}
+
+impl Names {
+    fn new() -> Self {
+        let mut bed = Bed::with_web(&["pod2"]);
+        bed.agent = None;
+        bed.start_agent_with(&DNS);
+        let resolver = Resolver::new(bed.cluster.node1.clone(), bed.cluster.folder()).unwrap();
+        Self { bed, resolver }
+    }
+
+    fn getent(&self, database: &str, name: &str) -> String {
+        self.resolver.getent(database, name).unwrap()
+    }
+
+    fn addresses(&self, database: &str, name: &str) -> Vec<String> {
+        self.resolver.addresses(database, name).unwrap()
+    }
+
+    fn wait_for(&self, name: &str, wanted: &[&str]) {
+        let has = || (self.addresses("ahosts", name) == wanted).then_some(());
+        wait_for(Duration::from_secs(3), has).unwrap_or_else(|| {
+            panic!("{name} has {:?}, not {wanted:?}", self.addresses("ahosts", name));
+        });
+    }
+}
+
+#[test]
+fn glibc_resolves_services_by_short_and_full_names() {
+    let names = Names::new();
+    for name in ["web", "web.default", "web.default.svc", "WEB.default.svc.cluster.local."] {
+        assert_eq!(names.addresses("ahostsv4", name), ["10.96.0.10"], "{name}");
+        assert_eq!(names.addresses("ahosts", name), ["10.96.0.10", "fd00:10:96::a"], "{name}");
+    }
+    assert_eq!(names.addresses("ahosts", "nothing.default"), [""; 0]);
+    assert!(names.getent("hosts", "10.96.0.10").contains("web.default.svc.cluster.local"));
+    assert!(names.getent("hosts", "fd00:10:96::a").contains("web.default.svc.cluster.local"));
+}
+
+#[test]
+fn names_follow_the_manifests() {
+    let names = Names::new();
+    names.bed.cluster.manifests.write("db", HEADLESS).unwrap();
+    names.wait_for("db", &["10.244.9.1"]);
+    assert_eq!(names.addresses("ahosts", "db-0.db"), ["10.244.9.1"]);
+    assert!(names.getent("hosts", "10.244.9.1").contains("db-0.db.default.svc.cluster.local"));
+    assert_eq!(names.addresses("ahostsv4", "alias"), ["10.96.0.10"]);
+    assert!(names.getent("ahosts", "alias").contains("web.default.svc.cluster.local"), "the canonical name");
+    names.bed.put("second", vips(20), &[]);
+    names.wait_for("second", &["10.96.0.20", "fd00:10:96::14"]);
+    names.bed.cluster.manifests.remove("second").unwrap();
+    names.wait_for("second", &[]);
+}
+
+#[test]
+fn names_return_after_the_agent_was_killed() {
+    let mut names = Names::new();
+    let report = names.bed.status();
+    assert_eq!(report["agent"]["dns"]["addresses"][0], "127.0.0.1:53", "{report}");
+    names.bed.agent.take().unwrap().kill().unwrap();
+    assert_eq!(names.addresses("ahosts", "web"), [""; 0]);
+    names.bed.start_agent_with(&DNS);
+    assert_eq!(names.addresses("ahostsv4", "web"), ["10.96.0.10"]);
+}
