@@ -280,7 +280,7 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files that show the time of day to users or in metrics.
-const CALENDARS: [&str; 10] = [
+const CALENDARS: [&str; 11] = [
     "announce/report.rs",
     "daemon/shortage.rs",
     "daemon/start.rs",
@@ -288,6 +288,7 @@ const CALENDARS: [&str; 10] = [
     "health/freshness.rs",
     "kubernetes/addresses/lease.rs",
     "kubernetes/announce/mod.rs",
+    "kubernetes/names.rs",
     "kubernetes/run.rs",
     "metrics/mod.rs",
     "zpages.rs",
