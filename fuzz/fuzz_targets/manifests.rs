@@ -15,9 +15,10 @@ use lb_core::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// A file that never changes. Its name sorts before the other's, because the first of two definitions counts.
+/// A file that never changes. Its name sorts before that of the changed file, because the first of two definitions
+/// counts.
 const GOOD: (&str, &str) = ("a.yaml", include_str!("../corpus/manifests/good.yaml"));
-/// The content of the changed file, at first and at last.
+/// The file that changes, with its content at the start and at the end.
 const BASE: (&str, &str) = ("b.yaml", include_str!("../corpus/manifests/base.yaml"));
 
 fuzz_target!(|text: &str| {

@@ -24,7 +24,7 @@ struct Input<'a> {
     takes_hop: bool,
     is_partial: bool,
     has_no_checksum: bool,
-    /// The source port is such that the new checksum is 0, which UDP writes as 0xffff.
+    /// Whether to choose the source port so that the new checksum is 0, which UDP writes as 0xffff.
     aims_at_zero: bool,
     frame: &'a [u8],
 }
@@ -73,7 +73,7 @@ fn target(input: &Input<'_>, packet: &Packet) -> Option<Tuple> {
         .then(|| Tuple::new(source, destination, from, to, packet.tuple.protocol))
 }
 
-/// Adds the checksum that the packet would get to the source port, so that the packet's checksum becomes 0.
+/// Adds to the source port the checksum that the packet would get, so that the packet's checksum becomes 0.
 fn aim_at_zero(before: &[u8], packet: &Packet, to: &mut Tuple) {
     let mut after = before.to_vec();
     write_tuple(&mut after, packet, to);

@@ -170,10 +170,11 @@ impl Mark {
         Self::new(Side::Front, &key.address, key.port, key.protocol)
     }
 
-    /// The marks of an entry of the flow table with these [`flow_flags`]: the destination of an entry of the client's
-    /// direction, the source of one of the reply direction. Replies of a routed or hairpin flow go to an address that
-    /// sockets of the node may also have. A second mark makes packets that these sockets send to the same backend need
-    /// the lookup. (A masqueraded flow that is not routed has another entry with that mark.)
+    /// The marks of an entry of the flow table with these [`flow_flags`]: for the client's direction, the destination
+    /// in `Front`; for the reply direction, the source in `Back`. Replies of a routed or hairpin flow go to an address
+    /// that sockets of the node may also have. So their source is also marked in `Front`: packets that these sockets
+    /// send to the same backend then need the lookup. (A masqueraded flow that is not routed has another entry with
+    /// that mark.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;

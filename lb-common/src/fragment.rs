@@ -92,9 +92,9 @@ impl FragmentedDatagram {
     /// (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
-    /// Ticks for which a fragment waits for the first one, and fragments of a dropped datagram follow it: 1 to 2 s. The
-    /// network reorders fragments within milliseconds. The shorter the time, the more rarely a fragment meets another
-    /// datagram with a reused identification.
+    /// Ticks for which a later fragment waits for the first one, and for which later fragments are dropped after the
+    /// first one was: 1 to 2 s. The network reorders fragments within milliseconds. The shorter the time, the more
+    /// rarely a fragment meets another datagram with a reused identification.
     const SHORT_LIFETIME: u32 = 1;
 
     /// The protocol of a datagram that no program translates at this hook: its fragments pass.
@@ -124,7 +124,7 @@ impl FragmentedDatagram {
         is_within(lifetime, self.seen, now)
     }
 
-    /// Whether a later fragment that was seen then still waits for the first one.
+    /// Whether a later fragment that arrived at the tick `seen` still waits for the first one.
     #[inline(always)]
     pub const fn may_wait(seen: Tick, now: Tick) -> bool {
         is_within(Self::SHORT_LIFETIME, seen, now)

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// All claims of frontends by service ports. The strongest kind owns a frontend; among claims of one kind, the smallest
-/// name does. Neither depends on the order of events.
+/// name does. So the owner does not depend on the order of events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     claims: BTreeSet<Claim>,

@@ -35,7 +35,7 @@ impl Ids {
         self.names.contains_key(&id)
     }
 
-    /// The id of a service port, or a new one. `taken` are further ids that must not be allocated.
+    /// The id of a service port; if it has none, a new one for which `taken` returns false.
     pub(crate) fn get_or_allocate(&mut self, name: &ServicePortName, taken: impl Fn(u32) -> bool) -> u32 {
         if let Some(id) = self.by_name.get(name) {
             return *id;

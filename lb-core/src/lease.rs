@@ -131,7 +131,8 @@ impl Election {
         Some(Release { replaces, lasts: self.timing.request, transitions })
     }
 
-    /// Records that the API server has accepted a bid that was sent at `sent`, as this version.
+    /// Records that the API server has accepted a bid, which was sent at `sent`, and that the Lease now has this
+    /// version.
     pub fn accepted(&mut self, bid: &Bid, version: &str, sent: Duration) {
         let end = sent.saturating_add(self.timing.act);
         let begin = match &self.term {

@@ -66,8 +66,8 @@ pub struct Reconciler {
     stale_ids: BTreeSet<u32>,
     /// Source ranges of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
-    /// Services that the agent found in the kernel and that the sources have not shown completely yet; empty once the
-    /// sources are complete.
+    /// Services that the agent found in the kernel and that the sources have not shown completely yet; once the sources
+    /// are complete, only those that they cannot read.
     earlier: BTreeSet<ObjectName>,
     /// Whether the sources have shown everything that can be read.
     complete: bool,
@@ -183,10 +183,10 @@ impl Reconciler {
         self.sources_complete_but(&BTreeSet::new());
     }
 
-    /// Records that the sources have shown all objects except some of these Services, which they cannot read. A Service
-    /// of which they can read nothing stays as the agent found it in the kernel. If they can read some of its slices,
-    /// the Service also keeps the other endpoints that the agent found. The next plan deletes everything else that the
-    /// sources have not shown. Call it before the first plan if there are such Services.
+    /// Records that the sources have shown everything except some objects of these Services, which they cannot read. A
+    /// Service of which they can read nothing stays as the agent found it in the kernel. If they can read some of its
+    /// slices, the Service also keeps the other endpoints that the agent found. The next plan deletes everything else
+    /// that the sources have not shown. Call it before the first plan if there are such Services.
     pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
         if !self.complete {
             let found: BTreeSet<ObjectName> = self.earlier.intersection(unread).cloned().collect();
@@ -474,8 +474,8 @@ impl Reconciler {
         desired
     }
 
-    /// Whether the sources have shown the Service, so that it may be planned. If so, unmarks it as one of an earlier
-    /// run.
+    /// Whether the Service may be planned: the sources have shown it with an EndpointSlice, or it is not in `earlier`.
+    /// If they have shown it, removes it from `earlier`.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
         if whole && self.earlier.remove(name) {

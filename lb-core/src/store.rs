@@ -36,7 +36,7 @@ impl Store {
         self.services.get(name).map(AsRef::as_ref)
     }
 
-    /// The slices of a Service, by name.
+    /// The EndpointSlices of a Service, sorted by their names.
     pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> + Clone {
         self.slices.get(service).into_iter().flatten().map(|(_, slice)| slice)
     }

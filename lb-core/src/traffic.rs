@@ -2,9 +2,10 @@
 //!
 //! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
 //! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
-//! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. If walks are less
-//! than ten seconds apart, the sums lack only packets after the last walk of an entry that is deleted at once (a
-//! masquerade port taken from a closed connection, a UDP flow to a removed backend, an entry that a program evicts).
+//! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. So if walks are less
+//! than ten seconds apart, the sums lack only packets that an entry has counted between its last walk and its deletion
+//! at once: a masquerade port taken from a closed connection, a UDP flow to a removed backend, an entry that a program
+//! evicts.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

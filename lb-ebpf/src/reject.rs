@@ -144,7 +144,6 @@ mod tests {
 
     use super::*;
 
-    /// The bytes of a header.
     fn bytes<T: crate::parse::frame::Header>(header: &T) -> &[u8] {
         // SAFETY: a `Header` is bytes only, and the slice borrows it.
         unsafe { core::slice::from_raw_parts(core::ptr::from_ref(header).cast(), size_of::<T>()) }

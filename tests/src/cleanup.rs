@@ -1,5 +1,5 @@
-//! Cleanup of namespaces, processes, mounts, folders and control groups. Each is registered before it is created, a
-//! process under the lock under which it is started.
+//! Cleanup of namespaces, processes, mounts, folders and control groups. Each is registered before it is created; a
+//! process is started and registered under one lock.
 //!
 //! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove all registered resources
 //! ([`on_interrupt`]); [`remove_stale`] finds the leftovers of killed processes by their names.

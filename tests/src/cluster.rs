@@ -147,7 +147,7 @@ impl Pod {
     }
 }
 
-/// The servers of a pod.
+/// Starts the servers of a pod, HTTP and UDP, in the namespace.
 pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
     Ok(vec![server::http(netns, name, HTTP_PORT)?, server::udp_echo(netns, name, UDP_PORT)?])
 }
@@ -414,7 +414,7 @@ impl Cluster {
         ))
     }
 
-    /// Adds routes to the pods of `other` on `node`.
+    /// Adds routes on `node` that lead to the pods of `other`.
     fn add_pod_routes(&self, node: u8, other: u8) -> Result<()> {
         self.node(node).ip(&format!(
             "route add 10.244.{other}.0/24 via 172.18.0.{other}\n\

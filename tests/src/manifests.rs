@@ -128,7 +128,7 @@ pub struct Exposure {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Whether these addresses have `ipMode: Proxy`: packets to them go to the load balancer, not to this proxy.
+    /// Whether the load balancer IPs have `ipMode: Proxy`: packets to them go to the load balancer, not to this proxy.
     pub proxied: bool,
     /// `spec.allocateLoadBalancerNodePorts: false`
     pub without_node_ports: bool,
@@ -162,7 +162,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A Service, and its EndpointSlices of each family that the endpoints have.
+    /// The Service and its EndpointSlices, for the family of a single cluster IP, otherwise for both families.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {

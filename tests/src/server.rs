@@ -225,8 +225,8 @@ pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
     udp_echo_at(netns, name, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
 }
 
-/// Echoes datagrams on one address, which is also the source of replies. (With an unspecified address the route to the
-/// client determines the source, on a host with several addresses possibly another one.)
+/// Echoes datagrams on one address, which is also the source of replies. (With an unspecified address, the route to the
+/// client determines the source: on a host with several addresses it may differ from the address that the client used.)
 pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Server> {
     let socket = netns
         .run(|| UdpSocket::bind(address))

@@ -33,7 +33,7 @@ use crate::{
 
 /// Transactions of each client that [`Traffic::progresses`] waits for.
 const SOME: u64 = 20;
-/// How long [`Traffic::progresses`] waits for them.
+/// How long [`Traffic::progresses`] waits for [`SOME`] transactions of every client.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
 /// are free again before it has used all of them.

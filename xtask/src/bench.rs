@@ -21,7 +21,6 @@ pub(crate) struct Args {
     args: Vec<OsString>,
 }
 
-/// A benchmark.
 #[derive(Clone, Copy, ValueEnum)]
 enum Bench {
     /// Time and memory from API objects to BPF maps

@@ -28,7 +28,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The arguments of `cargo xtask test`, which CI runs: all targets, about a minute together.
+    /// The arguments that `cargo xtask test` uses, and so CI: all targets, about a minute together.
     pub(crate) fn of_ci() -> Self {
         Self { target: None, seconds: 8, seed: None }
     }

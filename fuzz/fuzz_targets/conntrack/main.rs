@@ -206,7 +206,7 @@ impl World {
             return;
         }
         let passed = &mut self.passed[from as usize];
-        // A SYN that arrives after what its sender sent later changes nothing.
+        // A late SYN, which arrives after segments that its sender sent later, changes nothing.
         let later = passed.end.wrapping_sub(segment.end());
         let is_late = passed.any && later != 0 && later <= sent.wrapping_sub(segment.end());
         let is_first = !passed.any || segment.flags & SYN != 0;

@@ -65,7 +65,6 @@ impl Peer {
         (self.state, self.ended_orderly) = (state, false);
     }
 
-    /// Opens a connection.
     pub(crate) fn connect(&mut self, first: u32) -> Segment {
         self.begin(first, State::SynSent);
         segment(SYN, first, 0, 0)

@@ -26,7 +26,6 @@ pub(super) fn group(address: IpAddr) -> Option<Ipv6Addr> {
     }
 }
 
-/// A MAC address as text.
 pub(super) fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -84,7 +84,7 @@ impl Key {
 
     /// Encodes a message: its authentication code, then JSON.
     pub(super) fn seal(&self, message: &Message) -> Vec<u8> {
-        // A `Message` has no map with keys other than text, so it is always valid JSON.
+        // Cannot fail: only a map with keys other than text has no JSON, and a `Message` contains no map.
         let text = serde_json::to_vec(message).unwrap_or_default();
         [hmac::sign(&self.0, &text).as_ref(), &text].concat()
     }

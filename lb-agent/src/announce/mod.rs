@@ -65,7 +65,7 @@ pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 /// Inputs of the task.
 #[derive(Debug)]
 pub struct Sources {
-    /// Advertisements and pools. The sender is closed if Services come from an API server.
+    /// Advertisements and pools. The sender is closed if Services come from an API server, without `--announce`.
     pub advertised: watch::Receiver<Advertised>,
     /// The nodes of the cluster, for members that are its Nodes.
     pub cluster: watch::Receiver<Cluster>,
@@ -75,7 +75,7 @@ pub struct Sources {
     pub network: watch::Receiver<Network>,
     /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub synchronised: watch::Receiver<bool>,
-    /// Becomes true when the agent ends. The task drops it once the node announces nothing any more.
+    /// Becomes true when the agent ends. The task drops the receiver after it has handed over its addresses.
     pub stop: watch::Receiver<bool>,
 }
 
@@ -115,7 +115,7 @@ impl Announcer {
     ///
     /// # Errors
     ///
-    /// This node is not among `members`, or a socket cannot be opened.
+    /// The socket cannot be opened at the configured address of this node.
     pub fn new(
         (node, patterns): (Arc<str>, DevicePatterns),
         sources: Sources,
@@ -266,7 +266,7 @@ impl Announcer {
     }
 
     /// Calls [`Self::update`] and returns whether it succeeded. After a failure the next tick tries again; meanwhile
-    /// the records in the kernel expire at their deadlines.
+    /// records with a deadline expire.
     fn apply(&mut self) -> bool {
         let failure = self.update().err().map(|error| error.to_string());
         if failure != self.failure {

@@ -52,9 +52,9 @@ impl Peers {
             Who::Nodes(port) => (BTreeMap::new(), Some(port)),
         };
         let voters = Voters { generation: 0, names: addresses.keys().cloned().collect() };
-        // Nanoseconds since boot are greater than the number of any question of an earlier agent. After a reboot they
-        // are smaller, which the other members accept, because they promise an address for a shorter time than a reboot
-        // takes.
+        // The numbers of questions start at the nanoseconds since boot, so they are greater than those of an earlier
+        // agent. After a reboot they are smaller; the other members accept this, because they have not heard from this
+        // member for longer than a promise lasts.
         let now = Announcements::now();
         let leases = Leases::new(Arc::clone(&node), voters, prefer, Timing::DEFAULT, (now, now));
         let others = BTreeMap::new();
@@ -66,7 +66,8 @@ impl Peers {
         Ok(peers)
     }
 
-    /// The nodes that may announce, with their labels, as `cluster` says if the members are its Nodes.
+    /// The nodes that may announce, with their labels. If the members are the cluster's Nodes, takes over their
+    /// addresses and the voters from `cluster`.
     pub(super) fn nodes(&mut self, cluster: &Cluster, now: Nanos) -> BTreeMap<Arc<str>, Labels> {
         let Some(port) = self.port else {
             let names = self.others.keys().chain([&self.node]);

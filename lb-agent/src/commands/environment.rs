@@ -40,7 +40,7 @@ pub fn exec(paths: &KernelPaths, args: &ExecArgs) -> anyhow::Result<()> {
     process::exit(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN });
 }
 
-/// Asks the agent; prints the variables that two Services define as warnings.
+/// Asks the agent for the variables; prints a warning for each variable that two Services define.
 fn ask(paths: &KernelPaths, namespace: &str) -> anyhow::Result<Variables> {
     let variables = environment::ask(&paths.bpffs, namespace)?;
     for collision in &variables.collisions {

@@ -63,7 +63,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl EventView {
-    /// The view of an event; `labels` are those of the service, `device` is the name of the device.
+    /// The view of an event; `labels` are those of the service, `device` returns the name of an interface index.
     pub(super) fn new(
         event: &Event,
         time: Timestamp,

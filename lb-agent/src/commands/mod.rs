@@ -1,4 +1,4 @@
-//! The commands other than `run`. They read or clean up the kernel; only `announce` needs a running agent.
+//! The commands other than `run`. Only `announce`, `service env` and `exec` need a running agent.
 
 mod announce;
 mod bugreport;

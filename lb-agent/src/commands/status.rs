@@ -54,7 +54,7 @@ struct Agent {
     report: Option<Report>,
 }
 
-/// Pins and programs that should be there: see [`Missing`].
+/// Missing pins and programs: see [`Missing`].
 #[derive(Debug, Serialize)]
 struct MissingView {
     maps: Vec<&'static str>,

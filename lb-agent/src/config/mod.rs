@@ -131,15 +131,15 @@ pub struct Config {
     pub without_effect: Vec<String>,
 }
 
-/// The members that share load balancers' addresses, this node included; empty if this node alone announces its
-/// addresses.
+/// The members that share load balancers' addresses: the configured `members`, or with `port` the Nodes of the cluster.
+/// Without both, this node alone announces its addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnounceConfig {
-    /// UDP address of each member, by node name.
+    /// UDP address of each configured member, this node included, by node name.
     pub members: BTreeMap<Arc<str>, SocketAddr>,
     /// The UDP port of the members if these are the Nodes of the cluster.
     pub port: Option<u16>,
-    /// The file with the key that authenticates the members' messages; `Some` if there are members.
+    /// The file with the key that authenticates the members' messages; `Some` if there are `members` or a `port`.
     pub key_file: Option<PathBuf>,
     /// Which of two members announce while they receive no messages from each other.
     pub prefer: Prefer,

@@ -67,7 +67,7 @@ pub(super) async fn run(
     let mut recount = Recount::default();
     let mut log = ErrorLog::default();
     let mut next_sweep = Instant::now() + CALM;
-    // The first addresses arrive at once: the node may have lost some while no agent was running.
+    // Set when the first addresses arrive: the node may have lost addresses while no agent was running.
     let mut checks_addresses = false;
     // Frontends whose flows, and frontends whose sockets, must be checked. Flows are deleted first, after a grace
     // period: from then on no program connects a socket to an old backend.

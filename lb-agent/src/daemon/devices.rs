@@ -134,7 +134,8 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // After a failed read, `changed` returns at once; after a failed attachment, only at the next change.
+                // Does not wait for `changed`: after a failed read it returns immediately; after a failed attachment it
+                // waits for the next change.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

@@ -31,9 +31,9 @@ pub(super) struct Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Variables {
-    /// Whether the agent knows all Services; without that, it knows no variables.
+    /// Whether the agent knows all Services; if not, `variables` is empty.
     pub is_complete: bool,
-    /// Names and values, in their order.
+    /// Names and values, in the order in which they are printed.
     pub variables: Vec<(String, String)>,
     /// Sentences about variables that two Services define.
     pub collisions: Vec<String>,

@@ -45,7 +45,8 @@ use crate::{announce::bgp, config::Config, host_rules, leftovers};
 
 /// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
-/// How long tasks may take to hand over what this agent does for the cluster. They drop their receiver then.
+/// How long tasks may take to hand over what this agent does for the cluster. A task that has done so drops its
+/// receiver of the request to stop.
 const HANDOVER: Duration = Duration::from_secs(3);
 /// How long threads may take to finish after the agent stops.
 const LAST_MOMENT: Duration = Duration::from_secs(2);

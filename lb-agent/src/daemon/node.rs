@@ -298,7 +298,8 @@ impl Node {
     }
 }
 
-/// The families of the node's addresses that Services can also have.
+/// The families that occur both in the node's addresses and in `service_ranges`; without ranges, all families of the
+/// node's addresses.
 fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
     let of_node: Families = own.iter().copied().map(Family::of).collect();
     let of_services: Families = service_ranges.iter().map(|net| Family::of(net.addr())).collect();

@@ -1,7 +1,7 @@
 //! The only task that writes Services to the kernel.
 //!
 //! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
-//! before it reuses slots. It applies a single change at once; it applies changes that arrive meanwhile together.
+//! before it reuses slots. It applies a change immediately; it applies together all changes that arrive meanwhile.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -167,7 +167,7 @@ impl Writer {
         }
     }
 
-    /// Answers `lb-agent service env`. A client that has gone needs no answer.
+    /// Answers `lb-agent service env` or `lb-agent exec`. A client that has gone needs no answer.
     fn answer(&self, environment::Request { namespace, reply }: environment::Request) {
         let environment = self.source_ready.then(|| self.reconciler.store().environment(&namespace));
         drop(reply.send(environment));

@@ -50,7 +50,8 @@ impl<T: Tables> Walk<'_, T> {
         self.begin_of_node(earlier)
     }
 
-    /// Whether the packet begins a connection of the node whose source port a flow has; like `of_node::begins`.
+    /// Whether the packet begins a connection of the node with a source port that a flow already uses towards the same
+    /// endpoint; like `of_node::begins`.
     fn begins_at_egress(&self) -> WalkResult<bool> {
         let Question { tuple, from_node, .. } = self.question;
         if !from_node || !rules::flow::may_begin_at_egress(self.question.body(), &self.segment) {

@@ -12,8 +12,8 @@ use lb_datapath::{DatapathError, Globals, Route};
 pub trait Tables {
     /// An entry of the flow table: of `FLOWS` or `CONNTRACK`.
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError>;
-    /// How many more entries `CONNTRACK`, the overflow of `FLOWS`, can hold. The programs drop a new flow only if it is
-    /// full.
+    /// How many more entries `CONNTRACK`, the overflow of `FLOWS`, can hold. The programs drop a new flow only if
+    /// `CONNTRACK` is full.
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError>;
     /// An entry of `SERVICES`.
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError>;

@@ -52,7 +52,7 @@ impl<'a, T: Tables> Walk<'a, T> {
         Ok(self.tables.route(&to.destination)?.filter(|route| route.neighbour))
     }
 
-    /// Adds the device through which packets bypass the stack as a step.
+    /// Adds a step that names the device through which packets bypass the stack.
     pub(super) fn note_exit(&mut self, route: &Route) {
         let name = self.tables.device_name(route.device);
         let step = TraceStep::BypassesStack { device: name.unwrap_or_else(|| format!("#{}", route.device)) };

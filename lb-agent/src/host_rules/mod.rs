@@ -86,7 +86,6 @@ pub fn probe() -> Probe {
     Probe { name: "netfilter rules", result, detail, advice }
 }
 
-/// Whether all of these ports are node ports.
 fn are_node_ports(ports: &RangeInclusive<u16>) -> bool {
     NODE_PORTS.contains(ports.start()) && NODE_PORTS.contains(ports.end())
 }

@@ -77,7 +77,8 @@ impl<K: Kind> Objects<K> {
     pub(super) fn handle(&mut self, event: Event<Watched<K>>) -> Vec<K::Change> {
         match event {
             Event::Init => {
-                // Changes of an interrupted list stay queued: their versions count as known.
+                // Changes of an interrupted list stay queued: the next list does not repeat them, because their
+                // versions count as known.
                 self.list += 1;
                 return Vec::new();
             }
@@ -440,7 +441,7 @@ mod tests {
         assert_eq!(objects.problems().count(), 1);
     }
 
-    /// A slice with these addresses.
+    /// An EndpointSlice with one endpoint for each address.
     fn slice_with(version: u32, addresses: &[&str]) -> Watched<EndpointSlice> {
         let mut value = slice_value(version, "");
         value["ports"] = json!([{"name": "", "port": 8080}]);

@@ -14,8 +14,8 @@ use tower::Service;
 /// The shortest time between the starts of two watches of a kind.
 const APART: Duration = Duration::from_secs(1);
 
-/// Delays watches that would start too soon after each other. When a watch ends, the library restarts it without a
-/// pause, even if it ended at once, because it assumes the usual end after some minutes.
+/// Delays watches that would start too soon after each other. When a watch ends, even right after its start, the
+/// library restarts it without a pause, because watches usually end after some minutes.
 #[derive(Clone, Debug)]
 pub(super) struct Paced<S> {
     inner: S,

@@ -43,9 +43,10 @@ const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Watches the API server until the receiver of `events` is dropped. Sends changes. When all Services and
 /// EndpointSlices are listed, sends [`SourceEvent::Complete`], or [`SourceEvent::CompleteBut`] with the Services that
-/// have a never readable object, then [`SourceEvent::Synchronised`] once. Sends `Complete` later, as soon as no such
-/// Service is left. `node_name` is the name of this node's Node object. The zone of the Node is sent before the first
-/// write, which waits a few seconds for the API server to return the Node or to answer that it does not exist.
+/// have an object that was never readable, then [`SourceEvent::Synchronised`] once. Later, sends `CompleteBut` again
+/// when these Services change, and `Complete` as soon as none is left. `node_name` is the name of this node's Node
+/// object. The zone of the Node is sent before the first write, which waits a few seconds for the API server to return
+/// the Node or to answer that it does not exist.
 ///
 /// # Errors
 ///

@@ -132,8 +132,8 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })
 }
 
-/// Removes from `chains`, the ones to delete, those that chains of other programs use, directly or through other
-/// chains.
+/// Removes from `chains` (the chains to delete) every chain that chains of other programs use, directly or through
+/// other chains.
 fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
     loop {
         let is_used = |rule: &&&'a str| {

@@ -129,8 +129,8 @@ impl Server<'_> {
         self.at.parse().ok()
     }
 
-    /// Whether this is a node port of one of `services`, whose addresses are on the interface: the Service has all its
-    /// real servers.
+    /// Whether this is a node port of one of `services`, whose addresses are on the interface: one of `services` has
+    /// all real servers of this virtual server.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);

@@ -172,7 +172,7 @@ fn output_of(program: &str, arguments: &[&str]) -> Result<Option<String>, ToolEr
     Err(failed(format!("{}: {}", output.status, reason.trim())))
 }
 
-/// The output of the save command of each kind of iptables that is installed, by its name.
+/// The name and output of each save command of iptables that is installed and does not fail.
 pub(crate) fn saved_rules() -> Vec<(&'static str, String)> {
     iptables::saved().into_iter().filter_map(|((save, _), text)| Some((save, text.ok()?))).collect()
 }

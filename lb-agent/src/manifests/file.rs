@@ -98,8 +98,8 @@ pub(super) struct Difference {
 }
 
 impl File {
-    /// Applies a new text. `parsed` has the documents from [`Text::news`]. New ids follow `next_id`, which becomes the
-    /// last one.
+    /// Applies a new text. `parsed` has the documents from [`Text::news`]. `next_id` is the last id in use; new
+    /// documents get the ids after it.
     pub(super) fn update(
         &mut self,
         text: &Text<'_>,

@@ -357,7 +357,7 @@ impl Manifests {
     }
 
     /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. The requests of all load
-    /// balancers must be repeated: one may get a second address.
+    /// balancers must be repeated: each of them may get a second address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {
@@ -606,7 +606,6 @@ fn position(files: &BTreeMap<Arc<OsStr>, File>, claim: &Claim) -> usize {
     documents.iter().position(|document| document.id == claim.document).unwrap_or(usize::MAX)
 }
 
-/// The changes from the old to the new slices.
 fn slice_changes(old: &Slices, new: &Slices) -> Vec<Change> {
     let gone = old.keys().filter(|name| !new.contains_key(name));
     let gone = gone.map(|name| Change::EndpointSlice(name.clone(), None));

@@ -67,7 +67,8 @@ pub enum ManifestsError {
 ///
 /// # Errors
 ///
-/// A folder that cannot be read or watched at the start. Later, the last good state stays in force.
+/// The folder cannot be read or watched at the start; later, reading the inotify events fails or the reading thread
+/// panics. If the folder only becomes unreadable, the last good state stays in force.
 pub async fn run(
     options: ManifestsOptions,
     contents: &Contents,

@@ -130,7 +130,7 @@ fn buckets(bounds: impl IntoIterator<Item = f64>) -> Vec<String> {
     buckets
 }
 
-/// The metrics of kube-proxy 1.36, without those for iptables, nftables and its feature gates.
+/// The metrics of kube-proxy 1.36, without those for iptables, nftables and kube-proxy's feature gates.
 const KUBE_PROXY: [(&str, &str, &[&str]); 15] = [
     ("sync_proxy_rules_duration_seconds", "histogram", &["ip_family"]),
     ("sync_full_proxy_rules_duration_seconds", "histogram", &["ip_family"]),

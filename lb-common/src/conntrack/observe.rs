@@ -28,10 +28,11 @@ impl Flow {
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     ///
-    /// A segment is implausible if its numbers are far from the last ones or, once the direction is synchronised, if it
-    /// is a SYN. It changes nothing but the time of the last packet: it is forged, or it is outside the window and the
-    /// receiver rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that cannot see the connection guesses both
-    /// numbers with a probability of 1 in 1,024.
+    /// A segment without SYN is implausible if its numbers are far from the last ones. A SYN is implausible once the
+    /// direction is synchronised, unless it [accepts a connection](Self::accepts_connection). An implausible segment
+    /// changes nothing but the time of the last packet: it is forged, or it is outside the window and the receiver
+    /// rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers
+    /// with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -49,10 +50,10 @@ impl Flow {
         }
     }
 
-    /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated one of this connection,
-    /// whose numbers both lie in the past. If this direction or the client's has sent other segments before, both ends
-    /// no longer know that connection, whose end the node has not seen, and begin another one. No client can forge such
-    /// a segment.
+    /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated segment of this
+    /// connection, whose numbers both lie in the past. The entries may be those of an older connection whose end the
+    /// node has not seen: both ends no longer know that connection, and begin another one. No client can forge such a
+    /// segment.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
         // One comparison for both distances, as the limit is a power of two.

@@ -98,7 +98,8 @@ impl Phase {
         !matches!(self, Self::Established)
     }
 
-    /// Whether a SYN from the same client port is a new connection rather than a retransmission.
+    /// Whether the connection is over, so that a SYN from the same client port begins a new one and is no
+    /// retransmission.
     pub const fn is_over(self) -> bool {
         matches!(self, Self::TimeWait | Self::Closed)
     }

@@ -88,9 +88,8 @@ impl Segment {
         self.flags & (FIN | SYN | RST | ACK) == ACK
     }
 
-    /// Whether a sender that conforms to RFC 9293 may send these flags together: the list of netfilter
-    /// (`tcp_valid_flags`). All others are forged, or sent by scanners: none of SYN, ACK and RST; SYN or RST with FIN;
-    /// …
+    /// Whether RFC 9293 lets a sender combine these flags, by the list of netfilter (`tcp_valid_flags`). Other
+    /// combinations are forged or sent by scanners: for example no SYN, ACK or RST at all, or SYN or RST with FIN.
     #[inline(always)]
     pub const fn is_valid(&self) -> bool {
         // One bit for each valid combination, so that a program takes one branch.

@@ -77,7 +77,6 @@ pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Place
     }
 }
 
-/// Whether the table has an entry with this key.
 #[inline(always)]
 fn has_entry<M: Memory>(table: &M, places: &Places, key: &M::Key) -> bool {
     for place in 0..PLACES {
@@ -157,8 +156,8 @@ pub fn insert_into_overflow<M: Overflow>(
     key: &M::Key,
     value: &M::Value,
 ) -> Insert<M::Slot> {
-    // Counts the entry before inserting it: another insert of the key then either sees the count, or this insert sees
-    // its entry below.
+    // Counts the entry before inserting it: then either another insert of the key sees the count, or this insert sees
+    // the other's entry below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
         OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,

@@ -58,7 +58,7 @@ pub struct Places {
     fingerprint: u32,
 }
 
-/// The second position begins this many bits above the first one.
+/// The lowest bit of the hash that determines the second position; the first position begins at bit 0.
 const SECOND_POSITION_SHIFT: u32 = 22;
 
 impl Places {

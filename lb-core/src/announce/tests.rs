@@ -177,7 +177,7 @@ fn announcements_follow_the_schedule() {
 }
 
 proptest! {
-    /// A node that comes or goes moves no address between two others.
+    /// When a node joins or leaves, no address moves between two other nodes.
     #[test]
     fn only_addresses_of_a_lost_node_move(count in 2usize..20, lost in any::<prop::sample::Index>(), last in 1u8..15) {
         let all: Vec<String> = (0..count).map(|index| format!("node-{index}")).collect();

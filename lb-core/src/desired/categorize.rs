@@ -11,7 +11,7 @@ pub(super) type Member<'a> = ((Address, u16), &'a Endpoint);
 /// The usable endpoints of a port, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Categories<'a> {
-    /// The endpoints for clients under the traffic policy `Cluster`: the ready ones whose hints include this node, else
+    /// The endpoints for clients under the traffic policy `Cluster`: the ready ones that [`Topology`] selects, else
     /// those that still serve while they terminate.
     pub(super) cluster: Vec<Member<'a>>,
     /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, else those on this node

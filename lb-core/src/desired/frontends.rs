@@ -10,7 +10,7 @@ use crate::{
     model::{Node, Service, ServicePort, TrafficPolicy},
 };
 
-/// The addresses of one port of a Service in one family, each key once.
+/// The frontends of one port of a Service in one family, as keys of `SERVICES`, each once.
 pub(super) struct Places {
     family: Family,
     places: Vec<(ServiceKey, FrontendKind)>,

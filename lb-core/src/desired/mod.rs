@@ -203,8 +203,9 @@ impl Backends<'_> {
         backend
     }
 
-    /// The endpoints of the cluster, and with weight 0 those on this node that are not among them, because their hints
-    /// name other nodes or they terminate: packets that other nodes send through a tunnel must find their backend.
+    /// The endpoints of the cluster, and those on this node that are not among them because their hints name other
+    /// nodes or because they terminate. The latter have weight 0: they are there because packets that other nodes send
+    /// through a tunnel must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();

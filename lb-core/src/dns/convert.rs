@@ -1,5 +1,5 @@
-//! Converts objects of the Kubernetes API to what names need of them. Parts that the API server would reject are left
-//! out; the conversion for the proxy reports them.
+//! Converts objects of the Kubernetes API to the parts that DNS names depend on. Invalid parts, which the API server
+//! would reject, are left out; the conversion for the proxy reports them.
 
 use std::net::IpAddr;
 
@@ -62,7 +62,8 @@ fn slice_ports(ports: Option<&Vec<api::EndpointPort>>) -> Vec<NamedPort> {
     ports.filter_map(|p| named_port(p.name.as_deref(), p.protocol_or_default(), p.port?)).collect()
 }
 
-/// Converts an EndpointSlice. One of no Service, or with addresses that are neither IPv4 nor IPv6, has no names.
+/// Converts an EndpointSlice. A slice without a Service, or with addresses that are neither IPv4 nor IPv6, has no
+/// names.
 ///
 /// # Errors
 ///

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::NamedPort;
 use crate::model::ObjectName;
 
-/// What names need of an EndpointSlice.
+/// The parts of an EndpointSlice that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedSlice {
     /// The Service.
@@ -16,15 +16,15 @@ pub struct NamedSlice {
     pub endpoints: Vec<NamedEndpoint>,
 }
 
-/// What names need of an endpoint.
+/// The parts of an endpoint that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedEndpoint {
     /// The address.
     pub address: IpAddr,
     /// `hostname`, in lower case.
     pub hostname: Option<Box<str>>,
-    /// Whether the endpoint has names without regard to `publishNotReadyAddresses`. In a slice, whoever writes it has
-    /// applied that field already; in Endpoints the agent does.
+    /// Whether the endpoint has names even without `publishNotReadyAddresses`. Always true for endpoints of an
+    /// EndpointSlice, whose writer has already applied that field; for those of Endpoints the agent applies it.
     pub ready: bool,
 }
 
@@ -43,7 +43,8 @@ impl NamedEndpoint {
     }
 }
 
-/// An address as one label: dots and colons become dashes. A label ends with no dash, hence `fd00::` is `fd00--0`.
+/// An address as one label: dots and colons become dashes. A label must not begin or end with a dash, so `fd00::`
+/// becomes `fd00--0`.
 pub(super) fn dashed(address: IpAddr) -> String {
     let mut label = address.to_string().replace(['.', ':'], "-");
     if label.ends_with('-') {
@@ -55,7 +56,7 @@ pub(super) fn dashed(address: IpAddr) -> String {
     label
 }
 
-/// The address that a label spells: three dashes and none beside another is IPv4.
+/// The address that a label spells: IPv4 if the label has three dashes, no two of them adjacent; otherwise IPv6.
 pub(super) fn undashed(label: &str) -> Option<IpAddr> {
     let dashes = label.bytes().filter(|byte| *byte == b'-').count();
     if dashes == 3 && !label.contains("--") {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// The Service that has the DNS of most clusters: `ns.dns` has its addresses.
+/// The DNS Service of most clusters: `ns.dns` resolves to its addresses.
 const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
 /// The namespace that always exists.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -58,7 +58,7 @@ impl Entry {
         pairs.filter(move |(_, endpoint)| endpoint.ready || all)
     }
 
-    /// The addresses whose reverse names lead here.
+    /// The addresses whose reverse names resolve to this Service or its endpoints.
     fn addresses(&self) -> BTreeSet<IpAddr> {
         let endpoints = || self.endpoints().map(|(_, endpoint)| endpoint.address);
         match self.service.as_ref().map(|service| &service.target) {
@@ -69,8 +69,8 @@ impl Entry {
     }
 }
 
-/// What exists at a name, whichever type a question has. Types only select from it: so a name never exists for one type
-/// and not for another.
+/// What exists at a name, regardless of the type in the question. The type only selects records from it, so a name
+/// exists either for all types or for none.
 pub(super) enum Node<'a> {
     /// Nothing but names below it.
     Empty,
@@ -80,7 +80,7 @@ pub(super) enum Node<'a> {
     Host(Vec<IpAddr>),
     /// A Service with addresses.
     Service(Owner<'a>),
-    /// Another name for a Service's target.
+    /// The target of an `ExternalName` Service, of which the name is an alias.
     Alias(&'a str),
     /// Ports of a Service.
     Ports(Found),
@@ -102,7 +102,7 @@ impl Index {
         &mut self.zone
     }
 
-    /// Applies a change. Its cost depends only on the Service that it is of.
+    /// Applies a change. The cost depends only on the Service that the change affects.
     pub fn apply(&mut self, change: NameChange) {
         match change {
             NameChange::Service(name, service) => self.change(&name, |entry| entry.service = service),
@@ -266,7 +266,7 @@ impl Index {
     }
 }
 
-/// The records that every name has: one, of type `ANY`.
+/// The answer to a question of type `ANY`, one `HINFO` record; nothing for other types.
 fn any(kind: Kind) -> Vec<Data> {
     Vec::from_iter((kind == Kind::Any).then_some(Data::Hinfo))
 }

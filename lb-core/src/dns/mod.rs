@@ -1,5 +1,5 @@
-//! The names of Services, by version 1.1 of the DNS specification of Kubernetes: objects become [`NameChange`]s, an
-//! index of them answers questions. Messages, transports and other domains are not its business.
+//! The names of Services, by version 1.1 of the DNS specification of Kubernetes: objects become [`NameChange`]s, and an
+//! index of them answers questions. Messages, transports and other domains are handled elsewhere.
 //!
 //! The proxy ignores headless Services, ExternalName, and Services that another proxy serves; all of them have names.
 
@@ -31,11 +31,12 @@ pub enum NameChange {
     Service(ObjectName, Option<NamedService>),
     /// An EndpointSlice, or a part of Endpoints.
     Slice(ObjectName, Option<NamedSlice>),
-    /// A Namespace, and whether it exists. One that any object is in exists as well.
+    /// A Namespace, and whether there is such an object. A namespace that contains a Service or a slice exists even
+    /// without one.
     Namespace(ObjectName, bool),
 }
 
-/// What names need of a Service.
+/// The parts of a Service that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedService {
     /// What its name leads to.

@@ -92,7 +92,7 @@ impl From<IpAddr> for Data {
 pub enum Answer {
     /// Records of the name that was asked for.
     Found(Found),
-    /// The name is an alias of this one, whose records of the asked type follow it.
+    /// The name is an alias of this one: the answer has a CNAME record, and then the records of the alias's target.
     Alias(String),
     /// The name, or a name below it, exists, but not with the asked type. The SOA of this zone goes with the answer.
     NoData(String),

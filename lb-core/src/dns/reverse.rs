@@ -11,7 +11,8 @@ pub(super) enum Reverse {
     Address(IpAddr),
     /// The network above several addresses: a name with too few labels.
     Network(IpNet),
-    /// No such name: a label that is no number, or too many labels. The network has the labels that are right.
+    /// Not a reverse name: a label is no valid number, or there are too many labels. The network is that of the valid
+    /// labels at the end.
     Malformed(IpNet),
 }
 
@@ -50,7 +51,7 @@ impl Reverse {
         }
     }
 
-    /// Whether the name, and with it all names below it, is of addresses of that range.
+    /// Whether the addresses of the name, and of all names below it, are in the range.
     pub(super) fn is_within(&self, range: &IpNet) -> bool {
         match self {
             Self::Address(address) => range.contains(address),

@@ -414,7 +414,7 @@ fn cluster_domain_may_have_one_label_and_a_dot_at_its_end() {
     }
 }
 
-/// Objects of a few names, so that they meet.
+/// Random objects with only a few different names, so that they affect each other.
 fn objects() -> impl Strategy<Value = Vec<NameChange>> {
     let name = prop_oneof![Just("a"), Just("b"), Just("svc")];
     let target = prop_oneof![

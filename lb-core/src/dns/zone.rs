@@ -12,7 +12,7 @@ pub(super) const VERSION_TTL: u32 = 28_800;
 pub(super) const VERSION: &str = "1.1.0";
 /// The longest TTL of the SOA record.
 const SOA_TTL: u32 = 300;
-/// Bytes of a name on the wire, with the length of its first label and the root.
+/// The most bytes of a name on the wire, including the length of its first label and the root label.
 const LONGEST_NAME: usize = 255;
 
 /// The cluster domain, and the networks whose reverse names are ours.
@@ -24,7 +24,7 @@ pub struct Zone {
     ttl: u32,
     /// Ranges of cluster IPs: all their reverse names are ours.
     ranges: Vec<IpNet>,
-    /// Addresses of this server, for `ns.dns` if there is no Service of the DNS.
+    /// Addresses of this server, for `ns.dns` if the DNS Service has no cluster IP.
     servers: Vec<IpAddr>,
 }
 
@@ -63,7 +63,7 @@ impl Zone {
         self.ranges = ranges;
     }
 
-    /// The addresses of this server.
+    /// Sets the addresses of this server.
     #[must_use]
     pub fn with_servers(mut self, servers: Vec<IpAddr>) -> Self {
         self.servers = servers;
@@ -75,7 +75,7 @@ impl Zone {
         &self.name
     }
 
-    /// Seconds for which clients may keep records, and the denial of a name.
+    /// Seconds for which clients may keep records and negative answers.
     pub const fn ttl(&self) -> u32 {
         self.ttl
     }
@@ -102,7 +102,8 @@ impl Zone {
         Some(rest)
     }
 
-    /// The zone of a reverse name inside of a range that is ours, without regard to single addresses.
+    /// The zone of a reverse name in one of our ranges; `None` outside of these ranges, even if an address there has
+    /// names.
     pub(super) fn reverse_zone(&self, name: &Reverse) -> Option<String> {
         let range = self.ranges.iter().find(|range| name.is_within(range))?;
         Some(reverse::zone(range, name))

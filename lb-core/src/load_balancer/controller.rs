@@ -256,8 +256,8 @@ impl Controller {
         match request {
             Ok(None) if given.is_some() => Role::Leaves,
             Ok(None) => Role::Foreign,
-            // Only this controller serves its class. Without a class, addresses that it did not give are those of a
-            // cloud.
+            // With a class, no other controller serves the Service. Without one, addresses that this controller did not
+            // give come from a cloud.
             Ok(Some(_)) | Err(_) if self.class.is_none() && !is_bare && !has.iter().any(is_ours) => {
                 Role::Foreign
             }

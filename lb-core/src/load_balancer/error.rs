@@ -8,7 +8,7 @@ use crate::{family::Family, model::ObjectName};
 /// Why a Service gets no address, or not the one that it names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The Service has no cluster IP, whose family the address would have.
+    /// The Service has no cluster IP yet, so the families of its addresses are unknown.
     #[error("the Service has no cluster IP yet, which decides the families of its addresses")]
     NoClusterIp,
     /// The Service names no pool, and no pool with `autoAssign` admits it. A Service that asks for an internal load

@@ -173,7 +173,7 @@ impl Pool {
         (priority.is_none(), priority.unwrap_or_default(), self.name.clone())
     }
 
-    /// Whether the pool never uses the address, although it has it.
+    /// Whether `avoidBuggyIPs` keeps the pool from giving the address, whose last byte is 0 or 255.
     pub(super) fn avoids(&self, ip: IpAddr) -> bool {
         self.avoid_buggy_ips && matches!(ip, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
     }

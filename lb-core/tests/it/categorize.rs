@@ -180,7 +180,8 @@ fn shown(port: &Port, slice: Option<usize>) -> Vec<String> {
     slice.map_or_else(Vec::new, |slice| port.slices[slice].iter().map(last).collect())
 }
 
-/// The lists that a frontend refers to: for the policy Local, and for the policy Cluster or internal clients.
+/// The backends of a frontend, as two lists: first those chosen by the policy Local, then those chosen by the policy
+/// Cluster or for internal clients. `None` if the frontend has no such list.
 fn lists(port: &Port, frontend: &Frontend, is_local: bool) -> (Option<Vec<String>>, Option<Vec<String>>) {
     let own = Some(shown(port, frontend.slice));
     match (is_local, frontend.has(service_flags::SHORT_CIRCUIT)) {

@@ -61,7 +61,8 @@ fn one_changed_endpoint_among_many_services_costs_five_steps() {
     assert_eq!(plan.steps.iter().filter(|step| backends(step)).count(), 1);
 }
 
-/// The ports of that many Services are computed twice: for the claims of all, and for the steps of each.
+/// A plan of so many Services does not keep their ports in memory: it computes them once for the claims of all
+/// Services, and again for the steps of each.
 #[test]
 fn very_many_services_in_one_plan_are_planned_as_in_several() {
     const SERVICES: u32 = 5000;

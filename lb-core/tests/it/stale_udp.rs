@@ -47,7 +47,8 @@ fn slice(endpoints: Vec<Endpoint>) -> Change {
     Change::EndpointSlice(name(), Some(EndpointSlice { service: name(), ports, endpoints }))
 }
 
-/// The last bytes of the endpoints whose flows of the frontend stay; `None` if the reconciler reports nothing about it.
+/// For the frontend: the last bytes of the addresses of the endpoints whose flows stay; `None` if the reconciler does
+/// not report the frontend.
 fn kept(node: &mut Node) -> Option<Vec<u8>> {
     node.settle();
     let moved: StaleFrontends = node.reconciler.take_stale_frontends();

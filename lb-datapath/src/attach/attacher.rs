@@ -109,12 +109,12 @@ impl Attacher {
         self.mode
     }
 
-    /// Attaches our programs to exactly these `devices`; reattaches those that another process has detached.
+    /// Attaches our programs to exactly these `devices`, also where another process has detached them.
     pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
         let mut report = SyncReport::default();
         self.load_programs(devices);
         for device in devices {
-            // Ingress comes last: it begins flows, whose replies pass egress.
+            // Attaches at ingress last: the program there creates flows, whose replies need the program at egress.
             for direction in [Direction::Egress, Direction::Ingress] {
                 let point = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
                 match self.ensure(device, direction) {

@@ -78,7 +78,7 @@ impl Direction {
     }
 }
 
-/// Our filter on a device, if there is one.
+/// Our filter for `role` on a hook, of this map layout; `None` if there is none.
 pub(crate) fn find(
     netlink: &mut Netlink,
     (ifindex, direction, role): (u32, Direction, Role),

@@ -7,9 +7,9 @@ use crate::{
     error::DatapathError,
 };
 
-/// Puts `program` into the link pinned at `path` and returns the kernel's description of the link, if `is_current`
-/// accepts it, that is, if the link is on the hook that `path` names. Removes a stale pin, for example one of a device
-/// whose index another device has now.
+/// If `is_current` accepts the link pinned at `path`, because the link is on the hook that `path` names: puts `program`
+/// into the link and returns the kernel's description of the link. Otherwise removes the pin as stale, for example
+/// because another device has the index now.
 pub(crate) fn adopt(
     path: &Path,
     program: &LoadedProgram,

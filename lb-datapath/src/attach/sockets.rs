@@ -63,8 +63,8 @@ impl SocketAttacher {
         }
     }
 
-    /// Attaches the programs again whose pinned links another process has removed: a program is detached with its link.
-    /// Returns their names.
+    /// Attaches programs again that were detached because another process has removed their pinned links. Returns the
+    /// names of these programs.
     pub fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(Vec::new()) };
         let missing = missing(&self.folder)?;

@@ -1,9 +1,9 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, as those of tc. tc serves a device that cannot run the program, and a veth that would lose what
-//! the program sends: its far end takes such frames only if it also has an XDP program, or GRO. With GRO alone it does
-//! not wake up for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel), only for redirected
-//! ones.
+//! Links are pinned, like those of tc. Two kinds of devices are left to tc: devices that cannot run the program, and
+//! veths that would lose the frames that the program sends. The far end of a veth accepts such frames only if it also
+//! has an XDP program, or GRO. With GRO alone, it wakes up only for redirected frames, not for frames that the program
+//! sends back (XDP_TX, see `veth_xdp_flush` of the kernel).
 
 use std::{
     collections::BTreeMap,

@@ -202,7 +202,6 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DatapathError> {
     }
 }
 
-/// Whether an object is pinned at `path`.
 pub(crate) fn is_pinned(path: &Path) -> Result<bool, DatapathError> {
     path.try_exists().map_err(|error| DatapathError::file("look for the pin", path, error))
 }

@@ -38,7 +38,6 @@ pub(crate) struct Field {
     pub(crate) bits: u32,
 }
 
-/// The types of a kernel.
 pub(crate) struct KernelTypes {
     /// The content of the file. All its parts are sequences of 32-bit words, except the strings.
     bytes: Vec<u8>,

@@ -1,5 +1,4 @@
-//! Loads the BPF object: reuses pinned maps, and loads each program when it is first needed, even if an earlier agent
-//! has pinned it.
+//! Loads the BPF object: reuses pinned maps, but no pinned programs. Loads each program when it is first needed.
 
 use std::{
     collections::BTreeMap,

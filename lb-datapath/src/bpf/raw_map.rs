@@ -62,7 +62,6 @@ pub(crate) enum BatchError {
 /// A function that is called with each key and its value.
 type See<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), DatapathError> + 'a;
 
-/// An open map.
 #[derive(Debug)]
 pub(crate) struct RawMap {
     /// Name of the map for error messages.

@@ -65,7 +65,7 @@ fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
     Ok(false)
 }
 
-/// The programs without a pin, of those that every agent pins and those that are attached.
+/// Which programs lack a pin: of those that every agent pins, and of those that are attached.
 fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let of_devices = pinned.attachments()?.into_iter().map(|attachment| attachment.program.name);
     let of_xdp = pinned.xdp_attachments()?.into_iter().map(|attachment| attachment.program.name);

@@ -87,7 +87,7 @@ impl Pinned {
     /// All our objects in the kernel.
     ///
     /// # Errors
-    /// The pins cannot be read.
+    /// The pins or the attachments cannot be read.
     pub fn objects(&self) -> Result<Objects, DatapathError> {
         let infos = self.program_infos()?;
         let mut missing: Vec<String> =

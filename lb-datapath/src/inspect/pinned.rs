@@ -145,7 +145,8 @@ impl Pinned {
     /// Opens the maps pinned on `bpffs`.
     ///
     /// # Errors
-    /// No BPF file system is mounted there, no data plane is pinned there, or pins of maps are missing.
+    /// No BPF file system is mounted there, no data plane is pinned there, pins of maps are missing, or a map cannot be
+    /// opened or has another type or size.
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         let Some(folder) = Folder::find(bpffs) else {
             return Err(match bpffs::is_bpffs(bpffs) {
@@ -274,7 +275,7 @@ impl Pinned {
         ])
     }
 
-    /// The pinned tc programs of the last agent that serve Services.
+    /// The pinned tc programs that serve Services, as the last agent left them.
     pub fn programs(&self) -> Result<Vec<ProgramStatus>, DatapathError> {
         let mut programs = Vec::new();
         let names = PROGRAMS.into_iter().chain(PROGRAMS_WITHOUT_LINK_LAYER);

@@ -1,4 +1,4 @@
-//! Sends announcements, and joins the multicast groups to which neighbours solicit announced addresses.
+//! Sends announcements, and joins the multicast groups that receive neighbour solicitations for announced addresses.
 
 use std::{
     collections::BTreeMap,

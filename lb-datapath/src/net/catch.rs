@@ -59,8 +59,7 @@ impl CatchDevice {
     /// `served` is the index of a catch device that has its programs. The routes are changed once the device is that one:
     /// without programs it would drop the packets, for good if the agent were killed now.
     ///
-    /// # Errors
-    /// The kernel refuses device or route. The next call tries again.
+    /// The kernel refuses the device or a route, or another device has its name. The next call tries again.
     pub fn keep(&mut self, ranges: &[Range], served: Option<u32>) -> Result<(), DatapathError> {
         let networks = Networks::new(ranges);
         let changed = self.update(&networks, served).map_err(|error| {
@@ -92,7 +91,7 @@ impl CatchDevice {
     }
 }
 
-/// The index of the device, which is up; makes the device if there is none.
+/// The index of the device. Creates the device if there is none, and repairs one that is down or has another MTU.
 fn device(netlink: &mut Netlink) -> io::Result<u32> {
     let found = find(netlink)?;
     if !found.as_ref().is_some_and(|link| link.up && link.mtu == MTU) {

@@ -192,8 +192,8 @@ fn address(bytes: &[u8], is_v4: bool) -> Option<IpAddr> {
 }
 
 /// Whether the policy would match replies of Services if the kernel looked it up after their source has become the
-/// virtual address. Policies of tunnels between nodes match only the tunnel's protocol or port. The kernel looks up
-/// those with a device, a mark or an interface id after the programs have run, so replies do not bypass them.
+/// virtual address. Policies of tunnels between nodes match only the tunnel's protocol or port. Replies do not bypass
+/// policies with a device, a mark or an interface id: the kernel looks these up after the programs have run.
 fn is_for_replies(payload: &[u8]) -> bool {
     let of_services = [0, protocol::TCP, protocol::UDP, protocol::SCTP];
     let attributes = &payload[POLICY..];

@@ -101,9 +101,9 @@ impl Census {
         let evicted = gone.filter(|(key, affinity)| lives(key, affinity)).count();
         let mut removed = 0;
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
-            // A client whose Service has affinity may connect again at this moment, and the kernel has no command that
-            // deletes an entry only if it is unchanged. So the entry stays: the kernel evicts first the clients that
-            // have been idle for longest.
+            // An expired client whose Service still has affinity is kept: it may connect again at this moment, and the
+            // kernel has no command that deletes an entry only if it is unchanged. When the map is full, the kernel
+            // first evicts the clients that have been idle for longest.
             if !timeouts.contains_key(&key.service) {
                 removed += usize::from(clients.delete(&key)?);
             }

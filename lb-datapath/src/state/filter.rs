@@ -28,8 +28,8 @@ const ACTIVE: usize = offset_of!(filter::Filter, active) / 8;
 const RANGES: usize = offset_of!(filter::Filter, ranges) / 8;
 const MARKS: usize = offset_of!(filter::Filter, words) / 8;
 
-/// A rebuild is due above this share of packets that have no flow but look as if they had one. Such a packet takes some
-/// 100 ns longer, so 0.4 % cost less than half a nanosecond per packet, while a rebuild walks over all flows.
+/// The filter is not rebuilt up to this rate of false positives. A false positive costs some 100 ns, so 0.4 % cost less
+/// than half a nanosecond per packet without a flow, while a rebuild walks over all flows.
 const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 
 /// The filter of this node. There is one instance for each agent, because it holds the lock that keeps insertions and

@@ -133,7 +133,7 @@ fn of_neighbour(skb: &mut Skb) -> Done {
     record.finish(sent)
 }
 
-/// The elements for an address on the device of a packet.
+/// The elements of `ANNOUNCED` and `ANNOUNCE_HEARD` for an address on the device of a packet.
 #[derive(Clone, Copy)]
 struct Record {
     announcement: &'static Announcement,

@@ -10,7 +10,7 @@ use core::arch::asm;
 
 use aya_ebpf::bindings::__sk_buff;
 
-/// The checksums of a packet. Values are those of `ip_summed`, except the last.
+/// The state of a packet's checksums, from `ip_summed`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Checksum {
     /// The packet has its checksum, and the kernel keeps none: `CHECKSUM_NONE` or `CHECKSUM_UNNECESSARY`.

@@ -3,8 +3,8 @@
 use lb_common::Outcome;
 
 /// Runs the body of a subprogram that may return an outcome early. (A subprogram returns one register, and a
-/// `Result<Outcome, Outcome>` takes two. Do not use it in a function that is inlined in several places: LLVM would
-/// compile the closure as a subprogram.)
+/// `Result<Outcome, Outcome>` takes two. A function that is inlined in several places must not call this one: LLVM
+/// would compile the closure as a subprogram.)
 #[inline(always)]
 pub(super) fn outcome_of(body: impl FnOnce() -> Result<Outcome, Outcome>) -> Outcome {
     either(body())

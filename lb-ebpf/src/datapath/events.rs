@@ -23,7 +23,8 @@ static EVENTS: RingBuf<Event, { capacity::EVENTS }> = RingBuf::new();
 #[btf_map]
 static MONITOR: Array<u64, { monitor::SIZE }> = Array::new();
 
-/// Whether a monitor listens. True also for a killed monitor; after its tick, [`emit`] emits nothing.
+/// Whether a monitor has set the tick until which it listens. This stays true if the monitor is killed, but after that
+/// tick [`emit`] emits nothing.
 #[inline(always)]
 pub(crate) fn is_watched() -> bool {
     until() != 0

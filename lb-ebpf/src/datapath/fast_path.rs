@@ -1,5 +1,5 @@
-//! The fast path handles nearly every packet: one with plain headers that belongs to no flow, or to a flow that neither
-//! begins nor ends with it.
+//! The fast path handles nearly every packet: one with plain headers that either needs no flow, or belongs to a flow
+//! that neither begins nor ends with it.
 //!
 //! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
 //! the same rules.
@@ -70,8 +70,8 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
 }
 
 /// Whether the filter shows that a plain packet has the outcome [`Outcome::NoService`], as most packets have. The
-/// function is inlined, and the caller calls it before all else. It parses few fields, and none that [`process`] could
-/// reuse: passing them on would cost more than parsing them twice.
+/// function is inlined, and the caller calls it before all else. It parses few fields. [`process`] parses them again:
+/// passing them on would cost more.
 #[inline(always)]
 pub(crate) fn has_no_service_by_filter(skb: &Skb, hook: Hook) -> bool {
     let Some(filter) = Filter::get().filter(|_| skb.layer == Layer::Ethernet) else { return false };

@@ -1,5 +1,6 @@
-//! ICMP errors about translated packets: routers and hosts quote the packet that they received, and the receiver of
-//! the error must find the packet that it sent. Path MTU discovery through a VIP depends on it.
+//! ICMP errors about translated packets: routers and hosts quote the packet that they received, but the receiver of
+//! the error must find the packet that it sent. So the programs translate the quote; path MTU discovery through a VIP
+//! depends on that.
 
 use lb_common::{
     Address, Outcome,
@@ -84,7 +85,8 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
         route::resolve(skb, &key, &to)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
-    // A pod reports an error about its own packet: the stack might refuse the VIP as a source on the device of the pod.
+    // In a hairpin flow, a pod reports an error about its own packet. The error goes back through the pod's device
+    // without the stack, which might refuse the VIP as a source on that device.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(Translated::Done(if hairpin { turned(flow) } else { Outcome::IcmpError }))
 }

@@ -70,8 +70,8 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
     fragments::remember_outcome(skb, packet, hook, outcome)
 }
 
-/// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet of no flow
-/// and no service, which may be in a tunnel.
+/// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet that gets no
+/// flow; such a packet may be in a tunnel.
 #[inline(always)]
 fn process_outside_tunnel(
     skb: &mut Skb,

@@ -55,7 +55,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
 }
 
 /// Turns the packet into an ICMP error about itself; `start` is the beginning of the error. A later fragment is not
-/// answered: its sender could not match the quote. No packet is answered while the node sends too many errors.
+/// answered: its sender could not match the quote. While the node sends too many errors, it sends only those to which
+/// the limit does not apply ([`icmp_limit::applies`]).
 #[inline(never)]
 pub(super) fn icmp_error(
     skb: &mut Skb,

@@ -92,15 +92,16 @@ pub struct Outer {
     pub destination: Address,
     /// The source port if the tunnel is GUE; else 0.
     pub port: u16,
-    /// Bytes of the packet with all headers of the tunnel; 0 if the packet's own header does not contain its length.
+    /// Bytes of the packet with all headers of the tunnel; 0 if the packet's own header does not contain its length, or
+    /// if the sum exceeds 65,535.
     pub length: u16,
     /// The first four bytes of the packet's header.
     pub start: [u8; 4],
 }
 
 impl Outer {
-    /// The outer header for a packet of `flow` whose header begins with `start`. Its length is `length` bytes, or 0 if
-    /// it does not fit into the field of the header, as with BIG TCP inside a host.
+    /// The outer header for a packet of `flow`. `start` is the first four bytes of the packet's own header. `length` is
+    /// the packet's length in bytes, or 0 if its own header cannot hold the length, as with BIG TCP inside a host.
     #[inline(always)]
     pub fn new(flow: &Flow, start: [u8; 4], length: u32) -> Self {
         let Tuple { source, destination, source_port, .. } = flow.to;

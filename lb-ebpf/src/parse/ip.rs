@@ -38,7 +38,6 @@ const NO_SEGMENT: Segment = Segment { flags: 0, seq: 0, ack: 0, payload: 0 };
 /// The most extension headers that the parser steps over: each kind once, destination options twice (RFC 8200 §4.1).
 const MAX_EXTENSIONS: u32 = 6;
 
-/// The offset of the network header.
 #[inline(always)]
 pub(crate) fn network_offset<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<u32, Outcome> {
     match layer {

@@ -39,8 +39,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether the packet, if it has an entry, can neither begin a new flow nor end its own, so that it needs no other
-    /// entry.
+    /// Whether a TCP or UDP packet that has an entry neither begins a new flow nor ends the flow of that entry. Then
+    /// the programs need no other entry.
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()

@@ -10,9 +10,9 @@ use super::{
     parse_plain, parse_quoted,
 };
 
-/// Checks what users of the parser rely on: headers that the programs write to lie within the frame, all addresses are
-/// of one family, the filter sees the tuple that the fast path sees, and the plain parser agrees with the full one
-/// wherever it answers.
+/// Checks what users of the parser rely on: every header that the programs write lies within the frame, all addresses
+/// are of one family, the filter sees the tuple that the fast path sees, and whatever the plain parser returns agrees
+/// with the full parser.
 ///
 /// # Panics
 ///

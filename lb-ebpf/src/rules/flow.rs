@@ -20,7 +20,7 @@ pub enum Staleness {
     Over = 2,
     /// The backend has left too many SYNs unanswered.
     Unanswered = 3,
-    /// The service no longer has its backend.
+    /// The service no longer has the flow's backend; or it has no backends, and none has answered the flow yet.
     BackendGone = 4,
 }
 

@@ -6,7 +6,7 @@ use lb_common::{Address, Backend, DeviceInfo, Scheduler, Service, backend_flags,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Forwarding {
-    /// Packets pass the stack with the client's own address.
+    /// Packets keep the client's own address.
     Plain = 0,
     /// The backend has an address of this node, so packets keep the client's own address although the service
     /// masquerades.

@@ -12,7 +12,8 @@ pub enum Unlisted {
     OutOfRange = 0,
     /// In a range of cluster IPs, but of no Service: dropped, because the range contains only cluster IPs.
     UnknownVip = 1,
-    /// In a range of cluster IPs, but of no Service: left untouched.
+    /// In a range of cluster IPs, but of no Service: left untouched, because the node does not drop such packets
+    /// ([`settings_flags::DROP_UNKNOWN_VIPS`](lb_common::settings_flags::DROP_UNKNOWN_VIPS)).
     Unknown = 2,
     /// In a range of cluster IPs, but an address of the node or of a load balancer, or an external IP: left untouched.
     NoClusterIp = 3,

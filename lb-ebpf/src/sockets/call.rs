@@ -153,7 +153,6 @@ impl Call {
         }
     }
 
-    /// Deletes the connection of the socket.
     #[inline(always)]
     pub(super) fn delete_connection(&self) {
         // SAFETY: the context is valid for the whole run of the program, and so is its socket. The helper fails if the

@@ -54,7 +54,6 @@ impl ApiServer {
         Ok(Self { shared, address })
     }
 
-    /// A kubeconfig for this server.
     pub(crate) fn kubeconfig(&self) -> String {
         format!(
             "{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], \

@@ -31,7 +31,7 @@ use crate::{
     workload::Size,
 };
 
-/// Limits of a part.
+/// Limits on the results of a size.
 #[derive(Clone, Copy)]
 struct Limits {
     /// Seconds from the end of the lists to `/healthz`.

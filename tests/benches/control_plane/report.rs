@@ -32,7 +32,6 @@ impl Report {
         Self { size, runs, changes_per_run, agent, machine, load_after, figures: Vec::new() }
     }
 
-    /// Adds a result.
     pub(crate) fn add(&mut self, figure: Figure) {
         self.figures.push(figure);
     }
@@ -44,7 +43,6 @@ impl Report {
         self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });
     }
 
-    /// Whether every target is met.
     pub(crate) fn targets_met(&self) -> bool {
         self.figures.iter().all(|figure| figure.is_met() != Some(false))
     }

@@ -24,7 +24,6 @@ pub(crate) const STRIDE: u32 = 7919;
 /// Size of the workload.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Size {
-    /// Number of Services.
     pub(crate) services: u32,
     /// Number of endpoints of each Service.
     pub(crate) endpoints: u32,

@@ -15,9 +15,7 @@ use nix::{
 /// The CPUs of clients and servers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cpus {
-    /// CPU of the clients.
     pub(crate) client: usize,
-    /// CPU of the servers.
     pub(crate) server: usize,
 }
 
@@ -93,7 +91,6 @@ pub(crate) struct Usage {
 }
 
 impl Meter {
-    /// Starts a measurement.
     pub(crate) fn start() -> io::Result<Self> {
         let probe = probe();
         let (softirqd, machine, process) = (softirqd()?, machine()?, process()?);

@@ -27,10 +27,8 @@ pub(crate) const PODS: Network =
 /// Pods of the other node: endpoints of the Service for external clients.
 pub(crate) const REMOTE_PODS: Network =
     Network(Ipv4Addr::new(10, 244, 128, 0), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0x128, 0, 0, 0, 0));
-/// Cluster IPs.
 pub(crate) const CLUSTER_IPS: Network =
     Network(Ipv4Addr::new(10, 96, 0, 0), Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0));
-/// Load balancer addresses.
 pub(crate) const LOAD_BALANCERS: Network =
     Network(Ipv4Addr::new(192, 0, 2, 0), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
 /// Endpoints of the unused Services.
@@ -53,7 +51,7 @@ impl Network {
 }
 
 impl Family {
-    /// Chooses by family.
+    /// `v4` or `v6`, whichever this family is.
     pub(crate) const fn pick<T: Copy>(self, v4: T, v6: T) -> T {
         match self {
             Self::V4 => v4,

@@ -1,6 +1,7 @@
 //! The rate of new connections with both CPUs busy, by the number of idle flows in the table; and the memory of flows.
 //!
-//! Each CPU runs one client and one server. Every node exists before the first round, and rounds are in random order.
+//! Each CPU runs one client and one server. Every node exists before the first round. The order of the nodes is random
+//! in each round.
 
 use std::{fs, path::Path, time::Duration};
 

@@ -25,7 +25,6 @@ use crate::{
     load::Servers,
 };
 
-/// The node's wires.
 pub(crate) const WIRES: [&str; 2] = ["eth0", "eth1"];
 /// Names of the node's ends of the pods' veths.
 pub(crate) const PODS: [&str; 2] = ["pod", "serving"];
@@ -72,7 +71,6 @@ impl Node {
     }
 }
 
-/// The addresses of the node.
 pub(crate) fn addresses(family: Family) -> [IpAddr; 2] {
     NODE.map(|address| address.at(family, 0))
 }
@@ -110,7 +108,7 @@ fn connect_pod(node: &Netns, device: &str, pod: &Netns, number: u8) -> Result<()
     ))
 }
 
-/// Gives a veth the properties of a wire.
+/// Creates a veth between `node` and `peer`, sets both ends up, and gives it the properties of a wire.
 fn connect_wire(node: &Netns, device: &str, peer: &Netns) -> Result<()> {
     veth((node, device), (peer, "eth0"))?;
     node.ip(&format!("link set {device} up\n"))?;

@@ -98,7 +98,6 @@ impl Report {
         self.bursts.extend(bursts.map(|(candidate, samples)| Bursts { candidate, samples }));
     }
 
-    /// Whether every target is met.
     pub(crate) fn targets_met(&self) -> bool {
         self.targets.iter().all(|target| target.is_met)
     }
@@ -176,7 +175,7 @@ impl Report {
         lines.join("\n")
     }
 
-    /// Writes a plot for each path and each of the two measures with targets.
+    /// Writes a plot for each path and each of the workloads `request` and `connect`.
     pub(crate) fn plot(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         for way in Way::ALL {

@@ -36,7 +36,7 @@ pub(crate) struct Candidate {
     pub(crate) way: Way,
     /// Number of Services and endpoints; `None` without a load balancer.
     pub(crate) size: Option<Size>,
-    /// The node to measure.
+    /// The index of the node to measure in [`Field::nodes`].
     #[serde(skip)]
     pub(crate) node: usize,
 }
@@ -60,7 +60,6 @@ impl Candidate {
 pub(crate) struct Sample {
     /// The workload.
     pub(crate) measure: Measure,
-    /// The round.
     pub(crate) round: u32,
     /// Transactions, datagrams or bytes per second.
     pub(crate) rate: f64,

@@ -132,7 +132,6 @@ pub(crate) fn show_value(value: &impl clap::ValueEnum, f: &mut fmt::Formatter<'_
 }
 
 impl Setup {
-    /// Starts a system in a node.
     pub(crate) fn start(&self, system: System, node: &Node, workload: &Workload) -> Result<Running> {
         match system {
             System::Nothing => {}
@@ -228,7 +227,6 @@ fn modes(agent: &Agent) -> Result<[Option<String>; 2]> {
     }))
 }
 
-/// Whether the agent supports a flag.
 pub(crate) fn agent_knows(flag: &str) -> Result<bool> {
     let binary = agent::binary();
     let output = agent::run(Command::new(&binary).args(["run", "--help"]))?;

@@ -22,7 +22,6 @@ pub(crate) struct Target {
     pub(crate) what: String,
     /// The median of the ratios.
     pub(crate) value: f64,
-    /// The limit.
     pub(crate) limit: f64,
     /// Whether the ratio is within the limit.
     pub(crate) is_met: bool,

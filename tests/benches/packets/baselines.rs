@@ -48,7 +48,7 @@ impl Baseline {
         }
     }
 
-    /// The program of this kind.
+    /// The name of the program for this kind of hook.
     pub(crate) fn program(self, kind: Kind) -> String {
         let name = match self {
             Self::Return => "return",
@@ -67,7 +67,6 @@ pub(crate) struct Baselines {
 }
 
 impl Baselines {
-    /// Loads the object at this path.
     pub(crate) fn load(object: &Path) -> anyhow::Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("loading {}", object.display()))?;
@@ -120,7 +119,6 @@ impl Baselines {
         Ok(())
     }
 
-    /// Deletes all flows.
     pub(crate) fn clear_flows(&self) -> anyhow::Result<()> {
         for name in ["CONNTRACK", "PREALLOCATED"] {
             delete_all(self.ebpf.map(name).with_context(|| format!("there is no map {name}"))?)?;

@@ -211,7 +211,6 @@ impl Case {
         becomes.check(self.frame.bytes(), &output).with_context(|| self.to_string())
     }
 
-    /// Kind of the program.
     pub(crate) fn kind(&self) -> Kind {
         Kind::of(self.program)
     }
@@ -269,7 +268,6 @@ pub(crate) const fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
     Expected { action: Action::Pass, counted: Some(outcome), becomes }
 }
 
-/// Collects cases.
 struct Cases<'a> {
     world: &'a World,
     datapath: usize,
@@ -328,7 +326,7 @@ impl Cases<'_> {
         self.add(section, "xdp_native", format!("TCP/{ip}"), frame, sent_back)
     }
 
-    /// Adds the cases of further packets of routed flows.
+    /// Adds more cases of routed flows: over UDP, to another device, and at tc.
     fn one_flow(&mut self, ip: Ip) -> anyhow::Result<()> {
         let family = self.world.family(ip);
         let [sent_back, redirected] =

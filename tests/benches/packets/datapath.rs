@@ -59,7 +59,6 @@ pub(crate) struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the object at this path.
     pub(crate) fn load(name: &str, object: &Path) -> anyhow::Result<Self> {
         let mut ebpf = open(object)?;
         for name in PROGRAMS {
@@ -155,7 +154,6 @@ impl Datapath {
         Ok(self.map::<u32, DeviceInfo>("DEVICES")?.insert(device, wire, 0)?)
     }
 
-    /// Deletes all flows.
     pub(crate) fn clear_flows(&self) -> anyhow::Result<()> {
         self.empty.as_ref().context("the setup has not ended")?.restore(&self.ebpf)
     }
@@ -209,7 +207,6 @@ fn seed_flow_table(map: &mut Map) -> anyhow::Result<()> {
     table.set(0, header, 0).context("seeding the flow table")
 }
 
-/// Maps the filter into memory.
 fn map_filter(map: &Map) -> anyhow::Result<FilterMemory> {
     let Map::Array(map) = map else { bail!("FILTER is no array") };
     FilterMemory::map(map.fd().as_fd()).context("mapping FILTER into memory")

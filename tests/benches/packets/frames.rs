@@ -6,7 +6,6 @@ use anyhow::{Context as _, bail, ensure};
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpHeader, TransportSlice};
 use lb_ebpf_bench::{RESTORED_V4, RESTORED_V6, Template};
 
-/// Transport of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp(Flags),
@@ -21,7 +20,6 @@ pub(crate) enum Flags {
     Ack,
 }
 
-/// The sender of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
     Client,
@@ -88,7 +86,7 @@ impl Frame {
         Ok(Self::of_bytes(build(transport, from, to)?))
     }
 
-    /// Any packet of one flow.
+    /// The packet with these bytes, for one flow.
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
         Self { bytes, sender: Sender::Client, flows: 1, first: 0, device: LOOPBACK, is_mixed: true }
     }

@@ -215,7 +215,6 @@ impl Report {
         Self { machine, cpu, load_after, rounds, slice, builds, cases, two_cpus, verifier }
     }
 
-    /// Whether every goal is met.
     pub(crate) fn goals_met(&self) -> bool {
         self.cases.iter().all(|row| row.met != Some(false))
     }
@@ -339,7 +338,6 @@ impl Report {
         table(header, rows)
     }
 
-    /// Writes all results as JSON.
     pub(crate) fn write_json(&self, file: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         fs::write(file, text).with_context(|| format!("writing the results to {}", file.display()))

@@ -202,7 +202,6 @@ pub(crate) struct Build {
     pub(crate) object: PathBuf,
 }
 
-/// The BPF objects.
 pub(crate) struct Objects {
     /// The measured data plane, then the one to compare it with, if any.
     pub(crate) builds: Vec<Build>,

@@ -17,8 +17,8 @@ use super::{
 /// needs 9 times as long.
 const COST_LIMIT: u32 = 60;
 
-/// Two ticks at which flows of this phase were last seen: one whose flow has a third of the timeout left, but 10 s at
-/// most; one whose flow expired 10 s ago.
+/// Two ticks at which flows of this phase were last seen. The first flow expires in a third of its timeout, but in 10 s
+/// at most; the second one expired 10 s ago.
 fn around_timeout(phase: Phase) -> [Tick; 2] {
     let timeout = u64::from(phase.timeout_seconds());
     [ago(timeout - (timeout / 3).min(10)), ago(timeout + 10)]
@@ -109,7 +109,7 @@ fn deleted_flows_leave_the_active_count() {
     assert_eq!(conntrack.active_flows().get(5), 0);
 }
 
-/// GC corrects counts also directly after a start of the agent, and counts of slots that no flow uses.
+/// The second GC after a start of the agent corrects wrong counts, also those of slots that no flow uses.
 #[test]
 fn gc_corrects_wrong_active_counts() {
     let sandbox = Sandbox::new();

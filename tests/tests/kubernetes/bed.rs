@@ -183,7 +183,7 @@ impl Bed {
         services.filter(|service| service["namespace"] == *self.namespace).map(shown).collect()
     }
 
-    /// The problems that `status` lists, except a missing Node: most tests have none.
+    /// The problems that `status` lists, except that the Node object is missing: most tests create none.
     pub(crate) fn problems(&self) -> String {
         let mut problems = self.json(&["status"]).unwrap()["agent"]["problems"].clone();
         if let Some(problems) = problems.as_array_mut() {

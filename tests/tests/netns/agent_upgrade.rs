@@ -84,8 +84,8 @@ fn current(bpffs: &Path) -> PathBuf {
     versions[0].clone()
 }
 
-/// The second agent is another build with the same maps: its programs differ in constants. Links stay and get the new
-/// programs.
+/// The second agent has another `--syn-retries`, so its programs differ in a constant, as those of another build with
+/// the same maps would. Links stay and get the new programs.
 #[test]
 fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     let mut bed = Bed::with_web(&PODS);
@@ -154,7 +154,8 @@ fn downgrade_to_another_layout_keeps_every_connection() {
     changes_layout(Some(agent::next_binary()), None);
 }
 
-/// Traffic to node ports of a remote backend: masqueraded in the stack, and by XDP.
+/// Traffic to the node ports of service 1, whose backend is on node 1, and of service 2, whose backend is on node 2: it
+/// is masqueraded in the stack and by XDP.
 fn exposed_traffic(lan: &Lan) -> Traffic {
     let mut clients = Vec::new();
     for (number, source) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {

@@ -30,7 +30,7 @@ const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_s
 /// A stream that is not evicted lives much longer than [`RECOVERY`], so the tests can tell the difference.
 const _: () = assert!(Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs());
 
-/// A node with a backend, the forged addresses routed to the client.
+/// A Service with one backend; node1 routes the forged addresses to the client.
 fn bed(arguments: &[&str]) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
     bed.start_agent_with(arguments);
@@ -112,8 +112,8 @@ fn forged_udp_streams_give_way_to_new_clients() {
     }
     let served = || ask_udp(client, udp(WEB[0]), 8).ok();
     assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
-    // Without pressure no stream of the last wave would have expired yet. (`wait_for` does not count all the time that
-    // passes.)
+    // Without pressure, no stream of the last wave would have expired yet. (The test itself measures the time, because
+    // `wait_for` does not count time in which tasks wait for a CPU, I/O or memory.)
     let recovered = last_wave.elapsed();
     assert!(recovered < Duration::from_secs(Phase::Stream.timeout_seconds().into()), "{recovered:?}");
 }

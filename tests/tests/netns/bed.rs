@@ -34,7 +34,7 @@ pub(crate) const fn vips(number: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// A cluster with an agent, which is dropped first.
+/// A cluster with an agent. Dropping this value drops the agent first.
 pub(crate) struct Bed {
     pub(crate) agent: Option<Agent>,
     pub(crate) cluster: Cluster,

@@ -28,11 +28,11 @@ const OF_1971: Duration = Duration::from_secs(46_656_000);
 const SOON: Duration = Duration::from_secs(2);
 /// Timeout of a UDP flow with one reply.
 const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64);
-/// Time limit until such a flow has expired: its timeout plus the 5 s between two GC runs.
+/// Time limit until a UDP flow with one reply has expired: its timeout plus the 5 s between two GC runs.
 const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64 + 5);
-/// Source port of these flows, outside of the ephemeral ports.
+/// Source port of the UDP flows with one reply, outside of the ephemeral ports.
 const PORT: u16 = 20_000;
-/// Time limit until the flows have expired, on an emulated machine under load.
+/// Time limit until the UDP flows with one reply have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 const _: () = assert!(EXPIRY_LIMIT.as_secs() < LATEST.as_secs());
 
@@ -119,7 +119,8 @@ impl Idle {
         self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
     }
 
-    /// Fails if the flows have expired early, as after a forward jump of the clock.
+    /// Fails if the flows have expired before their timeout. (A forward jump of the clock would expire them if their
+    /// age followed the calendar clock.)
     #[track_caller]
     fn assert_not_expired_early(&self, bed: &Bed, when: &str) {
         let known = self.are_known(bed);
@@ -128,7 +129,8 @@ impl Idle {
         assert!(known == [true; 2] || idle > REPLIED, "{when}: expired after {idle:?}");
     }
 
-    /// Waits until the flows expire, which they would not do after a backward jump of the clock.
+    /// Waits until the flows expire. (A backward jump of the clock would keep them if their age followed the calendar
+    /// clock.)
     #[track_caller]
     fn assert_expire(&self, bed: &Bed) {
         let gone = || (self.are_known(bed) == [false; 2]).then_some(());

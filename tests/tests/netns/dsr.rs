@@ -29,7 +29,7 @@ use crate::{
 
 const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
-/// Three nodes. Dropping it ends the agents first, then the programs at the other ends of the wires.
+/// Three nodes. Dropping this value ends the agents first, then the programs at the other ends of the wires.
 struct Nodes {
     third: Option<Agent>,
     lan: Lan,
@@ -228,7 +228,7 @@ fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
     nodes.assert_nothing_was_lost();
 }
 
-/// Without DSR, backends on a third node see the address of the node.
+/// Without DSR, backends on a third node see the address of the node that forwards the client's packets.
 #[test]
 fn default_mode_masquerades_external_clients() {
     for xdp in ["off", "native"] {

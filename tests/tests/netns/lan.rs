@@ -30,7 +30,7 @@ pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd0
 /// The service whose changes show that the agents have processed all files; see [`Lan::settle`].
 const MARKER: u8 = 90;
 
-/// Clients, a router and nodes with agents, which are dropped first.
+/// Clients, a router, and nodes with agents. Dropping this value drops the agents first.
 pub(crate) struct Lan {
     pub(crate) agents: [Option<Agent>; 2],
     pub(crate) cluster: Cluster,

@@ -86,7 +86,7 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
 fn internal_clients_bypass_the_local_external_policy_where_the_node_detects_them() {
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[external_local(lan.service(1, &["pod3"]))]);
-    // As if the packet went to the load balancer and came back at the right node.
+    // Internal clients get the same answer as if the load balancer had sent the packet to the node with the endpoint.
     lan.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["client"], 1, &EXTERNAL, Expect::Silence);
     lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));

@@ -35,7 +35,7 @@ impl Socket {
     }
 }
 
-/// A client of the node port of service `number` whose flow has a source port at the node's address.
+/// A client of the node port of service `number`. Its flow has a source port at the node's address.
 struct Case {
     client: &'static str,
     number: u8,

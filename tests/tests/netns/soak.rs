@@ -26,7 +26,7 @@ const SHORT: u64 = 15;
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 /// Services that are added and removed.
 const NAMES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
-/// Number of the virtual addresses of the first Service.
+/// The virtual addresses of the first Service are `vips(FIRST)`.
 const FIRST: u8 = 50;
 /// Client ports of UDP requests, used in turn: a Service without pods keeps its flows, so a client that uses the port
 /// of such a flow again would get an answer. When the range starts over, those flows must have expired.

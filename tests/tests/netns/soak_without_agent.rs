@@ -32,7 +32,8 @@ const SHORT: u64 = 20;
 const HALF: u64 = 50;
 /// The longest time from one death of the agent to the next.
 const LONGEST_PERIOD: Duration = Duration::from_secs(240);
-/// Few enough that the floods and the churn fill the flow table within a minute without an agent.
+/// The agent's `--max-connections`: low enough that the floods and the churn fill the flow table within a minute
+/// without an agent.
 const CONNECTIONS: u32 = 8_000;
 /// Forged SYNs, and half as many forged datagrams, in each [`FLOOD_PAUSE`]: about 100 SYNs/s.
 const FLOOD: u32 = 2;
@@ -40,7 +41,7 @@ const FLOOD_PAUSE: Duration = Duration::from_millis(20);
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 /// A pod that starts while the agent is dead for the first time.
 const LATE_POD: &str = "pod5";
-/// Virtual addresses of a Service with session affinity.
+/// The virtual addresses of a Service with session affinity are `vips(STICKY)`.
 const STICKY: u8 = 20;
 /// The cluster, and what the maps have held.
 struct Soak {

@@ -146,8 +146,8 @@ fn source_ranges_check_the_nodes_own_address_as_client() {
     for text in EXTERNAL {
         eventually_fails(&bed, http(text.parse().unwrap()), io::ErrorKind::HostUnreachable);
     }
-    // The hooks check the node's primary address of each family, whatever source address the packets get. The primary
-    // addresses are among these.
+    // The hooks check the node's primary address of each family, whatever source address the packets get. The source
+    // ranges below contain the primary addresses.
     service.exposure.source_ranges =
         ["198.51.100.1/32", "172.18.0.1/32", "fd00:198:51:100::1/128", "fd00:172:18::1/128"]
             .map(str::to_owned)

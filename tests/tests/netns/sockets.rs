@@ -113,8 +113,8 @@ fn replies_on_a_disconnected_socket_come_from_the_last_used_virtual_address() {
     }
 }
 
-/// For the kernel, both would be one connection. (With kube-proxy the second one also works: netfilter gives its
-/// packets another source port.)
+/// For the kernel, connections from one source port through two virtual addresses to the same backend would be the same
+/// connection. (With kube-proxy the second one also works: netfilter gives its packets another source port.)
 #[test]
 fn one_source_port_reaches_a_backend_through_one_virtual_address_only() {
     const PORT: u16 = 61_000;

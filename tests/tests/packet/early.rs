@@ -99,7 +99,7 @@ fn other_ethertypes_pass_untouched() {
 /// The frame ends within a header: every length up to the last byte that the programs read.
 ///
 /// The kernel runs no program on frames of less than 15 bytes, nor on those with an IP EtherType and an incomplete IP
-/// header. So these frames have a VLAN tag.
+/// header. So the Ethernet frames have a VLAN tag, and the packets of a bare device at least 15 bytes.
 #[test]
 fn truncated_headers_pass_untouched() {
     each("truncated", |bed, family| {

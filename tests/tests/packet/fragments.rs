@@ -179,8 +179,8 @@ fn fragments_of_a_dropped_datagram_are_dropped() {
     });
 }
 
-/// While held fragments are released, the buffer of the first fragment carries each of them. One of the same length
-/// lets the kernel keep the sum over the frame.
+/// While held fragments are released, the buffer of the first fragment carries each of them. If a held fragment is as
+/// long as the first one, the kernel keeps the sum over the frame.
 #[test]
 fn first_fragment_keeps_the_sum_over_its_frame() {
     each_ethernet("early fragment of the same length", |bed, family| {

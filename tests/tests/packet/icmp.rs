@@ -134,7 +134,8 @@ fn error_to_the_backend_quotes_its_reply() {
     }
 }
 
-/// If the client's port was replaced, so is the port in the quote.
+/// If the flow replaces the client's source port, errors to the client quote its original port, and errors to the
+/// backend quote the replacement.
 #[test]
 fn error_quotes_the_original_source_port() {
     for protocol in [TCP, UDP] {

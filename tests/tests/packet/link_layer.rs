@@ -13,7 +13,7 @@ use super::{
     wire::{Mode, each_on_wires},
 };
 
-/// Destinations of frames that are not for the node alone.
+/// Destination MAC addresses other than the node's own.
 const OTHER_HOSTS: [(&str, [u8; 6]); 3] = [
     ("another host", [0, 0, 0x5e, 0, 0x53, 9]),
     ("every host", [0xff; 6]),
@@ -24,8 +24,8 @@ fn to_mac(packet: &Packet, mac: [u8; 6]) -> Packet {
     packet.clone().with(|packet| packet.ethernet.as_mut().unwrap().destination = mac)
 }
 
-/// Asserts that frames with this change pass as they are and begin no flow: to a Service, to a Service without
-/// backends, and of a flow.
+/// Asserts that frames with this change pass as they are and begin no flow: frames to a Service, frames to a Service
+/// without backends, and frames of an existing flow.
 fn pass_untouched(bed: &mut Testbed, family: Family, change: impl Fn(&Packet) -> Packet) {
     let (client, vip, backend) = (family.client(), family.vip(), family.backend());
     for protocol in [TCP, UDP] {

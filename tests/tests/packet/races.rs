@@ -16,7 +16,8 @@ use super::{
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
-/// Flows that begin on two CPUs, in one round: as many as the test's table has room for.
+/// Flows that begin on two CPUs, in one round: few enough that the test's flow table and overflow have room for all of
+/// their entries.
 const FLOWS: usize = 200;
 const ROUNDS: u32 = 20;
 /// Packets of a family that may be dropped: those whose CPU waited in vain, because the other one was interrupted while

@@ -22,7 +22,7 @@ struct Flow {
     backend: SocketAddr,
     protocol: u8,
     payload: Vec<u8>,
-    /// Bytes of the quoted transport.
+    /// How many bytes of the transport header and payload the ICMP error quotes.
     quote: usize,
 }
 

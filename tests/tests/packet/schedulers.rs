@@ -318,7 +318,7 @@ fn replaced_flow_is_not_active() {
         bed.set_active_flows(&[1]);
         bed.send(Hook::Ingress, &syn).passes_any(Outcome::NewFlow);
         assert_eq!(bed.backend_of(&syn).port(), 8002);
-        // One flow has ended and one has begun; the testbed's first counter counts both.
+        // Both backends have the testbed's first counter: the flow that ended subtracts 1, the new flow adds 1.
         assert_eq!(bed.active_flows(2), [1, 0]);
     });
 }

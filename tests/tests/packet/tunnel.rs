@@ -22,7 +22,6 @@ use super::{
     wire::{Mode, NARROW, Run, TC_ACT_REDIRECT, XDP_REDIRECT, XDP_TX, each_on_wires, routed},
 };
 
-/// The kind of tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ipip,
@@ -305,7 +304,7 @@ fn last_hop_is_answered_and_tunnels_follow_the_route_to_the_backend() {
         bed.expire_next_hops();
         bed.arrive(Mode::Native, &packet).stays_for_tc();
         bed.arrive_at_tc(&packet).check(TC_ACT_REDIRECT, &[(Tunnelled, 1)]);
-        // A route with a smaller MTU makes the node report that MTU.
+        // A route with a smaller MTU makes the node report that MTU, less the 20 bytes of the outer header.
         bed.clear_flows();
         let backend: SocketAddr = "203.0.113.130:8080".parse().unwrap();
         service(bed, family.vip(), UDP, &[backend], backend_flags::PEER);

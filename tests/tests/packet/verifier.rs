@@ -15,7 +15,6 @@ use super::testbed::{ANNOUNCE_PROGRAM, PROGRAMS, XDP_PROGRAMS};
 /// The kernel's limit (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const LIMIT: u32 = 1_000_000;
 
-/// Programs of the socket hooks.
 const SOCKET_PROGRAMS: [&str; 8] = [
     "sock_connect4",
     "sock_connect6",

@@ -23,7 +23,6 @@ pub(crate) const WIRE: u32 = 50;
 pub(crate) const OTHER: u32 = 52;
 /// Interface index of a third wire, with a smaller MTU.
 pub(crate) const NARROW: u32 = 54;
-/// The MTU of [`NARROW`].
 pub(crate) const NARROW_MTU: u32 = 1300;
 
 /// Clients and backends of the stage are beyond [`WIRE`], and so is the default router. 203.0.113.192/26 is beyond

@@ -97,9 +97,9 @@ fn rustflags(linker: &Path, arch: &str) -> OsString {
     flags.join(&OsString::from("\x1f"))
 }
 
-// Without `--cpu-features=+allows-misaligned-mem-access`: packets and map values allow unaligned access, but the stack
-// does not. LLVM has one setting for all of them, and the verifier then rejects the code for locals with an alignment
-// below their size ("misaligned stack access").
+// These flags do not include `--cpu-features=+allows-misaligned-mem-access`. It would permit unaligned access to
+// packets and map values, which the verifier accepts, but also to the stack: the verifier rejects the resulting code
+// for locals with an alignment below their size ("misaligned stack access").
 const CODEGEN_FLAGS: [&str; 4] = [
     // The linker generates BTF from the debug information.
     "-Cdebuginfo=2",

@@ -29,7 +29,6 @@ pub(super) struct Traffic {
     pub(super) protocol: &'static str,
     /// The namespace that the requests came from.
     pub(super) client: String,
-    /// Number of requests.
     pub(super) requests: u32,
     /// Answers by pod, 0 for a backend that did not answer.
     pub(super) answers: BTreeMap<String, u32>,

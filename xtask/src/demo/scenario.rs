@@ -189,7 +189,7 @@ impl Traffic {
         self.answers.values().sum()
     }
 
-    /// Whether each pod has its share, within six standard deviations: one false alarm in 10⁸ runs.
+    /// Whether each pod has its share, within six standard deviations: less than one false alarm in 10⁶ runs.
     fn is_even(&self) -> bool {
         let (requests, share) = (f64::from(self.requests), 1.0 / self.answers.len() as f64);
         let tolerance = 6.0 * (requests * share * (1.0 - share)).sqrt();

@@ -58,7 +58,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The arguments of `cargo xtask test --vm`, which `.ci/run` runs.
+    /// The arguments that `cargo xtask test --vm` uses, and so `.ci/run`.
     pub(crate) fn of_ci() -> Self {
         Self {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),

@@ -56,7 +56,7 @@ const NOT_IN_A_GUEST: [(&str, &str); 1] =
 pub(super) enum Extent {
     /// All tests.
     Full,
-    /// [`SHORT`], which fits into the time of a CI run.
+    /// All of `packet`, and [`SHORT`]: they fit into the time of a CI run.
     Short,
     /// Tests whose names contain one of these.
     Named(Vec<String>),

@@ -75,7 +75,6 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// CPUs of this machine.
 fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }

@@ -38,7 +38,7 @@ pub(super) struct Row {
     pub(super) bytes: f64,
 }
 
-/// A column. Sorted by it, names are in ascending order, numbers in descending order.
+/// A column, by which the rows can be sorted: names in ascending order, numbers in descending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Column {
     Name,
@@ -53,7 +53,6 @@ impl Column {
     /// The columns from left to right.
     pub(super) const ALL: [Self; 5] = [Self::Name, Self::New, Self::Packets, Self::Bytes, Self::Active];
 
-    /// The head of the column.
     pub(super) const fn head(self) -> &'static str {
         match self {
             Self::Name => "SERVICE",

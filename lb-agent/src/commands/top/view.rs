@@ -47,7 +47,6 @@ fn header(model: &Model) -> Cells<'static> {
     Cells::new(Column::ALL.map(head))
 }
 
-/// The text of a row in a column.
 pub(super) fn text(row: &Row, column: Column) -> String {
     match column {
         Column::Name => row.name.clone(),

@@ -186,7 +186,8 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Whether the controller knows all addresses in use. An unreadable Service may have one that it does not know.
+    /// Whether the controller knows all addresses in use. An unreadable Service may have an address that the controller
+    /// does not know.
     fn knows_all(&self) -> bool {
         let services =
             self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());

@@ -68,7 +68,7 @@ pub(super) async fn stand(
             () = stop::requested(&mut stop) => break,
         }
     }
-    // The leader stops to write.
+    // Ends the work of the leader.
     term.send_replace(None);
     if let Err(why) = candidate.release().await {
         warn!(
@@ -181,7 +181,8 @@ impl Candidate {
     }
 }
 
-/// As the field of a Lease holds it. A fraction is rounded up, so that followers never wait too short.
+/// Whole seconds, as in the field of a Lease. A fraction is rounded up, so that followers never wait less than the
+/// lease.
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(i32::MAX)
 }

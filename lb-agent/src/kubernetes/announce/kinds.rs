@@ -102,7 +102,7 @@ pub(super) struct VotersObject {
 }
 
 const GENERATION: &str = "generation";
-/// Names with a space between them.
+/// Key of the names of the voters, separated by spaces.
 const NAMES: &str = "voters";
 
 impl Read for VotersObject {
@@ -131,7 +131,7 @@ impl Kind for VotersObject {
     }
 }
 
-/// The object of these voters, which replaces that version.
+/// The ConfigMap with these voters, to write in place of the version `replaces`.
 pub(super) fn object(voters: &Voters, replaces: Option<String>) -> core::ConfigMap {
     let names: Vec<&str> = voters.names.iter().map(|name| &**name).collect();
     core::ConfigMap {

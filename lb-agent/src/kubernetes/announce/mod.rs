@@ -59,7 +59,7 @@ pub struct Published {
     pub problems: watch::Sender<Vec<String>>,
 }
 
-/// Watches what is announced, and writes the voters that the announcer proposes, for ever.
+/// Watches what is announced, and writes the voters that the announcer proposes. Runs forever.
 ///
 /// # Errors
 ///
@@ -220,17 +220,19 @@ impl Follower {
         self.pause(Some(format!("cannot write the ConfigMap {}/{VOTERS}: {why}; {hint}", self.namespace)));
     }
 
-    /// Waits for the watch, or after a failure for a while.
+    /// Allows no write for [`AGAIN`], so that the watch can bring what was written. `why` is the error of a failed
+    /// write.
     fn pause(&mut self, why: Option<String>) {
         self.again = Some((Instant::now() + AGAIN, why));
     }
 
-    /// The voters to write: the proposal if it follows the known ones; without any, this node alone.
+    /// The voters to write: the proposal, if its generation follows that of the known voters; if there is no ConfigMap,
+    /// this node alone.
     fn due(&self) -> Option<Voters> {
         let watch = self.voters.as_ref().filter(|_| self.again.is_none())?;
         let known = self.cluster.voters.as_ref();
         if watch.is_missing() {
-            // Later than all generations of an object that somebody has deleted.
+            // Greater than the generations of a ConfigMap that was deleted.
             let seconds =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let generation = known.map_or(0, |known| known.generation + 1).max(seconds);
@@ -242,7 +244,7 @@ impl Follower {
     }
 }
 
-/// The pools, of two that overlap the older one first, which is the one in use.
+/// The pools, the oldest first: of two pools that overlap, the older one is used.
 fn pools(known: &BTreeMap<ObjectName, (Option<String>, Pool)>) -> Vec<Pool> {
     let mut pools: Vec<_> = known.iter().map(|(name, (created, pool))| (created, name, pool)).collect();
     pools.sort_by_key(|(created, name, _)| (*created, *name));
@@ -267,7 +269,7 @@ fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     });
 }
 
-/// The changes of a watch; none for ever before it has begun.
+/// Waits for changes of a watch; forever if it is `None`.
 async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K::Change>> {
     match watch {
         Some(watch) => watch.next().await,

@@ -1,9 +1,8 @@
 //! Loom runs the threads of each test in all orders with up to [`PREEMPTIONS`] preemptions, and lets every load return
 //! every value that the memory model allows.
 //!
-//! Loom follows the memory model of C++, which is weaker than those of x86 and arm64 under BPF's fully ordered
-//! operations: here they are an atomic operation between two sequentially consistent fences, and all others are
-//! relaxed.
+//! Loom follows the memory model of C++, which is weaker than those of x86 and arm64. Here each of BPF's fully ordered
+//! operations is an atomic operation between two sequentially consistent fences; all other operations are relaxed.
 
 use std::{sync::Arc, vec::Vec};
 

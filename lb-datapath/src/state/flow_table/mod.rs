@@ -36,7 +36,7 @@ use crate::{
 const READS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The flows of the node: one entry for each direction.
+/// The flows of the node: one entry for each direction; for a flow in a tunnel, only the forward one.
 #[derive(Debug)]
 pub struct FlowTable {
     slots: Mapped<AtomicU64>,

@@ -114,7 +114,7 @@ fn remove_judged(key: &Tuple) -> bool {
 const NOT_OVER: u32 = 0;
 /// Result of [`flow_over`]: no entry has the key.
 const NO_FLOW: u32 = 1;
-/// Result of [`flow_over`]: another flow may take the port. `SCRATCH` has both entries of this flow.
+/// Result of [`flow_over`]: another flow may take the port. `SCRATCH` has the places of both entries of this flow.
 const OVER: u32 = 2;
 /// Result of [`flow_over`]: as `OVER`, and the flow is the second one of a masqueraded connection. `SCRATCH` has the
 /// key of the first one's reverse entry.
@@ -213,7 +213,8 @@ fn observe_end(segment: &Segment, flow: &mut Flow) {
     }
 }
 
-/// Ends the flow if it is over; returns whether it is. (A global function: the verifier checks it once.)
+/// Subtracts the flow from its backend's active flows if it is over; returns whether it is over. (A global function:
+/// the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_end_if_over(flow: *mut Flow) -> u32 {

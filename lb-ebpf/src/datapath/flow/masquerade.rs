@@ -35,8 +35,8 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
 }
 
 /// The node's address for packets that come in as `from` and become `to`: the one from which the node itself would
-/// connect to the backend, as with netfilter's MASQUERADE. Kernels before 6.7 do not report it; then the result is the
-/// address that the agent has set.
+/// connect to the backend, as with netfilter's MASQUERADE. If there is no route, or the kernel does not report the
+/// address (before 6.7), the result is the address that the agent has set.
 #[inline(never)]
 pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<Address, Outcome> {
     let found = route::lookup(context, from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);

@@ -39,9 +39,9 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
         && !is_catch(&device::info(skb.context().device))
 }
 
-/// Whether a packet with the tuple of this connection of the node belongs to another flow, the one that has the source
-/// port. That flow has translated the packet already, and it bypasses the stack. `l3` is the offset of the packet's
-/// network header.
+/// Whether a packet with the tuple of `flow`, a connection of the node, belongs to another flow: the one that has the
+/// source port. Such a packet is translated already, and bypasses the stack. `l3` is the offset of the packet's network
+/// header.
 #[inline(always)]
 pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
     rules::flow::is_of_other_flow(flow, hook == Hook::Egress, || is_of_node(skb, l3))

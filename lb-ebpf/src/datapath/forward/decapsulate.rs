@@ -196,7 +196,7 @@ fn parse(skb: &Skb, packet: &mut Packet) -> bool {
     }
 }
 
-/// The destination of a packet in a tunnel.
+/// Whether a packet in a tunnel belongs to a flow to the backend that the tunnel leads to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Target {
@@ -208,7 +208,7 @@ enum Target {
     FirstPacket = 2,
 }
 
-/// The destination of the packet. The flow that the packet requests is written into `SCRATCH`.
+/// The [`Target`] of the packet. If the packet may begin a flow, the function writes the request into `SCRATCH`.
 #[inline(never)]
 fn target(context: &HookContext, packet: &Packet) -> Target {
     let Ok(scratch) = scratch() else { return Target::None };

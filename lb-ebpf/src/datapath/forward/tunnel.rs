@@ -54,8 +54,8 @@ pub(crate) fn send_stateless(skb: &mut Skb, packet: &Packet) -> Outcome {
     })
 }
 
-/// Sends an ICMP error to the node of the backend whose packet it is about: `icmp` has left the key of its flow in
-/// `SCRATCH`.
+/// Sends an ICMP error about a packet of a backend on another node to that node. `icmp` has left the key of the
+/// packet's flow in `SCRATCH`.
 #[inline(never)]
 pub(crate) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
     outcome_of(|| {

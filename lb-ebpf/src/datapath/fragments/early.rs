@@ -76,7 +76,6 @@ struct Place {
 
 const _: () = assert!(size_of::<Place>() == 2048);
 
-/// The lists.
 #[repr(C)]
 struct Lists {
     /// Number of tickets given out so far.

@@ -91,7 +91,6 @@ impl FlowSetup {
         tuple
     }
 
-    /// Whether its packets go through a tunnel.
     #[inline(always)]
     pub(crate) fn is_tunnelled(&self) -> bool {
         self.flags & flow_flags::TUNNEL != 0

@@ -40,7 +40,6 @@ pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
     Err(Outcome::TornService)
 }
 
-/// The backend in a slot.
 #[inline(always)]
 pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
     // SAFETY: array elements live as long as the program runs. The agent writes a slot only while no service record

@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// The byte that the client sends on a connection that another one follows.
+/// The byte that the client sends on every connection but its last.
 const MORE: u8 = 1;
 /// The byte that the client sends on its last connection.
 const LAST: u8 = 0;

@@ -99,9 +99,7 @@ impl Servers {
 /// The addresses that a client connects to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Targets {
-    /// Address for TCP.
     pub(crate) tcp: SocketAddr,
-    /// Address for UDP.
     pub(crate) udp: SocketAddr,
 }
 

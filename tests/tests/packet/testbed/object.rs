@@ -18,7 +18,7 @@ pub(crate) const PROGRAMS: [&str; 5] =
 pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
-/// Sizes of the maps whose defaults are larger than the tests need.
+/// The sizes of maps in most tests: those maps whose default sizes are larger than the tests need.
 const SIZES: [(&str, u32); 12] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
@@ -35,13 +35,14 @@ const SIZES: [(&str, u32); 12] = [
 ];
 
 /// Objects of earlier tests of this process. Loading one takes longer than most tests, above all on old kernels, which
-/// verify ten times as many instructions.
+/// verify up to ten times as many instructions.
 static SPARE: Mutex<Vec<Ebpf>> = Mutex::new(Vec::new());
 
-/// A loaded object. Dropping one with the default sizes makes it a spare, unless a test has failed with it.
+/// A loaded object. Dropping one with the [`SIZES`] and the default constants makes it a spare, unless a test has
+/// failed with it.
 pub(super) struct Object {
     ebpf: Option<Ebpf>,
-    /// Whether the object has the default sizes and constants.
+    /// Whether the object has the [`SIZES`] and the default constants.
     is_default: bool,
 }
 
@@ -68,7 +69,8 @@ impl DerefMut for Object {
 }
 
 impl Object {
-    /// Takes a spare object if `map` is to have its default size and `globals` are the default, else loads a new one.
+    /// Takes a spare object if `entries` is the size of `map` in [`SIZES`] and `globals` are the default, else loads a
+    /// new one.
     pub(super) fn take_or_load(map: &str, entries: u32, globals: Globals) -> Self {
         let is_default = SIZES.contains(&(map, entries)) && globals == Globals::default();
         let spare = if is_default { SPARE.lock().unwrap().pop() } else { None };

@@ -17,7 +17,7 @@ use lb_core::tables::{self, Maglev, TableSize};
 
 use super::{super::packets::NODE, Testbed};
 
-/// First slot of the lookup table of the Service that has one.
+/// First slot in `TABLES` of the Service that has a lookup table.
 const TABLE: u32 = 100;
 /// Counter of the first backend of the Service whose scheduler counts flows.
 pub(super) const COUNTER: u32 = 20;
@@ -139,7 +139,7 @@ impl Testbed {
         self.clear::<ServiceKey, Service>("SERVICES");
     }
 
-    /// Makes the next Service use the slots from the first one of `BACKENDS` on again.
+    /// Makes the next Service use the slots of `BACKENDS` again, from the first one on.
     pub(crate) const fn reuse_slots(&mut self) {
         self.slot = 0;
     }
@@ -156,7 +156,7 @@ impl Testbed {
         map.insert(Address::from(address), Vip { flags }, 0).unwrap();
     }
 
-    /// Makes the address that of an endpoint.
+    /// Adds the address of an endpoint to `ENDPOINT_NAMES`, with an empty name.
     pub(crate) fn add_endpoint(&mut self, address: IpAddr) {
         let mut map: HashMap<_, Address, EndpointName> =
             self.object.map_mut("ENDPOINT_NAMES").unwrap().try_into().unwrap();
@@ -194,7 +194,7 @@ impl Testbed {
         map.remove(&index).unwrap();
     }
 
-    /// Makes packets of the test runs, which arrive on `lo`, those of internal clients.
+    /// Marks `lo`, on which the packets of the test runs arrive, as a device of internal clients.
     pub(crate) fn make_clients_internal(&mut self) {
         let mut map: HashMap<_, u32, u32> =
             self.object.map_mut("INSIDE_DEVICES").unwrap().try_into().unwrap();

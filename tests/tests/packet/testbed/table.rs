@@ -43,7 +43,6 @@ impl Testbed {
         self.object.map_mut("CONNTRACK").unwrap().try_into().unwrap()
     }
 
-    /// The header of the table.
     pub(crate) fn header(&self) -> Header {
         let header: Array<_, Header> = self.object.map("FLOW_TABLE").unwrap().try_into().unwrap();
         header.get(&0, 0).unwrap()
@@ -59,7 +58,6 @@ impl Testbed {
         Places::new(SEED.hash(key), self.slots().len())
     }
 
-    /// The slot with this index.
     pub(crate) fn slot(&self, index: u32) -> Slot {
         self.slots().get(&index, 0).unwrap()
     }
@@ -121,7 +119,6 @@ impl Testbed {
         self.put("FLOWS", index, Slot::with_entry(&self.places_of(key), *key, *flow));
     }
 
-    /// Removes an entry.
     pub(crate) fn remove_entry(&mut self, key: &Tuple) {
         if let Some(index) = self.find(key) {
             // Keeps the generation: the programs take a control word of 0 for a slot never used, and look no further.

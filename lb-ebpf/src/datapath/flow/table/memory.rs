@@ -57,15 +57,14 @@ impl Element {
         super::slot(index).map(|slot| Self { index, slot })
     }
 
-    /// The flow in the slot.
     #[inline(always)]
     pub(super) fn flow(self) -> &'static mut Flow {
         // SAFETY: the pointer is that of an array element, which lives as long as the program runs, and every bit
         // pattern is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any
-        // recent value will do. Another flow may take the slot at once. Flows are deleted when they are expired,
-        // evicted, replaced or purged, so that takes a deletion and an insertion within the nanoseconds of this use.
-        // The packet then gets a wrong checksum, and its receiver drops it. The other flow counts the packet, and may
-        // take the packet's FIN or RST for its own.
+        // recent value will do. Another flow takes the slot meanwhile only if this flow is deleted (expired, evicted,
+        // replaced or purged) and the other one inserted within the nanoseconds of this use. The packet then gets a
+        // wrong checksum, and its receiver drops it. The other flow counts the packet, and may take the packet's FIN
+        // or RST for its own.
         unsafe { &mut (*self.slot).flow }
     }
 
@@ -187,7 +186,6 @@ extern "C" fn flow_wins_place(index: u32, key: *const Tuple, comes_first: u32) -
     u32::from(flow_table::wins_place(&table, slot, &table.places(key), key, comes_first != 0))
 }
 
-/// The tuple as words.
 #[inline(always)]
 fn words_of(key: &Tuple) -> [u32; 10] {
     bytemuck::must_cast(*key)

@@ -55,7 +55,7 @@ pub(crate) fn find(key: &Tuple) -> Found {
     }
 }
 
-/// The entry with this key.
+/// The flow of the entry with this key, in the table or in the overflow.
 #[inline(always)]
 pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
     match flow_find(key) {
@@ -179,7 +179,7 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
 }
 
 /// Number of attempts to find an entry that another CPU is inserting. They take some microseconds; an insertion takes
-/// about a tenth of one.
+/// about a tenth of a microsecond.
 const ATTEMPTS: u32 = 64;
 
 /// Waits until a look-up finds the entry that another CPU is inserting.

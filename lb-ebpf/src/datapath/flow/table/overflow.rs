@@ -15,14 +15,12 @@ use crate::datapath::{
     words,
 };
 
-/// The flow with this key.
 #[inline(always)]
 pub(super) fn get(key: &Tuple) -> Option<&'static mut Flow> {
     // SAFETY: as in `Element::flow`; the memory of a deleted element stays mapped while the program runs.
     CONNTRACK.get_ptr_mut(scratch_key(key)?).map(|flow| unsafe { &mut *flow })
 }
 
-/// Whether there is an entry with this key.
 #[inline(always)]
 pub(crate) fn has(key: &Tuple) -> bool {
     overflow_has(key) != 0
