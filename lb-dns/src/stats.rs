@@ -31,8 +31,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Registers all counters; the registry adds the prefix `lb_`. Those with labels begin at 0, so that the first
-    /// increase is visible.
+    /// Registers all counters; the registry adds the prefix `lb_`. Those of queries and of `NOERROR` answers begin at
+    /// 0, so that the first increase is visible; those of other codes begin with their first answer.
     pub fn register(&self, registry: &mut Registry) {
         for transport in ["udp", "tcp"] {
             drop(self.queries.get_or_create(&Via { transport }));

@@ -108,7 +108,7 @@ mod programs {
         }
     }
 
-    /// Carries out the verdict on a packet that is sent back or on; returns the packet's outcome, or that of a failure.
+    /// Redirects the packet if the verdict is `Bounce` or `Route`. Returns `outcome`, or `RewriteFailed` on failure.
     #[inline(always)]
     fn send(skb: &mut Skb, outcome: Outcome) -> Outcome {
         match outcome.verdict() {

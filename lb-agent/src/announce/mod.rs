@@ -55,7 +55,7 @@ use crate::{daemon::state::State, metrics::Metrics, stop};
 /// Interval at which the task renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How often a member that ends says so, and how long it waits in between: messages may get lost.
+/// How many times a member announces that it stops, and the pause after each message: messages may get lost.
 const FAREWELLS: u32 = 3;
 const BETWEEN_FAREWELLS: Duration = Duration::from_millis(20);
 

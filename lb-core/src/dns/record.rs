@@ -94,7 +94,8 @@ pub enum Answer {
     Found(Found),
     /// The name is an alias of this one: the answer has a CNAME record, and then the records of the alias's target.
     Alias(String),
-    /// The name, or a name below it, exists, but not with the asked type. The SOA of this zone goes with the answer.
+    /// The name, or a name below it, exists, but the name has no record of the requested type. The SOA of this zone
+    /// goes with the answer.
     NoData(String),
     /// Neither the name nor any name below it exists. The SOA of this zone goes with the answer.
     NxDomain(String),

@@ -31,7 +31,7 @@ pub struct Controller {
     pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
     unused_pools: Vec<PoolError>,
     namespaces: Namespaces,
-    /// Networks of cluster IPs and pods, which no pool may contain.
+    /// Networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
     pools_changed: bool,
     /// Services that have changed since the last pass.

@@ -110,8 +110,9 @@ pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
 fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     let packet = PACKET.get_ptr_mut(slot).ok_or(Outcome::RewriteFailed)?;
     // SAFETY: the slot belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
-    // other of them runs here before this one ends. A slot is borrowed once for each packet: slot 0 by `process`, and
-    // again by code that runs after the last use in `process`; slot 1 by `decapsulate`. The kernel fills new maps with
+    // other of them runs here before this one ends. Two borrows of a slot are never in use at the same time: the fast
+    // path stores a packet in slot 0 before the slow path (`process`, or `decide` of XDP) borrows it, other code
+    // borrows it only after its last use there, and only `decapsulate` borrows slot 1. The kernel fills new maps with
     // zeros, a valid packet.
     Ok(unsafe { &mut *packet })
 }

@@ -32,7 +32,7 @@ pub(crate) struct Comparison {
     #[serde(flatten)]
     pub(crate) candidate: Candidate,
     pub(crate) measure: Measure,
-    /// CPU seconds per transaction, datagram or byte.
+    /// CPU seconds of the measuring process and of ksoftirqd per transaction, datagram or byte.
     pub(crate) cpu: Quantity,
     /// CPU seconds of the whole machine per transaction, datagram or byte, in coarse steps.
     pub(crate) machine: Quantity,

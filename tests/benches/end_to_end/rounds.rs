@@ -63,7 +63,7 @@ pub(crate) struct Sample {
     pub(crate) round: u32,
     /// Transactions, datagrams or bytes per second.
     pub(crate) rate: f64,
-    /// CPU seconds per transaction, datagram or byte.
+    /// CPU seconds of the measuring process and of ksoftirqd per transaction, datagram or byte.
     pub(crate) cpu: f64,
     /// CPU seconds of the whole machine per transaction, datagram or byte, in coarse steps.
     pub(crate) machine: f64,

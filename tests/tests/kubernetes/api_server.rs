@@ -55,7 +55,7 @@ struct Contents {
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
     events: Vec<Value>,
-    /// Number of patches that were refused because of another version, or of a fault.
+    /// Number of patches that got 409 Conflict: their `resourceVersion` was outdated, or [`Fault::conflicts`] was set.
     refused_writes: usize,
 }
 
@@ -252,7 +252,7 @@ impl ApiServer {
         self.store.lock().objects.get(&key).cloned()
     }
 
-    /// Number of patches that were refused because of another version, or of a fault.
+    /// Number of patches that got 409 Conflict: their `resourceVersion` was outdated, or [`Fault::conflicts`] was set.
     pub(crate) fn refused_writes(&self) -> usize {
         self.store.lock().refused_writes
     }

@@ -157,7 +157,7 @@ fn places_are_eight_different_slots_of_the_table() {
     }
 }
 
-/// The share of tuples that find no place, when `load` percent of the slots are taken.
+/// The share of tuples that find no place, when an empty table gets tuples for `load` percent of its slots.
 fn overflow(slots: u32, load: u32) -> f64 {
     let seed = seed(3);
     let mut taken = vec![false; slots as usize];

@@ -28,7 +28,8 @@ const SCAN: u32 = 10;
 pub struct Configuration {
     /// The text of the file. It may have passwords.
     pub text: String,
-    /// Objects that it lacks, because they refer to others that do not exist or contradict others.
+    /// Objects that the text leaves out, because they refer to missing objects or contradict others; and advertisements
+    /// whose routes for a pool it leaves out, because they are wider than the pool.
     pub errors: Vec<ConvertError>,
     /// References without effect.
     pub warnings: Vec<ConvertError>,

@@ -182,7 +182,7 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
 /// about a tenth of a microsecond.
 const ATTEMPTS: u32 = 64;
 
-/// Waits until a look-up finds the entry that another CPU is inserting.
+/// Waits until a look-up finds the entry that another CPU is inserting, but for at most [`ATTEMPTS`] look-ups.
 #[inline(always)]
 fn await_entry(key: &Tuple) {
     for _ in 0..ATTEMPTS {
