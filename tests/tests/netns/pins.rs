@@ -93,7 +93,7 @@ fn status_says_what_is_missing_while_no_agent_runs() {
     fs::remove_file(pin(&bed, "SERVICES")).unwrap();
     let shown = status(&bed);
     assert!(
-        shown.contains("removed the pins of maps in ") && shown.contains(": SERVICES, EVENTS."),
+        shown.contains("the pins of these maps in ") && shown.contains(" were removed: SERVICES, EVENTS."),
         "{shown}"
     );
     run(Command::new("umount").arg(bed.cluster.bpffs(1))).unwrap();
