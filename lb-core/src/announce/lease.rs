@@ -40,7 +40,7 @@ pub struct Timing {
     pub right: Nanos,
     /// How long a voter keeps its promise.
     pub promise: Nanos,
-    /// How long a member counts as alive after its last message.
+    /// How long a member counts as alive after its last question.
     pub silence: Nanos,
     /// How long a better member must have been alive before the owner of an address yields to it.
     pub settle: Nanos,
@@ -134,6 +134,7 @@ pub struct Leases {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Peer {
+    /// When this member last accepted a question of it.
     heard: Option<Nanos>,
     /// The number of the member's last question.
     number: u64,
@@ -313,9 +314,10 @@ impl Leases {
         Some(self.vote(from, ask, now))
     }
 
-    /// Processes the answer of another member.
+    /// Processes the answer of another member. Only questions show that a member is alive: one that cannot announce
+    /// answers as well, and so does one whose questions are refused because it has rebooted.
     pub fn answered(&mut self, from: &Arc<str>, answer: &Answer, now: Nanos) {
-        if self.hear(from, now).is_some() {
+        if self.others.contains_key(from) {
             self.count(from, answer, now);
         }
     }
@@ -363,8 +365,11 @@ impl Leases {
     /// Whether this member asks for the address: it is the best candidate alive. If this member has the right, a better
     /// candidate must have been alive for [`Timing::settle`] first.
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
-        let settled = if self.rights.contains_key(&address) { self.timing.settle } else { 0 };
-        let best = self.candidates[&address].iter().find(|node| self.lives(node, now, settled));
+        // A late answer may grant an address that is no candidate any more.
+        let Some(candidates) = self.candidates.get(&address) else { return false };
+        let has_right = self.rights.get(&address).is_some_and(|right| now < right.deadline);
+        let settled = if has_right { self.timing.settle } else { 0 };
+        let best = candidates.iter().find(|node| self.lives(node, now, settled));
         !self.retired && !self.is_behind(now) && best.is_some_and(|best| *best == self.this)
     }
 
@@ -428,5 +433,77 @@ impl Leases {
         let names = &self.voters.names;
         let pair = names.len() == 2 && names.contains(&self.this) && self.prefer == Prefer::Availability;
         if pair && names.iter().all(is_alone) { 1 } else { self.voters.majority() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const SECOND: Nanos = 1_000 * MILLISECOND;
+
+    fn name(name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    /// The member `b` of `a`, `b` and `c`, of which `a` is the best candidate for [`A`]; long after its start.
+    fn second_of_three() -> Leases {
+        let names = ["a", "b", "c"].map(name);
+        let voters = Voters { generation: 1, names: names.clone().into() };
+        let mut leases = Leases::new(name("b"), voters, Prefer::Single, Timing::DEFAULT, (0, 1));
+        leases.set_candidates(BTreeMap::from([(A, names.into())]));
+        leases
+    }
+
+    fn ask(number: u64) -> Ask {
+        Ask { number, wants: vec![A], leaves: vec![], generation: 1, retires: false }
+    }
+
+    #[test]
+    fn question_of_a_rebooted_member_is_answered_although_its_numbers_begin_anew() {
+        let mut leases = second_of_three();
+        assert!(leases.asked(&name("a"), &ask(1_000_000), 10 * SECOND).is_some());
+        let back = 13 * SECOND;
+        // The rebooted member answers questions before its own arrive.
+        leases.answered(&name("a"), &Answer { number: 1, grants: vec![] }, back);
+        let answer = leases.asked(&name("a"), &ask(5), back + 1).expect("an answer");
+        assert_eq!(answer.grants, [A]);
+    }
+
+    #[test]
+    fn member_that_only_answers_is_replaced() {
+        let mut leases = second_of_three();
+        let mut now = 10 * SECOND;
+        drop(leases.asked(&name("a"), &ask(7), now));
+        assert_eq!(leases.owner(A, now), Some(&name("a")));
+        for _ in 0..10 {
+            now += Timing::DEFAULT.interval;
+            leases.answered(&name("a"), &Answer { number: 0, grants: vec![] }, now);
+        }
+        assert_eq!(leases.owner(A, now), Some(&name("b")));
+        assert_eq!(leases.tick(now)[0].wants, [A]);
+    }
+
+    #[test]
+    fn late_grant_of_an_address_that_is_gone_changes_nothing() {
+        let mut leases = second_of_three();
+        let now = 10 * SECOND;
+        let number = leases.tick(now)[0].number;
+        leases.set_candidates(BTreeMap::new());
+        leases.answered(&name("c"), &Answer { number, grants: vec![A] }, now + 1);
+        assert_eq!(leases.rights(now + 2).count(), 0);
+    }
+
+    #[test]
+    fn member_whose_right_has_expired_yields_to_a_better_one_at_once() {
+        let mut leases = second_of_three();
+        let mut now = 10 * SECOND;
+        let number = leases.tick(now)[0].number;
+        leases.answered(&name("c"), &Answer { number, grants: vec![A] }, now + 1);
+        assert_eq!(leases.rights(now + 2).count(), 1);
+        now += Timing::DEFAULT.right + 1;
+        drop(leases.asked(&name("a"), &ask(9), now));
+        assert_eq!(leases.tick(now)[0].wants, [] as [IpAddr; 0]);
     }
 }
