@@ -1,6 +1,15 @@
 //! The sockets of the server.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use hickory_proto::{
     op::{Message, ResponseCode},
@@ -40,6 +49,7 @@ pub struct Server {
     forwarder: Arc<Forwarder>,
     stats: Stats,
     connections: Arc<Semaphore>,
+    encode_error_logged: AtomicBool,
 }
 
 /// Why the server cannot listen.
@@ -64,7 +74,8 @@ enum Begun {
 impl Server {
     /// A server without sockets.
     pub fn new(names: Arc<Names>, forwarder: Arc<Forwarder>, stats: Stats) -> Self {
-        Self { names, forwarder, stats, connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)) }
+        let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        Self { names, forwarder, stats, connections, encode_error_logged: AtomicBool::new(false) }
     }
 
     /// Listens at the address, over UDP and TCP, before it returns; the future serves both.
@@ -134,7 +145,12 @@ impl Server {
                 Some(bytes)
             }
             Err(error) => {
-                warn!("cannot encode a DNS answer: {error}; this is a bug, please report it");
+                // Any client may cause many of these.
+                if !self.encode_error_logged.swap(true, Ordering::Relaxed) {
+                    warn!(
+                        "cannot encode a DNS answer: {error}; this is a bug, please report it (logged once)"
+                    );
+                }
                 None
             }
         }

@@ -10,17 +10,17 @@ use crate::cli::LogFormat;
 const BPF: &str = "lb::=trace";
 /// The client of the API server logs every failed attempt; the source of Services logs the error once instead.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
+/// The parser of DNS messages logs warnings about them, so that any client could fill the log.
+const DNS: &str = "hickory_proto=off";
 
 /// Starts the log. The filter is `filter`, or `RUST_LOG` without it, or `default` without both. All lines of the BPF
-/// programs are logged; those of the client of the API server only if the filter names it.
+/// programs are logged; those of the client of the API server, and of the parser of DNS messages, only if the filter
+/// names them.
 pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     let from_environment = || EnvFilter::try_from_default_env().ok();
     let filter =
         filter.map(EnvFilter::new).or_else(from_environment).unwrap_or_else(|| EnvFilter::new(default));
-    let names_kube = filter.to_string().contains("kube_");
-    let kube = KUBE.iter().filter(|_| !names_kube);
-    let directives = kube.chain([&BPF]).filter_map(|directive| directive.parse().ok());
-    let filter = directives.fold(filter, EnvFilter::add_directive);
+    let filter = with_built_in(filter);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     match format {
         LogFormat::Human => log.with_ansi(io::stderr().is_terminal()).with_target(false).init(),
@@ -28,14 +28,32 @@ pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     }
 }
 
+fn with_built_in(filter: EnvFilter) -> EnvFilter {
+    let given = filter.to_string();
+    let kube = KUBE.iter().filter(|_| !given.contains("kube_"));
+    let dns = [&DNS].into_iter().filter(|_| !given.contains("hickory_"));
+    let directives = kube.chain(dns).chain([&BPF]).filter_map(|directive| directive.parse().ok());
+    directives.fold(filter, EnvFilter::add_directive)
+}
+
 #[cfg(test)]
 mod tests {
-    use tracing_subscriber::filter::Directive;
+    use tracing_subscriber::{EnvFilter, filter::Directive};
 
     #[test]
     fn built_in_filters_are_valid() {
-        for filter in super::KUBE.iter().chain([&super::BPF]) {
+        for filter in super::KUBE.iter().chain([&super::BPF, &super::DNS]) {
             assert!(filter.parse::<Directive>().is_ok(), "{filter}");
         }
+    }
+
+    #[test]
+    fn parser_of_dns_messages_logs_only_on_request() {
+        let directives = |filter| {
+            let filter = super::with_built_in(EnvFilter::new(filter)).to_string();
+            filter.split(',').map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(directives("info").contains(&super::DNS.to_owned()));
+        assert!(!directives("hickory_proto=debug").contains(&super::DNS.to_owned()));
     }
 }
