@@ -135,26 +135,27 @@ impl Forwarder {
         }
     }
 
-    /// Asks one server after the other, beginning with a random one, in two rounds.
+    /// Asks one server after the other, beginning with a random one, in two rounds; the second is for those that have
+    /// not answered.
     async fn ask_all(&self, ask: &Ask) -> Option<Message> {
         let _permit = self.waiting.try_acquire().ok()?;
-        let servers = self.servers();
-        let start = rand::random_range(0..servers.len().max(1));
-        let first = if servers.len() > 1 { FIRST_ROUND } else { SECOND_ROUND };
+        let mut silent = self.servers().to_vec();
+        let first = if silent.len() > 1 { FIRST_ROUND } else { SECOND_ROUND };
+        let start = rand::random_range(0..silent.len().max(1));
+        silent.rotate_left(start);
         let mut failure = None;
         for patience in [first, SECOND_ROUND] {
-            let (before, after) = servers.split_at_checked(start)?;
-            for server in after.iter().chain(before) {
-                match timeout(patience, exchange(*server, ask)).await {
+            // A server that has answered would answer the same again; a slow one may know more.
+            for server in std::mem::take(&mut silent) {
+                match timeout(patience, exchange(server, ask)).await {
                     Ok(Ok(message)) if is_answer(&message) => return Some(message),
                     Ok(Ok(message)) => failure = Some(message),
-                    Ok(Err(error)) => note_failure(*server, &error),
-                    Err(_elapsed) => {}
+                    Ok(Err(error)) => {
+                        note_failure(server, &error);
+                        silent.push(server);
+                    }
+                    Err(_elapsed) => silent.push(server),
                 }
-            }
-            // All servers have answered, and none knows: another round would not change that.
-            if failure.is_some() {
-                break;
             }
         }
         failure

@@ -387,6 +387,45 @@ async fn silent_upstream_delays_an_answer_by_half_a_second_at_most() {
     serving.abort();
 }
 
+/// A server that answers with that code, or with an address if it is NOERROR, after a delay.
+async fn late_upstream(delay: Duration, code: ResponseCode) -> SocketAddr {
+    let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = udp.local_addr().unwrap();
+    let udp = Arc::new(udp);
+    tokio::spawn(async move {
+        let mut buffer = vec![0; 4096];
+        loop {
+            let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+            let asked = Message::from_vec(&buffer[..length]).unwrap();
+            let mut reply = Message::response(asked.metadata.id, OpCode::Query);
+            reply.add_query(asked.queries[0].clone());
+            reply.metadata.response_code = code;
+            if code == ResponseCode::NoError {
+                let data = RData::A(A([192, 0, 2, 9].into()));
+                reply.add_answer(Record::from_rdata(asked.queries[0].name.clone(), 60, data));
+            }
+            let udp = Arc::clone(&udp);
+            tokio::spawn(async move {
+                sleep(delay).await;
+                udp.send_to(&reply.to_vec().unwrap(), client).await.unwrap();
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn refusing_upstream_does_not_hide_a_slow_one() {
+    let (server, forwarder) = serve().await;
+    let slow = late_upstream(Duration::from_millis(800), ResponseCode::NoError).await;
+    let refusing = late_upstream(Duration::ZERO, ResponseCode::Refused).await;
+    forwarder.set_servers(&[slow, refusing], &[]);
+    for number in 0..8 {
+        let asked = question(&format!("n{number}.example.com."), RecordType::A);
+        assert_eq!(addresses(&ask_udp(server, &asked).await), ["192.0.2.9"]);
+    }
+}
+
 #[tokio::test]
 async fn expired_answer_serves_while_the_upstream_is_away() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(1, false).await);
