@@ -361,13 +361,15 @@ fn addresses_line(report: &LoadBalancerReport) -> String {
 
 /// The line about the DNS server.
 fn dns_line(report: &DnsReport) -> String {
-    let DnsReport { addresses, domain, upstreams, loops } = report;
-    let (addresses, upstreams) = (some_of(addresses), some_of(upstreams));
+    let DnsReport { addresses, unserved, domain, upstreams, loops } = report;
+    let served: Vec<_> = addresses.iter().filter(|address| !unserved.contains_key(address)).collect();
+    let (served, upstreams) = (some_of(&served), some_of(upstreams));
+    let errors: String = unserved.values().map(|error| format!("; {error}")).collect();
     let loops = match &**loops {
         [] => String::new(),
         loops => format!("; not asked, because they lead back here: {}", some_of(loops)),
     };
-    format!("DNS       {domain} at {addresses}, other names from {upstreams}{loops}")
+    format!("DNS       {domain} at {served}, other names from {upstreams}{loops}{errors}")
 }
 
 fn node_lines(node: &NodeReport) -> Vec<String> {

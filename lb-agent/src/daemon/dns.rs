@@ -1,6 +1,7 @@
 //! The tasks of the DNS server.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     future,
     net::{IpAddr, SocketAddr},
@@ -14,10 +15,7 @@ use lb_dns::{Forwarder, Names, Server, Stats, upstreams_of};
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
-use super::{
-    state::{DnsReport, State},
-    tasks::Tasks,
-};
+use super::{state::State, tasks::Tasks};
 use crate::config::DnsConfig;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -27,6 +25,8 @@ const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 const RESOLVED: &str = "127.0.0.53:53";
 /// How often `resolv.conf` is read again.
 const REREAD: Duration = Duration::from_secs(5);
+/// Pause before the next attempt to listen at an address.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// The names that the source of Services fills; `None` without a DNS server.
 pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<Names>> {
@@ -50,13 +50,37 @@ pub(super) fn spawn(
 ) {
     let forwarder = Arc::new(Forwarder::new(stats.clone()));
     let server = Arc::new(Server::new(Arc::clone(names), Arc::clone(&forwarder), stats));
-    for address in &config.bind {
-        let (server, address) = (Arc::clone(&server), *address);
-        tasks.spawn("DNS server", async move { Ok(server.listen(address).await?.await) });
+    state.with_dns(|report| {
+        (report.addresses, report.domain) = (config.bind.clone(), config.zone.name().to_owned());
+    });
+    for address in BTreeSet::from_iter(config.bind.iter().copied()) {
+        tasks.spawn("DNS server", serve(Arc::clone(&server), address, Arc::clone(state)));
     }
-    info!(addresses = ?config.bind, domain = config.zone.name(), "answering DNS queries");
     tasks.spawn("ranges of reverse names", follow_ranges(Arc::clone(names), ranges));
     tasks.spawn("upstream DNS servers", follow_upstreams(config, forwarder, Arc::clone(state)));
+}
+
+/// Answers queries at the address. One that is taken or missing does not stop the agent, which serves packets as well:
+/// the agent logs one warning and retries.
+async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> anyhow::Result<Infallible> {
+    let mut warned = false;
+    loop {
+        match Arc::clone(&server).listen(address).await {
+            Ok(serving) => {
+                info!(%address, "answering DNS queries");
+                state.with_dns(|report| _ = report.unserved.remove(&address));
+                return Ok(serving.await);
+            }
+            Err(error) => {
+                if !warned {
+                    warn!("{error}; retrying");
+                }
+                warned = true;
+                state.with_dns(|report| _ = report.unserved.insert(address, error.to_string()));
+            }
+        }
+        sleep(RETRY).await;
+    }
 }
 
 /// Ranges that the API server names replace those of the configuration.
@@ -86,11 +110,8 @@ async fn follow_upstreams(
             for server in &loops {
                 warn!("the upstream DNS server {server} leads back to this agent; it is not used");
             }
-            state.set_dns(DnsReport {
-                addresses: config.bind.clone(),
-                domain: config.zone.name().to_owned(),
-                upstreams: forwarder.servers().to_vec(),
-                loops,
+            state.with_dns(|report| {
+                (report.upstreams, report.loops) = (forwarder.servers().to_vec(), loops);
             });
             known = Some(servers);
         }

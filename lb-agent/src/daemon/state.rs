@@ -2,6 +2,7 @@
 //! shortages. Health checks and `status` read it.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -77,8 +78,11 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DnsReport {
-    /// Where it listens.
+    /// The addresses of `--dns-bind-address`.
     pub addresses: Vec<SocketAddr>,
+    /// Those at which it cannot listen yet, and why.
+    #[serde(default)]
+    pub unserved: BTreeMap<SocketAddr, String>,
     /// The domain of the names of Services.
     pub domain: String,
     /// The servers that it asks for all other names.
@@ -292,9 +296,9 @@ impl State {
         (inner.load_balancers, inner.address_conditions) = (Some(report), conditions);
     }
 
-    /// Replaces what the DNS server reports.
-    pub(super) fn set_dns(&self, report: DnsReport) {
-        self.lock().dns = Some(report);
+    /// Changes what the DNS server reports.
+    pub(super) fn with_dns(&self, change: impl FnOnce(&mut DnsReport)) {
+        change(self.lock().dns.get_or_insert_default());
     }
 
     /// Reads or changes the shortages.

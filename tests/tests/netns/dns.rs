@@ -1,6 +1,9 @@
 //! DNS names of Services, asked by glibc.
 
-use std::time::Duration;
+use std::{
+    net::{TcpListener, UdpSocket},
+    time::Duration,
+};
 
 use lb_tests::{resolver::Resolver, wait_for};
 
@@ -97,4 +100,35 @@ fn names_return_after_the_agent_was_killed() {
     assert_eq!(names.addresses("ahosts", "web"), [""; 0]);
     names.bed.start_agent_with(&DNS);
     assert_eq!(names.addresses("ahostsv4", "web"), ["10.96.0.10"]);
+}
+
+/// The agent starts while something holds its address for DNS; names come once the address is free.
+fn assert_waits_for_its_address<T>(holder: impl FnOnce(&Bed) -> T, transport: &str) {
+    let mut bed = Bed::with_web(&["pod2"]);
+    bed.agent = None;
+    let held = holder(&bed);
+    bed.start_agent_with(&DNS);
+    let unserved = || bed.status()["agent"]["dns"]["unserved"]["127.0.0.1:53"].as_str().map(str::to_owned);
+    let error = wait_for(Duration::from_secs(3), unserved).expect("status names the address");
+    assert!(error.contains(transport), "{error}");
+    let traffic = bed.traffic();
+    traffic.progresses().unwrap();
+    drop(held);
+    let resolver = Resolver::new(bed.cluster.node1.clone(), bed.cluster.folder()).unwrap();
+    let has = || (resolver.addresses("ahostsv4", "web").unwrap() == ["10.96.0.10"]).then_some(());
+    wait_for(Duration::from_secs(8), has).expect("names are answered once the address is free");
+    assert_eq!(unserved(), None);
+    traffic.stop().assert_unharmed();
+}
+
+#[test]
+fn taken_address_stops_neither_the_agent_nor_names_for_long() {
+    assert_waits_for_its_address(
+        |bed| bed.cluster.node1.run(|| UdpSocket::bind("127.0.0.1:53")).unwrap(),
+        "UDP",
+    );
+    assert_waits_for_its_address(
+        |bed| bed.cluster.node1.run(|| TcpListener::bind("127.0.0.1:53")).unwrap(),
+        "TCP",
+    );
 }
