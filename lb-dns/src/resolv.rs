@@ -7,9 +7,10 @@ const MOST: usize = 15;
 const PORT: u16 = 53;
 
 /// The addresses of the `nameserver` lines. Other lines are for programs that have search paths, which a server has not.
-pub fn upstreams_of(text: &str) -> Vec<SocketAddr> {
+/// Comments may have any encoding.
+pub fn upstreams_of(bytes: &[u8]) -> Vec<SocketAddr> {
     let mut servers = Vec::new();
-    for line in text.lines() {
+    for line in String::from_utf8_lossy(bytes).lines() {
         let mut words = line.split_ascii_whitespace();
         if words.next() != Some("nameserver") {
             continue;
@@ -28,7 +29,7 @@ mod tests {
 
     #[test]
     fn nameservers_are_read_once_each_and_other_lines_are_ignored() {
-        let text = "# nameserver 1.1.1.1\nsearch a b\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # x\n\
+        let text = b"# nameserver 1.1.1.1\n# caf\xe9\nsearch a b\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # x\n\
                     nameserver 192.0.2.1\nnameserver dns.example\noptions ndots:5\n";
         let texts: Vec<String> = upstreams_of(text).iter().map(ToString::to_string).collect();
         assert_eq!(texts, ["192.0.2.1:53", "[2001:db8::1]:53"]);

@@ -3,16 +3,15 @@
 use std::{
     collections::BTreeSet,
     convert::Infallible,
-    future,
+    future, io,
     net::{IpAddr, SocketAddr},
-    path::Path,
     sync::Arc,
     time::Duration,
 };
 
 use ipnet::IpNet;
 use lb_dns::{Forwarder, Names, Server, Stats, upstreams_of};
-use tokio::{sync::watch, time::sleep};
+use tokio::{fs, sync::watch, time::sleep};
 use tracing::{info, warn};
 
 use super::{state::State, tasks::Tasks};
@@ -100,10 +99,13 @@ async fn follow_upstreams(
     forwarder: Arc<Forwarder>,
     state: Arc<State>,
 ) -> anyhow::Result<Infallible> {
-    let mut known = None;
+    let (mut known, mut warned) = (None, false);
     loop {
-        let servers =
-            if config.upstreams.is_empty() { host_servers().await } else { config.upstreams.clone() };
+        let servers = if config.upstreams.is_empty() {
+            next(known.as_deref().unwrap_or_default(), host_servers().await, &mut warned)
+        } else {
+            config.upstreams.clone()
+        };
         if known.as_ref() != Some(&servers) {
             forwarder.set_servers(&servers, &config.bind);
             let loops = forwarder.drop_loops().await;
@@ -119,14 +121,57 @@ async fn follow_upstreams(
     }
 }
 
-/// The servers of the host. A host with only systemd-resolved's stub has the real ones in another file.
-async fn host_servers() -> Vec<SocketAddr> {
-    let servers = read(RESOLV_CONF.as_ref()).await;
-    let is_stub = servers.iter().all(|server| server.to_string() == RESOLVED);
-    let behind = if is_stub { read(RESOLVED_CONF.as_ref()).await } else { Vec::new() };
-    if behind.is_empty() { servers } else { behind }
+/// The servers of the host.
+async fn host_servers() -> Result<Vec<SocketAddr>, String> {
+    let conf = fs::read(RESOLV_CONF).await;
+    choose(conf, fs::read(RESOLVED_CONF).await)
 }
 
-async fn read(file: &Path) -> Vec<SocketAddr> {
-    upstreams_of(&tokio::fs::read_to_string(file).await.unwrap_or_default())
+/// The servers in `resolv.conf`. A host with only systemd-resolved's stub has the real ones in another file.
+fn choose(conf: io::Result<Vec<u8>>, resolved: io::Result<Vec<u8>>) -> Result<Vec<SocketAddr>, String> {
+    let conf = conf.map_err(|error| format!("cannot read {RESOLV_CONF}: {error}"))?;
+    let servers = upstreams_of(&conf);
+    let is_stub = servers.iter().all(|server| server.to_string() == RESOLVED);
+    let behind = if is_stub { upstreams_of(&resolved.unwrap_or_default()) } else { Vec::new() };
+    match (behind.is_empty(), servers.is_empty()) {
+        (false, _) => Ok(behind),
+        (true, false) => Ok(servers),
+        (true, true) => Err(format!("{RESOLV_CONF} names no server")),
+    }
+}
+
+/// The servers that were found. A file that cannot be read, or is being written, changes none: those known before stay.
+fn next(known: &[SocketAddr], found: Result<Vec<SocketAddr>, String>, warned: &mut bool) -> Vec<SocketAddr> {
+    found.inspect(|_| *warned = false).unwrap_or_else(|error| {
+        if !std::mem::replace(warned, true) {
+            warn!("{error}; the upstream DNS servers stay as they were: {known:?}");
+        }
+        known.to_vec()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstream_servers_stay_while_resolv_conf_names_none() {
+        let known: Vec<SocketAddr> = vec!["192.0.2.1:53".parse().unwrap()];
+        let missing = || Err(io::ErrorKind::NotFound.into());
+        let mut warned = false;
+        for conf in [missing(), Ok(Vec::new()), Ok(b"search a\n".to_vec())] {
+            assert_eq!(next(&known, choose(conf, missing()), &mut warned), known);
+            assert!(warned);
+        }
+        let found = choose(Ok(b"nameserver 192.0.2.2\n".to_vec()), missing());
+        assert_eq!(next(&known, found, &mut warned), ["192.0.2.2:53".parse().unwrap()]);
+        assert!(!warned);
+    }
+
+    #[test]
+    fn servers_behind_the_stub_of_systemd_resolved_are_asked() {
+        let [stub, behind] =
+            ["127.0.0.53", "192.0.2.33"].map(|server| Ok(format!("nameserver {server}\n").into()));
+        assert_eq!(choose(stub, behind), Ok(vec!["192.0.2.33:53".parse().unwrap()]));
+    }
 }
