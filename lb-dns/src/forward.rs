@@ -26,6 +26,8 @@ const MOST_WAITING: usize = 1000;
 const FIRST_ROUND: Duration = Duration::from_millis(500);
 /// How long the second round, or the only server, may take.
 const SECOND_ROUND: Duration = Duration::from_secs(2);
+/// How long a question may take in all: a little less than glibc waits.
+const PATIENCE: Duration = Duration::from_millis(4500);
 /// How long a client waits for an upstream server while there is an expired answer (RFC 8767).
 const STALE_PATIENCE: Duration = Duration::from_millis(1800);
 
@@ -118,7 +120,7 @@ impl Forwarder {
                 return Some(message);
             }
             Cached::Expired => STALE_PATIENCE,
-            Cached::Unknown => Duration::MAX,
+            Cached::Unknown => PATIENCE,
         };
         let asked = timeout(patience, self.ask_all(ask)).await.ok().flatten();
         let has_failed = |message: &Message| message.metadata.response_code == ResponseCode::ServFail;

@@ -427,6 +427,21 @@ async fn refusing_upstream_does_not_hide_a_slow_one() {
 }
 
 #[tokio::test]
+async fn silent_upstreams_fail_a_question_before_glibc_gives_up() {
+    let (server, forwarder) = serve().await;
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+    }
+    let servers: Vec<_> = silent.iter().map(|socket| socket.local_addr().unwrap()).collect();
+    forwarder.set_servers(&servers, &[]);
+    let start = Instant::now();
+    let reply = ask_udp(server, &question("www.example.com.", RecordType::A)).await;
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn expired_answer_serves_while_the_upstream_is_away() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(1, false).await);
     forwarder.set_servers(&[upstream], &[]);
