@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// Traffic of Services and backends, with a hasher whose seed clients do not know.
+/// Traffic of Services and backends, with a hasher that has a random seed.
 pub type Ledger = traffic::Ledger<RandomState>;
 
 /// Connection tracking: the flow table and the numbers of active flows. Clones share both.
@@ -50,7 +50,7 @@ pub struct Connection {
     pub from: Tuple,
     /// The forward entry.
     pub forward: Flow,
-    /// The reverse entry. A flow in a tunnel has none; for other flows it is missing only for moments.
+    /// The reverse entry. A flow in a tunnel has none; if another flow lacks it, a GC pass restores it.
     pub reply: Option<Flow>,
     /// The tuple with which packets of a masqueraded connection leave the node, if a second flow masquerades them. A
     /// routed flow has no second flow: if it is masqueraded, its forward entry also replaces the source.
@@ -113,7 +113,7 @@ impl Conntrack {
         &self.table
     }
 
-    /// The filter that programs ask before the flow table.
+    /// The filter that programs read before the flow table.
     pub fn filter(&self) -> &Filter {
         &self.filter
     }
@@ -173,37 +173,57 @@ impl Conntrack {
         Ok(connections)
     }
 
-    /// Deletes every entry. Returns how many there were.
+    /// Deletes every entry. Returns how many.
     pub fn flush(&self) -> Result<usize, DatapathError> {
-        let (mut keys, mut slots) = (Vec::new(), Vec::new());
-        self.table.for_each(|key, flow| {
-            keys.push(*key);
-            slots.extend(is_counted(flow).then_some(flow.active_flows_slot));
+        let mut entries = Vec::new();
+        self.table.for_each_read(|key, entry| {
+            entries.push((*key, entry));
             Ok(())
         })?;
-        // Entries that programs have inserted under other keys since the walk belong to new flows and stay.
-        self.table.remove_all(&keys)?;
-        self.count_down(&slots);
-        Ok(keys.len())
+        // Entries of flows that have begun since the walk stay.
+        let mut deleted = 0;
+        for (key, entry) in entries {
+            deleted += usize::from(self.delete_read(&key, &entry)?);
+        }
+        Ok(deleted)
     }
 
     /// Deletes the flows for which `unwanted` returns true, given their forward entry. Returns how many. The second
     /// flow of a masqueraded connection stays until it expires: no packet of the client reaches it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
-        let (mut keys, mut slots) = (Vec::new(), Vec::new());
         let mut flows = 0;
-        self.table.for_each(|key, flow| {
+        self.table.for_each_read(|key, forward| {
+            let flow = &forward.flow;
             if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
-                keys.push(*key);
-                keys.extend((!flow.is_tunnelled()).then(|| flow.to.reversed()));
-                slots.extend(is_counted(flow).then_some(flow.active_flows_slot));
-                flows += 1;
+                flows += usize::from(self.delete_flow(key, &forward)?);
             }
             Ok(())
         })?;
-        self.table.remove_all(&keys)?;
-        self.count_down(&slots);
         Ok(flows)
+    }
+
+    /// Deletes the flow with this forward entry, unless another flow has taken its place since the entry was read.
+    /// Returns whether it has deleted it.
+    fn delete_flow(&self, key: &Tuple, forward: &ReadEntry<'_>) -> Result<bool, DatapathError> {
+        let flow = &forward.flow;
+        let reply = if flow.is_tunnelled() { None } else { self.reverse_of(key, flow)? };
+        if !self.delete_read(key, forward)? {
+            return Ok(false);
+        }
+        if let Some(reply) = reply {
+            self.table.remove_flow(&flow.to.reversed(), &reply)?;
+        }
+        Ok(true)
+    }
+
+    /// Deletes the entry if it still belongs to the flow that was read, and subtracts that flow from the active ones.
+    /// Returns whether it has deleted it.
+    fn delete_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
+        let Some(deleted) = self.table.remove_flow(key, entry)? else { return Ok(false) };
+        if is_counted(&deleted) {
+            self.active_flows.add(deleted.active_flows_slot, -1);
+        }
+        Ok(true)
     }
 
     /// The addresses of the node that masqueraded packets have as source.
@@ -244,10 +264,6 @@ impl Conntrack {
             let is_first = flow.flags & flow_flags::MASQUERADED != 0;
             is_first && second_flows.contains(&flow.to) || is_one(key, flow)
         })
-    }
-
-    fn count_down(&self, slots: &[u32]) {
-        slots.iter().for_each(|slot| self.active_flows.add(*slot, -1));
     }
 
     /// Adds every flow to `ledger`.

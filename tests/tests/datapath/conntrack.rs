@@ -1,20 +1,28 @@
 //! Garbage collection, purge and flush of the conntrack table.
 
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use aya::maps::{HashMap, Map, MapData};
 use lb_common::{
     Address,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen},
     protocol,
 };
-use lb_datapath::{Datapath, Options, Recount};
+use lb_datapath::{Conntrack, Datapath, Options, Recount};
 
 use super::{
     cost::cpu_time,
+    flow_table::{insert_into_overflow_only, open},
     flows::{NOW, ago, counted, flow, insert, tunnelled},
     sandbox::Sandbox,
 };
 
 /// Limit on the CPU time of a GC, as a multiple of the time that filling the table takes. A build without optimisation
-/// needs 9 times as long.
+/// needs about 9 times as long.
 const COST_LIMIT: u32 = 60;
 
 /// Two ticks at which flows of this phase were last seen. The first flow expires in a third of its timeout, but in 10 s
@@ -150,7 +158,8 @@ fn gc_rebuilds_the_lost_entry_of_a_flow() {
     assert_eq!((gc.entries, gc.restored), (4, 0), "a second GC finds nothing to do");
 }
 
-/// The client sends, but no packet reaches the egress hook: the neighbour does not answer, or a policy drops them.
+/// The client sends, but no packet reaches the egress hook: the neighbour does not answer, or a policy drops the
+/// packets.
 #[test]
 fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     let sandbox = Sandbox::new();
@@ -194,7 +203,111 @@ fn purge_deletes_matching_flows_and_flush_deletes_all() {
     assert_eq!(conntrack.table().count().unwrap(), 0);
 }
 
-/// The limit is a multiple of the time for filling the table, which depends on the machine in the same way.
+/// Replaces both entries of the flow from `port` by those of a newer one from the same port to the same address, which
+/// another counter counts.
+fn replace_flow(conntrack: &Conntrack, port: u16, service: u32, active_flows_slot: u32) {
+    for (key, entry) in counted(protocol::TCP, port, ago(1)) {
+        assert!(conntrack.table().remove(&key).unwrap());
+        insert(conntrack, &[(key, Flow { service, active_flows_slot, ..entry })]);
+    }
+}
+
+/// A program replaces a flow while purge decides whether to delete it.
+#[test]
+fn purge_keeps_a_flow_that_replaced_the_matching_one() {
+    for overflow_only in [false, true] {
+        let sandbox = Sandbox::new();
+        let conntrack = sandbox.open().conntrack();
+        if overflow_only {
+            insert_into_overflow_only(&sandbox);
+        }
+        insert(&conntrack, &counted(protocol::TCP, 1, ago(1)));
+        conntrack.set_active_flows(5, 1);
+        conntrack.set_active_flows(6, 1);
+        let mut judged = 0;
+        let purged = conntrack.purge(|_, flow| {
+            judged += usize::from(flow.service == 7);
+            if flow.service == 7 {
+                replace_flow(&conntrack, 1, 8, 6);
+            }
+            flow.service == 7
+        });
+        assert_eq!((purged.unwrap(), judged), (0, 1), "overflow only: {overflow_only}");
+        let left: Vec<_> = conntrack.list().unwrap();
+        assert_eq!((left.len(), left[0].forward.service, left[0].reply.unwrap().service), (1, 8, 8));
+        assert_eq!((conntrack.active_flows().get(5), conntrack.active_flows().get(6)), (1, 1));
+    }
+}
+
+/// Packets of the flow, or its end, may change an entry after purge has read it.
+#[test]
+fn purge_deletes_a_flow_that_packets_changed_after_it_matched() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    insert_into_overflow_only(&sandbox);
+    let [(key, forward), reply] = counted(protocol::TCP, 1, ago(1));
+    insert(&conntrack, &[(key, forward), reply]);
+    conntrack.set_active_flows(5, 1);
+    let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
+    let mut overflow = HashMap::<_, Tuple, Flow>::try_from(map).unwrap();
+    // The program that processes the end of a flow subtracts it, and clears the number of its counter.
+    let ended = Flow { packets: 9, last_seen: NOW, active_flows_slot: 0, ..forward };
+    let purged = conntrack.purge(|_, _| overflow.insert(key, ended, 0).is_ok());
+    assert_eq!((purged.unwrap(), conntrack.table().count().unwrap()), (1, 0));
+    assert_eq!(conntrack.active_flows().get(5), 1, "the program has subtracted the flow");
+}
+
+/// A thread inserts and removes flows of one tuple, each with its own counter. A flow that the thread cannot remove was
+/// deleted by the flush, which must subtract exactly those flows.
+#[test]
+fn flush_subtracts_exactly_the_flows_that_it_deletes() {
+    const COUNTERS: u32 = 1000;
+    /// Enough that the walk of a flush takes milliseconds.
+    const ENTRIES: u32 = 1 << 16;
+    /// Flows that the flushes must delete before the test ends.
+    const DELETED: i64 = 20;
+    /// Flows that the thread inserts at most.
+    const FLOWS: usize = 20_000;
+    for overflow_only in [false, true] {
+        let sandbox = Sandbox::new();
+        let conntrack = open(&sandbox, ENTRIES).conntrack();
+        if overflow_only {
+            insert_into_overflow_only(&sandbox);
+        }
+        let lost = (0..COUNTERS).map(|_| AtomicI64::new(0)).collect::<Vec<_>>();
+        let total = AtomicI64::new(0);
+        thread::scope(|scope| {
+            let churn = scope.spawn(|| {
+                let table = conntrack.table();
+                let [(key, forward), _] = counted(protocol::TCP, 1, ago(1));
+                for slot in (1..COUNTERS).cycle().take(FLOWS) {
+                    let flow = Flow { service: slot, active_flows_slot: slot, ..forward };
+                    let inserted = table.insert_new(&key, &flow).unwrap();
+                    // Every fourth flow outlives a whole flush, so that flushes delete some however the two threads
+                    // are scheduled; the others are replaced while a flush walks.
+                    if slot % 4 == 0 {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                    if inserted && !table.remove(&key).unwrap() {
+                        lost[slot as usize].fetch_add(1, Ordering::Relaxed);
+                        if total.fetch_add(1, Ordering::Relaxed) + 1 == DELETED {
+                            break;
+                        }
+                    }
+                }
+            });
+            while !churn.is_finished() {
+                conntrack.flush().unwrap();
+            }
+        });
+        let deleted: Vec<i64> = (0..COUNTERS).map(|slot| -conntrack.active_flows().get(slot)).collect();
+        assert_eq!(total.into_inner(), DELETED, "flows that flushes deleted, of {FLOWS}");
+        let lost: Vec<i64> = lost.into_iter().map(AtomicI64::into_inner).collect();
+        assert_eq!(deleted, lost, "overflow only: {overflow_only}");
+    }
+}
+
+/// The limit is a multiple of the time that filling the table takes: this time depends on the machine in the same way.
 #[test]
 fn gc_of_200_000_entries_costs_little_cpu_time() {
     let sandbox = Sandbox::new();

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Opens a data plane whose flow table is made for this number of entries.
-fn open(sandbox: &Sandbox, entries: u32) -> Datapath {
+pub(crate) fn open(sandbox: &Sandbox, entries: u32) -> Datapath {
     let options = sandbox.options();
     let capacities = Capacities { conntrack: entries, ..options.capacities };
     Datapath::open(&Options { capacities, ..options }).unwrap()
@@ -28,7 +28,7 @@ fn entries(count: u16) -> Vec<(Tuple, Flow)> {
 }
 
 #[test]
-fn entries_without_a_place_go_to_the_overflow() {
+fn entries_without_a_free_slot_are_put_into_the_overflow() {
     let sandbox = Sandbox::new();
     let conntrack = open(&sandbox, 32).conntrack();
     let table = conntrack.table();
@@ -63,15 +63,15 @@ fn entries_without_a_place_go_to_the_overflow() {
     assert_eq!(table.get(&entries(1)[0].0).unwrap(), None);
 }
 
-/// Lets all new entries go to the overflow.
-fn insert_into_overflow_only(sandbox: &Sandbox) {
+/// Makes the table put all new entries into the overflow.
+pub(crate) fn insert_into_overflow_only(sandbox: &Sandbox) {
     let map = Map::Array(MapData::from_pin(sandbox.pin("FLOW_TABLE")).unwrap());
     let mut headers = Array::<_, Header>::try_from(map).unwrap();
     let header = headers.get(&0, 0).unwrap();
     headers.set(0, Header { takes_all: 1, ..header }, 0).unwrap();
 }
 
-/// GC judges an entry, and a program takes it over for another flow before GC deletes it.
+/// GC reads an entry that it is going to delete, and before the deletion a program replaces it by that of another flow.
 #[test]
 fn entry_that_another_flow_has_taken_over_is_not_removed() {
     let sandbox = Sandbox::new();
@@ -94,7 +94,7 @@ fn assert_only_judged_entries_are_removed(table: &FlowTable) {
     assert_eq!((table.get(&key).unwrap(), table.overflowed()), (None, 0));
 }
 
-/// As above, but a packet of the same flow comes in between.
+/// GC reads an entry that it is going to delete, and before the deletion a packet of its flow changes it.
 #[test]
 fn entry_of_the_overflow_that_a_packet_has_changed_is_not_removed() {
     let sandbox = Sandbox::new();
@@ -112,7 +112,7 @@ fn entry_of_the_overflow_that_a_packet_has_changed_is_not_removed() {
 }
 
 #[test]
-fn a_new_agent_finds_the_flows_of_the_last_one() {
+fn restarted_agent_keeps_all_flows() {
     let sandbox = Sandbox::new();
     let all = entries(80);
     insert(&open(&sandbox, 32).conntrack(), &all);
@@ -123,7 +123,7 @@ fn a_new_agent_finds_the_flows_of_the_last_one() {
     }
 }
 
-/// An agent that is killed leaves slots that it has claimed. The next one frees them.
+/// A killed agent may leave claimed slots behind. The next agent frees them.
 #[test]
 fn claims_of_a_killed_agent_are_released() {
     const CLAIMED_BY_AN_AGENT: u64 = 1 << 32 | 8 | 1;
@@ -183,7 +183,7 @@ fn flows_of_a_layout_without_flow_table_are_taken_over() {
 }
 
 #[test]
-fn flows_of_a_build_without_flow_table_are_its_overflow() {
+fn flows_of_a_build_without_flow_table_become_the_overflow() {
     let sandbox = Sandbox::new();
     let all = entries(90);
     leave_without_flow_table(&sandbox, &all);
@@ -198,7 +198,7 @@ fn flows_of_a_build_without_flow_table_are_its_overflow() {
 
 /// Several threads insert the same keys: for each key one insert succeeds, and no entry is lost.
 #[test]
-fn concurrent_inserts_agree() {
+fn concurrent_inserts_create_each_entry_once() {
     const THREADS: usize = 4;
     let sandbox = Sandbox::new();
     let conntrack = open(&sandbox, 256).conntrack();

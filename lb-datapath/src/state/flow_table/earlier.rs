@@ -40,7 +40,8 @@ impl EarlierSlots {
         Ok(())
     }
 
-    /// The entry in a slot, read between two equal control words; `None` if there is none.
+    /// The entry in a slot, read between two equal control words; `None` if there is none, or if programs change the
+    /// slot during each of several reads.
     fn read(&self, slot: &[AtomicU64]) -> Option<Slot> {
         let mut before = self.copy(slot);
         for _ in 0..READS {

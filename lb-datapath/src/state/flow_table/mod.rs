@@ -53,6 +53,19 @@ pub struct ReadEntry<'a> {
     place: Option<Entry<<SharedSlots<'a> as Memory>::Slot>>,
 }
 
+impl<'a> From<Copied<<SharedSlots<'a> as Memory>::Slot, Tuple, Flow>> for ReadEntry<'a> {
+    fn from(copied: Copied<<SharedSlots<'a> as Memory>::Slot, Tuple, Flow>) -> Self {
+        Self { flow: copied.value, place: Some(copied.entry) }
+    }
+}
+
+/// Whether both may be the flow of one entry of the overflow, at different times. A packet changes none of the compared
+/// fields.
+fn may_be_same(one: &Flow, other: &Flow) -> bool {
+    let identity = |flow: &Flow| (flow.to, flow.service, flow.flags, flow.generation());
+    identity(one) == identity(other)
+}
+
 /// Maps all elements of an array of this layout.
 fn map(spec: &MapSpec, folder: &Folder) -> Result<Mapped<AtomicU64>, DatapathError> {
     let path = folder.map(spec.name);
@@ -145,7 +158,7 @@ impl FlowTable {
             if let Some(copied) = read(&slots, entry.slot)
                 && copied.key == *key
             {
-                return Ok(Some(ReadEntry { flow: copied.value, place: Some(copied.entry) }));
+                return Ok(Some(copied.into()));
             }
         }
         if self.header.overflow() == 0 {
@@ -188,47 +201,71 @@ impl FlowTable {
     pub fn remove_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         match &entry.place {
             Some(place) => Ok(flow_table::remove_entry(&self.shared(), place)),
-            None => self.remove_from_overflow(key, &entry.flow),
+            None => Ok(self.take_from_overflow(key, |flow| *flow == entry.flow)?.is_some()),
         }
     }
 
-    /// Removes the entry from the overflow if it has this flow, and no packet has changed it. The overflow has no
-    /// generations, so another entry is missing for a moment, until it is inserted again.
-    fn remove_from_overflow(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
-        let Some(removed) = self.overflow.take(key)? else { return Ok(false) };
+    /// Removes the entry if it still belongs to the flow that was read, whatever packets have changed in it since.
+    /// Returns the flow at the time of its removal.
+    pub(crate) fn remove_flow(
+        &self,
+        key: &Tuple,
+        entry: &ReadEntry<'_>,
+    ) -> Result<Option<Flow>, DatapathError> {
+        let Some(place) = &entry.place else {
+            return self.take_from_overflow(key, |flow| may_be_same(flow, &entry.flow));
+        };
+        let slots = self.shared();
+        let current = read(&slots, place.slot).filter(|current| current.entry.control == place.control);
+        Ok(current.filter(|_| flow_table::remove_entry(&slots, place)).map(|current| current.value))
+    }
+
+    /// Removes the entry from the overflow if `is_meant` holds for its flow; returns the flow that it has removed. The
+    /// overflow has no generations, so an entry that stays is missing for a moment, until it is inserted again. An
+    /// entry that cannot be inserted again is also removed, although `is_meant` does not hold.
+    fn take_from_overflow(
+        &self,
+        key: &Tuple,
+        is_meant: impl Fn(&Flow) -> bool,
+    ) -> Result<Option<Flow>, DatapathError> {
+        let Some(taken) = self.overflow.take(key)? else { return Ok(None) };
         self.header.add_to_overflow(-1);
-        if removed == *flow {
-            return Ok(true);
+        if is_meant(&taken) {
+            return Ok(Some(taken));
         }
         let view = self.view();
-        // If the key has an entry again meanwhile, that one stays.
-        flow_table::insert_into_overflow(&view, &self.places(key), key, &removed);
-        view.result().map(|()| false)
+        let inserted = flow_table::insert_into_overflow(&view, &self.places(key), key, &taken);
+        view.result()?;
+        // A program may have inserted another entry with this key meanwhile, which stays, or have filled the overflow.
+        Ok((!matches!(inserted, Insert::Overflowed)).then_some(taken))
     }
 
-    /// Removes the entries of these tuples, as far as they exist.
-    pub(crate) fn remove_all(&self, keys: &[Tuple]) -> Result<(), DatapathError> {
-        keys.iter().try_for_each(|key| self.remove(key).map(drop))
-    }
-
-    /// Calls `see` for every entry; entries that exist during the whole walk are seen at least once. `see` may change
-    /// the table.
+    /// Calls `see` for every entry: at least once for one that exists during the whole walk, unless programs keep
+    /// changing it, or it is in the overflow and batch commands are off. `see` may change the table.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&Tuple, &Flow) -> Result<(), DatapathError>,
+    ) -> Result<(), DatapathError> {
+        self.for_each_read(|key, entry| see(key, &entry.flow))
+    }
+
+    /// Like [`Self::for_each`], for a caller that decides whether to remove the entries that it has read.
+    pub(crate) fn for_each_read<'a>(
+        &'a self,
+        mut see: impl FnMut(&Tuple, ReadEntry<'a>) -> Result<(), DatapathError>,
     ) -> Result<(), DatapathError> {
         let slots = self.shared();
         let mut busy = Vec::new();
         for slot in self.indices().filter_map(|index| slots.slot(index)) {
             if let Some(copied) = read(&slots, slot) {
-                see(&copied.key, &copied.value)?;
+                see(&copied.key, copied.into())?;
             } else if !slots.control(slot).is_free() {
                 busy.push(slot);
             }
         }
-        self.overflow.for_each(&mut see)?;
+        self.overflow.for_each(|key, flow| see(key, ReadEntry { flow: *flow, place: None }))?;
         for copied in busy.into_iter().filter_map(|slot| read_busy(&slots, slot)) {
-            see(&copied.key, &copied.value)?;
+            see(&copied.key, copied.into())?;
         }
         Ok(())
     }
