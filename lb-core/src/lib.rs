@@ -6,7 +6,7 @@
 //! ```
 //!
 //! This crate does no IO, reads no clock and uses no randomness: it depends on neither tokio nor aya nor the kube
-//! client, so every property is tested without privileges.
+//! client, so its tests need no privileges.
 #![forbid(unsafe_code)]
 
 pub mod active_flow_slots;

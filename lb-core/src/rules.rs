@@ -1,6 +1,9 @@
 //! The rules of the API server for single values (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`) and the
 //! texts of its errors (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of
-//! manifests rejects an object that breaks a rule; the source of API objects leaves out only the invalid part.
+//! manifests rejects an object that breaks a rule; the source of API objects leaves out the parts that kube-proxy
+//! leaves out, and rejects only an object with another error.
+
+pub mod names;
 
 use std::{
     fmt::{Debug, Display},

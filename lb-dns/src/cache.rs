@@ -1,7 +1,7 @@
-//! Answers of upstream servers. The names of Services are never cached.
+//! Answers and failures of upstream servers. The names of Services are never cached.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -9,9 +9,16 @@ use hickory_proto::{
     op::{Message, Query as Question, ResponseCode},
     rr::{Name, RData, RecordType},
 };
+use quick_cache::{Weighter, unsync};
 
-/// Answers that the cache holds: as many as CoreDNS.
+use crate::message::is_truncated;
+
+/// Questions that the cache holds: as many as CoreDNS.
 const CAPACITY: usize = 10_000;
+/// Bytes that the cache holds.
+const BYTES: usize = 16 << 20;
+/// Bytes that an entry has besides its answer and its name, about.
+const OVERHEAD: usize = 256;
 /// How long an answer is kept at most: with records, and without.
 const LONGEST: Duration = Duration::from_secs(3600);
 const LONGEST_DENIAL: Duration = Duration::from_secs(1800);
@@ -21,6 +28,9 @@ const STALE: Duration = Duration::from_secs(3600);
 const STALE_TTL: u32 = 30;
 /// How long an expired answer serves without asking upstream, after an upstream has failed.
 const RECHECK: Duration = Duration::from_secs(30);
+/// How long a failure is remembered (RFC 9520): the first one, and at most. Each further failure doubles the time.
+const FIRST_FAILURE: Duration = Duration::from_secs(1);
+const LONGEST_FAILURE: Duration = Duration::from_secs(5);
 
 /// A question as the cache tells questions apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,13 +49,26 @@ impl Key {
     }
 }
 
-#[derive(Debug)]
+/// The last answer to a question, the last failure to get one, or both.
+#[derive(Clone, Debug, Default)]
 struct Entry {
-    message: Message,
+    answer: Option<Answer>,
+    failure: Option<Failure>,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    /// The message, encoded.
+    bytes: Arc<[u8]>,
     stored: Instant,
     lifetime: Duration,
-    /// While no upstream server answers: when to ask again.
-    recheck: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failure {
+    /// When to ask again.
+    until: Instant,
+    pause: Duration,
 }
 
 /// What the cache knows about a question.
@@ -56,56 +79,105 @@ pub(crate) enum Cached {
     Expired,
     /// The answer has expired, and an upstream has just failed.
     Stale(Message),
+    /// There is no answer, and an upstream has just failed.
+    Failed,
     Unknown,
 }
 
-/// A bounded cache, which forgets the oldest answers first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
+struct Bytes;
+
+impl Weighter<Key, Entry> for Bytes {
+    /// At least an equal share of all bytes: so the bound of the bytes also bounds the entries.
+    fn weight(&self, key: &Key, entry: &Entry) -> u64 {
+        let answer = entry.answer.as_ref().map_or(0, |answer| answer.bytes.len());
+        (OVERHEAD + key.name.len() + answer).max(BYTES.div_ceil(CAPACITY)) as u64
+    }
+}
+
+/// A cache that is bounded in bytes and entries.
+#[derive(Debug)]
 pub(crate) struct Cache {
-    entries: HashMap<Key, Entry>,
-    /// Keys in the order in which they were first stored.
-    order: VecDeque<Key>,
+    entries: unsync::Cache<Key, Entry, Bytes>,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self { entries: unsync::Cache::with_weighter(CAPACITY, BYTES as u64, Bytes) }
+    }
 }
 
 impl Cache {
     pub(crate) fn get(&self, key: &Key, now: Instant) -> Cached {
         let Some(entry) = self.entries.get(key) else { return Cached::Unknown };
-        let age = now.saturating_duration_since(entry.stored);
-        if age < entry.lifetime {
-            return Cached::Fresh(aged(entry, age));
-        }
-        match entry.recheck {
-            _ if age > entry.lifetime + STALE => Cached::Unknown,
-            Some(recheck) if now < recheck => Cached::Stale(stale(entry)),
-            Some(_) | None => Cached::Expired,
-        }
+        let has_failed = entry.failure.is_some_and(|failure| now < failure.until);
+        let answer = entry.answer.as_ref().filter(|answer| answer.age(now) <= answer.lifetime + STALE);
+        let known = match (answer, has_failed) {
+            (Some(answer), _) if answer.age(now) < answer.lifetime => answer.aged(now).map(Cached::Fresh),
+            (Some(answer), true) => answer.stale().map(Cached::Stale),
+            (Some(_), false) => Some(Cached::Expired),
+            (None, true) => Some(Cached::Failed),
+            (None, false) => None,
+        };
+        known.unwrap_or(Cached::Unknown)
     }
 
-    /// The expired answer to serve because no upstream server answers; the next ones follow without asking.
+    /// Records that no upstream server has answered. Returns the expired answer to serve instead; the next ones follow
+    /// without asking.
     pub(crate) fn failed(&mut self, key: &Key, now: Instant) -> Option<Message> {
-        let entry = self.entries.get_mut(key)?;
-        let age = now.saturating_duration_since(entry.stored);
-        if age > entry.lifetime + STALE {
-            return None;
-        }
-        entry.recheck = Some(now + RECHECK);
-        Some(stale(entry))
+        let mut entry = self.entries.get(key).cloned().unwrap_or_default();
+        entry.answer = entry.answer.filter(|answer| answer.age(now) <= answer.lifetime + STALE);
+        let stale = entry.answer.as_ref().and_then(Answer::stale);
+        let before = entry.failure.map(|failure| failure.pause);
+        let pause = match before {
+            _ if stale.is_some() => RECHECK,
+            Some(before) => (before * 2).clamp(FIRST_FAILURE, LONGEST_FAILURE),
+            None => FIRST_FAILURE,
+        };
+        entry.failure = Some(Failure { until: now + pause, pause });
+        self.entries.insert(key.clone(), entry);
+        stale
     }
 
     /// Stores an answer, if answers like it may be stored.
     pub(crate) fn insert(&mut self, key: Key, message: &Message, now: Instant) {
-        let Some(lifetime) = lifetime(message) else { return };
+        let lifetime = lifetime(message);
         let mut message = message.clone();
         message.edns = None;
-        let entry = Entry { message, stored: now, lifetime, recheck: None };
-        if self.entries.insert(key.clone(), entry).is_none() {
-            self.order.push_back(key);
+        let bytes = message.to_vec();
+        // An encoder that leaves out records sets TC.
+        let whole = bytes.ok().filter(|bytes| !is_truncated(bytes));
+        let Some((bytes, lifetime)) = whole.zip(lifetime) else {
+            self.entries.remove(&key);
+            return;
+        };
+        let answer = Answer { bytes: bytes.into(), stored: now, lifetime };
+        self.entries.insert(key, Entry { answer: Some(answer), failure: None });
+    }
+}
+
+impl Answer {
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.stored)
+    }
+
+    /// The answer with the TTLs that are left.
+    fn aged(&self, now: Instant) -> Option<Message> {
+        let seconds = u32::try_from(self.age(now).as_secs()).unwrap_or(u32::MAX);
+        self.with_ttl(|ttl| ttl.saturating_sub(seconds))
+    }
+
+    fn stale(&self) -> Option<Message> {
+        self.with_ttl(|_| STALE_TTL)
+    }
+
+    fn with_ttl(&self, ttl: impl Fn(u32) -> u32) -> Option<Message> {
+        let mut message = Message::from_vec(&self.bytes).ok()?;
+        let Message { answers, authorities, additionals, .. } = &mut message;
+        for record in answers.iter_mut().chain(authorities).chain(additionals) {
+            record.ttl = ttl(record.ttl);
         }
-        while self.order.len() > CAPACITY {
-            if let Some(oldest) = self.order.pop_front() {
-                self.entries.remove(&oldest);
-            }
-        }
+        Some(message)
     }
 }
 
@@ -129,25 +201,6 @@ fn lifetime(message: &Message) -> Option<Duration> {
         (ttl, LONGEST)
     };
     Some(Duration::from_secs(ttl.into()).min(longest)).filter(|lifetime| !lifetime.is_zero())
-}
-
-/// The answer with the TTLs that are left.
-fn aged(entry: &Entry, age: Duration) -> Message {
-    let seconds = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
-    with_ttl(entry, |ttl| ttl.saturating_sub(seconds))
-}
-
-fn stale(entry: &Entry) -> Message {
-    with_ttl(entry, |_| STALE_TTL)
-}
-
-fn with_ttl(entry: &Entry, ttl: impl Fn(u32) -> u32) -> Message {
-    let mut message = entry.message.clone();
-    let Message { answers, authorities, additionals, .. } = &mut message;
-    for record in answers.iter_mut().chain(authorities).chain(additionals) {
-        record.ttl = ttl(record.ttl);
-    }
-    message
 }
 
 #[cfg(test)]
@@ -224,12 +277,46 @@ mod tests {
     }
 
     #[test]
-    fn cache_is_bounded() {
+    fn failure_is_remembered_for_longer_each_time_and_ends_with_an_answer() {
         let (mut cache, start) = (Cache::default(), Instant::now());
-        for number in 0..CAPACITY + 10 {
-            cache.insert(key(&format!("n{number}.example.")), &found(60), start);
+        let key = key("a.example.");
+        let mut now = start;
+        for seconds in [1, 2, 4, 5, 5] {
+            assert!(matches!(cache.get(&key, now), Cached::Unknown));
+            assert!(cache.failed(&key, now).is_none());
+            let end = after(now, seconds);
+            assert!(matches!(cache.get(&key, end - Duration::from_millis(1)), Cached::Failed));
+            now = end;
         }
-        assert_eq!((cache.entries.len(), cache.order.len()), (CAPACITY, CAPACITY));
-        assert!(matches!(cache.get(&key("n0.example."), start), Cached::Unknown));
+        cache.insert(key.clone(), &found(60), now);
+        assert!(matches!(cache.get(&key, now), Cached::Fresh(_)));
+        cache.failed(&key, after(now, 60 + 3601));
+        assert!(matches!(cache.get(&key, after(now, 60 + 3601)), Cached::Failed), "too old to serve");
+    }
+
+    #[test]
+    fn cache_is_bounded_in_entries() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        for number in 0..CAPACITY + 100 {
+            cache.insert(key(&format!("n{number}.example.")), &found(60), start);
+            cache.failed(&key(&format!("f{number}.example.")), start);
+        }
+        assert!(cache.entries.len() <= CAPACITY, "{}", cache.entries.len());
+    }
+
+    #[test]
+    fn cache_is_bounded_in_bytes() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        let record = found(60).answers.remove(0);
+        let mut large = Message::response(1, OpCode::Query);
+        large.add_answers(std::iter::repeat_n(record, 2000));
+        let bytes = large.to_vec().unwrap().len();
+        for number in 0..2000 {
+            cache.insert(key(&format!("n{number}.example.")), &large, start);
+        }
+        let held = cache.entries.iter().filter_map(|(_, entry)| Some(entry.answer.as_ref()?.bytes.len()));
+        let held: usize = held.sum();
+        assert!(held > BYTES / 2 && held <= BYTES, "{held} bytes in answers of {bytes}");
+        assert!(matches!(cache.get(&key("n1999.example."), start), Cached::Fresh(_)));
     }
 }

@@ -8,22 +8,37 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod clients;
 mod forward;
 mod local;
 mod message;
 mod names;
 mod query;
 mod resolv;
+mod respond;
 mod server;
+mod servers;
 mod stats;
+mod tcp;
 #[cfg(test)]
 mod tests;
+mod udp;
 mod upstream;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use self::{
-    forward::Forwarder,
+    clients::Access,
+    forward::{Forwarder, MOST_QUESTIONS},
     names::Names,
     resolv::upstreams_of,
+    respond::respond,
     server::{BindError, Server},
+    servers::Servers,
     stats::Stats,
 };
+
+/// Locks, also after a panic of another thread: every change that a lock guards is complete or harmless.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -9,9 +9,8 @@ use hickory_proto::{
     },
 };
 use lb_core::dns::{Answer, Data, Found, Index, Kind, Zone};
-use rand::seq::SliceRandom as _;
 
-use crate::{names::Names, query::Query};
+use crate::{message::most_records, names::Names, query::Query};
 
 /// Links of a chain of ExternalNames, as in CoreDNS.
 const MAX_LINKS: usize = 10;
@@ -25,18 +24,21 @@ pub(crate) enum Local {
     Outside(Message, Name),
 }
 
-/// Answers a query from the index; the answer is in the message, without records if the name is not ours.
-pub(crate) fn answer(names: &Names, query: &Query) -> Local {
-    match follow(names, query) {
+/// Answers a query from the index; the answer is in the message, without records if the name is not ours. It has not many
+/// more records than fit into `limit` bytes.
+pub(crate) fn answer(names: &Names, query: &Query, limit: u16) -> Local {
+    match follow(names, query, limit) {
         Ok(local) => local,
         // A name that cannot be written: an ExternalName that is no domain name.
         Err(_) => Local::Done(query.reply(ResponseCode::ServFail)),
     }
 }
 
-fn follow(names: &Names, query: &Query) -> Result<Local, ProtoError> {
+fn follow(names: &Names, query: &Query, limit: u16) -> Result<Local, ProtoError> {
     let index = names.read();
-    let writer = Writer { zone: index.zone(), serial: names.serial() };
+    // With one more record than can fit, the message is truncated.
+    let most = most_records(limit) + 1;
+    let writer = Writer { zone: index.zone(), serial: names.serial(), most };
     let kind = kind(query.question.query_type);
     let mut reply = query.reply(ResponseCode::NoError);
     let mut name = query.name().clone();
@@ -51,9 +53,10 @@ fn follow(names: &Names, query: &Query) -> Result<Local, ProtoError> {
         match answer {
             Answer::NotOurs => return Ok(Local::Outside(reply, name)),
             Answer::Found(found) => {
-                writer.found(&mut reply, &name, found)?;
+                writer.found(&mut reply, &name, &found)?;
                 return Ok(Local::Done(reply));
             }
+            Answer::Unknown => return Ok(Local::Done(query.reply(ResponseCode::ServFail))),
             Answer::NoData(zone) => {
                 reply.add_authority(writer.soa(&zone)?);
                 return Ok(Local::Done(reply));
@@ -99,37 +102,44 @@ fn kind(record_type: RecordType) -> Kind {
 struct Writer<'a> {
     zone: &'a Zone,
     serial: u32,
+    /// Records of a message at most.
+    most: usize,
 }
 
 impl Writer<'_> {
-    /// Adds the records in random order: so clients that take the first one spread over all.
-    fn found(&self, reply: &mut Message, owner: &Name, mut found: Found) -> Result<(), ProtoError> {
-        found.records.shuffle(&mut rand::rng());
-        for data in found.records {
-            if data == Data::Soa {
+    /// Adds the records, beginning with a random one: so clients that take the first one spread over all, and those that
+    /// a short message leaves out are others each time.
+    fn found(&self, reply: &mut Message, owner: &Name, found: &Found) -> Result<(), ProtoError> {
+        let start = rand::random_range(0..found.records.len().max(1));
+        let (last, first) = found.records.split_at(start);
+        for data in first.iter().chain(last).take(self.most) {
+            if *data == Data::Soa {
                 reply.add_answer(self.soa(self.zone.name())?);
             } else {
                 reply.add_answer(Record::from_rdata(owner.clone(), found.ttl, self.data(data)?));
             }
         }
-        for (name, address) in found.additional {
-            let data = self.data(Data::from(address))?;
-            reply.add_additional(Record::from_rdata(absolute(&name)?, found.ttl, data));
+        // A message has all additional records or none.
+        if found.additional.len() < self.most {
+            for (name, address) in found.additional.iter() {
+                let data = self.data(&Data::from(*address))?;
+                reply.add_additional(Record::from_rdata(absolute(name)?, found.ttl, data));
+            }
         }
         Ok(())
     }
 
-    fn data(&self, data: Data) -> Result<RData, ProtoError> {
+    fn data(&self, data: &Data) -> Result<RData, ProtoError> {
         Ok(match data {
-            Data::A(address) => RData::A(A(address)),
-            Data::Aaaa(address) => RData::AAAA(AAAA(address)),
-            Data::Cname(name) => RData::CNAME(CNAME(absolute(&name)?)),
+            Data::A(address) => RData::A(A(*address)),
+            Data::Aaaa(address) => RData::AAAA(AAAA(*address)),
+            Data::Cname(name) => RData::CNAME(CNAME(absolute(name)?)),
             Data::Hinfo => RData::HINFO(HINFO::new("RFC8482".to_owned(), String::new())),
-            Data::Ns(name) => RData::NS(NS(absolute(&name)?)),
-            Data::Ptr(name) => RData::PTR(PTR(absolute(&name)?)),
+            Data::Ns(name) => RData::NS(NS(absolute(name)?)),
+            Data::Ptr(name) => RData::PTR(PTR(absolute(name)?)),
             Data::Soa => self.soa(self.zone.name())?.data,
-            Data::Srv { weight, port, target } => RData::SRV(SRV::new(0, weight, port, absolute(&target)?)),
-            Data::Txt(text) => RData::TXT(TXT::new(vec![text.to_owned()])),
+            Data::Srv { weight, port, target } => RData::SRV(SRV::new(0, *weight, *port, absolute(target)?)),
+            Data::Txt(text) => RData::TXT(TXT::new(vec![(*text).to_owned()])),
         })
     }
 

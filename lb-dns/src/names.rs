@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_core::dns::{Index, NameChange, Zone};
+use lb_core::dns::{Index, NameChange, Unread, Zone};
 
 /// The names of Services. Every change is visible to the next question.
 #[derive(Debug)]
@@ -43,6 +43,11 @@ impl Names {
     /// Replaces the ranges of cluster IPs, whose reverse names are ours.
     pub fn set_ranges(&self, ranges: Vec<IpNet>) {
         self.write().zone_mut().set_ranges(ranges);
+    }
+
+    /// Replaces what is known about objects that cannot be read, whose names are neither found nor denied.
+    pub fn set_unread(&self, unread: Unread) {
+        self.write().set_unread(unread);
     }
 
     /// Records that all objects have been applied once. Before that, no name is denied.

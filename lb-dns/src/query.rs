@@ -10,7 +10,7 @@ pub(crate) const UDP_LIMIT: u16 = 1232;
 /// The UDP limit of clients without EDNS.
 const PLAIN_LIMIT: u16 = 512;
 /// Bytes of a message's header.
-const HEADER: usize = 12;
+pub(crate) const HEADER: u8 = 12;
 
 /// A query with one question.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub(crate) fn our_edns(dnssec_ok: bool) -> Edns {
 
 /// Reads a query.
 pub(crate) fn read(bytes: &[u8]) -> Result<Query, Refusal> {
-    let Some(header) = bytes.first_chunk::<HEADER>() else { return Err(Refusal::Drop) };
+    let Some(header) = bytes.first_chunk::<{ HEADER as usize }>() else { return Err(Refusal::Drop) };
     let [id_high, id_low, flags, _, count_high, count_low, ..] = *header;
     let id = u16::from_be_bytes([id_high, id_low]);
     if flags & 0x80 != 0 {

@@ -1,4 +1,4 @@
-//! The sockets of the server.
+//! Answers queries, over UDP and TCP.
 
 use std::{
     convert::Infallible,
@@ -16,39 +16,37 @@ use hickory_proto::{
     rr::Name,
 };
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpListener, UdpSocket},
     sync::Semaphore,
-    time::{sleep, timeout},
 };
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::{
+    clients::{Access, Clients},
     forward::Forwarder,
     local::{self, Local},
-    message::encode,
+    message::{encode, is_truncated},
     names::Names,
-    query::{self, Query, Refusal, our_edns},
+    query::{Query, Refusal, our_edns},
     stats::Stats,
+    tcp, udp,
     upstream::Ask,
 };
 
-/// The largest query that is read over UDP.
-const LARGEST_QUERY: usize = 4096;
 /// TCP connections at a time.
 const MOST_CONNECTIONS: usize = 256;
-/// How long a TCP connection may be idle.
-const IDLE: Duration = Duration::from_secs(10);
 /// The pause after an error of a socket, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers queries at one or more addresses.
 #[derive(Debug)]
 pub struct Server {
     names: Arc<Names>,
     forwarder: Arc<Forwarder>,
-    stats: Stats,
-    connections: Arc<Semaphore>,
+    pub(crate) stats: Stats,
+    pub(crate) clients: Clients,
+    /// Places for TCP connections.
+    pub(crate) connections: Arc<Semaphore>,
     encode_error_logged: AtomicBool,
 }
 
@@ -65,17 +63,18 @@ pub struct BindError {
 }
 
 /// What became of a query without asking another server.
-enum Begun {
+pub(crate) enum Begun {
     Dropped,
     Answered(Message),
+    /// The records that another server has for the name follow those of the message.
     Outside(Message, Name),
 }
 
 impl Server {
     /// A server without sockets.
-    pub fn new(names: Arc<Names>, forwarder: Arc<Forwarder>, stats: Stats) -> Self {
-        let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Self { names, forwarder, stats, connections, encode_error_logged: AtomicBool::new(false) }
+    pub fn new(names: Arc<Names>, forwarder: Arc<Forwarder>, access: Access, stats: Stats) -> Self {
+        let (clients, connections) = (Clients::new(access), Arc::new(Semaphore::new(MOST_CONNECTIONS)));
+        Self { names, forwarder, stats, clients, connections, encode_error_logged: AtomicBool::new(false) }
     }
 
     /// Listens at the address, over UDP and TCP, before it returns; the future serves both.
@@ -88,60 +87,22 @@ impl Server {
         address: SocketAddr,
     ) -> Result<impl Future<Output = Infallible>, BindError> {
         let error = |transport| move |source| BindError { address, transport, source };
-        let udp = UdpSocket::bind(address).await.map_err(error("UDP"))?;
-        let tcp = TcpListener::bind(address).await.map_err(error("TCP"))?;
+        let udp_socket = UdpSocket::bind(address).await.map_err(error("UDP"))?;
+        udp::enlarge_buffer(&udp_socket);
+        let tcp_listener = TcpListener::bind(address).await.map_err(error("TCP"))?;
         Ok(async move {
             tokio::select! {
-                never = Arc::clone(&self).serve_udp(udp) => never,
-                never = self.serve_tcp(tcp) => never,
+                never = udp::serve(Arc::clone(&self), udp_socket) => never,
+                never = tcp::serve(self, tcp_listener) => never,
             }
         })
     }
 
-    async fn serve_udp(self: Arc<Self>, socket: UdpSocket) -> Infallible {
-        let socket = Arc::new(socket);
-        let mut buffer = vec![0; LARGEST_QUERY];
-        loop {
-            let (length, client) = match socket.recv_from(&mut buffer).await {
-                Ok(received) => received,
-                Err(error) => {
-                    debug!("cannot receive a DNS query: {error}");
-                    sleep(PAUSE).await;
-                    continue;
-                }
-            };
-            self.stats.count_query("udp");
-            let bytes = buffer.get(..length).unwrap_or_default();
-            // No client has port 0: the answer would go to a victim, or nowhere.
-            let read = if client.port() == 0 { Err(Refusal::Drop) } else { query::read(bytes) };
-            let limit = read.as_ref().map_or(u16::MAX, Query::udp_limit);
-            match self.begin(&read) {
-                Begun::Dropped => _ = self.stats.dropped.inc(),
-                Begun::Answered(reply) => self.send(&socket, client, reply, limit).await,
-                Begun::Outside(reply, name) => {
-                    let (server, socket) = (Arc::clone(&self), Arc::clone(&socket));
-                    let Ok(query) = read else { continue };
-                    tokio::spawn(async move {
-                        let reply = server.complete(&query, reply, name).await;
-                        server.send(&socket, client, reply, limit).await;
-                    });
-                }
-            }
-        }
-    }
-
-    async fn send(&self, socket: &UdpSocket, client: SocketAddr, reply: Message, limit: u16) {
-        let Some(bytes) = self.encode(reply, limit) else { return };
-        if let Err(error) = socket.send_to(&bytes, client).await {
-            debug!("cannot send a DNS answer to {client}: {error}");
-        }
-    }
-
-    fn encode(&self, reply: Message, limit: u16) -> Option<Vec<u8>> {
+    /// Encodes an answer; `None` if that fails, which is a bug.
+    pub(crate) fn encode(&self, reply: &Message, limit: u16) -> Option<Vec<u8>> {
         match encode(reply, limit) {
             Ok(bytes) => {
-                let is_truncated = bytes.get(2).is_some_and(|flags| flags & 2 != 0);
-                self.stats.truncated.inc_by(is_truncated.into());
+                self.stats.truncated.inc_by(is_truncated(&bytes).into());
                 Some(bytes)
             }
             Err(error) => {
@@ -156,71 +117,31 @@ impl Server {
         }
     }
 
-    async fn serve_tcp(self: Arc<Self>, listener: TcpListener) -> Infallible {
-        loop {
-            // The permit comes first: connections beyond the limit wait in the backlog.
-            let permit = Arc::clone(&self.connections).acquire_owned().await;
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let server = Arc::clone(&self);
-                    tokio::spawn(async move {
-                        let _permit = permit;
-                        if let Err(error) = server.serve_connection(stream).await {
-                            debug!("a DNS connection has ended: {error}");
-                        }
-                    });
-                }
-                Err(error) => {
-                    debug!("cannot accept a DNS connection: {error}");
-                    sleep(PAUSE).await;
-                }
-            }
-        }
-    }
-
-    /// Answers the queries of a connection one by one, until the client closes it or is idle.
-    async fn serve_connection(&self, mut stream: TcpStream) -> io::Result<()> {
-        loop {
-            let mut query = vec![0; timeout(IDLE, stream.read_u16()).await??.into()];
-            timeout(IDLE, stream.read_exact(&mut query)).await??;
-            self.stats.count_query("tcp");
-            let read = query::read(&query);
-            let reply = match (self.begin(&read), &read) {
-                (Begun::Answered(reply), _) => reply,
-                (Begun::Outside(reply, name), Ok(query)) => self.complete(query, reply, name).await,
-                (Begun::Dropped | Begun::Outside(..), _) => {
-                    self.stats.dropped.inc();
-                    return Ok(());
-                }
-            };
-            let Some(reply) = self.encode(reply, u16::MAX) else { return Ok(()) };
-            let length = u16::try_from(reply.len()).map_err(io::Error::other)?;
-            let bytes = [&length.to_be_bytes()[..], &reply].concat();
-            timeout(IDLE, stream.write_all(&bytes)).await??;
-        }
-    }
-
-    /// Answers what needs no other server.
-    fn begin(&self, read: &Result<Query, Refusal>) -> Begun {
+    /// Answers what needs no other server, in about `limit` bytes.
+    pub(crate) fn begin(&self, read: &Result<Query, Refusal>, limit: u16) -> Begun {
         let query = match read {
             Ok(query) => query,
             Err(Refusal::Drop) => return Begun::Dropped,
-            Err(Refusal::Reply(reply)) => return self.answered("refusal", (**reply).clone()),
+            Err(Refusal::Reply(reply)) => return self.refused((**reply).clone()),
         };
-        if self.forwarder.is_probe(&query.question) {
-            return self.answered("refusal", query.reply(ResponseCode::ServFail));
+        if self.forwarder.servers().is_probe(&query.question) {
+            return self.refused(query.reply(ResponseCode::ServFail));
         }
-        match local::answer(&self.names, query) {
-            Local::Done(reply) => self.answered("local", reply),
+        match local::answer(&self.names, query, limit) {
+            Local::Done(reply) => {
+                self.count("local", &reply);
+                Begun::Answered(reply)
+            }
             Local::Outside(_, _) if !query.recursion_desired => {
-                self.answered("refusal", query.reply(ResponseCode::Refused))
+                self.refused(query.reply(ResponseCode::Refused))
             }
             Local::Outside(reply, name) => Begun::Outside(reply, name),
         }
     }
 
-    fn answered(&self, by: &'static str, reply: Message) -> Begun {
-        self.count(by, &reply);
+    /// Counts an answer that refuses a query.
+    pub(crate) fn refused(&self, reply: Message) -> Begun {
+        self.count("refusal", &reply);
         Begun::Answered(reply)
     }
 
@@ -229,13 +150,13 @@ impl Server {
     }
 
     /// Adds the records that another server has for `name`.
-    async fn complete(&self, query: &Query, mut reply: Message, name: Name) -> Message {
+    pub(crate) async fn complete(&self, query: &Query, mut reply: Message, name: Name) -> Message {
         let mut question = query.question.clone();
         question.name = name;
         let (dnssec_ok, checking_disabled) = (query.dnssec_ok(), query.checking_disabled);
         let answer = self.forwarder.resolve(&Ask { question, dnssec_ok, checking_disabled }).await;
         match answer {
-            Some(answer) => append(&mut reply, query, answer),
+            Some(answer) => append(&mut reply, query, Arc::unwrap_or_clone(answer)),
             None => reply = query.reply(ResponseCode::ServFail),
         }
         self.count("upstream", &reply);
@@ -244,7 +165,7 @@ impl Server {
 }
 
 /// Puts an upstream answer behind our own records, which are the aliases that lead to it.
-fn append(reply: &mut Message, query: &Query, mut answer: Message) {
+pub(crate) fn append(reply: &mut Message, query: &Query, mut answer: Message) {
     let asked = query.name();
     let Message { answers, authorities, .. } = &mut answer;
     for record in answers.iter_mut().chain(authorities).filter(|record| record.name == *asked) {

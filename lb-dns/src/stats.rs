@@ -28,6 +28,10 @@ pub struct Stats {
     pub(crate) upstream_failures: Counter,
     pub(crate) cache_hits: Counter,
     pub(crate) stale_answers: Counter,
+    pub(crate) failure_hits: Counter,
+    pub(crate) merged: Counter,
+    pub(crate) refused_clients: Counter,
+    pub(crate) rate_limited: Counter,
 }
 
 impl Stats {
@@ -56,6 +60,14 @@ impl Stats {
         let help =
             "Forwarded questions that the cache answered with expired records, because no upstream did";
         registry.register("dns_stale_answers", help, self.stale_answers.clone());
+        let help = "Forwarded questions that failed at once, because no upstream answered them a moment ago";
+        registry.register("dns_failure_cache_hits", help, self.failure_hits.clone());
+        let help = "Forwarded questions that wait for the answer to an equal question";
+        registry.register("dns_merged_questions", help, self.merged.clone());
+        let help = "Queries and TCP connections of clients outside of the networks of --dns-allow";
+        registry.register("dns_refused_clients", help, self.refused_clients.clone());
+        let help = "UDP queries over --dns-rate-limit, and TCP connections over the limit of their source";
+        registry.register("dns_rate_limited", help, self.rate_limited.clone());
     }
 
     pub(crate) fn count_query(&self, transport: &'static str) {

@@ -1,6 +1,7 @@
 //! Messages in, messages out; and the sockets, with upstream servers of their own.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
@@ -9,6 +10,7 @@ use std::{
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query as Question, ResponseCode},
     rr::{DNSClass, Name, RData, Record, RecordType, rdata::A},
+    serialize::binary::BinEncodable as _,
 };
 use lb_core::{
     dns::{NameChange, NamedEndpoint, NamedPort, NamedService, NamedSlice, Target, Zone},
@@ -21,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    Forwarder, Names, Server, Stats,
+    Access, Forwarder, Names, Server, Stats,
     local::{self, Local},
     message,
     query::{self, Refusal},
@@ -77,8 +79,9 @@ fn with_size(mut message: Message, size: u16) -> Message {
 /// The answer over UDP, as bytes.
 fn bytes_of(names: &Names, message: &Message) -> Vec<u8> {
     let query = query::read(&message.to_vec().unwrap()).unwrap();
-    match local::answer(names, &query) {
-        Local::Done(reply) => message::encode(reply, query.udp_limit()).unwrap(),
+    let limit = query.udp_limit();
+    match local::answer(names, &query, limit) {
+        Local::Done(reply) => message::encode(&reply, limit).unwrap(),
         Local::Outside(_, name) => panic!("{name} is not ours"),
     }
 }
@@ -189,6 +192,85 @@ fn leaving_out_additional_records_is_no_truncation() {
     assert_eq!((reply.answers.len(), reply.additionals.len()), (8, 8));
 }
 
+/// Names with a headless Service that has an endpoint for each number below `count`, with addresses of both families.
+fn crowd(service_name: &str, count: u32) -> Names {
+    let names = Names::new(Zone::new("cluster.local", 5).unwrap());
+    let owner = ObjectName::new("n", service_name);
+    let slice = |name: &str, address: fn(u32) -> IpAddr| {
+        let endpoint = |number| NamedEndpoint { address: address(number), hostname: None, ready: true };
+        let endpoints = (0..count).map(endpoint).collect();
+        let ports = vec![NamedPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }];
+        let slice = NamedSlice { service: owner.clone(), ports, endpoints };
+        NameChange::Slice(ObjectName::new("n", name), Some(slice))
+    };
+    let v4 = slice("v4", |number| IpAddr::from((0x0a00_0000 + number).to_be_bytes()));
+    let v6 = slice("v6", |number| IpAddr::from(((0xfd00_u128 << 112) + u128::from(number)).to_be_bytes()));
+    names.apply([service(service_name, Target::Endpoints), v4, v6]);
+    names.set_synchronised();
+    names
+}
+
+#[test]
+fn opt_record_is_in_every_answer_and_tc_exactly_if_an_address_is_missing() {
+    for count in (0..100).step_by(3) {
+        let names = crowd("crowd", count);
+        // An address takes 16 bytes: the OPT record does not fit behind the last one at some of these sizes.
+        for size in (512..528).chain([1232]) {
+            let asked = with_size(question("crowd.n.svc.cluster.local.", RecordType::A), size);
+            let bytes = bytes_of(&names, &asked);
+            let reply = Message::from_vec(&bytes).unwrap();
+            assert!(reply.edns.is_some(), "{count} addresses in {size} bytes");
+            let is_cut = reply.answers.len() < count as usize;
+            assert_eq!(reply.metadata.truncation, is_cut, "{count} addresses in {size} bytes");
+            assert!(bytes.len() <= size.into() && (!is_cut || bytes.len() > usize::from(size) - 16));
+        }
+    }
+}
+
+#[test]
+fn tcp_answer_holds_as_many_addresses_as_fit() {
+    let long = "x".repeat(60);
+    for (name, record_type, length) in
+        [("crowd", RecordType::A, 16), (&*long, RecordType::A, 16), ("crowd", RecordType::AAAA, 28)]
+    {
+        let names = crowd(name, 5000);
+        let asked = with_size(question(&format!("{name}.n.svc.cluster.local."), record_type), 1232);
+        let query = query::read(&asked.to_vec().unwrap()).unwrap();
+        let Local::Done(reply) = local::answer(&names, &query, u16::MAX) else { panic!() };
+        let bytes = message::encode(&reply, u16::MAX).unwrap();
+        let reply = Message::from_vec(&bytes).unwrap();
+        let rest = 12 + asked.queries[0].to_bytes().unwrap().len() + 11;
+        assert_eq!(reply.answers.len(), (65_535 - rest) / length);
+        assert!(reply.metadata.truncation && reply.edns.is_some());
+        assert!(reply.answers.iter().all(|record| record.name == asked.queries[0].name));
+        let distinct: BTreeSet<String> = reply.answers.iter().map(|r| r.data.to_string()).collect();
+        assert_eq!(distinct.len(), reply.answers.len());
+    }
+}
+
+#[test]
+fn cost_of_an_answer_does_not_grow_with_the_endpoints() {
+    let names = crowd("crowd", 50_000);
+    let asked = with_size(question("crowd.n.svc.cluster.local.", RecordType::A), 1232);
+    let query = query::read(&asked.to_vec().unwrap()).unwrap();
+    for record_type in [RecordType::A, RecordType::AAAA, RecordType::SRV] {
+        let mut query = query.clone();
+        query.question.query_type = record_type;
+        let Local::Done(reply) = local::answer(&names, &query, 1232) else { panic!() };
+        assert!(reply.answers.len() < 110 && reply.additionals.len() < 110, "{record_type}");
+    }
+    let names_of = |name: &str| bytes_of(&names, &question(name, RecordType::PTR)).len();
+    names_of("1.0.0.10.in-addr.arpa.");
+    let start = Instant::now();
+    for _ in 0..500 {
+        bytes_of(&names, &asked);
+        names_of("1.0.0.10.in-addr.arpa.");
+        bytes_of(&names, &question("10-0-0-1.crowd.n.svc.cluster.local.", RecordType::A));
+    }
+    // Reading all endpoints takes over 10 ms in a debug build: 15 s for these answers.
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
 #[test]
 fn each_address_comes_first_in_some_answers() {
     let names = names();
@@ -232,9 +314,13 @@ fn external_names_are_followed_within_the_zone() {
 
 /// A server at a free port of the loopback, and its forwarder.
 async fn serve() -> (SocketAddr, Arc<Forwarder>) {
+    serve_with(names(), Access { allowed: vec!["127.0.0.0/8".parse().unwrap()], rate: None }).await
+}
+
+async fn serve_with(names: Arc<Names>, access: Access) -> (SocketAddr, Arc<Forwarder>) {
     let stats = Stats::default();
-    let forwarder = Arc::new(Forwarder::new(stats.clone()));
-    let server = Arc::new(Server::new(names(), Arc::clone(&forwarder), stats));
+    let forwarder = Arc::new(Forwarder::new(1000, stats.clone()));
+    let server = Arc::new(Server::new(names, Arc::clone(&forwarder), access, stats));
     loop {
         let probe = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = probe.local_addr().unwrap();
@@ -334,7 +420,7 @@ async fn udp_and_tcp_give_the_same_answers_and_tcp_all_of_them() {
 #[tokio::test]
 async fn other_names_come_from_upstream_with_the_case_of_each_client() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
-    forwarder.set_servers(&[upstream], &[server]);
+    forwarder.servers().set(&[upstream], &[server]);
     let reply = ask_udp(server, &question("www.EXAMPLE.com.", RecordType::A)).await;
     assert_eq!(addresses(&reply), ["192.0.2.9"]);
     assert!(!reply.metadata.authoritative && reply.metadata.recursion_available);
@@ -356,7 +442,7 @@ async fn external_name_outside_the_zone_is_asked_upstream() {
         (ResponseCode::ServFail, 0),
         "not an empty NOERROR, which clients would keep"
     );
-    forwarder.set_servers(&[upstream], &[]);
+    forwarder.servers().set(&[upstream], &[]);
     let reply = ask_udp(server, &asked).await;
     assert_eq!(reply.answers[0].record_type(), RecordType::CNAME);
     assert_eq!(reply.answers[0].data.to_string(), "www.Example.com.");
@@ -367,7 +453,7 @@ async fn external_name_outside_the_zone_is_asked_upstream() {
 #[tokio::test]
 async fn truncated_upstream_answer_is_asked_again_over_tcp() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, true).await);
-    forwarder.set_servers(&[upstream], &[]);
+    forwarder.servers().set(&[upstream], &[]);
     let reply = ask_udp(server, &question("www.example.com.", RecordType::A)).await;
     assert_eq!((addresses(&reply), reply.metadata.truncation), (vec!["192.0.2.9".to_owned()], false));
     serving.abort();
@@ -377,7 +463,7 @@ async fn truncated_upstream_answer_is_asked_again_over_tcp() {
 async fn silent_upstream_delays_an_answer_by_half_a_second_at_most() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    forwarder.set_servers(&[silent.local_addr().unwrap(), upstream], &[]);
+    forwarder.servers().set(&[silent.local_addr().unwrap(), upstream], &[]);
     for number in 0..6 {
         let start = Instant::now();
         let asked = question(&format!("n{number}.example.com."), RecordType::A);
@@ -419,7 +505,7 @@ async fn refusing_upstream_does_not_hide_a_slow_one() {
     let (server, forwarder) = serve().await;
     let slow = late_upstream(Duration::from_millis(800), ResponseCode::NoError).await;
     let refusing = late_upstream(Duration::ZERO, ResponseCode::Refused).await;
-    forwarder.set_servers(&[slow, refusing], &[]);
+    forwarder.servers().set(&[slow, refusing], &[]);
     for number in 0..8 {
         let asked = question(&format!("n{number}.example.com."), RecordType::A);
         assert_eq!(addresses(&ask_udp(server, &asked).await), ["192.0.2.9"]);
@@ -434,7 +520,7 @@ async fn silent_upstreams_fail_a_question_before_glibc_gives_up() {
         silent.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
     }
     let servers: Vec<_> = silent.iter().map(|socket| socket.local_addr().unwrap()).collect();
-    forwarder.set_servers(&servers, &[]);
+    forwarder.servers().set(&servers, &[]);
     let start = Instant::now();
     let reply = ask_udp(server, &question("www.example.com.", RecordType::A)).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
@@ -444,7 +530,7 @@ async fn silent_upstreams_fail_a_question_before_glibc_gives_up() {
 #[tokio::test]
 async fn expired_answer_serves_while_the_upstream_is_away() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(1, false).await);
-    forwarder.set_servers(&[upstream], &[]);
+    forwarder.servers().set(&[upstream], &[]);
     let asked = question("www.example.com.", RecordType::A);
     assert_eq!(addresses(&ask_udp(server, &asked).await), ["192.0.2.9"]);
     serving.abort();
@@ -456,22 +542,27 @@ async fn expired_answer_serves_while_the_upstream_is_away() {
 }
 
 #[tokio::test]
-async fn upstream_that_leads_back_is_dropped() {
+async fn upstream_that_leads_back_is_not_used_while_it_does() {
     let ((server, forwarder), (good, serving)) = (serve().await, upstream(60, false).await);
     // Another server, which forwards everything to the first one.
     let (relay, relay_forwarder) = serve().await;
-    relay_forwarder.set_servers(&[server], &[]);
-    forwarder.set_servers(&[relay, good, server], &[server]);
-    assert_eq!(*forwarder.servers(), [relay, good], "our own address is never used");
-    assert_eq!(forwarder.drop_loops().await, [relay]);
-    assert_eq!(*forwarder.servers(), [good]);
+    relay_forwarder.servers().set(&[server], &[]);
+    forwarder.servers().set(&[relay, good, server], &[server]);
+    assert_eq!(*forwarder.servers().usable(), [relay, good], "our own address is never used");
+    assert_eq!(forwarder.servers().find_loops().await, [relay]);
+    assert_eq!(*forwarder.servers().usable(), [good]);
+    relay_forwarder.servers().set(&[good], &[]);
+    assert_eq!(forwarder.servers().find_loops().await, []);
+    assert_eq!(*forwarder.servers().usable(), [relay, good], "the loop has ended");
+    relay_forwarder.servers().set(&[server], &[]);
+    assert_eq!(forwarder.servers().find_loops().await, [relay], "and begins again");
     serving.abort();
 }
 
 #[tokio::test]
 async fn questions_without_recursion_are_answered_for_our_names_only() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
-    forwarder.set_servers(&[upstream], &[]);
+    forwarder.servers().set(&[upstream], &[]);
     for (name, code) in
         [("www.example.com.", ResponseCode::Refused), ("web.n.svc.cluster.local.", ResponseCode::NoError)]
     {
@@ -480,4 +571,128 @@ async fn questions_without_recursion_are_answered_for_our_names_only() {
         assert_eq!(ask_udp(server, &asked).await.metadata.response_code, code, "{name}");
     }
     serving.abort();
+}
+
+#[tokio::test]
+async fn burst_of_queries_is_answered_whole() {
+    // More than the default receive buffer holds, and less than any process may ask for.
+    const BURST: usize = 400;
+    let (server, _) = serve().await;
+    let asked = question("web.n.svc.cluster.local.", RecordType::A).to_vec().unwrap();
+    let clients: Vec<std::net::UdpSocket> =
+        (0..20).map(|_| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+    // The test has one thread: the server reads nothing before the burst is complete.
+    for number in 0..BURST {
+        clients[number % clients.len()].send_to(&asked, server).unwrap();
+    }
+    let mut answers = 0;
+    for client in clients {
+        client.set_nonblocking(true).unwrap();
+        let client = UdpSocket::from_std(client).unwrap();
+        while timeout(Duration::from_millis(500), client.recv(&mut [0; 512])).await.is_ok() {
+            answers += 1;
+        }
+    }
+    assert_eq!(answers, BURST);
+}
+
+#[tokio::test]
+async fn client_outside_of_the_allowed_networks_is_refused() {
+    let access = Access { allowed: vec!["192.0.2.0/24".parse().unwrap()], rate: None };
+    let (server, _) = serve_with(names(), access).await;
+    let asked = question("web.n.svc.cluster.local.", RecordType::A);
+    let reply = ask_udp(server, &asked).await;
+    assert_eq!((reply.metadata.response_code, reply.answers.len()), (ResponseCode::Refused, 0));
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    stream.write_all(&framed(&asked)).await.unwrap();
+    let read = timeout(Duration::from_secs(5), stream.read(&mut [0; 1])).await.unwrap();
+    assert!(!matches!(read, Ok(1..)), "the server closes the connection");
+}
+
+#[tokio::test]
+async fn one_client_cannot_take_all_connections() {
+    let (server, _) = serve().await;
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(TcpStream::connect(server).await.unwrap());
+    }
+    let asked = framed(&question("web.n.svc.cluster.local.", RecordType::A));
+    for stream in &mut held {
+        stream.write_all(&asked).await.unwrap();
+        read_framed(stream).await;
+    }
+    let mut one_more = TcpStream::connect(server).await.unwrap();
+    drop(one_more.write_all(&asked).await);
+    let read = timeout(Duration::from_secs(5), one_more.read(&mut [0; 1])).await.unwrap();
+    assert!(!matches!(read, Ok(1..)), "the server closes the connection");
+    let from = tokio::net::TcpSocket::new_v4().unwrap();
+    from.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = from.connect(server).await.unwrap();
+    other.write_all(&asked).await.unwrap();
+    assert_eq!(addresses(&read_framed(&mut other).await), ["10.96.0.1"], "another client has a place");
+}
+
+#[tokio::test]
+async fn slow_question_of_a_connection_does_not_delay_the_others() {
+    let (server, forwarder) = serve().await;
+    let slow = late_upstream(Duration::from_millis(1500), ResponseCode::NoError).await;
+    forwarder.servers().set(&[slow], &[]);
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    let [first, mut second] =
+        ["www.example.com.", "web.n.svc.cluster.local."].map(|name| question(name, RecordType::A));
+    second.metadata.id = 2;
+    stream.write_all(&[framed(&first), framed(&second)].concat()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let start = Instant::now();
+    assert_eq!(read_framed(&mut stream).await.metadata.id, 2, "the answer that is known comes first");
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    let reply = read_framed(&mut stream).await;
+    assert_eq!((reply.metadata.id, addresses(&reply)), (4711, vec!["192.0.2.9".to_owned()]));
+}
+
+#[tokio::test]
+async fn equal_questions_of_many_clients_are_one_upstream() {
+    let (server, forwarder) = serve().await;
+    let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    forwarder.servers().set(&[udp.local_addr().unwrap()], &[]);
+    let clients: Vec<_> = (0..50)
+        .map(|number| {
+            let name = if number % 2 == 0 { "www.example.com." } else { "WWW.Example.com." };
+            let asked = question(name, RecordType::A);
+            tokio::spawn(async move { (name, ask_udp(server, &asked).await) })
+        })
+        .collect();
+    let mut buffer = vec![0; 4096];
+    let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+    sleep(Duration::from_millis(500)).await;
+    let asked = Message::from_vec(&buffer[..length]).unwrap();
+    let mut reply = Message::response(asked.metadata.id, OpCode::Query);
+    reply.add_query(asked.queries[0].clone());
+    let data = RData::A(A([192, 0, 2, 9].into()));
+    reply.add_answer(Record::from_rdata(asked.queries[0].name.clone(), 60, data));
+    udp.send_to(&reply.to_vec().unwrap(), client).await.unwrap();
+    for client in clients {
+        let (name, reply) = client.await.unwrap();
+        assert_eq!(addresses(&reply), ["192.0.2.9"]);
+        assert_eq!(reply.answers[0].name.to_ascii(), name);
+    }
+    assert!(udp.try_recv_from(&mut buffer).is_err(), "the server was asked once");
+}
+
+#[tokio::test]
+async fn failure_is_remembered_for_a_moment() {
+    let (server, forwarder) = serve().await;
+    let failing = late_upstream(Duration::from_millis(300), ResponseCode::ServFail).await;
+    forwarder.servers().set(&[failing], &[]);
+    let asked = question("www.example.com.", RecordType::A);
+    let time = || async {
+        let start = Instant::now();
+        assert_eq!(ask_udp(server, &asked).await.metadata.response_code, ResponseCode::ServFail);
+        start.elapsed()
+    };
+    assert!(time().await >= Duration::from_millis(300));
+    let again = time().await;
+    assert!(again < Duration::from_millis(250), "{again:?}: without asking upstream");
+    sleep(Duration::from_millis(1100)).await;
+    assert!(time().await >= Duration::from_millis(300), "the failure has expired");
 }

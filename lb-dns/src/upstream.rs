@@ -67,15 +67,21 @@ fn encode(ask: &Ask, id: u16) -> io::Result<Vec<u8>> {
     query.to_vec().map_err(io::Error::other)
 }
 
+/// The message, if it is an answer to a query. Answers to updates may have records that no client can read.
+pub(crate) fn read(bytes: &[u8]) -> Option<Message> {
+    let message = Message::from_vec(bytes).ok()?;
+    let is_answer = message.metadata.message_type == MessageType::Response;
+    (is_answer && message.metadata.op_code == OpCode::Query).then_some(message)
+}
+
 /// The message, if it is the answer to our question.
 fn accept(bytes: &[u8], id: u16, ask: &Ask) -> Option<Message> {
-    let message = Message::from_vec(bytes).ok()?;
-    let is_answer = message.metadata.message_type == MessageType::Response && message.metadata.id == id;
+    let message = read(bytes)?;
     let question = message.queries.first()?;
     let same = question.name.eq_case(&ask.question.name)
         && question.query_type == ask.question.query_type
         && question.query_class == ask.question.query_class;
-    (is_answer && same && message.queries.len() == 1).then_some(message)
+    (message.metadata.id == id && same && message.queries.len() == 1).then_some(message)
 }
 
 #[cfg(test)]
@@ -99,5 +105,8 @@ mod tests {
         assert!(accept(&bytes, 7, &ask("a.example.")).is_none(), "another case");
         assert!(accept(&encode(&ask("A.example."), 7).unwrap(), 7, &ask("A.example.")).is_none(), "a query");
         assert!(accept(&bytes[..10], 7, &ask("A.example.")).is_none(), "half of it");
+        let mut update = bytes.clone();
+        update[2] |= 5 << 3;
+        assert!(accept(&update, 7, &ask("A.example.")).is_none(), "the answer to an update");
     }
 }

@@ -17,7 +17,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 15] = [
+pub(crate) const TOOLS: [(&str, &str); 17] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -33,6 +33,8 @@ pub(crate) const TOOLS: [(&str, &str); 15] = [
     ("bird", "bird2"),
     ("birdc", "bird2"),
     ("vtysh", "frr"),
+    ("dig", "bind9-dnsutils"),
+    ("musl-gcc", "musl-tools"),
 ];
 /// Further programs that `cargo xtask vm` runs, with their packages.
 pub(crate) const VM_TOOLS: [(&str, &str); 8] = [

@@ -35,6 +35,16 @@ pub enum AnnounceCommand {
         #[arg(short, long, value_name = "FORMAT", default_value = "table")]
         output: TableOrJson,
     },
+    /// List the nodes that vote on announcements at layer 2 in a cluster, and whether their Nodes exist
+    Voters {
+        /// Replace all voters, if a majority of them has no Node any more. Only if no agent of these nodes runs: otherwise two
+        /// nodes may announce one address
+        #[arg(long)]
+        replace: bool,
+        /// The API server [default: that of the cluster that runs this Pod]
+        #[arg(long, value_name = "FILE")]
+        kubeconfig: Option<PathBuf>,
+    },
     /// Print the configuration of BIRD that the agent makes from BGPPeers and BGPAdvertisements, without passwords
     BirdConfig,
     /// Remove the routes if the agent hangs or dies; runs until a signal ends it
@@ -48,6 +58,12 @@ pub enum AnnounceCommand {
         /// Seconds after the last sign of life of the agent; longer than its restart takes
         #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
         lifetime: u64,
+    },
+    /// Remove the routes at once, after the agent was stopped: with a fence they would stay for the next agent
+    Withdraw {
+        /// Routing table of the agent
+        #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]
+        announce_table: u32,
     },
 }
 

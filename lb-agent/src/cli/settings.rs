@@ -1,5 +1,5 @@
 //! The table of settings. One entry declares the flag, its help, its environment variable and its keys in the file of
-//! `--config`; a test generates `docs/settings.md` from it.
+//! `--config`. A test compares `docs/settings.md` with the table, and writes the page if `UPDATE_DOCS` is set.
 
 use std::{num::NonZeroU32, path::PathBuf};
 
@@ -13,7 +13,7 @@ pub struct Setting {
     pub flag: &'static str,
     /// The environment variable.
     pub environment: &'static str,
-    /// The second key in the file: camelCase, or the name that a KubeProxyConfiguration gives the same setting.
+    /// The second key in the file: the flag in camelCase, or in the spelling that Kubernetes uses.
     pub alias: &'static str,
 }
 
@@ -55,7 +55,7 @@ macro_rules! settings {
             )*)*
         }
 
-        /// Every setting, in the order of `lb-agent run --help`.
+        /// Every setting, in the order of declaration.
         pub const SETTINGS: &[Setting] = &[
             $($(Setting { flag: $flag, environment: $environment, alias: $alias },)*)*
         ];
@@ -231,6 +231,14 @@ settings! {
         /// DNS servers for all other names [default: those in /etc/resolv.conf]
         "dns-upstream" "LB_AGENT_DNS_UPSTREAM" "dnsUpstream"
         dns_upstream: Option<Vec<String>> | Option<List>, (value_name = "ADDR[:PORT]", num_args = 1.., value_delimiter = ',');
+        /// Networks whose clients the DNS server answers, besides the node itself [default: private and link-local
+        /// networks, and --cluster-cidr]
+        "dns-allow" "LB_AGENT_DNS_ALLOW" "dnsAllow"
+        dns_allow: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// DNS queries per second over UDP that the agent answers to each IPv4 address and IPv6 /64; 0: any number
+        /// [default: 2000]
+        "dns-rate-limit" "LB_AGENT_DNS_RATE_LIMIT" "dnsRateLimit"
+        dns_rate_limit: Option<u32> | Option<u32>, (value_name = "NUMBER");
         /// Detail of flow, packet and byte counts in /metrics [default: service]
         "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
         service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");
@@ -406,7 +414,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// Aliases with the spelling of a KubeProxyConfiguration, which differs from camelCase.
+    /// Flags whose alias differs from plain camelCase, with that alias.
     const OF_KUBE_PROXY: [(&str, &str); 3] = [
         ("cluster-cidr", "clusterCIDR"),
         ("nodeport-addresses", "nodePortAddresses"),
@@ -455,7 +463,7 @@ mod tests {
         match (possible.first(), arg.get_long().unwrap()) {
             (Some(first), _) => first.get_name().to_owned(),
             (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
-            (None, "syn-retries" | "announce-port" | "announce-table") => "2".to_owned(),
+            (None, "syn-retries" | "announce-port" | "announce-table" | "dns-rate-limit") => "2".to_owned(),
             (None, "masquerade-all" | "load-balancer-controller" | "announce") => "true".to_owned(),
             (None, _) => "x".to_owned(),
         }
@@ -475,7 +483,7 @@ mod tests {
         }
     }
 
-    /// `docs/settings.md`, generated from the table.
+    /// The text of `docs/settings.md`.
     fn page() -> String {
         let mut page = "# Settings\n\n\
             Made from `lb-agent/src/cli/settings.rs` by `UPDATE_DOCS=1 cargo test -p lb-agent settings`; change that.\n\n\

@@ -1,8 +1,9 @@
-//! Parses and checks values: one function for each kind of setting.
+//! Parses and checks the values of settings.
 
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU32,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
@@ -17,6 +18,7 @@ use lb_core::{
     north_south::{NorthSouthMode, UnknownMode},
     tables::{TableSize, UnknownSize},
 };
+use lb_dns::Access;
 use tracing_subscriber::EnvFilter;
 
 use super::{
@@ -34,8 +36,9 @@ use crate::{
 };
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
-/// Default ports of kube-proxy.
+/// Default port of kube-proxy's health server.
 const HEALTHZ_PORT: u16 = 10256;
+/// Default port of kube-proxy's metrics server.
 const METRICS_PORT: u16 = 10249;
 /// The control socket of BIRD in Debian.
 const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
@@ -44,24 +47,68 @@ const DNS_PORT: u16 = 53;
 const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Seconds for which clients may keep the names of Services: the default of CoreDNS.
 const DNS_TTL: u32 = 5;
+/// Queries per second that a client gets answers to.
+const DNS_RATE: u32 = 2000;
+/// The networks that the internet does not route: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598) and
+/// link-local ones.
+const INTERNAL: [&str; 9] = [
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "::1/128",
+    "fc00::/7",
+    "fe80::/10",
+];
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
 
-/// The DNS server that `--dns-bind-address`, `--cluster-domain` and `--dns-upstream` describe.
-pub(super) fn dns(
-    bind: Option<Vec<String>>,
-    domain: Option<String>,
-    upstreams: Option<Vec<String>>,
-) -> Result<DnsConfig, ConfigError> {
-    let bind = dns_addresses("--dns-bind-address", bind)?;
+/// The settings of the DNS server.
+#[derive(Debug, Default)]
+pub(super) struct Dns {
+    pub(super) bind: Option<Vec<String>>,
+    pub(super) domain: Option<String>,
+    pub(super) upstreams: Option<Vec<String>>,
+    pub(super) allow: Option<Vec<String>>,
+    pub(super) rate: Option<u32>,
+    /// The networks of `--cluster-cidr`.
+    pub(super) pods: Option<Vec<String>>,
+}
+
+pub(super) fn dns(given: Dns) -> Result<DnsConfig, ConfigError> {
+    let bind = dns_addresses("--dns-bind-address", given.bind)?;
     if let Some(any) = bind.iter().find(|address| address.ip().is_unspecified()) {
         let why = "give each address: an answer would leave with another address than the query came to";
         return Err(refused("--dns-bind-address", any, why));
     }
-    let domain = domain.as_deref().unwrap_or(CLUSTER_DOMAIN);
+    let domain = given.domain.as_deref().unwrap_or(CLUSTER_DOMAIN);
     let zone =
         Zone::new(domain, DNS_TTL).map_err(|error| refused("--cluster-domain", domain, error.to_string()))?;
-    Ok(DnsConfig { bind, zone, upstreams: dns_addresses("--dns-upstream", upstreams)? })
+    let rate = NonZeroU32::new(given.rate.unwrap_or(DNS_RATE));
+    let access = Access { allowed: dns_clients(given.allow, given.pods, &bind)?, rate };
+    Ok(DnsConfig { bind, zone, upstreams: dns_addresses("--dns-upstream", given.upstreams)?, access })
+}
+
+/// The networks of `--dns-allow`, or the default ones; and the addresses from which the node itself asks.
+fn dns_clients(
+    allow: Option<Vec<String>>,
+    pods: Option<Vec<String>>,
+    bind: &[SocketAddr],
+) -> Result<Vec<IpNet>, ConfigError> {
+    let mut allowed = networks("--dns-allow", allow.unwrap_or_default(), "")?;
+    if allowed.is_empty() {
+        allowed = networks("--dns-allow", INTERNAL.map(str::to_owned).to_vec(), "")?;
+        allowed.extend(networks("--cluster-cidr", pods.unwrap_or_default(), "")?);
+    }
+    let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    for address in loopback.into_iter().chain(bind.iter().map(SocketAddr::ip)) {
+        if !allowed.iter().any(|network| network.contains(&address)) {
+            allowed.push(address.into());
+        }
+    }
+    Ok(allowed)
 }
 
 fn dns_addresses(setting: &'static str, given: Option<Vec<String>>) -> Result<Vec<SocketAddr>, ConfigError> {
@@ -88,7 +135,7 @@ pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
     ))
 }
 
-/// The source that `--manifests` and `--kubeconfig` name.
+/// The source that `--manifests` or `--kubeconfig` names; by default the API server of the cluster in a Pod.
 pub(super) fn source(
     given: (Option<PathBuf>, Option<PathBuf>),
     in_cluster: bool,
@@ -185,7 +232,7 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
-/// The networks of `--load-balancer-pool`; they may not overlap the ranges of cluster IPs.
+/// The networks of `--load-balancer-pool`, which needs `--manifests`. They may not overlap the ranges of cluster IPs.
 pub(super) fn load_balancer_pool(
     given: Option<Vec<String>>,
     source: &Source,
@@ -219,10 +266,10 @@ pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<b
     }
 }
 
-/// The UDP port at which Nodes receive messages of other members.
+/// The default of `--announce-port`.
 const ANNOUNCE_PORT: u16 = 7947;
 
-/// Checks the port of Nodes that share addresses: they are those of an API server, and need a key.
+/// The port for `--announce`, which needs an API server and a key; `None` if `--announce` is not given.
 fn announce_port(
     (is_on, port): (bool, Option<u16>),
     key_file: Option<&PathBuf>,
@@ -247,7 +294,8 @@ fn announce_port(
     }
 }
 
-/// Checks the members that share addresses: with a directory of manifests, they need a key, and include this node.
+/// Checks the settings of the members that share addresses. `--announce-member` needs `--manifests` and a key, and must
+/// include this node.
 pub(super) fn announce(
     nodes: (bool, Option<u16>),
     given: Option<Vec<String>>,
@@ -286,7 +334,7 @@ pub(super) fn announce(
     Ok(AnnounceConfig { members, port, key_file, prefer })
 }
 
-/// `--announce-table`, and the files of BIRD that need it.
+/// The settings of announcements by BGP, which need `--manifests`; `None` without `--announce-table`.
 pub(super) fn announce_by_bgp(
     table: Option<u32>,
     file: Option<PathBuf>,
@@ -333,7 +381,7 @@ pub(super) struct Detect {
     pub(super) prefix: Option<String>,
 }
 
-/// How the agent recognises internal clients. As in kube-proxy, settings of other modes are ignored, and the mode
+/// How the agent recognises internal clients. As in kube-proxy, each mode uses only its own setting, and the mode
 /// `ClusterCIDR` without pod networks recognises no client as internal.
 pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal, ConfigError> {
     let cidrs = networks("--cluster-cidr", given.cluster_cidr.unwrap_or_default(), "")?;
@@ -402,8 +450,8 @@ pub(super) fn peers(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigErro
     networks("--dsr-peers", given.unwrap_or_default(), "")
 }
 
-/// The networks of `--deny-source`. The map has room for a limited number of them. More are an error, because ignoring
-/// a network would admit its clients.
+/// The networks of `--deny-source`, aggregated. More than the data plane has room for are an error, because ignoring a
+/// network would admit its clients.
 pub(super) fn denied_sources(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
     const SETTING: &str = "--deny-source";
     let networks = IpNet::aggregate(&networks(SETTING, given.unwrap_or_default(), "")?);
@@ -484,7 +532,6 @@ pub(super) fn log_filter(given: Option<String>) -> Result<Option<String>, Config
     Ok(given)
 }
 
-/// Converts the option to a type of the data plane.
 pub(super) fn forwarding(option: Option<cli::Forwarding>) -> Forwarding {
     match option {
         None | Some(cli::Forwarding::Stack) => Forwarding::Stack,

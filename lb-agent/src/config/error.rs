@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::IN_CLUSTER;
 
-/// An invalid configuration. The process ends with exit code 2.
+/// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -10,7 +10,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The error of the kernel.
+        /// Why it cannot be read.
         source: std::io::Error,
     },
     /// The content of the file is invalid.
@@ -18,13 +18,13 @@ pub enum ConfigError {
     BadFile {
         /// The file.
         path: PathBuf,
-        /// The key, its location and the error.
+        /// What is invalid in the file.
         reason: String,
     },
     /// A setting has an invalid value.
     #[error("{setting}: {value:?} is invalid: {reason}")]
     BadValue {
-        /// The flag; a key of the file has the same name.
+        /// The flag with its dashes. The key in the file has the same name without them.
         setting: &'static str,
         /// The given value.
         value: String,

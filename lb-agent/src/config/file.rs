@@ -10,7 +10,8 @@ use crate::cli::FileSettings;
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct File {
     pub(super) settings: FileSettings,
-    /// Fields of a KubeProxyConfiguration that change nothing here.
+    /// Fields of a KubeProxyConfiguration to warn about: unknown ones, and requests for something that the agent does
+    /// not do.
     pub(super) without_effect: Vec<String>,
 }
 
@@ -42,7 +43,7 @@ impl File {
     }
 }
 
-/// The fields that distinguish a Kubernetes configuration object from our own file.
+/// The field that distinguishes a Kubernetes configuration object from our own file.
 #[derive(Deserialize)]
 struct Kind {
     kind: Option<String>,

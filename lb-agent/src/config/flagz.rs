@@ -1,6 +1,6 @@
 //! The effective configuration as flags: the page `/flagz`.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path};
+use std::{collections::BTreeMap, net::SocketAddr, num::NonZeroU32, path::Path};
 
 use lb_core::announce::lease::Prefer;
 
@@ -12,7 +12,7 @@ use crate::{
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 
 impl Config {
-    /// The effective value of every flag of `run` by its name; empty for a flag without a value.
+    /// The effective value of each setting of `run`, by the name of its flag; empty for a setting without a value.
     pub fn flagz(&self) -> BTreeMap<&'static str, String> {
         let path = |path: &Path| path.display().to_string();
         let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());
@@ -28,6 +28,8 @@ impl Config {
             ("dns-bind-address", list(&self.dns.bind)),
             ("cluster-domain", self.dns.zone.name().to_owned()),
             ("dns-upstream", list(&self.dns.upstreams)),
+            ("dns-allow", list(&self.dns.access.allowed)),
+            ("dns-rate-limit", self.dns.access.rate.map_or(0, NonZeroU32::get).to_string()),
             ("log-level", self.log_filter.clone().unwrap_or_default()),
             ("log-format", log_format(self.log_format).to_owned()),
             ("bpf-log", bpf_log(self.bpf_log).to_owned()),
@@ -46,7 +48,7 @@ impl Config {
         flags
     }
 
-    /// The flags about addresses and Services.
+    /// The flags about addresses, Services and forwarding.
     fn node_flags(&self) -> BTreeMap<&'static str, String> {
         let (mut cidrs, mut bridge, mut prefix) = Default::default();
         let mode = match &self.detect_local {
@@ -219,6 +221,7 @@ mod tests {
             "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
             "--deny-source=192.0.2.0/24,2001:db8::/64",
             "--dns-bind-address=192.0.2.1,[2001:db8::1]:5353 --cluster-domain=Example. --dns-upstream=192.0.2.53",
+            "--dns-bind-address=192.0.2.1 --dns-allow=198.51.100.0/24,2001:db8::/64 --dns-rate-limit=0",
             "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {

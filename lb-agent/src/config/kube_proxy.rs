@@ -60,7 +60,7 @@ const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("winkernel", &[]),
 ];
 
-/// The fields with effect.
+/// The fields that the agent reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct KubeProxyConfiguration {
@@ -145,7 +145,7 @@ enum Mode {
 /// Parses the file: settings, and names of fields without effect.
 ///
 /// # Errors
-/// The text is not YAML, has another version, or a field has a value of a wrong type; the error has the path.
+/// The text is not YAML, has another `apiVersion`, or a field has an invalid value; the error then names the field.
 pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     let mut value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     remove_nulls(&mut value);
@@ -164,7 +164,7 @@ pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     Ok(config.into_settings(without_effect))
 }
 
-/// Removes nulls: the decoder of Go leaves a field unchanged for null.
+/// Removes fields with the value null: the decoder of Go leaves a field unchanged for null.
 fn remove_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -172,7 +172,7 @@ fn remove_nulls(value: &mut Value) {
     }
 }
 
-/// Collects the names of fields below `path` that request something without effect, and of unknown fields.
+/// Collects the names of fields at or below `path` that request something without effect, and of unknown fields.
 fn asked_for(path: &str, value: Option<&Value>, names: &mut Vec<String>) {
     let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == path);
     match (known, value) {
@@ -199,7 +199,8 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// The scheduler of mode ipvs; its default is round robin. Schedulers of IPVS that the agent lacks have no effect.
+    /// The scheduler for mode ipvs: the configured one, or round robin if there is none or the agent lacks it. `None` in
+    /// other modes. Adds `ipvs.scheduler` to `without_effect` if the agent ignores the configured one.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();
@@ -211,7 +212,7 @@ impl KubeProxyConfiguration {
         (self.mode == Mode::Ipvs).then(|| name.to_owned())
     }
 
-    /// The settings, and the names of the fields without effect.
+    /// The settings, and the sorted names of the fields without effect.
     fn into_settings(self, mut without_effect: Vec<String>) -> (FileSettings, Vec<String>) {
         if self.mode == Mode::Ipvs {
             without_effect.push("mode".to_owned());

@@ -1,6 +1,7 @@
 //! The effective configuration, from the arguments ([`crate::cli`]). A flag overrides the environment (clap implements
-//! that part), the environment overrides the file, and the file overrides the default. All values are checked before
-//! the agent acts.
+//! that part), the environment overrides the file, and the file overrides the default. Two exceptions: a flag without a
+//! value, such as `--masquerade-all`, is on if any of the three sets it, and the file names the source of Services only
+//! if neither flags nor the environment name one.
 
 mod check;
 mod configz;
@@ -27,7 +28,11 @@ use lb_core::{
 };
 
 pub use self::error::ConfigError;
-use self::{check::Detect, error::refused, file::File};
+use self::{
+    check::{Detect, Dns},
+    error::refused,
+    file::File,
+};
 use crate::{
     announce::bgp,
     cli::{KernelArgs, List, LogFormat, RunArgs},
@@ -38,15 +43,16 @@ pub use crate::{
     node::{DetectLocal, NodePortAddresses},
 };
 use lb_datapath::{BpfLogLevel, Capacities, DEFAULT_MASQUERADE_PORTS, DevicePatterns, Forwarding, XdpOption};
+use lb_dns::Access;
 
 /// Conventional mount point of a BPF file system.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 /// Default ranges of cluster IPs: that of kubeadm, and a unique local IPv6 range.
 const DEFAULT_SERVICE_RANGES: &str = "10.96.0.0/12,fd00:10:96::/112";
-/// Environment variable that Kubernetes sets in every Pod.
+/// Environment variable that Kubernetes sets in the containers of every Pod.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
-/// Paths in the kernel that every command uses.
+/// Settings of every command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelPaths {
     /// Mount point of the BPF file system.
@@ -58,7 +64,7 @@ pub struct KernelPaths {
 /// The configuration of `run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Paths in the kernel that every command uses.
+    /// Settings of every command.
     pub kernel: KernelPaths,
     /// Source of Services.
     pub source: Source,
@@ -70,8 +76,8 @@ pub struct Config {
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, at most one for each family; `None` for those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether packets to unassigned addresses in these ranges are dropped. False for the default ranges, which may
-    /// contain addresses of other machines.
+    /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped. False for the default ranges,
+    /// which may contain addresses of other machines.
     pub drops_unknown_vips: bool,
     /// Networks from which load balancers get addresses, in addition to the pools in the directory of manifests.
     pub load_balancer_pool: Vec<IpNet>,
@@ -85,7 +91,7 @@ pub struct Config {
     pub bgp: Option<bgp::Options>,
     /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
-    /// Whether every client of a cluster IP is masqueraded.
+    /// Whether internal clients of cluster IPs are masqueraded as well.
     pub masquerade_all: bool,
     /// Source ports of masqueraded packets.
     pub masquerade_ports: RangeInclusive<u16>,
@@ -127,7 +133,8 @@ pub struct Config {
     pub bpf_log: Option<BpfLogLevel>,
     /// Capacities of new maps.
     pub capacities: Capacities,
-    /// Fields of a KubeProxyConfiguration that request something that the agent does not do.
+    /// Fields of a KubeProxyConfiguration to warn about: unknown ones, and requests for something that the agent does
+    /// not do.
     pub without_effect: Vec<String>,
 }
 
@@ -154,6 +161,8 @@ pub struct DnsConfig {
     pub zone: Zone,
     /// Servers for all other names; empty for those in `/etc/resolv.conf`.
     pub upstreams: Vec<SocketAddr>,
+    /// The clients that get answers.
+    pub access: Access,
 }
 
 /// The source of Services.
@@ -169,7 +178,7 @@ impl KernelPaths {
     /// The paths for a command other than `run`.
     ///
     /// # Errors
-    /// The file is unreadable, or one of its settings is invalid.
+    /// The file is unreadable or invalid, or the path of the BPF file system is relative.
     pub fn new(typed: KernelArgs) -> Result<Self, ConfigError> {
         let file = File::read(typed.config.as_deref())?;
         Self::merge(typed, file.settings.bpffs, file.settings.cgroup)
@@ -192,7 +201,8 @@ impl Config {
     /// The configuration for `run`.
     ///
     /// # Errors
-    /// The file is unreadable, a setting is invalid, or there is no source of Services.
+    /// The file is unreadable or invalid, a setting is invalid, there is no source of Services or there are two, or the
+    /// host name cannot be read.
     pub fn new(kernel: KernelArgs, run: RunArgs) -> Result<Self, ConfigError> {
         let File { settings: file, without_effect } = File::read(kernel.config.as_deref())?;
         let kernel = KernelPaths::merge(kernel, file.bpffs, file.cgroup)?;
@@ -209,6 +219,14 @@ impl Config {
             bridge: run.pod_bridge_interface.or(file.pod_bridge_interface),
             prefix: run.pod_interface_name_prefix.or(file.pod_interface_name_prefix),
         };
+        let dns = check::dns(Dns {
+            bind: list(run.dns_bind_address, file.dns_bind_address),
+            domain: run.cluster_domain.or(file.cluster_domain),
+            upstreams: list(run.dns_upstream, file.dns_upstream),
+            allow: list(run.dns_allow, file.dns_allow),
+            rate: run.dns_rate_limit.or(file.dns_rate_limit),
+            pods: detect.cluster_cidr.clone(),
+        })?;
         let given_ranges = list(run.service_cluster_ip_range, file.service_cluster_ip_range);
         let has_api_server = matches!(source, Source::ApiServer(_));
         let default_ranges =
@@ -285,11 +303,7 @@ impl Config {
             syn_retries: run.syn_retries.or(file.syn_retries).unwrap_or(0),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
-            dns: check::dns(
-                list(run.dns_bind_address, file.dns_bind_address),
-                run.cluster_domain.or(file.cluster_domain),
-                list(run.dns_upstream, file.dns_upstream),
-            )?,
+            dns,
             service_metrics: run.service_metrics.or(file.service_metrics).unwrap_or(ServiceMetrics::Service),
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
@@ -308,12 +322,12 @@ impl Config {
         })
     }
 
-    /// The address of this node, if it is configured; otherwise the Node object has it.
+    /// The address of this node, if `--bind-address` gives one.
     pub fn node_ip(&self) -> Option<IpAddr> {
         (!self.bind_address.is_unspecified()).then_some(self.bind_address)
     }
 
-    /// The part of the configuration that the plan uses.
+    /// The part of the configuration that planning uses.
     pub fn policy(&self) -> Policy {
         Policy {
             node_name: self.node_name.as_str().into(),

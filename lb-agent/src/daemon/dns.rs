@@ -6,15 +6,15 @@ use std::{
     future, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ipnet::IpNet;
-use lb_dns::{Forwarder, Names, Server, Stats, upstreams_of};
+use lb_dns::{Forwarder, MOST_QUESTIONS, Names, Server, Stats, upstreams_of};
 use tokio::{fs, sync::watch, time::sleep};
 use tracing::{info, warn};
 
-use super::{state::State, tasks::Tasks};
+use super::{open_files, state::State, tasks::Tasks};
 use crate::config::DnsConfig;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -24,6 +24,8 @@ const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 const RESOLVED: &str = "127.0.0.53:53";
 /// How often `resolv.conf` is read again.
 const REREAD: Duration = Duration::from_secs(5);
+/// How often the agent looks for upstream servers that lead back to it.
+const PROBE: Duration = Duration::from_secs(30);
 /// Pause before the next attempt to listen at an address.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -47,8 +49,9 @@ pub(super) fn spawn(
     state: &Arc<State>,
     tasks: &mut Tasks,
 ) {
-    let forwarder = Arc::new(Forwarder::new(stats.clone()));
-    let server = Arc::new(Server::new(Arc::clone(names), Arc::clone(&forwarder), stats));
+    let forwarder = Arc::new(Forwarder::new(open_files::share(MOST_QUESTIONS), stats.clone()));
+    let access = config.access.clone();
+    let server = Arc::new(Server::new(Arc::clone(names), Arc::clone(&forwarder), access, stats));
     state.with_dns(|report| {
         (report.addresses, report.domain) = (config.bind.clone(), config.zone.name().to_owned());
     });
@@ -100,24 +103,37 @@ async fn follow_upstreams(
     state: Arc<State>,
 ) -> anyhow::Result<Infallible> {
     let (mut known, mut warned) = (None, false);
+    let (mut loops, mut probed) = (Vec::new(), Instant::now());
     loop {
         let servers = if config.upstreams.is_empty() {
             next(known.as_deref().unwrap_or_default(), host_servers().await, &mut warned)
         } else {
             config.upstreams.clone()
         };
-        if known.as_ref() != Some(&servers) {
-            forwarder.set_servers(&servers, &config.bind);
-            let loops = forwarder.drop_loops().await;
-            for server in &loops {
-                warn!("the upstream DNS server {server} leads back to this agent; it is not used");
-            }
-            state.with_dns(|report| {
-                (report.upstreams, report.loops) = (forwarder.servers().to_vec(), loops);
-            });
+        let is_new = known.as_ref() != Some(&servers);
+        if is_new {
+            forwarder.servers().set(&servers, &config.bind);
             known = Some(servers);
         }
+        if is_new || probed.elapsed() >= PROBE {
+            let found = forwarder.servers().find_loops().await;
+            log_loops(&loops, &found);
+            loops.clone_from(&found);
+            probed = Instant::now();
+            let upstreams = forwarder.servers().usable().to_vec();
+            state.with_dns(|report| (report.upstreams, report.loops) = (upstreams, found));
+        }
         sleep(REREAD).await;
+    }
+}
+
+/// Logs the loops that have begun or ended.
+fn log_loops(known: &[SocketAddr], found: &[SocketAddr]) {
+    for server in found.iter().filter(|server| !known.contains(server)) {
+        warn!("the upstream DNS server {server} leads back to this agent; it is not used while it does");
+    }
+    for server in known.iter().filter(|server| !found.contains(server)) {
+        info!("the upstream DNS server {server} leads back to this agent no more");
     }
 }
 

@@ -4,7 +4,7 @@
 //! source ─────events──▶ writer ──steps──▶ SERVICES, BACKENDS, …      conntrack: expiry, stale UDP flows
 //!     │                 ▲  └──stale UDP frontends──▶ conntrack       devices: programs on devices, INSIDE_DEVICES
 //!     ├──Node object──▶ node ──▶ SETTINGS     node ◀──addresses── devices
-//!     └──conditions──▶ State  ◀── healthz, metrics, status socket
+//!     └──conditions──▶ State  ◀── healthz, status socket
 //! ```
 //!
 //! If one task ends, the agent ends with its error. The programs and maps stay in the kernel and keep serving.
@@ -23,6 +23,7 @@ mod ipsec;
 pub mod logging;
 mod memory;
 mod node;
+mod open_files;
 pub mod shortage;
 mod shortage_watch;
 pub mod socket;
@@ -45,18 +46,20 @@ use crate::{announce::bgp, config::Config, host_rules, leftovers};
 
 /// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
-/// How long tasks may take to hand over what this agent does for the cluster. A task that has done so drops its
-/// receiver of the request to stop.
+/// How long tasks may take to hand over what this agent does for the cluster. A task that has handed it over drops its
+/// receiver of `stop`.
 const HANDOVER: Duration = Duration::from_secs(3);
-/// How long threads may take to finish after the agent stops.
+/// How long blocking threads may take to finish after the tasks have ended.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
-/// Runs the agent until a signal stops it. The data plane stays in place.
+/// Runs the agent until a signal or an error stops it. The data plane stays in place.
 ///
 /// # Errors
-/// The data plane cannot be opened, a task has failed, or the configuration file has changed.
+/// The agent cannot start, a task has failed, the configuration file has changed, or the kernel refuses to remove a
+/// route that the agent announced by BGP.
 pub fn run(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     memory::use_one_heap();
+    open_files::raise();
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
@@ -78,8 +81,8 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     let bpffs = config.kernel.bpffs.clone();
     let (stop, _) = watch::channel(false);
     start::start(config.clone(), &stop, &mut tasks)?;
-    // Runs in the background: reading all rules takes long, and no task needs the result. A start needs all CPUs
-    // for the verifier, so this comes after it.
+    // Runs in the background, because reading all rules takes long and no task needs the result; and after the start,
+    // because it would compete with the verifier for CPUs.
     thread::spawn(|| {
         for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
             warn!("{line}");
@@ -102,5 +105,5 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     socket::unbind(&bpffs);
     result?;
     tasks.stop().await;
-    bgp::withdraw(config.bgp.as_ref())
+    bgp::stop(config.bgp.as_ref())
 }

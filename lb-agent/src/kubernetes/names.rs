@@ -5,9 +5,9 @@ use std::{convert::Infallible, sync::Arc, time::SystemTime};
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
-    api::{EndpointSlice, Service},
+    api::{EndpointSlice, ObjectMeta, Service},
     convert::{ConvertError, Converted},
-    dns::{self, NameChange},
+    dns::{self, NameChange, Unread},
     model::ObjectName,
 };
 use lb_dns::Names;
@@ -20,12 +20,12 @@ use super::{
     watched::Read,
 };
 
-/// A Service as DNS names see it.
+/// A Service, from which the agent makes DNS names.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedService(Service);
 
-/// An EndpointSlice as DNS names see it.
+/// An EndpointSlice, from which the agent makes DNS names.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedSlice(EndpointSlice);
@@ -46,6 +46,10 @@ impl Kind for NamedService {
     fn gone(name: ObjectName) -> NameChange {
         NameChange::Service(name, None)
     }
+
+    fn service(name: &ObjectName, metadata: &ObjectMeta) -> Option<ObjectName> {
+        Service::service(name, metadata)
+    }
 }
 
 impl Read for NamedSlice {
@@ -64,10 +68,14 @@ impl Kind for NamedSlice {
     fn gone(name: ObjectName) -> NameChange {
         NameChange::Slice(name, None)
     }
+
+    fn service(name: &ObjectName, metadata: &ObjectMeta) -> Option<ObjectName> {
+        EndpointSlice::service(name, metadata)
+    }
 }
 
-/// Follows the API server; `names` are synchronised once all Services and EndpointSlices have been listed. What the API
-/// server does not answer stays in its last state; the proxy's watches report why.
+/// Follows the API server; `names` are synchronised once all Services and EndpointSlices have been listed. While the
+/// API server does not answer, names keep their last state; the proxy's watches report why.
 ///
 /// # Errors
 ///
@@ -77,12 +85,18 @@ pub async fn follow_names(server: ApiServer, names: Arc<Names>) -> Result<Infall
     let now = SystemTime::now();
     let mut services: Watch<NamedService> = Watch::new(client.clone(), kind::all(), now);
     let mut slices: Watch<NamedSlice> = Watch::new(client, kind::all(), now);
+    let mut unread = Unread::default();
     loop {
         let changes = tokio::select! {
             changes = services.next() => changes,
             changes = slices.next() => changes,
         };
         names.apply(changes.ok_or(KubernetesError::Ended)?);
+        let services_unread = services.unread().into_iter().chain(slices.unread()).collect();
+        if unread.services != services_unread {
+            unread.services = services_unread;
+            names.set_unread(unread.clone());
+        }
         if services.is_listed() && slices.is_listed() {
             names.set_synchronised();
         }

@@ -18,8 +18,8 @@ use crate::log_few::warn_few;
 /// The known objects of one kind; turns the events of a watch into changes.
 ///
 /// A list takes effect when it is complete: its changes come together, and only then objects that are missing from it
-/// are deleted. An unreadable object stays in its last good state; if only a part of an object is bad, the rest is
-/// served.
+/// are deleted. An unreadable object stays in its last readable state, if it had one; if only a part of an object is
+/// bad, the rest is served.
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, KnownObject>,
@@ -43,7 +43,7 @@ pub(super) struct Objects<K: Kind> {
 struct KnownObject {
     /// The version as a digest: see [`version`].
     version: Option<u64>,
-    /// Number of the newest list when the object was last seen.
+    /// Number of the newest list when the API server last sent the object.
     list: u64,
     /// The trigger of its newest readable version.
     triggered: Option<Trigger>,
@@ -116,7 +116,8 @@ impl<K: Kind> Objects<K> {
         self.known.is_empty()
     }
 
-    /// The Services with an object that was never readable. The kernel may hold them from an earlier run.
+    /// The Services with an object of which this agent could read no version. The kernel may have these Services from
+    /// an earlier run.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         let unread = self.rejected.values().filter(|bad| bad.unread);
         unread.filter_map(|bad| bad.service.clone()).collect()
@@ -159,7 +160,8 @@ impl<K: Kind> Objects<K> {
         self.rejected.insert(name.clone(), Rejected { why, unread: false, service: None });
     }
 
-    /// Records the trigger of a change. An already recorded time is ignored: the change has another cause.
+    /// Records the trigger of a change, unless it equals that of the previous version: then the change has another
+    /// cause.
     fn note_trigger(&mut self, name: &ObjectName, triggered: Option<Trigger>) {
         let before = self.known.get(name).and_then(|known| known.triggered);
         let news = triggered.filter(|trigger| trigger.time > self.beginning && before != Some(*trigger));
@@ -168,11 +170,18 @@ impl<K: Kind> Objects<K> {
 
     fn reject(&mut self, name: ObjectName, now: KnownObject, why: String, metadata: &ObjectMeta) {
         let unread = self.rejected.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
-        let stays = if unread { "it is left out" } else { "its last good state stays in force" };
+        let service = K::service(&name, metadata);
+        let stays = match (unread, &service) {
+            (true, _) => "it is left out",
+            // After a restart the agent reads it from the kernel.
+            (false, Some(_)) => "its last good state stays in force",
+            (false, None) => {
+                "its last good state stays in force until the agent restarts; then it is left out"
+            }
+        };
         let why = format!("{why}; {stays}");
         self.unlogged.push(why.clone());
         let triggered = self.known.get(&name).and_then(|known| known.triggered);
-        let service = K::service(&name, metadata);
         self.known.insert(name.clone(), KnownObject { triggered, ..now });
         self.rejected.insert(name, Rejected { why, unread, service });
     }
@@ -241,7 +250,7 @@ fn version(metadata: &ObjectMeta) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use lb_core::{
-        api::{EndpointSlice, Service},
+        api::{EndpointSlice, L2Advertisement, Service},
         family::Family,
         model::Change,
     };
@@ -387,6 +396,27 @@ mod tests {
         assert_eq!(handle(&mut objects, Event::Delete(malformed("a", 4))), ["-a"]);
         assert!(objects.unread().is_empty());
         assert_eq!(objects.problems().next(), None);
+    }
+
+    #[test]
+    fn advertisement_that_becomes_unsupported_is_said_to_last_until_the_agent_restarts() {
+        let object = |spec: Value, version: &str| -> Watched<L2Advertisement> {
+            let metadata = json!({"namespace": "n", "name": "a", "uid": "a", "resourceVersion": version});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+        };
+        let unsupported = || object(json!({"serviceSelectors": [{}]}), "2");
+        let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
+        assert_eq!(objects.handle(Event::Apply(object(json!({}), "1"))).len(), 1);
+        assert_eq!(objects.handle(Event::Apply(unsupported())).len(), 0, "it keeps its last good state");
+        let problem = |objects: &Objects<L2Advertisement>| objects.problems().next().unwrap().to_owned();
+        let text = problem(&objects);
+        assert!(
+            text.contains("spec.serviceSelectors") && text.contains("until the agent restarts"),
+            "{text}"
+        );
+        let mut restarted = Objects::new(SystemTime::UNIX_EPOCH);
+        assert_eq!(restarted.handle(Event::Apply(unsupported())).len(), 0);
+        assert!(problem(&restarted).ends_with("not supported; it is left out"), "{}", problem(&restarted));
     }
 
     #[test]

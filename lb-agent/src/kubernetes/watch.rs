@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeSet,
+    future,
     time::{Duration, SystemTime},
 };
 
@@ -12,7 +13,7 @@ use kube::{
     },
 };
 use lb_core::model::{ObjectName, Trigger};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::debug;
 
 use super::{kind::Kind, objects::Objects, watched::Watched};
@@ -29,10 +30,10 @@ pub(super) struct Watch<K: Kind> {
     settled: bool,
 }
 
-/// Why a kind cannot be watched now.
+/// Why the last attempt to watch a kind failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The API server does not answer.
+    /// The API server does not answer, or answers with an error other than 403.
     Away(String),
     /// The API server forbids listing or watching these objects.
     Refused(String),
@@ -50,8 +51,8 @@ impl<K: Kind> Watch<K> {
         Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
     }
 
-    /// Waits for the next event; returns its changes, perhaps none. `None` means that the watch has ended, which never
-    /// happens. Cancel-safe.
+    /// Waits for the next event; returns its changes, perhaps none. `None` means that the watch has ended, which would
+    /// be a bug. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Vec<K::Change>> {
         let event = match &self.failure {
             Some((_, last)) => match timeout_at(*last + QUIET, self.stream.next()).await {
@@ -128,9 +129,25 @@ impl<K: Kind> Watch<K> {
         self.objects.take_triggered()
     }
 
-    /// Why the kind cannot be watched now; `None` if it can.
+    /// Why the kind cannot be watched; `None` if no failure is known.
     pub(super) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref().map(|(failure, _)| failure)
+    }
+}
+
+/// Waits for the changes of a watch; forever if it is `None`. Cancel-safe.
+pub(super) async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K::Change>> {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => future::pending().await,
+    }
+}
+
+/// Sleeps until `then`; forever if it is `None`. Cancel-safe.
+pub(crate) async fn at(then: Option<impl Into<Instant>>) {
+    match then {
+        Some(then) => sleep_until(then.into()).await,
+        None => future::pending().await,
     }
 }
 

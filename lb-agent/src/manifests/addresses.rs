@@ -36,14 +36,15 @@ pub(super) struct Assigned {
 /// Whether and why a load balancer waits for addresses. The default waits for none.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// Why the load balancer has no address, another one than the Service asks for, or one that it should not have.
+    /// Why the load balancer has no address, too few, another one than the Service requests, or one that it should not
+    /// have.
     pub(super) warning: Option<FieldError>,
     /// Whether the load balancer has fewer addresses than the Service has families, so that the request is repeated
     /// when the pools change.
     pub(super) for_more: bool,
 }
 
-/// Allocates cluster IPs, node ports and load balancers' addresses, and remembers which Service has which.
+/// Allocates cluster IPs, node ports and load balancers' addresses, and records which Service has which.
 #[derive(Debug)]
 pub(super) struct Addresses {
     allocator: Allocator,
@@ -54,7 +55,7 @@ pub(super) struct Addresses {
     pool_of_flag: Option<Pool>,
     /// `--load-balancer-class`
     class: Option<String>,
-    /// The networks of cluster IPs, which no pool may contain.
+    /// The networks of cluster IPs, which no pool may overlap.
     reserved: Vec<AddressRange>,
 }
 
@@ -98,7 +99,7 @@ impl Addresses {
         self.load_balancers.usage()
     }
 
-    /// A number that grows whenever a load balancer that waits for an address may get one.
+    /// A number that changes whenever a load balancer that waits for an address may get one.
     pub(super) fn changes(&self) -> u64 {
         self.load_balancers.changes()
     }
@@ -116,7 +117,7 @@ impl Addresses {
         self.given.remove(service);
     }
 
-    /// Allocates addresses to Services; their order does not matter. A rejected Service keeps its old addresses.
+    /// Allocates addresses to Services. A rejected Service keeps its old addresses.
     pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);

@@ -1,4 +1,4 @@
-//! MetalLB's kinds for BGP.
+//! Parses the objects of MetalLB's kinds for BGP.
 
 use lb_core::{
     announce::bgp::{BfdProfile, BgpAdvertisement, Community, Object, Peer},
@@ -22,7 +22,7 @@ pub(super) fn advertisement(value: &Value) -> Read {
 }
 
 pub(super) fn peer(value: &Value) -> Read {
-    let peer: api::BgpPeer = typed::<schema::BgpPeer, _>(value)?;
+    let peer: api::BgpPeer = typed::<schema::BgpPeer, _>(value).map_err(without_password)?;
     Peer::new(&peer).map(|it| Resource::Bgp(Object::Peer(Box::new(it)))).map_err(refused)
 }
 
@@ -36,6 +36,17 @@ pub(super) fn profile(value: &Value, warnings: &mut Vec<FieldError>) -> Read {
     let (profile, ignored) = BfdProfile::new(&profile).map_err(refused)?;
     warnings.extend(ignored.into_iter().map(field_error));
     Ok(Resource::Bgp(Object::Profile(profile)))
+}
+
+/// An error about a type quotes the value, which may be the password, or contain it. (An unknown field is named only.)
+fn without_password(mut errors: Vec<FieldError>) -> Vec<FieldError> {
+    let may_quote = |error: &&mut FieldError| {
+        ["", "spec"].contains(&&*error.field) || error.field.starts_with("spec.password")
+    };
+    for error in errors.iter_mut().filter(may_quote).filter(|error| error.message != "unknown field") {
+        error.message = "Invalid value: has another type than expected; quote a text of digits".to_owned();
+    }
+    errors
 }
 
 fn refused(error: ConvertError) -> Vec<FieldError> {

@@ -9,11 +9,11 @@ use lb_core::rules;
 pub enum Severity {
     /// The manifest has no effect, or perhaps not the intended one.
     Warning,
-    /// The manifest is rejected; the last good state, if there is one, stays in force.
+    /// The manifest, or a part of it, is rejected; the last good state, if there is one, stays in force.
     Error,
 }
 
-/// An error in the manifests that the user should correct; `lb-agent status` lists it.
+/// An error in the folder, or a warning about it; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Condition {
     /// The condition's severity.
@@ -24,7 +24,7 @@ pub struct Condition {
     pub object: Option<String>,
     /// Path of the field within the object, such as `spec.ports[0].port`; empty for the whole object.
     pub field: String,
-    /// The error, in the words of the API server if it has the same rule.
+    /// The error or warning. For a rule of the API server, the text is usually that of the API server.
     pub message: String,
 }
 
@@ -104,7 +104,7 @@ impl FieldError {
     }
 }
 
-/// The errors of one object, in the words of the API server (`k8s.io/apimachinery/pkg/util/validation/field`).
+/// The errors of one object, with the texts of the API server (`k8s.io/apimachinery/pkg/util/validation/field`).
 #[derive(Debug, Default)]
 pub(super) struct FieldErrors(pub(super) Vec<FieldError>);
 

@@ -1,14 +1,14 @@
 //! The documents of a YAML stream, found in the text without parsing it.
 //!
-//! YAML allows this: a line that starts with `---` or `...` ends a document wherever it occurs (YAML 1.2.2 §9.1.4). So
-//! a syntax error affects only its own document, and an unchanged document needs no parsing.
+//! YAML allows this: a line that begins with the marker `---` or `...` ends a document wherever it occurs (YAML 1.2.2
+//! §9.1.4). So a syntax error affects only its own document, and an unchanged document needs no parsing.
 
 use memchr::{memchr_iter, memmem};
 
 /// One document of a file, as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DocumentText<'a> {
-    /// The text, from the `---` line (if there is one) up to the next marker.
+    /// The text, from its marker line (if there is one) up to the next marker.
     pub(super) text: &'a str,
     /// Line of the file on which `text` starts, from 1.
     pub(super) first_line: usize,
@@ -32,7 +32,7 @@ pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
     documents
 }
 
-/// Offsets of the document markers, except on the first line.
+/// Offsets of the document markers, except one on the first line.
 fn marker_lines(text: &str) -> impl Iterator<Item = usize> {
     let bytes = text.as_bytes();
     let is_marker = move |newline: usize| {

@@ -1,4 +1,4 @@
-//! One file of the folder: its documents, each parsed once.
+//! One file of the folder. A document is parsed again only if its text changes.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -14,7 +14,7 @@ use super::{
     parse::{Parsed, Wanted, parse},
 };
 
-/// Number of new documents below which threads cost more than they save.
+/// Number of new documents from which [`parse_all`] uses threads.
 const PARALLEL_THRESHOLD: usize = 64;
 
 /// A file as of the last read.
@@ -29,7 +29,7 @@ pub(super) struct File {
 
 #[derive(Debug)]
 pub(super) struct Document {
-    /// Id of the document, never reused; it stays while the text stays the same.
+    /// Id of the document. It stays while the text stays the same, and no other document gets it.
     pub(super) id: u64,
     digest: u128,
     /// Line of the file on which its text starts, from 1.
@@ -40,7 +40,7 @@ pub(super) struct Document {
 }
 
 impl File {
-    /// Whether the file may contain objects that are unreadable now.
+    /// Whether the file may define objects whose names are unknown now.
     pub(super) fn is_obscure(&self) -> bool {
         self.unreadable.is_some()
             || self.is_draft
@@ -67,7 +67,7 @@ impl<'a> Text<'a> {
         Self { documents: split(text).into_iter().map(digest).collect() }
     }
 
-    /// The documents that `old` does not contain, with their digests.
+    /// The documents that are new compared with `old`, with their digests.
     pub(super) fn news(&self, old: Option<&File>) -> Vec<(u128, &'a str)> {
         let old = old.map_or(&[][..], |file| &file.documents);
         let (start, end) = self.common_ends(old);
@@ -98,7 +98,7 @@ pub(super) struct Difference {
 }
 
 impl File {
-    /// Applies a new text. `parsed` has the documents from [`Text::news`]. `next_id` is the last id in use; new
+    /// Applies a new text. `parsed` has the documents from [`Text::news`]. `next_id` is the last id that was given; new
     /// documents get the ids after it.
     pub(super) fn update(
         &mut self,

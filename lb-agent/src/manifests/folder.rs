@@ -13,7 +13,7 @@ use lb_core::{
         bgp,
     },
     api,
-    dns::{self, NameChange},
+    dns::{self, NameChange, Unread, Words},
     load_balancer::{Namespaces, PoolError, PoolUsage},
     model::{Change, ObjectName, Service},
     plan::Contents,
@@ -56,9 +56,12 @@ pub struct Update {
     pub changes: Vec<Change>,
     /// The changes of objects that DNS names depend on; empty if no names are collected.
     pub names: Vec<NameChange>,
-    /// All present conditions of the folder, by file and document.
+    /// The objects whose DNS names may exist although this source cannot read them; empty if no names are collected.
+    pub unread: Unread,
+    /// All current conditions of the folder, by file and document.
     pub problems: Vec<Condition>,
-    /// Locations of objects of kinds that this source ignores, with the kind; each kind only once.
+    /// Locations of objects of kinds that this source ignores, with the kind. Each kind appears only once, in the first
+    /// update that has it.
     pub ignored: Vec<(Location, String)>,
 }
 
@@ -68,7 +71,7 @@ pub struct Manifests {
     dir: PathBuf,
     files: BTreeMap<Arc<OsStr>, File>,
     next_id: u64,
-    /// The documents that define an object. If there are several, the first is used and the others are errors.
+    /// The documents that define each object. If there are several, the first is used and the others are reported.
     claims: HashMap<Key, Vec<Claim>>,
     objects: BTreeMap<Key, LastGood>,
     addresses: Addresses,
@@ -78,7 +81,7 @@ pub struct Manifests {
     unreadable: Option<String>,
     /// Whether there are files whose content has not been read yet.
     expects_more: bool,
-    /// Services whose addresses or ports cannot be allocated.
+    /// Services whose addresses or ports cannot be allocated, or that cannot be converted.
     refused: BTreeMap<Key, FieldError>,
     /// Why load balancers have no address, another one than requested, or one that is in no pool.
     waiting: BTreeMap<Key, FieldError>,
@@ -86,14 +89,14 @@ pub struct Manifests {
     bgp: bgp::Objects,
     /// [`Addresses::changes`] when requests of load balancers were last repeated.
     asked_at: u64,
-    /// Load balancers whose requests must be repeated: all after a change of the pools, and those with fewer addresses
-    /// than families.
+    /// Load balancers whose requests are repeated when an address may have become free: all after a change of the
+    /// pools, and those with fewer addresses than families.
     ask_again: BTreeSet<Key>,
     /// Pools that cannot be used, for example because they overlap others.
     unused_pools: BTreeMap<Key, PoolError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
-    /// Objects that no readable document defines, but an unreadable one may.
+    /// Objects that no readable document defines any more, but an unreadable one may.
     missing: BTreeSet<Key>,
     ignored_kinds: BTreeSet<String>,
     wanted: Wanted,
@@ -135,8 +138,8 @@ enum Verdict {
 }
 
 impl Manifests {
-    /// An empty folder. `contents` is the state of the kernel from an earlier run: Services get the same addresses and
-    /// node ports again.
+    /// An empty folder. `contents` is the state of the kernel from an earlier run: Services get the addresses and node
+    /// ports that they have there, unless their manifests request others.
     pub fn new(options: &ManifestsOptions, contents: &Contents) -> Self {
         Self {
             dir: options.dir.clone(),
@@ -202,10 +205,28 @@ impl Manifests {
         let mut changes = self.settle(&others);
         changes.extend(self.settle_services(&services));
         let names = std::mem::take(&mut self.names);
-        Update { changes, names, problems: self.problems(), ignored: self.newly_ignored() }
+        let unread = if self.wanted.names { self.unread() } else { Unread::default() };
+        Update { changes, names, unread, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
-    /// Releases the addresses of Services of an earlier run, once it is certain which Services exist.
+    /// The objects that the folder has, or may have, and that cannot be read or used now.
+    fn unread(&self) -> Unread {
+        let anything = self.unreadable.is_some() || self.expects_more;
+        let services = self.refused.keys().map(|key| key.name.clone()).collect();
+        let mut unread = Unread { anything, services, words: Words::new() };
+        for file in self.files.values() {
+            unread.anything |= file.unreadable.is_some() || file.is_draft;
+            for words in file.documents.iter().filter_map(|document| document.parsed.words.as_ref()) {
+                match words {
+                    Some(words) => unread.words.extend(words.iter().cloned()),
+                    None => unread.anything = true,
+                }
+            }
+        }
+        unread
+    }
+
+    /// Releases the addresses of Services of an earlier run that no document defines, once every file is readable.
     fn release_earlier_addresses(&mut self) {
         let knows_all = self.unreadable.is_none() && !self.expects_more;
         if self.remembers && knows_all && !self.files.values().any(File::is_obscure) {
@@ -357,7 +378,7 @@ impl Manifests {
     }
 
     /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. The requests of all load
-    /// balancers must be repeated: each of them may get a second address.
+    /// balancers must be repeated, because each may get a second address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {
@@ -426,7 +447,7 @@ impl Manifests {
     fn remove(&mut self, key: &Key, changes: &mut Vec<Change>) {
         let known = self.objects.remove(key);
         if known.is_none() && key.kind == Kind::Service && !self.remembers {
-            // The Service may have addresses from an earlier run, although no version of it was valid in this one.
+            // The Service may have addresses from an earlier run, although this run has accepted no version of it.
             self.addresses.release(&key.name);
         }
         let Some(known) = known else { return };
@@ -481,7 +502,7 @@ impl Manifests {
         match &*known.resource {
             Resource::Service(service) => {
                 let ips = known.service.as_ref().map(|service| service.cluster_ips.as_slice());
-                // Every object of the folder has a name.
+                // An error would mean an object without a name; the folder has none.
                 self.names.extend(dns::service(service, ips));
             }
             Resource::Slices(_, slices) => {
@@ -536,7 +557,7 @@ impl Manifests {
     ) {
         let mut report = |severity, object: Option<&Key>, error: &FieldError| {
             let location = self.location(name, index);
-            // An error in a pool, an advertisement or a namespace is a warning, because it hides no Service.
+            // An error in an object other than a Service or its endpoints is a warning, because it hides no Service.
             let hides_service = object.is_none_or(|key| key.kind.defines_services());
             let severity = if hides_service { severity } else { Severity::Warning };
             let (object, field) = (object.map(Key::to_string), error.field.clone());
@@ -594,7 +615,7 @@ impl Manifests {
     }
 }
 
-/// The warning for a file that is open for writing: an object that was removed from it is still served.
+/// The warning for a file that is open for writing. Objects that it no longer defines are still served.
 fn draft(file: PathBuf) -> Condition {
     let message = "is open for writing; objects that it no longer defines stay in force until it is closed";
     Condition::of_file(Severity::Warning, file, message.to_owned())

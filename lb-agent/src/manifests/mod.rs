@@ -1,13 +1,13 @@
 //! The source that needs no Kubernetes: a folder of manifests.
 //!
 //! The agent reads the folder as `kubectl apply -f DIR` does: every `*.yaml`, `*.yml` and `*.json` file in it, without
-//! subfolders, with any number of documents. It uses `v1 Service`, `discovery.k8s.io/v1 EndpointSlice`, `v1 Endpoints`
-//! and lists of them, `IPAddressPool` and other kinds of MetalLB, and the labels of `v1 Namespace`. It ignores objects of other
-//! kinds, and hidden files.
+//! subfolders, with any number of documents. It uses `v1 Service`, `discovery.k8s.io/v1 EndpointSlice`, `v1 Endpoints`,
+//! lists of objects, `IPAddressPool` and other kinds of MetalLB, and the labels of `v1 Namespace`. It ignores objects
+//! of other kinds, and hidden files.
 //!
-//! The agent replaces the API server: it applies the same defaults, rejects what the API server would reject, and
-//! allocates cluster IPs, node ports and the addresses of load balancers. An error affects only its own object, which
-//! stays in its last good state; after a restart that is the state of the kernel.
+//! The agent replaces the API server: it applies the same defaults, rejects most of what the API server would reject,
+//! and allocates cluster IPs, node ports and the addresses of load balancers. An error in an object affects only that
+//! object, which stays in its last good state; after a restart that is the state of the kernel.
 
 mod addresses;
 mod bgp;
@@ -15,7 +15,6 @@ mod condition;
 mod documents;
 mod file;
 mod folder;
-mod names;
 mod options;
 mod parse;
 mod read;

@@ -7,7 +7,7 @@ use lb_core::{
     announce::{advertisement::Advertisement, bgp},
     api::{self, ObjectMeta},
     convert::{self, Converted},
-    dns::{self, NameChange, NamedSlice},
+    dns::{self, NameChange, NamedSlice, Words},
     load_balancer::{self, Labels, Pool},
     model::{Change, EndpointSlice, ObjectName},
 };
@@ -77,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// Whether a mistake in an object of this kind may hide a Service.
+    /// Whether an error in an object of this kind may hide a Service or its endpoints.
     pub(super) const fn defines_services(self) -> bool {
         matches!(self, Self::Service | Self::EndpointSlice | Self::Endpoints)
     }
@@ -113,22 +113,22 @@ impl fmt::Display for Key {
 /// EndpointSlices by name.
 pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 
-/// What DNS names need of EndpointSlices, by name; empty unless the source collects names.
+/// The parts of EndpointSlices from which DNS names are made, by name; empty unless the source collects names.
 pub(super) type NamedSlices = BTreeMap<ObjectName, NamedSlice>;
 
 /// A valid object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Resource {
-    /// The Service as the API server would store it, except for its addresses and node ports, which depend on the other
-    /// Services.
+    /// The Service, without annotations of other software. Its addresses and node ports are allocated later, because
+    /// they depend on the other Services.
     Service(Box<api::Service>),
     /// The slices of an EndpointSlice or of Endpoints.
     Slices(Slices, NamedSlices),
     /// A pool of addresses for load balancers.
     Pool(Pool),
-    /// Which pools are announced at layer 2.
+    /// A rule by which addresses are announced at layer 2.
     Advertisement(Advertisement),
-    /// What is announced by BGP, or to whom.
+    /// An object about announcements by BGP.
     Bgp(bgp::Object),
     /// The labels of a namespace, by which pools select it.
     Namespace(Labels),
@@ -154,7 +154,7 @@ impl Resource {
     }
 }
 
-/// What the source reads of each object.
+/// The parts of objects that the source reads in addition to those that it always needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// Whether DNS names are wanted.
@@ -177,6 +177,17 @@ pub(super) struct Parsed {
     pub(super) errors: Vec<FieldError>,
     /// `apiVersion kind` of ignored objects.
     pub(super) ignored: Vec<String>,
+    /// The words of a document that hides objects, if DNS names are wanted; `Some(None)` if the names of the objects
+    /// may not be among them. `None` for any other document.
+    pub(super) words: Option<Option<Words>>,
+}
+
+impl Parsed {
+    /// Whether the document defines, or may define, a Service or endpoints that cannot be read.
+    fn hides_objects(&self) -> bool {
+        let is_bad = |object: &Object| object.key.kind.defines_services() && object.resource.is_err();
+        !self.errors.is_empty() || self.objects.iter().any(is_bad)
+    }
 }
 
 pub(super) fn parse(text: &str, wanted: Wanted) -> Parsed {
@@ -186,17 +197,22 @@ pub(super) fn parse(text: &str, wanted: Wanted) -> Parsed {
         Ok(value) => take(&value, "", &Type::default(), wanted, &mut parsed),
         Err(error) => parsed.errors.push(error),
     }
+    if wanted.names && parsed.hides_objects() {
+        parsed.words = Some(dns::words(text));
+    }
     parsed
 }
 
-/// Parses YAML as JSON, as kubectl does. Text that looks like JSON is parsed as JSON first, which is much faster.
+/// Parses YAML into a JSON value, as kubectl does. Text that begins with `{` is first parsed as JSON, which is much
+/// faster.
 fn to_value(text: &str) -> Result<Value, FieldError> {
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str(text)
     {
         return Ok(value);
     }
-    // A List may hold the whole folder, so the limits grow with the text. Only aliases can exceed them.
+    // A List may have all objects of the folder, so the limits grow with the text. Without aliases no text exceeds
+    // them.
     let defaults = serde_saphyr::Budget::default();
     let budget = serde_saphyr::budget! {
         max_events: defaults.max_events.max(2 * text.len()),
@@ -271,7 +287,8 @@ fn take(value: &Value, prefix: &str, inherited: &Type, wanted: Wanted, parsed: &
     }
 }
 
-/// `None` if the kind is no list. Else `Some`, with the kind of the items if the name of the list contains it.
+/// `None` if the kind is no list of objects that this source uses. Else `Some`, with the kind of the items if the name
+/// of the list contains it.
 fn list_of(kind: &str) -> Option<Option<Kind>> {
     let item = kind.strip_suffix("List")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);
@@ -284,8 +301,8 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// Recognises the kind of an object. A supported kind under another version, or with other capitals, is an error; under
-/// a foreign group (such as Knative's Service) it is ignored.
+/// Recognises the kind of an object. A supported kind under another version or another group of these APIs, or with
+/// other capitals, is an error; under a foreign group (such as Knative's Service) it is ignored.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
         return Recognised::Ignored;

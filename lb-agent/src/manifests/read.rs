@@ -1,4 +1,5 @@
-//! Reads the folder of manifests. Recognises manifests by name, and distinguishes missing files from unreadable ones.
+//! Reads the folder of manifests. Recognises manifests by their names, and distinguishes missing files from unreadable
+//! ones.
 
 use std::{
     collections::BTreeSet,
@@ -13,8 +14,7 @@ use super::folder::{Content, Edit};
 
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// Whether a file of this name is a manifest: the extension is right, and the file is neither hidden nor an editor's
-/// temporary file.
+/// Whether a file of this name is a manifest: the extension is right, and the name does not begin with `.` or `#`.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !name.as_bytes().starts_with(b".")
@@ -45,7 +45,7 @@ pub(super) fn edit(dir: &Path, name: &OsStr) -> Edit {
     Edit { file: name.to_owned(), content }
 }
 
-/// Distinguishes a link without a target from a removed file.
+/// Distinguishes a symbolic link without a target from a removed file.
 fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
     match fs::symlink_metadata(path) {
         Ok(_) => {

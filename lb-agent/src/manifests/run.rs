@@ -10,7 +10,8 @@ use std::{
 };
 
 use lb_core::{
-    announce::advertisement::Advertised, load_balancer::PoolUsage, model::SourceEvent, plan::Contents,
+    announce::advertisement::Advertised, dns::Unread, load_balancer::PoolUsage, model::SourceEvent,
+    plan::Contents,
 };
 use lb_dns::Names;
 use tokio::{
@@ -61,9 +62,9 @@ pub enum ManifestsError {
 
 /// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes,
 /// [`SourceEvent::Synchronised`] once after the first read of everything (files that are open for writing delay it by
-/// one second at most), and [`SourceEvent::Complete`] as soon as no document is bad: before that, the objects in bad
-/// documents are unknown. `problems` always holds all current conditions. `contents` is the state of the kernel from an
-/// earlier run.
+/// about a second at most), and [`SourceEvent::Complete`] once, as soon as all files are read and none has an error.
+/// Before that, some objects may be unknown. `published` has all current conditions. `contents` is the state of the
+/// kernel from an earlier run.
 ///
 /// # Errors
 ///
@@ -78,18 +79,18 @@ pub async fn run(
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
-    // The watch is created before the first read, so that it reports every later change.
+    // The watch is created before the first read, so that it reports changes after that read.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
     let names = options.names;
     Follower { dir, watch, events, published, names }.follow(manifests).await
 }
 
-/// Channels for what the folder says in addition to the events for the writer. Each holds the latest value.
+/// Channels for values that the source publishes in addition to the events for the writer. Each has the latest value.
 #[derive(Debug)]
 pub struct Published {
     /// All current conditions.
     pub problems: watch::Sender<Vec<Condition>>,
-    /// What is announced at layer 2.
+    /// The advertisements for layer 2 and BGP, and the pools in use.
     pub advertised: watch::Sender<Advertised>,
     /// How many addresses of each pool are in use.
     pub pools: watch::Sender<Vec<PoolUsage>>,
@@ -120,12 +121,16 @@ impl Follower {
         let mut complete = false;
         let mut work = Work::Everything;
         loop {
-            let update;
+            let mut update;
             (manifests, update) = self.load(manifests, work).await?;
             set(&self.published.advertised, manifests.advertised());
             set(&self.published.pools, manifests.pool_usage());
+            let unread = std::mem::take(&mut update.unread);
             let sound = !update.problems.iter().any(|problem| problem.severity == Severity::Error);
             let mut events = Vec::from_iter(self.publish(update));
+            if !complete && let Some(names) = &self.names {
+                names.set_unread(unread);
+            }
             if !synchronised && (self.watch.is_settled() || started.elapsed() > FIRST_LOAD) {
                 synchronised = true;
                 events.push(SourceEvent::Synchronised);
@@ -134,6 +139,8 @@ impl Follower {
             if synchronised && sound && !complete && self.watch.is_settled() && !self.watch.has_drafts() {
                 complete = true;
                 events.push(SourceEvent::Complete);
+                // From now on, errors hide no object that existed before: the folder keeps the last good state of each.
+                self.names.iter().for_each(|names| names.set_unread(Unread::default()));
             }
             for event in events {
                 if self.events.send(event).await.is_err() {

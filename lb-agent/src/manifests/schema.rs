@@ -1,4 +1,4 @@
-//! All fields of the kinds that `k8s_openapi` lacks, so that the reader finds misspelt fields in manifests.
+//! The fields of kinds that `k8s_openapi` lacks, so that a misspelt field in a manifest is found.
 
 #![expect(dead_code, reason = "only the names and types of the fields count")]
 

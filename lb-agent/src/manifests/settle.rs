@@ -1,8 +1,8 @@
 //! Decides when to read a file after an event.
 //!
-//! A completed write or a rename onto a name takes effect at once. Any other event may be the first half of a change:
-//! an editor moves a file away before it writes the new one, a shell truncates it before it fills it. Such files are
-//! read a moment later, so that no Service disappears in between.
+//! After a completed write or a rename onto a name, the file is read immediately. Any other event may be the first half
+//! of a change: an editor moves a file away before it writes the new one, a shell truncates it before it fills it. Such
+//! files are read a moment later, so that Services do not disappear in between.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a file may be missing, or just created, before its state is read.
+/// Pause after a file was created or removed, before it is read.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long after its last write a file is read if the writer has not closed it.
+/// Pause after a write to a file, before it is read although the writer has not closed it.
 const QUIET: Duration = Duration::from_millis(400);
-/// The longest time for which continued writing can delay the read of a file.
+/// The longest time from the first event of a file to its read.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Files with events that are not handled yet.
@@ -76,7 +76,7 @@ impl Unsettled {
         self.files.contains_key(file)
     }
 
-    /// When the next file is due.
+    /// When the next work is due; `None` without work.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.everything { Some(now) } else { self.files.values().map(|due| due.at).min() }
     }

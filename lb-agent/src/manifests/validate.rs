@@ -6,13 +6,10 @@ use std::{collections::HashSet, fmt::Display, net::IpAddr};
 use lb_core::{
     api::{self, IntOrString, ObjectMeta},
     convert::SERVICE_NAME,
-    rules,
+    rules::{self, names},
 };
 
-use super::{
-    condition::{FieldError, FieldErrors},
-    names,
-};
+use super::condition::{FieldError, FieldErrors};
 
 const MAX_ENDPOINTS: usize = 1000;
 const MAX_ADDRESSES: usize = 100;
@@ -218,7 +215,7 @@ fn traffic_policies(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks an EndpointSlice. One without a Service is valid, but probably a mistake.
+/// Checks an EndpointSlice. One that names no Service is valid, but gets a warning.
 pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<FieldError>) -> Outcome {
     let mut errors = FieldErrors::default();
     metadata(&slice.metadata, names::dns_1123_subdomain, &mut errors);

@@ -39,7 +39,7 @@ pub(super) struct Watch {
     next_poll: Instant,
 }
 
-/// A manifest that is a link. A write to its target causes no event in the folder.
+/// A manifest that is a symbolic link. A write to a target outside the folder causes no event in the folder.
 #[derive(Debug)]
 struct Link {
     read: Option<Signature>,
@@ -114,7 +114,7 @@ impl Watch {
     fn detach(&mut self) {
         self.drafts.clear();
         if let Some((_, descriptor)) = self.watched.take() {
-            // The kernel has already dropped the watch of a removed folder.
+            // Fails for a removed folder, whose watch the kernel has dropped.
             self.inotify.get_ref().watches().remove(descriptor).ok();
         }
     }
@@ -168,7 +168,8 @@ impl Watch {
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
-                    // The folder itself was removed, moved or unmounted; another one may soon have its inode.
+                    // The event is about the folder itself, for example its removal, after which another folder may get
+                    // its inode.
                     self.watched = self.watched.take_if(|_| !event.mask.contains(EventMask::IGNORED));
                     self.next_poll = now;
                 } else if current {
@@ -191,7 +192,7 @@ impl Watch {
         }
         for (name, link) in &mut self.links {
             let signature = Signature::of(&self.dir.join(name));
-            // Two equal signatures in a row: the writer has finished.
+            // Two equal signatures in a row: the writer has probably finished.
             if signature != link.read && signature == link.seen {
                 self.unsettled.finished(name, Instant::now());
             }

@@ -17,12 +17,12 @@ pub struct ConvertError {
     pub object: String,
     /// Path of the field, such as `spec.ports[0].port`.
     pub field: String,
-    /// The error, in the words of the API server.
+    /// The error, in the form of the API server's.
     pub why: String,
 }
 
-/// An object as far as it can be served. As in kube-proxy, an invalid address is left out and the rest of the object is
-/// served; a source whose user can correct the object calls [`whole`](Self::whole) instead.
+/// An object as far as it can be served. As in kube-proxy, invalid parts such as an address are left out and the rest
+/// of the object is served; a source whose user can correct the object calls [`whole`](Self::whole) instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted<T> {
     /// The part of the object that can be served.

@@ -56,9 +56,9 @@ pub(super) fn traffic_policy(
     }
 }
 
-/// The load balancer addresses that this node serves: those of `ipMode: VIP`, which is the default. With `Proxy` the
-/// address belongs to a machine that sends to node ports, and packets to it must reach that machine. Like kube-proxy,
-/// this serves no address of an unknown mode.
+/// The load balancer addresses that this node serves: those of `ipMode: VIP`, which is the default. With `Proxy`,
+/// packets to the address must reach the load balancer itself. Like kube-proxy, this serves no address of an unknown
+/// mode.
 fn load_balancer_ips(
     object: &Object,
     status: Option<&api::ServiceStatus>,

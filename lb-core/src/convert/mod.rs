@@ -10,7 +10,7 @@ use self::error::readable;
 use crate::{
     api::{self, ObjectMeta},
     model::{Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Service, ServicePort},
-    rules,
+    rules::{self, names},
 };
 
 /// The prefix of this project's annotations.
@@ -35,25 +35,30 @@ pub const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 ///
 /// # Errors
 ///
-/// An object without a name.
+/// An object without a name, or with a name or namespace that no API server would accept.
 pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectName, ConvertError> {
-    let namespace = metadata.namespace_or_default();
-    match metadata.name.as_deref() {
-        Some(name) if !name.is_empty() => Ok(ObjectName::new(namespace, name)),
-        Some(_) | None => {
-            let object = Object::new(kind, &ObjectName::new(namespace, ""));
-            Err(object.required("metadata.name", "name is required"))
-        }
+    let (namespace, name) = (metadata.namespace_or_default(), metadata.name.as_deref().unwrap_or_default());
+    let full = ObjectName::new(namespace, name);
+    if name.is_empty() {
+        return Err(Object::new(kind, &full).required("metadata.name", "name is required"));
+    }
+    let of_name = names::dns_1123_subdomain(name).map(|why| ("metadata.name", name, why));
+    let of_namespace = || names::dns_1123_label(namespace).map(|why| ("metadata.namespace", namespace, why));
+    match of_name.or_else(of_namespace) {
+        Some((field, value, why)) => Err(Object::new(kind, &full).invalid(field, value, &why)),
+        None => Ok(full),
     }
 }
 
 /// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet), or one that
-/// another proxy serves, becomes [`Change::Service`] with `None`. Invalid external addresses and source ranges are left
-/// out. Unknown values of enums are also left out: the field has its default, or its item is not served.
+/// another proxy serves, becomes [`Change::Service`] with `None`. Invalid external addresses, invalid source ranges and
+/// ports without a number are left out. Unknown values of enums are also left out: the field has its default, or its
+/// item is not served.
 ///
 /// # Errors
 ///
-/// Any other field that an API server would reject.
+/// A Service without a name, or with an invalid or duplicate port, an invalid cluster IP, `healthCheckNodePort` or
+/// affinity timeout.
 pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
@@ -89,7 +94,7 @@ fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError
     Some(object.unsupported("spec.type", unknown, &rules::SERVICE_TYPES))
 }
 
-/// The virtual addresses; none for a headless Service or one without an address yet.
+/// The cluster IPs; none for a headless Service, or one without an address yet.
 fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
     let requested = spec.requested_ips();
     if spec.is_headless() {
@@ -250,11 +255,12 @@ fn hints(hints: &api::EndpointHints) -> Option<Arc<Hints>> {
 }
 
 /// Converts Endpoints to EndpointSlices, as Kubernetes mirrors them: one for each subset and family, with a name that
-/// no object of the API can have. The caller deletes slices that are no longer returned.
+/// no object of the API can have. None if the label [`SKIP_MIRROR`] is `true`. The caller deletes slices that are no
+/// longer returned.
 ///
 /// # Errors
 ///
-/// A field that an API server would reject.
+/// Endpoints without a name, or with an invalid port, protocol or address.
 pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, EndpointSlice)>, ConvertError> {
     let name = object_name("Endpoints", &endpoints.metadata)?;
     let object = Object::new("Endpoints", &name);

@@ -23,7 +23,7 @@ pub const WEIGHTS: &str = "lb.dev/weights";
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
 
-/// The settings from annotations; `None` without any, as for most Services.
+/// The settings from annotations; `None` if the annotations set nothing.
 pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     let annotations = metadata.annotations.as_ref()?;
     let text = |name| annotations.get(name).map(|text| text.trim());
@@ -44,7 +44,7 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
 }
 
 impl Scheduling {
-    /// The parsed value of an annotation; records an error if it is invalid.
+    /// The parsed value of an annotation; if it is invalid, records the error and returns `None`.
     fn noted<T>(&mut self, annotation: &'static str, value: &str, parsed: Result<T, String>) -> Option<T> {
         let note =
             |why| self.annotation_errors.push(AnnotationError { annotation, value: value.to_owned(), why });

@@ -33,14 +33,6 @@ impl NamedEndpoint {
     pub(super) fn host(&self) -> String {
         self.hostname.as_deref().map_or_else(|| dashed(self.address), str::to_owned)
     }
-
-    /// Whether [`Self::host`] is `label`; `address` is what [`undashed`] makes of the label.
-    pub(super) fn is_host(&self, label: &str, address: Option<IpAddr>) -> bool {
-        match &self.hostname {
-            Some(hostname) => **hostname == *label,
-            None => address == Some(self.address) && dashed(self.address) == label,
-        }
-    }
 }
 
 /// An address as one label: dots and colons become dashes. A label must not begin or end with a dash, so `fd00::`

@@ -7,8 +7,9 @@ use std::{
 };
 
 use super::{
-    Answer, Data, Found, Kind, NameChange, NamedService, NamedSlice, Target, Zone,
+    Answer, Data, Found, Kind, NameChange, NamedService, NamedSlice, Target, Unread, Zone,
     endpoint::{NamedEndpoint, undashed},
+    published::{Addresses, PortRecords, Published},
     reverse::{self, Reverse},
     service::Owner,
     zone::{VERSION, VERSION_TTL},
@@ -18,7 +19,7 @@ use crate::model::ObjectName;
 /// The DNS Service of most clusters: `ns.dns` resolves to its addresses.
 const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
 /// The namespace that always exists.
-const DEFAULT_NAMESPACE: &str = "default";
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
 /// The names of all Services.
 #[derive(Debug)]
@@ -29,6 +30,7 @@ pub struct Index {
     services: HashMap<ObjectName, ObjectName>,
     /// The Services that have an address as a cluster IP or as a published endpoint.
     reverse: HashMap<IpAddr, BTreeSet<ObjectName>>,
+    unread: Unread,
 }
 
 #[derive(Debug, Default)]
@@ -41,13 +43,18 @@ struct Namespace {
 /// A Service and its slices; slices may come first.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
-    service: Option<NamedService>,
+    pub(super) service: Option<NamedService>,
     slices: BTreeMap<Arc<str>, NamedSlice>,
+    pub(super) published: Published,
 }
 
 impl Entry {
     fn is_empty(&self) -> bool {
         self.service.is_none() && self.slices.is_empty()
+    }
+
+    pub(super) fn target(&self) -> Option<&Target> {
+        self.service.as_ref().map(|service| &service.target)
     }
 
     /// The endpoints that have names, each with its slice.
@@ -61,7 +68,7 @@ impl Entry {
     /// The addresses whose reverse names resolve to this Service or its endpoints.
     fn addresses(&self) -> BTreeSet<IpAddr> {
         let endpoints = || self.endpoints().map(|(_, endpoint)| endpoint.address);
-        match self.service.as_ref().map(|service| &service.target) {
+        match self.target() {
             Some(Target::ClusterIps(ips)) => ips.iter().copied().chain(endpoints()).collect(),
             Some(Target::Endpoints) => endpoints().collect(),
             Some(Target::Name(_)) | None => BTreeSet::new(),
@@ -77,19 +84,20 @@ pub(super) enum Node<'a> {
     Apex,
     Version,
     /// Addresses.
-    Host(Vec<IpAddr>),
+    Host(Addresses),
     /// A Service with addresses.
     Service(Owner<'a>),
     /// The target of an `ExternalName` Service, of which the name is an alias.
     Alias(&'a str),
     /// Ports of a Service.
-    Ports(Found),
+    Ports(&'a PortRecords),
 }
 
 impl Index {
     /// An index without any object.
     pub fn new(zone: Zone) -> Self {
-        Self { zone, namespaces: HashMap::new(), services: HashMap::new(), reverse: HashMap::new() }
+        let (namespaces, services, reverse) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { zone, namespaces, services, reverse, unread: Unread::default() }
     }
 
     /// The zones.
@@ -100,6 +108,11 @@ impl Index {
     /// The zones, to change the ranges.
     pub const fn zone_mut(&mut self) -> &mut Zone {
         &mut self.zone
+    }
+
+    /// Replaces what is known about objects that cannot be read. The index does not deny the names that they may have.
+    pub fn set_unread(&mut self, unread: Unread) {
+        self.unread = unread;
     }
 
     /// Applies a change. The cost depends only on the Service that the change affects.
@@ -135,6 +148,7 @@ impl Index {
         let entry = namespace.entries.entry(name.name.clone()).or_default();
         let old = entry.addresses();
         change(entry);
+        entry.published = Published::default();
         let new = entry.addresses();
         if entry.is_empty() {
             namespace.entries.remove(&name.name);
@@ -164,8 +178,10 @@ impl Index {
         if let Some(labels) = self.zone.strip(labels) {
             let labels: Option<Vec<&str>> =
                 labels.iter().map(|label| std::str::from_utf8(label).ok()).collect();
-            return match labels.and_then(|labels| self.node(&labels)) {
+            let Some(labels) = labels else { return Answer::NxDomain(self.zone.name().to_owned()) };
+            return match self.node(&labels) {
                 Some(node) => self.select(node, kind),
+                None if self.unread.may_have(&labels) => Answer::Unknown,
                 None => Answer::NxDomain(self.zone.name().to_owned()),
             };
         }
@@ -178,10 +194,10 @@ impl Index {
             [] => Some(Node::Apex),
             ["dns-version"] => Some(Node::Version),
             ["dns" | "svc" | "pod"] => Some(Node::Empty),
-            ["ns", "dns"] => Some(Node::Host(self.name_servers())),
+            ["ns", "dns"] => Some(Node::Host(Addresses::new(self.name_servers().into_iter()))),
             [namespace, "svc" | "pod"] => self.has_namespace(namespace).then_some(Node::Empty),
             [label, namespace, "pod"] if self.has_namespace(namespace) => {
-                undashed(label).map(|address| Node::Host(vec![address]))
+                undashed(label).map(|address| Node::Host(Addresses::new([address].into_iter())))
             }
             [rest @ .., service, namespace, "svc"] => self.owner(namespace, service)?.node(rest),
             _ => None,
@@ -212,7 +228,13 @@ impl Index {
     /// The records of one type at a node of the cluster domain.
     fn select(&self, node: Node<'_>, kind: Kind) -> Answer {
         let zone = self.zone.name();
-        let plain = |records| Found { ttl: self.zone.ttl(), records, additional: Vec::new() };
+        let ttl = self.zone.ttl();
+        let with = |records: Arc<[Data]>| Found { ttl, records, ..Found::default() };
+        let plain = |records: Vec<Data>| with(records.into());
+        let srv = |ports: &PortRecords| {
+            let PortRecords { records, additional } = ports.clone();
+            Found { ttl, records, additional }
+        };
         let found = match (node, kind) {
             (_, Kind::Any) => plain(vec![Data::Hinfo]),
             (Node::Apex, Kind::Soa) => Found { ttl: self.zone.soa_ttl(), ..plain(vec![Data::Soa]) },
@@ -222,10 +244,10 @@ impl Index {
                 Found { additional, ..plain(vec![Data::Ns(server)]) }
             }
             (Node::Version, Kind::Txt) => Found { ttl: VERSION_TTL, ..plain(vec![Data::Txt(VERSION)]) },
-            (Node::Host(addresses), Kind::A | Kind::Aaaa) => plain(of_kind(addresses, kind)),
-            (Node::Service(owner), Kind::A | Kind::Aaaa) => plain(of_kind(owner.addresses(), kind)),
-            (Node::Service(owner), Kind::Srv) => owner.ports(None),
-            (Node::Ports(found), Kind::Srv) => found,
+            (Node::Host(addresses), Kind::A | Kind::Aaaa) => with(addresses.of(kind)),
+            (Node::Service(owner), Kind::A | Kind::Aaaa) => with(owner.addresses().of(kind)),
+            (Node::Service(owner), Kind::Srv) => srv(&owner.ports().all),
+            (Node::Ports(ports), Kind::Srv) => srv(ports),
             (Node::Alias(target), Kind::Cname) => plain(vec![Data::Cname(target.to_owned())]),
             (Node::Alias(target), _) => return Answer::Alias(target.to_owned()),
             _ => Found::default(),
@@ -238,8 +260,8 @@ impl Index {
             let names = self.names_of(*address);
             if !names.is_empty() {
                 let ptr = || names.into_iter().map(Data::Ptr).collect();
-                let records = if kind == Kind::Ptr { ptr() } else { any(kind) };
-                let found = Found { ttl: self.zone.ttl(), records, additional: Vec::new() };
+                let records = if kind == Kind::Ptr { ptr() } else { any(kind).into() };
+                let found = Found { ttl: self.zone.ttl(), records, ..Found::default() };
                 let zone = || self.zone.reverse_zone(name);
                 return answer(found, || zone().unwrap_or_else(|| reverse::zone(&(*address).into(), name)));
             }
@@ -248,6 +270,7 @@ impl Index {
             // A name with too few labels may have names below it. A denial would hide them from a resolver that asks
             // label by label.
             (Some(zone), Reverse::Network(_)) => Answer::NoData(zone),
+            (Some(_), Reverse::Address(_)) if !self.unread.is_empty() => Answer::Unknown,
             (Some(zone), Reverse::Address(_) | Reverse::Malformed(_)) => Answer::NxDomain(zone),
             (None, _) => Answer::NotOurs,
         }
@@ -269,10 +292,6 @@ impl Index {
 /// The answer to a question of type `ANY`, one `HINFO` record; nothing for other types.
 fn any(kind: Kind) -> Vec<Data> {
     Vec::from_iter((kind == Kind::Any).then_some(Data::Hinfo))
-}
-
-fn of_kind(addresses: Vec<IpAddr>, kind: Kind) -> Vec<Data> {
-    addresses.into_iter().filter(|address| Kind::of(*address) == kind).map(Data::from).collect()
 }
 
 /// Records, or their denial with the SOA of `zone`.

@@ -6,11 +6,13 @@
 mod convert;
 mod endpoint;
 mod index;
+mod published;
 mod record;
 mod reverse;
 mod service;
 #[cfg(test)]
 mod tests;
+mod unread;
 mod zone;
 
 pub use self::{
@@ -18,6 +20,7 @@ pub use self::{
     endpoint::{NamedEndpoint, NamedSlice},
     index::Index,
     record::{Answer, Data, Found, Kind},
+    unread::{Unread, Words, words},
     zone::{Zone, ZoneError},
 };
 use std::net::IpAddr;

@@ -1,6 +1,9 @@
 //! Questions and answers, without their encoding.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 /// The type of a question, as far as names of Services depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,6 +102,8 @@ pub enum Answer {
     NoData(String),
     /// Neither the name nor any name below it exists. The SOA of this zone goes with the answer.
     NxDomain(String),
+    /// The name is in a zone of ours. An object that cannot be read may have it.
+    Unknown,
     /// The name is in no zone of ours: another server has to answer.
     NotOurs,
 }
@@ -108,8 +113,8 @@ pub enum Answer {
 pub struct Found {
     /// Seconds for which clients may keep the records.
     pub ttl: u32,
-    /// The records, whose owner is the name in the question.
-    pub records: Vec<Data>,
+    /// The records, whose owner is the name in the question. Their order is the same in each answer.
+    pub records: Arc<[Data]>,
     /// Addresses of the hosts that the records name.
-    pub additional: Vec<(String, IpAddr)>,
+    pub additional: Arc<[(String, IpAddr)]>,
 }

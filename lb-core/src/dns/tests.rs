@@ -132,6 +132,7 @@ fn text(index: &Index, name: &str, kind: Kind) -> String {
         Answer::Alias(name) => format!("-> {name}"),
         Answer::NoData(zone) => format!("nodata {zone}"),
         Answer::NxDomain(zone) => format!("nxdomain {zone}"),
+        Answer::Unknown => "unknown".to_owned(),
         Answer::NotOurs => "not ours".to_owned(),
     }
 }
@@ -144,6 +145,47 @@ fn check(rows: &[(&str, Kind, &str)]) {
     let index = world();
     for (name, kind, wanted) in rows {
         assert_eq!(text(&index, name, *kind), *wanted, "{name} {kind:?}");
+    }
+}
+
+#[test]
+fn names_of_unread_objects_are_neither_found_nor_denied() {
+    let mut index = world();
+    let unread = |services: &[&str], text: &str| Unread {
+        anything: false,
+        services: services.iter().map(|name| ObjectName::new("m", name)).collect(),
+        words: words(text).unwrap(),
+    };
+    let unknown = ["a.m.svc", "x.a.m.svc", "_p._tcp.a.m.svc", "m.svc", "m.pod", "10-0-0-1.m.pod"];
+    for state in [unread(&["a"], ""), unread(&[], "{name: a, \"namespace\":'m'}")] {
+        index.set_unread(state);
+        for name in unknown {
+            assert_eq!(ask(&index, &format!("{name}.cluster.local."), Kind::A), Answer::Unknown, "{name}");
+        }
+        assert_eq!(ask(&index, "9.0.96.10.in-addr.arpa.", Kind::Ptr), Answer::Unknown);
+        for name in ["b.m.svc", "a.other.svc", "other.svc", "x.web.n.svc", "m", "a.m"] {
+            let answer = ask(&index, &format!("{name}.cluster.local."), Kind::A);
+            assert_eq!(answer, Answer::NxDomain("cluster.local".to_owned()), "{name}");
+        }
+        assert!(matches!(ask(&index, "web.n.svc.cluster.local.", Kind::A), Answer::Found(_)));
+        assert_eq!(ask(&index, "9.0.0.10.in-addr.arpa.", Kind::Ptr), Answer::NotOurs);
+    }
+    index.set_unread(unread(&[], "name: a"));
+    assert_eq!(ask(&index, "a.default.svc.cluster.local.", Kind::A), Answer::Unknown, "no namespace given");
+    index.set_unread(Unread { anything: true, ..Unread::default() });
+    assert_eq!(ask(&index, "b.other.svc.cluster.local.", Kind::A), Answer::Unknown);
+}
+
+#[test]
+fn words_of_a_manifest_are_the_labels_that_it_may_spell() {
+    let text = "kind: Service\nmetadata: {name: my-web, uid: 10.0.0.1, app.kubernetes.io/name: \"x\"}";
+    let all = words(text).unwrap();
+    assert_eq!(
+        all.iter().map(|word| &**word).collect::<Vec<_>>(),
+        ["kind", "metadata", "my-web", "name", "uid", "x"]
+    );
+    for hidden in ["\"\\x77eb\"", "\"\\u0077eb\"", "\"we\\\n  b\"", "!!binary d2Vi"] {
+        assert_eq!(words(hidden), None, "{hidden}");
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, LIMIT};
 
-/// Arguments for a DNS server at a loopback address, whose upstream server never answers.
+/// Arguments for a DNS server at a loopback address; nothing listens at the address of its upstream server.
 const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
 
 fn headless(bed: &Bed, name: &str) -> Value {
@@ -42,4 +42,30 @@ fn services_that_the_proxy_ignores_have_names() {
     has("peers", &[]);
     bed.cluster.apply(&bed.slice("peers", 4));
     has("peers", &["198.51.100.4".to_owned()]);
+}
+
+#[test]
+fn names_of_unreadable_objects_are_not_denied() {
+    let mut bed = Bed::with_faults();
+    bed.put("a", 1);
+    let mut service = bed.service("bad", 2);
+    service["spec"]["ports"] = "many".into();
+    bed.cluster.apply(&service);
+    bed.cluster.apply(&headless(&bed, "peers"));
+    let mut slice = bed.slice("peers", 3);
+    slice["endpoints"] = "many".into();
+    bed.cluster.apply(&slice);
+    bed.start_agent_with(&DNS);
+    let resolver = Resolver::new(bed.netns.clone(), bed.bpffs().parent().unwrap()).unwrap();
+    let has = |name: &str, status: &str| {
+        let full = format!("{name}.default.svc.cluster.local");
+        let text = || resolver.dig(&[&*full]).unwrap();
+        bed.wait_until(name, LIMIT, |_| text().contains(&format!("status: {status},")));
+    };
+    has("a", "NOERROR");
+    has("bad", "SERVFAIL");
+    has("x.peers", "SERVFAIL");
+    has("other", "NXDOMAIN");
+    bed.cluster.apply(&bed.slice("peers", 3));
+    has("x.peers", "NXDOMAIN");
 }

@@ -56,3 +56,25 @@ fn objects_keep_their_last_good_state_and_go_with_their_documents() {
     folder.remove("bgp.yaml");
     assert_eq!(folder.manifests.advertised().bgp, Default::default());
 }
+
+#[test]
+fn password_never_appears_in_an_error() {
+    for (from, to) in [
+        ("holdTime: 9s", "password: 12345678"),
+        ("holdTime: 9s", "password: [12345678]"),
+        ("holdTime: 9s", "password: {a: 12345678}"),
+        ("holdTime: 9s", "password: \"12345678\\\"\""),
+        ("holdTime: 9s", "passwordSecret: 12345678"),
+        (
+            "spec: {myASN: 64500, peerASN: 64501, peerAddress: 10.0.0.1, holdTime: 9s, bfdProfile: fast}",
+            "spec: 12345678",
+        ),
+    ] {
+        let text = SOUND.replace(from, to);
+        assert_ne!(text, SOUND, "{from}");
+        let folder = Folder::of(&[("bgp.yaml", &text)]);
+        let problems = folder.problems();
+        assert!(problems.iter().any(|problem| problem.contains("spec")), "{to}: {problems:?}");
+        assert!(problems.iter().all(|problem| !problem.contains("12345678")), "{to}: {problems:?}");
+    }
+}

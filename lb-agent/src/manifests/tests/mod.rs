@@ -34,7 +34,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
     }
 }
 
-/// The folder, and the state that a consumer of its changes has.
+/// The folder, and the objects that its changes have produced so far.
 struct Folder {
     manifests: Manifests,
     services: BTreeMap<ObjectName, Service>,

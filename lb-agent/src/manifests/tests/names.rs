@@ -33,7 +33,7 @@ kind: Namespace
 metadata: {name: bare}
 ";
 
-/// What a name has: addresses, an alias, or why it has none.
+/// The records of a name, or the answer without records, as text.
 fn lookup(index: &Index, name: &str) -> String {
     let name = format!("{name}.cluster.local");
     let labels: Vec<&[u8]> = name.split('.').map(str::as_bytes).collect();
@@ -62,6 +62,32 @@ fn names_follow_the_objects_of_the_folder() {
     let changed = OBJECTS.replace("hostname: one", "hostname: two");
     assert_eq!(write(&mut folder, &[("a.yaml", &changed)])[2], unknown);
     assert_eq!(write(&mut folder, &[("a.yaml", "")]), [unknown; 5]);
+}
+
+#[test]
+fn names_in_bad_documents_are_unknown() {
+    let zone = || Zone::new("cluster.local", 5).unwrap();
+    let options = ManifestsOptions { names: Some(Arc::new(Names::new(zone()))), ..options() };
+    let mut folder = Folder::with(options, &Contents::default());
+    let mut index = Index::new(zone());
+    let mut write = |files: &[(&str, &str)]| {
+        folder.write(files);
+        std::mem::take(&mut folder.update.names).into_iter().for_each(|change| index.apply(change));
+        index.set_unread(folder.update.unread.clone());
+        ["web.default.svc", "one.db.default.svc", "x.other.svc", "bare.svc", "com.default.svc"]
+            .map(|name| lookup(&index, name))
+    };
+    let (unknown, denied) = ("Unknown", "NxDomain(\"cluster.local\")");
+    let web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {ports: [{port: many}]}\n";
+    assert_eq!(write(&[("a.yaml", web)]), [unknown, denied, denied, denied, denied], "a bad field");
+    let db = "kind: Service\nmetadata: {name: db, annotations: {example.com/a: b}}\n---\nmetadata: {namespace: other, name: x";
+    assert_eq!(write(&[("a.yaml", db)]), [denied, unknown, unknown, denied, denied], "no YAML");
+    let escaped = "kind: Service\nmetadata: {name: \"\\x77eb\"}\n";
+    assert_eq!(write(&[("a.yaml", escaped)]), [unknown; 5], "the name is not in the text");
+    assert_eq!(write(&[("a.yaml", "")]), [denied; 5]);
+    folder.apply(&[edit("b.yaml", Content::Unreadable("no".to_owned()))]);
+    index.set_unread(folder.update.unread.clone());
+    assert_eq!(lookup(&index, "com.default.svc"), unknown, "an unreadable file");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Any sequence of edits has the same result as reading the final folder from scratch.
+//! Random sequences of edits have the same result as reading the final folder from scratch.
 
 use proptest::prelude::*;
 

@@ -1,8 +1,8 @@
 //! The syntax of names in Kubernetes (`k8s.io/apimachinery/pkg/util/validation`). Each function returns why a name is
-//! invalid.
+//! invalid; `None` for a valid one.
 
 /// Checks the name of a Service: a DNS-1035 label.
-pub(super) fn dns_1035_label(name: &str) -> Option<String> {
+pub fn dns_1035_label(name: &str) -> Option<String> {
     let fits = name.starts_with(|first: char| first.is_ascii_lowercase()) && is_label(name);
     too_long(name, 63).or_else(|| {
         (!fits).then(|| {
@@ -15,7 +15,7 @@ pub(super) fn dns_1035_label(name: &str) -> Option<String> {
 }
 
 /// Checks the name of a namespace or a port: an RFC 1123 label.
-pub(super) fn dns_1123_label(name: &str) -> Option<String> {
+pub fn dns_1123_label(name: &str) -> Option<String> {
     too_long(name, 63).or_else(|| {
         (!is_label(name)).then(|| {
             "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and \
@@ -27,7 +27,7 @@ pub(super) fn dns_1123_label(name: &str) -> Option<String> {
 }
 
 /// Checks the name of most other objects: an RFC 1123 subdomain.
-pub(super) fn dns_1123_subdomain(name: &str) -> Option<String> {
+pub fn dns_1123_subdomain(name: &str) -> Option<String> {
     too_long(name, 253).or_else(|| {
         (!name.split('.').all(is_label)).then(|| {
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
@@ -39,7 +39,7 @@ pub(super) fn dns_1123_subdomain(name: &str) -> Option<String> {
 }
 
 /// Checks a named `targetPort`: an IANA service name (RFC 6335).
-pub(super) fn port_name(name: &str) -> Option<String> {
+pub fn port_name(name: &str) -> Option<String> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let why = if name.len() > 15 {
         "must be no more than 15 characters"

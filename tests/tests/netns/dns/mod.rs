@@ -1,11 +1,15 @@
-//! DNS names of Services, asked by glibc.
+//! DNS names of Services.
+
+mod clients;
+mod follow;
 
 use std::{
+    fs,
     net::{TcpListener, UdpSocket},
     time::Duration,
 };
 
-use lb_tests::{resolver::Resolver, wait_for};
+use lb_tests::{agent::Agent, resolver::Resolver, wait_for};
 
 use crate::bed::{Bed, vips};
 
@@ -131,4 +135,45 @@ fn taken_address_stops_neither_the_agent_nor_names_for_long() {
         |bed| bed.cluster.node1.run(|| TcpListener::bind("127.0.0.1:53")).unwrap(),
         "TCP",
     );
+}
+
+#[test]
+fn agent_raises_its_limit_of_open_files() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    bed.agent = None;
+    let starter = ["prlimit", "--nofile=256:4096"].map(str::to_owned);
+    let agent = Agent::spawn_by(&bed.cluster.node1, bed.cluster.agent_settings(1), &starter).unwrap();
+    agent.wait_until_healthy().unwrap();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", agent.pid())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(line.split_whitespace().skip(3).take(2).collect::<Vec<_>>(), ["4096", "4096"], "soft, hard");
+}
+
+#[test]
+fn restart_with_a_bad_manifest_denies_no_name_that_it_may_define() {
+    let mut names = Names::new();
+    names.bed.cluster.manifests.write("db", HEADLESS).unwrap();
+    names.wait_for("db", &["10.244.9.1"]);
+    let stop = |bed: &mut Bed| bed.agent.take().unwrap().kill().unwrap();
+    stop(&mut names.bed);
+    // The agent cannot find out what this document defines.
+    let bad = HEADLESS
+        .replace("spec: {clusterIP: None, ports: [{name: sql, port: 5432}]}", "spec: {clusterIP: None");
+    names.bed.cluster.manifests.write("db", &bad).unwrap();
+    names.bed.start_agent_with(&DNS);
+    let status = |names: &Names, name: &str| {
+        let text = names.resolver.dig(&[&*format!("{name}.cluster.local.")]).unwrap();
+        let status = text.split_once("status: ").and_then(|(_, rest)| rest.split_once(','));
+        status.unwrap_or_else(|| panic!("{name}: {text}")).0.to_owned()
+    };
+    assert_eq!(status(&names, "web.default.svc"), "NOERROR");
+    for name in ["db.default.svc", "db-0.db.default.svc", "_sql._tcp.db.default.svc"] {
+        assert_eq!(status(&names, name), "SERVFAIL", "{name}");
+    }
+    assert_eq!(status(&names, "www.example.com.default.svc"), "NXDOMAIN");
+    names.bed.cluster.manifests.write("db", HEADLESS).unwrap();
+    names.wait_for("db", &["10.244.9.1"]);
+    // The agent has read the whole folder once: a new bad document hides no name that had an answer.
+    names.bed.cluster.manifests.write("other", &bad.replace("db", "other")).unwrap();
+    assert_eq!(status(&names, "nothing.default.svc"), "NXDOMAIN");
 }

@@ -1,0 +1,24 @@
+//! The limit of open files.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::warn;
+
+/// Raises the soft limit to the hard one: each DNS question that the agent forwards holds a socket, and so does each
+/// server of a `healthCheckNodePort`.
+pub(super) fn raise() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        warn!(
+            "cannot raise the limit of open files from {current:?} to {maximum:?}: {error}; it stays as it is"
+        );
+    }
+}
+
+/// `wanted` files, or half of the limit if that is less.
+pub(super) fn share(wanted: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.and_then(|limit| usize::try_from(limit / 2).ok()).map_or(wanted, |half| wanted.min(half))
+}

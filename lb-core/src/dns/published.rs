@@ -1,0 +1,204 @@
+//! The records of a Service, computed when a question first needs them after a change of the Service.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+};
+
+use super::{Data, Kind, NamedPort, Target, index::Entry};
+
+/// The records of a Service, and of the names below it.
+#[derive(Debug, Default)]
+pub(super) struct Published {
+    addresses: OnceLock<Addresses>,
+    hosts: OnceLock<Hosts>,
+    ports: OnceLock<Ports>,
+}
+
+/// The address records of a name, in the order of the addresses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Addresses {
+    v4: Arc<[Data]>,
+    v6: Arc<[Data]>,
+}
+
+/// The hosts below a Service.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    by_label: HashMap<Box<str>, Addresses>,
+    labels: HashMap<IpAddr, BTreeSet<Box<str>>>,
+}
+
+/// The SRV records of a Service.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    /// Those of all ports.
+    pub(super) all: PortRecords,
+    /// Those of the named ports, by protocol in lower case, and then by name.
+    named: HashMap<String, HashMap<Box<str>, PortRecords>>,
+}
+
+/// The SRV records of a name, and the addresses of their targets.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PortRecords {
+    pub(super) records: Arc<[Data]>,
+    pub(super) additional: Arc<[(String, IpAddr)]>,
+}
+
+impl Published {
+    /// The addresses of the Service's own name.
+    pub(super) fn addresses(&self, entry: &Entry) -> &Addresses {
+        self.addresses.get_or_init(|| match entry.target() {
+            Some(Target::ClusterIps(ips)) => Addresses::new(ips.iter().copied()),
+            Some(Target::Endpoints) => {
+                Addresses::new(entry.endpoints().map(|(_, endpoint)| endpoint.address))
+            }
+            Some(Target::Name(_)) | None => Addresses::default(),
+        })
+    }
+
+    pub(super) fn hosts(&self, entry: &Entry) -> &Hosts {
+        self.hosts.get_or_init(|| Hosts::new(entry))
+    }
+
+    /// The SRV records; `service` is the full name of the Service.
+    pub(super) fn ports(&self, entry: &Entry, service: impl FnOnce() -> String) -> &Ports {
+        self.ports.get_or_init(|| Ports::new(entry, &service()))
+    }
+}
+
+impl Addresses {
+    /// The records of these addresses, without duplicates.
+    pub(super) fn new(addresses: impl Iterator<Item = IpAddr>) -> Self {
+        let addresses: BTreeSet<IpAddr> = addresses.collect();
+        let of =
+            |kind| addresses.iter().filter(|ip| Kind::of(**ip) == kind).copied().map(Data::from).collect();
+        Self { v4: of(Kind::A), v6: of(Kind::Aaaa) }
+    }
+
+    /// The records of a type, which is `A` or `AAAA`.
+    pub(super) fn of(&self, kind: Kind) -> Arc<[Data]> {
+        Arc::clone(if kind == Kind::A { &self.v4 } else { &self.v6 })
+    }
+}
+
+impl Hosts {
+    fn new(entry: &Entry) -> Self {
+        let mut by_label: HashMap<Box<str>, Vec<IpAddr>> = HashMap::new();
+        let mut labels: HashMap<IpAddr, BTreeSet<Box<str>>> = HashMap::new();
+        for (_, endpoint) in entry.endpoints() {
+            let label: Box<str> = endpoint.host().into();
+            labels.entry(endpoint.address).or_default().insert(label.clone());
+            by_label.entry(label).or_default().push(endpoint.address);
+        }
+        let by_label =
+            by_label.into_iter().map(|(label, ips)| (label, Addresses::new(ips.into_iter()))).collect();
+        Self { by_label, labels }
+    }
+
+    /// The addresses of the endpoints with this label.
+    pub(super) fn get(&self, label: &str) -> Option<&Addresses> {
+        self.by_label.get(label)
+    }
+
+    /// The labels of the endpoints with this address.
+    pub(super) fn labels(&self, address: IpAddr) -> impl Iterator<Item = &str> {
+        self.labels.get(&address).into_iter().flatten().map(|label| &**label)
+    }
+}
+
+impl Ports {
+    fn new(entry: &Entry, service: &str) -> Self {
+        let mut drafts = Drafts::default();
+        match entry.target() {
+            Some(Target::ClusterIps(ips)) => {
+                for port in entry.service.iter().flat_map(|service| &service.ports) {
+                    drafts.add(port, service, Hosted::ClusterIps(ips));
+                }
+            }
+            Some(Target::Endpoints) => {
+                for (slice, endpoint) in entry.endpoints() {
+                    let host = format!("{}.{service}", endpoint.host());
+                    for port in &slice.ports {
+                        drafts.add(port, &host, Hosted::Endpoint(&endpoint.address));
+                    }
+                }
+            }
+            Some(Target::Name(_)) | None => {}
+        }
+        drafts.finish()
+    }
+
+    /// The records of a named port. The names are in lower case.
+    pub(super) fn get(&self, protocol: &str, name: &str) -> Option<&PortRecords> {
+        self.named.get(protocol)?.get(name)
+    }
+
+    /// Whether a named port has this protocol, so that there is a name below `_protocol`.
+    pub(super) fn has(&self, protocol: &str) -> bool {
+        self.named.contains_key(protocol)
+    }
+}
+
+/// The addresses of the host that serves a port.
+#[derive(Clone, Copy)]
+enum Hosted<'a> {
+    ClusterIps(&'a [IpAddr]),
+    Endpoint(&'a IpAddr),
+}
+
+#[derive(Default)]
+struct Drafts {
+    all: Draft,
+    named: HashMap<String, HashMap<Box<str>, Draft>>,
+}
+
+/// SRV records before their weight is known.
+#[derive(Default)]
+struct Draft {
+    targets: BTreeSet<(u16, String)>,
+    /// Pairs of a port and an address, which share the weight.
+    pairs: usize,
+    additional: BTreeSet<(String, IpAddr)>,
+}
+
+impl Drafts {
+    fn add(&mut self, port: &NamedPort, host: &str, addresses: Hosted<'_>) {
+        self.all.add(port.port, host, addresses);
+        if !port.name.is_empty() {
+            let protocol = self.named.entry(port.protocol.as_str().to_ascii_lowercase()).or_default();
+            protocol.entry(port.name.clone()).or_default().add(port.port, host, addresses);
+        }
+    }
+
+    fn finish(self) -> Ports {
+        let finish = |(name, draft): (Box<str>, Draft)| (name, draft.finish());
+        let named = self
+            .named
+            .into_iter()
+            .map(|(protocol, names)| (protocol, names.into_iter().map(finish).collect()));
+        Ports { all: self.all.finish(), named: named.collect() }
+    }
+}
+
+impl Draft {
+    /// As CoreDNS does, counts a number that two ports of the Service have once for each cluster IP, and each port of
+    /// each endpoint.
+    fn add(&mut self, port: u16, host: &str, addresses: Hosted<'_>) {
+        let is_new = self.targets.insert((port, host.to_owned()));
+        let (addresses, counts) = match addresses {
+            Hosted::ClusterIps(ips) => (ips, is_new),
+            Hosted::Endpoint(address) => (std::slice::from_ref(address), true),
+        };
+        self.additional.extend(addresses.iter().map(|ip| (host.to_owned(), *ip)));
+        self.pairs += if counts { addresses.len().max(1) } else { 0 };
+    }
+
+    fn finish(self) -> PortRecords {
+        // Their share of 100, at least 1, as in CoreDNS.
+        let weight = u16::try_from(100 / self.pairs.max(1)).unwrap_or(1).max(1);
+        let records = self.targets.into_iter().map(|(port, target)| Data::Srv { weight, port, target });
+        PortRecords { records: records.collect(), additional: self.additional.into_iter().collect() }
+    }
+}

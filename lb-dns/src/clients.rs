@@ -1,0 +1,217 @@
+//! Who may ask, and how often.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use ipnet::IpNet;
+use quick_cache::unsync::Cache;
+
+use crate::lock;
+
+/// Sources whose rate is known at a time.
+const MOST_SOURCES: usize = 16_384;
+/// A source may use the allowance of this time at once.
+const BURST: Duration = Duration::from_secs(1);
+/// TCP connections of a source at a time.
+const MOST_CONNECTIONS: usize = 64;
+/// Bits of an IPv6 address that make a source: a client may have all addresses of a /64.
+const V6_PREFIX: u8 = 64;
+
+/// The clients of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The networks whose clients get answers.
+    pub allowed: Vec<IpNet>,
+    /// UDP queries per second that each source gets answers to; `None` for any number. A source is an IPv4 address or
+    /// an IPv6 /64. The loopback has no limit: nobody else can send from its addresses.
+    pub rate: Option<NonZeroU32>,
+}
+
+/// What to do with a query over UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Answer,
+    /// The client is in no allowed network.
+    Refuse,
+    /// The source is over its rate: an empty answer with TC makes a client ask again over TCP, which proves its address.
+    Slip,
+    Drop,
+}
+
+/// Applies [`Access`].
+#[derive(Debug)]
+pub(crate) struct Clients {
+    access: Access,
+    sources: Mutex<Cache<IpAddr, Bucket>>,
+    connections: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+/// The rate of a source, as a leaky bucket.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    /// When the bucket will be empty.
+    empty: Instant,
+    /// Queries over the rate since the last one below it.
+    excess: u32,
+}
+
+/// A TCP connection that counts against the limit of its source until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    source: IpAddr,
+    connections: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+impl Clients {
+    pub(crate) fn new(access: Access) -> Self {
+        Self { access, sources: Mutex::new(Cache::new(MOST_SOURCES)), connections: Arc::default() }
+    }
+
+    pub(crate) fn is_allowed(&self, client: IpAddr) -> bool {
+        self.access.allowed.iter().any(|network| network.contains(&client))
+    }
+
+    pub(crate) fn admit(&self, client: IpAddr, now: Instant) -> Admission {
+        let is_allowed = self.is_allowed(client);
+        let excess = match self.access.rate {
+            Some(rate) if !client.is_loopback() => self.excess(source(client), rate, now),
+            Some(_) | None => 0,
+        };
+        match (is_allowed, excess) {
+            (true, 0) => Admission::Answer,
+            (false, 0) => Admission::Refuse,
+            // Every second answer, as in BIND and NSD: a victim of forged sources gets less than was sent to it.
+            (true, excess) if excess % 2 == 0 => Admission::Slip,
+            _ => Admission::Drop,
+        }
+    }
+
+    /// How many queries over its rate the source has sent; 0 if it is below.
+    fn excess(&self, source: IpAddr, rate: NonZeroU32, now: Instant) -> u32 {
+        let mut sources = lock(&self.sources);
+        let mut bucket = sources.get(&source).copied().unwrap_or(Bucket { empty: now, excess: 0 });
+        let full = bucket.empty.max(now);
+        if full.saturating_duration_since(now) < BURST {
+            bucket = Bucket { empty: full + Duration::from_secs(1) / rate.get(), excess: 0 };
+        } else {
+            bucket.excess = bucket.excess.wrapping_add(1).max(1);
+        }
+        sources.insert(source, bucket);
+        bucket.excess
+    }
+
+    /// A place for a connection of the client; `None` if its source has as many as it may have.
+    pub(crate) fn connect(&self, client: IpAddr) -> Option<Connection> {
+        let source = source(client);
+        let mut connections = lock(&self.connections);
+        let count = connections.entry(source).or_default();
+        if *count == MOST_CONNECTIONS {
+            return None;
+        }
+        *count += 1;
+        Some(Connection { source, connections: Arc::clone(&self.connections) })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let mut connections = lock(&self.connections);
+        if let Some(count) = connections.get_mut(&self.source) {
+            *count -= 1;
+            if *count == 0 {
+                connections.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// The address that stands for all addresses of the client's source.
+fn source(client: IpAddr) -> IpAddr {
+    match client {
+        IpAddr::V4(_) => client,
+        IpAddr::V6(_) => IpNet::new(client, V6_PREFIX).map_or(client, |network| network.network()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clients(rate: u32) -> Clients {
+        let allowed =
+            vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap(), "127.0.0.0/8".parse().unwrap()];
+        Clients::new(Access { allowed, rate: NonZeroU32::new(rate) })
+    }
+
+    fn admit(clients: &Clients, client: &str, now: Instant) -> Admission {
+        clients.admit(client.parse().unwrap(), now)
+    }
+
+    #[test]
+    fn clients_outside_of_the_allowed_networks_are_refused() {
+        let (clients, now) = (clients(10), Instant::now());
+        for (client, wanted) in [
+            ("10.1.2.3", Admission::Answer),
+            ("192.0.2.1", Admission::Refuse),
+            ("fd00::1", Admission::Answer),
+            ("2001:db8::1", Admission::Refuse),
+        ] {
+            assert_eq!(admit(&clients, client, now), wanted, "{client}");
+        }
+    }
+
+    #[test]
+    fn source_over_its_rate_gets_every_second_answer_truncated() {
+        let (clients, start) = (clients(10), Instant::now());
+        let counts = |client: &str, now| {
+            let all: Vec<_> = (0..30).map(|_| admit(&clients, client, now)).collect();
+            [Admission::Answer, Admission::Slip, Admission::Drop]
+                .map(|wanted| all.iter().filter(|admission| **admission == wanted).count())
+        };
+        assert_eq!(counts("10.0.0.1", start), [10, 10, 10], "a burst of one second");
+        assert_eq!(
+            counts("10.0.0.1", start + Duration::from_millis(500)),
+            [5, 12, 13],
+            "half a second later"
+        );
+        assert_eq!(counts("10.0.0.2", start), [10, 10, 10], "another source");
+        assert_eq!(counts("127.0.0.1", start), [30, 0, 0], "the loopback");
+        assert_eq!(counts("fd00::1", start), [10, 10, 10]);
+        assert_eq!(counts("fd00::2", start)[0], 0, "the same /64");
+        assert_eq!(counts("fd00:0:0:1::1", start)[0], 10, "another /64");
+        let refused = (0..30).filter(|_| admit(&clients, "192.0.2.1", start) == Admission::Refuse).count();
+        assert_eq!(refused, 10, "a stranger gets no answer over its rate");
+    }
+
+    #[test]
+    fn memory_of_sources_is_bounded_and_keeps_the_busy_one() {
+        let (clients, now) = (clients(10), Instant::now());
+        let busy = || (0..30).fold(Admission::Answer, |_, _| admit(&clients, "10.255.0.1", now));
+        busy();
+        for number in 0..200_000_u32 {
+            clients.admit(IpAddr::from((0x0a00_0000 + number).to_be_bytes()), now);
+            if number % 1000 == 0 {
+                assert_ne!(busy(), Admission::Answer, "{number}");
+            }
+        }
+        assert!(lock(&clients.sources).len() <= MOST_SOURCES);
+    }
+
+    #[test]
+    fn source_has_a_limit_of_connections() {
+        let clients = clients(10);
+        let connect = |client: &str| clients.connect(client.parse().unwrap());
+        let mut held: Vec<_> = (0..MOST_CONNECTIONS).map(|_| connect("fd00::1").unwrap()).collect();
+        assert!(connect("fd00::2").is_none(), "the same /64");
+        assert!(connect("10.0.0.1").is_some());
+        held.pop();
+        assert!(connect("fd00::2").is_some());
+        drop(held);
+        assert!(lock(&clients.connections).is_empty());
+    }
+}

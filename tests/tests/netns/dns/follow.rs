@@ -1,0 +1,75 @@
+//! How soon names follow a change of their Service.
+
+use std::{
+    io,
+    net::{Ipv4Addr, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::Names;
+
+/// Changes of the Service.
+const CHANGES: u32 = 200;
+/// The limit for 99 of 100 changes, on a machine that may be busy. (Without load it is some milliseconds.)
+const BOUND: Duration = Duration::from_millis(100);
+
+/// A query for the A records of `moving.default.svc.cluster.local`.
+fn query() -> Vec<u8> {
+    let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in ["moving", "default", "svc", "cluster", "local", ""] {
+        query.push(u8::try_from(label.len()).unwrap());
+        query.extend(label.as_bytes());
+    }
+    query.extend([0, 1, 0, 1]);
+    query
+}
+
+/// The address in the answer: without an EDNS record, the last four bytes of a message with one record.
+fn ask(socket: &UdpSocket, query: &[u8]) -> io::Result<Option<Ipv4Addr>> {
+    socket.send(query)?;
+    let mut buffer = [0; 512];
+    let length = socket.recv(&mut buffer)?;
+    let has_answer = buffer[7] == 1;
+    Ok(buffer[..length].last_chunk::<4>().filter(|_| has_answer).map(|bytes| Ipv4Addr::from(*bytes)))
+}
+
+fn moving(address: Ipv4Addr) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: moving}}\nspec: {{clusterIP: None}}\n---\napiVersion: \
+         discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: moving-1, labels: \
+         {{kubernetes.io/service-name: moving}}}}\naddressType: IPv4\nports: []\nendpoints:\n- {{addresses: \
+         [{address}]}}\n"
+    )
+}
+
+#[test]
+fn names_follow_a_change_of_a_manifest_within_milliseconds() {
+    let names = Names::new();
+    let manifests = &names.bed.cluster.manifests;
+    let measure = || {
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        socket.connect("127.0.0.1:53")?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let query = query();
+        let mut delays = Vec::new();
+        for number in 0..CHANGES {
+            let address = Ipv4Addr::from(0x0af4_0101 + number);
+            manifests.write("moving", &moving(address))?;
+            let start = Instant::now();
+            while ask(&socket, &query)? != Some(address) {
+                if start.elapsed() > Duration::from_secs(5) {
+                    return Err(io::Error::other(format!("change {number} does not arrive")));
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            delays.push(start.elapsed());
+        }
+        Ok(delays)
+    };
+    let mut delays = names.bed.cluster.node1.run(measure).unwrap();
+    delays.sort();
+    let at = |percent: usize| delays[delays.len() * percent / 100];
+    eprintln!("names follow a change after {:?} (median), {:?} (p99)", at(50), at(99));
+    assert!(at(99) < BOUND, "{:?}", at(99));
+}
