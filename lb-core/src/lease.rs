@@ -1,9 +1,9 @@
 //! The election of one agent that acts for the whole cluster, by a Lease of `coordination.k8s.io`.
 //!
-//! The rules are those of client-go's `leaderelection`: no agent compares its clock with that of another. A follower
-//! counts a Lease as expired when it has seen the same version for as long as the Lease lasts; the leader stops earlier
-//! than that, counted from the moment at which it *sent* its last successful renewal. All times here are readings of
-//! the observer's monotonic clock, as durations since any fixed moment.
+//! As in client-go's `leaderelection`, no agent compares its clock with that of another. A follower counts a Lease as
+//! expired when it has read the same version for as long as the Lease lasts; the leader stops earlier than that,
+//! counted from the moment at which it *sent* its last successful renewal. All times here are readings of the agent's
+//! own monotonic clock, as durations since any fixed moment.
 //!
 //! A Lease is no lock: a process that is paused between a look at the clock and a write may write too late. So every
 //! write of a leader must also be a compare-and-swap.
@@ -13,11 +13,11 @@ use std::{ops::Range, time::Duration};
 /// How long a Lease lasts, and how often it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long followers wait after the last renewal that they saw.
+    /// How long followers wait after the last renewal that they have read.
     pub lease: Duration,
     /// How long the leader acts after it sent its last successful renewal; shorter than `lease`.
     pub act: Duration,
-    /// The time between two renewals, and between two reads of a follower.
+    /// The longest time between two renewals, and between two reads of a follower.
     pub retry: Duration,
     /// The longest time that a request of the leader may take. The leader begins no request with less time left in its
     /// term.
@@ -25,7 +25,7 @@ pub struct Timing {
 }
 
 impl Default for Timing {
-    /// Followers look every 5 s, so another leader acts at most 20 s after the last one has died.
+    /// Followers read the Lease every 5 s, so another leader acts at most about 20 s after the last one has stopped.
     fn default() -> Self {
         let [lease, act, retry, request] = [15, 10, 5, 3].map(Duration::from_secs);
         Self { lease, act, retry, request }
@@ -99,7 +99,8 @@ impl Election {
         }
     }
 
-    /// The write that is due after a [`read`](Self::read); `None` while another agent holds the Lease.
+    /// The write that is due after a [`read`](Self::read); `None` while another agent holds the Lease and it has not
+    /// expired.
     pub fn bid(&self, now: Duration) -> Option<Bid> {
         let Some((lease, since)) = &self.seen else {
             let wait = self.timing.lease;
@@ -112,18 +113,18 @@ impl Election {
         }
         let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
         let wait = match &self.term {
-            // A holder that gave the Lease up says how long its writes may take.
+            // When a holder gives the Lease up, `lasts` is how long its writes may still take.
             _ if is_free => lease.lasts.min(self.timing.lease),
-            // A holder without a term has lost the answer to its successful bid, so it does not know when its term
-            // began.
+            // This agent holds the Lease without a term, for example because the answer to its bid was lost: the
+            // last holder may still act.
             None if is_renewal => self.timing.lease,
             Some(_) | None => Duration::ZERO,
         };
         Some(Bid { replaces: Some(lease.version.clone()), transitions, is_renewal, wait })
     }
 
-    /// The write that gives the Lease up, if this agent holds it. The term ends at once: the agent must have stopped
-    /// to send writes before this one, and need not know their answers.
+    /// The write that gives the Lease up; `None` if this agent does not hold it. The term ends with this call: the
+    /// agent must send no other write after it, but need not wait for the answers to earlier ones.
     pub fn release(&mut self) -> Option<Release> {
         self.term = None;
         let (lease, _) = self.seen.as_ref().filter(|(lease, _)| self.holds(lease))?;
@@ -150,7 +151,7 @@ impl Election {
         self.term = Some(begin..end);
     }
 
-    /// When this agent may act as the leader, as far as it knows now.
+    /// When this agent may act as the leader; `None` if it may not.
     pub const fn term(&self) -> Option<&Range<Duration>> {
         self.term.as_ref()
     }
@@ -286,7 +287,7 @@ mod tests {
         #[test]
         fn no_two_agents_act_at_once(history in histories()) {
             let mut agents: Vec<Election> = ["a", "b", "c"].map(|name| Election::new(name, TIMING)).into();
-            // Readings of the agents' clocks differ by this many seconds.
+            // The clocks of the agents are this many seconds ahead of `now`.
             let ahead = [0, 1_000, 77];
             let (mut lease, mut version, mut now): (Option<Lease>, u32, u64) = (None, 0, 0);
             let mut writing = [0; 3];
@@ -330,7 +331,7 @@ mod tests {
             }
         }
 
-        /// A single agent whose requests all succeed keeps its term.
+        /// A single agent whose requests all succeed gets a term and keeps it.
         #[test]
         fn agent_alone_keeps_its_term(turns in 4..50u64) {
             let mut election = Election::new("a", TIMING);

@@ -33,6 +33,11 @@ impl<'a> Wires<'a> {
         Self(wires.collect())
     }
 
+    /// The names of the devices.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(place, _)| place.name.as_str())
+    }
+
     /// The devices that `interfaces` names; without names, those with a network that contains the address, or all if no
     /// network contains it.
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path, str::From
 
 use anyhow::{Context as _, bail};
 use lb_core::announce::lease::{Answer, Ask, Prefer};
-use ring::hmac;
+use ring::{
+    hmac,
+    rand::{self, SystemRandom},
+};
 use serde::{Deserialize, Serialize};
 
 /// The members that share addresses.
@@ -97,6 +100,13 @@ impl Key {
     }
 }
 
+/// The incarnation of an agent that starts: see [`QuestionId`](lb_core::announce::freshness::QuestionId).
+pub(super) fn incarnation() -> anyhow::Result<u64> {
+    let random = rand::generate(&SystemRandom::new());
+    let random = random.ok().context("cannot read random numbers of the kernel (getrandom)")?;
+    Ok(u64::from_ne_bytes(random.expose()))
+}
+
 /// A message from one member to another. It names both, so that a copy of it sent to another member is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Message {
@@ -115,6 +125,14 @@ pub(super) enum Body {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, net::IpAddr};
+
+    use lb_core::announce::{
+        freshness::QuestionId,
+        lease::{Leases, Timing},
+        voters::Voters,
+    };
+
     use super::*;
 
     fn key(text: &str) -> anyhow::Result<Key> {
@@ -125,11 +143,13 @@ mod tests {
 
     fn message() -> Message {
         let body = Body::Ask(Ask {
-            number: 7,
+            id: QuestionId { incarnation: 3, number: 7 },
+            echo: Some(5),
             wants: vec!["192.0.2.1".parse().unwrap()],
             leaves: Vec::new(),
             generation: 0,
             retires: false,
+            devices: None,
         });
         Message { from: "a".into(), to: "b".into(), body }
     }
@@ -159,18 +179,44 @@ mod tests {
     }
 
     #[test]
-    fn longest_question_fits_into_a_packet() {
-        let address = "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
-        let body = Body::Ask(Ask {
-            number: u64::MAX,
-            wants: vec![address; 20],
-            leaves: Vec::new(),
-            generation: u64::MAX,
-            retires: false,
-        });
-        let name = "n".repeat(63);
-        let sealed = key("0123456789abcdef").unwrap().seal(&Message { from: name.clone(), to: name, body });
-        assert!(sealed.len() < 1_232, "{}", sealed.len());
+    fn questions_and_answers_about_a_thousand_addresses_fit_into_packets() {
+        let (ours, name) = (key("0123456789abcdef").unwrap(), "n".repeat(63));
+        let names: BTreeSet<Arc<str>> =
+            (0..100).map(|number| format!("{number:03}{}", "n".repeat(60)).into()).collect();
+        let fits = |body: Body| {
+            let sealed = ours.seal(&Message { from: name.clone(), to: name.clone(), body });
+            assert!(sealed.len() <= 1_232, "{} bytes", sealed.len());
+        };
+        let member = |name: &str, generation| {
+            let voters = Voters { generation, names: names.clone() };
+            let mut member =
+                Leases::new(name.into(), voters, Prefer::Single, Timing::DEFAULT, (0, u64::MAX / 2));
+            member.set_members([Arc::from("a"), Arc::from("b")]);
+            member
+        };
+        let (mut asks, mut answers) = (member("a", Voters::LAST - 1), member("b", Voters::LAST));
+        let address = |number: u16| {
+            IpAddr::V6([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xf000 + number].into())
+        };
+        asks.set_candidates((0..1_000).map(|number| (address(number), vec![Arc::from("a")])).collect());
+        asks.set_devices(Some((0..11).map(|number| format!("enp{number:012}")).collect()));
+        let from: Arc<str> = "a".into();
+        let mut kinds = BTreeSet::new();
+        for _ in 0..2 {
+            for ask in asks.tick(1) {
+                let ask = asks.addressed(&ask, "b");
+                fits(Body::Ask(ask.clone()));
+                for answer in answers.asked(&from, &ask, 2) {
+                    asks.answered(&"b".into(), &answer, 3);
+                    kinds.insert((answer.challenge.is_some(), answer.voters.is_some()));
+                    // As if it had promised all.
+                    let grants = ask.wants.iter().filter(|_| answer.voters.is_none()).copied().collect();
+                    fits(Body::Answer(Answer { grants, ..answer }));
+                }
+            }
+        }
+        assert_eq!(kinds.len(), 3, "a challenge, promises, and parts of the voters");
+        assert_eq!(asks.voters().generation, Voters::LAST);
     }
 
     #[test]

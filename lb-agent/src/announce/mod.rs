@@ -19,18 +19,26 @@ mod members;
 mod peers;
 mod report;
 
-use std::{collections::BTreeMap, convert::Infallible, future, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    future,
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use lb_common::{AnnounceKey, Announcement, Heard};
 use lb_core::{
     announce::{
         advertisement::{Advertised, labels_of},
         cluster::Cluster,
-        election::{Candidacy, candidacies},
+        devices::LastingDevices,
+        election::{Candidacy, Candidate, candidacies},
         holders::Holder,
         lease::{Nanos, Right},
         schedule,
-        voters::Voters,
+        voters::Ballot,
     },
     model::ObjectName,
 };
@@ -87,11 +95,17 @@ pub struct Announcer {
     sources: Sources,
     kernel: Kernel,
     peers: Option<Peers>,
-    /// The voters that this node proposes.
-    proposals: watch::Sender<Option<Voters>>,
+    /// The voters that this node knows and proposes.
+    ballots: watch::Sender<Ballot>,
     state: Arc<State>,
     metrics: Arc<Metrics>,
     candidacies: Vec<Candidacy>,
+    /// The names of the devices that can announce.
+    wires: Vec<String>,
+    lasting: LastingDevices,
+    /// Those of the devices that advertisements name, also a moment after they have gone; `None` before the first
+    /// synchronisation.
+    devices: Option<BTreeSet<String>>,
     /// The devices on which this node announces each address, or would if it had the right to.
     places: BTreeMap<AnnounceKey, Place>,
     /// This node's rights at the last update, by address.
@@ -120,7 +134,7 @@ impl Announcer {
         (node, patterns): (Arc<str>, DevicePatterns),
         sources: Sources,
         kernel: Kernel,
-        (members, proposals): (Option<Members>, watch::Sender<Option<Voters>>),
+        (members, ballots): (Option<Members>, watch::Sender<Ballot>),
         (state, metrics): (Arc<State>, Arc<Metrics>),
     ) -> anyhow::Result<Self> {
         Ok(Self {
@@ -129,10 +143,13 @@ impl Announcer {
             patterns,
             sources,
             kernel,
-            proposals,
+            ballots,
             state,
             metrics,
             candidacies: Vec::new(),
+            wires: Vec::new(),
+            lasting: LastingDevices::default(),
+            devices: None,
             places: BTreeMap::new(),
             rights: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -174,12 +191,16 @@ impl Announcer {
                     continue;
                 }
                 retires = Peers::receive(self.peers.as_mut()) => {
-                    // Most messages do not change the rights of this node.
-                    if retires {
-                        self.tick();
-                    } else if self.rights(Announcements::now()) != self.rights {
-                        self.apply();
+                    // Most messages change nothing.
+                    if self.peers.as_mut().is_some_and(|peers| peers.leases().take_devices_changed()) {
+                        self.elect();
+                    } else if !retires {
+                        if self.rights_changed(Announcements::now()) {
+                            self.apply();
+                        }
+                        continue;
                     }
+                    self.tick();
                     continue;
                 }
             }
@@ -208,12 +229,21 @@ impl Announcer {
 
     /// Computes which nodes may announce which addresses, and on which devices this node may.
     fn elect(&mut self) {
-        let Sources { advertised, cluster, holders, synchronised, .. } = &mut self.sources;
-        let nodes = match &mut self.peers {
-            Some(peers) => peers.nodes(&cluster.borrow_and_update(), Announcements::now()),
-            None => BTreeMap::from([(Arc::clone(&self.node), labels_of(&self.node))]),
+        self.wires = {
+            let network = self.sources.network.borrow_and_update();
+            Wires::new(&network, &self.patterns).names().map(str::to_owned).collect()
         };
+        self.devices = self.devices(Announcements::now());
+        let Sources { advertised, cluster, holders, synchronised, .. } = &mut self.sources;
         let ready = *synchronised.borrow_and_update();
+        let devices = self.devices.as_ref();
+        let nodes = match &mut self.peers {
+            Some(peers) => peers.nodes(&cluster.borrow_and_update(), devices, Announcements::now()),
+            None => {
+                let this = Candidate { labels: labels_of(&self.node), devices: devices.cloned() };
+                BTreeMap::from([(Arc::clone(&self.node), this)])
+            }
+        };
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
         self.candidacies =
             if ready { candidacies(&advertised, &holders, &nodes, &self.node) } else { Vec::new() };
@@ -223,6 +253,14 @@ impl Announcer {
             peers.leases().set_candidates(self.candidacies.iter().map(of).collect());
         }
         self.places = self.places();
+    }
+
+    /// See [`Self::devices`](Announcer#structfield.devices).
+    fn devices(&mut self, now: Nanos) -> Option<BTreeSet<String>> {
+        let mut lasting = self.lasting.update(self.wires.iter().map(String::as_str), now);
+        let advertised = self.sources.advertised.borrow();
+        lasting.retain(|device| advertised.names_device(device));
+        self.sources.synchronised.borrow().then_some(lasting)
     }
 
     /// The devices on which this node announces each address, or would if it had the right to.
@@ -242,6 +280,9 @@ impl Announcer {
     /// Sends questions to the other members. Updates the records first, so that the programs no longer answer for
     /// addresses that this node gives back.
     fn tick(&mut self) {
+        if self.devices(Announcements::now()) != self.devices {
+            self.elect();
+        }
         let questions = self.peers.as_mut().map(|peers| peers.tick(Announcements::now()));
         if !self.apply() {
             return;
@@ -253,14 +294,14 @@ impl Announcer {
     }
 
     /// Proposes the voters that are due, if the members are Nodes.
-    fn propose(&mut self) {
-        let Some(peers) = &mut self.peers else { return };
+    fn propose(&self) {
+        let Some(peers) = &self.peers else { return };
         let cluster = self.sources.cluster.borrow();
         let exists = |name: &str| cluster.nodes.contains_key(name);
-        let next = peers.proposal(exists, Announcements::now());
-        self.proposals.send_if_modified(|known| {
-            let modified = next.is_some() && *known != next;
-            *known = next;
+        let Some(ballot) = peers.ballot(exists, Announcements::now()) else { return };
+        self.ballots.send_if_modified(|known| {
+            let modified = *known != ballot;
+            *known = ballot;
             modified
         });
     }
@@ -323,7 +364,19 @@ impl Announcer {
             return peers.leases().rights(now).collect();
         }
         let alone = Right { since: 0, deadline: Announcement::NEVER };
-        self.candidacies.iter().map(|candidacy| (candidacy.address, alone)).collect()
+        let mine = self.candidacies.iter().filter(|candidacy| !candidacy.nodes.is_empty());
+        mine.map(|candidacy| (candidacy.address, alone)).collect()
+    }
+
+    /// Whether this node has gained or lost a right since the last update, or has renewed all of them. (To write each
+    /// that is renewed at once would mean an update for each message.)
+    fn rights_changed(&mut self, now: Nanos) -> bool {
+        let Some(peers) = &mut self.peers else { return false };
+        let leases = peers.leases();
+        let known = self.rights.iter().map(|(address, right)| (*address, right.since));
+        let is_same = leases.rights(now).map(|(address, right)| (address, right.since)).eq(known);
+        let earliest = self.rights.values().map(|right| right.deadline).min();
+        !is_same || leases.rights(now).map(|(_, right)| right.deadline).min() > earliest
     }
 
     /// Logs each claim of another machine once.
@@ -381,12 +434,12 @@ impl Announcer {
         self.state.set_announcements(reports);
     }
 
-    /// The node that announces the address, as far as this node knows; `None` if it knows none, or if this node should
-    /// announce the address but does not have the right yet.
+    /// The node that announces the address, as far as this node knows; `None` if it knows none, if no node may, or if
+    /// this node should announce the address but does not have the right yet.
     fn owner(&self, address: IpAddr, right: Option<&Right>, now: Nanos) -> Option<&Arc<str>> {
         match &self.peers {
             Some(peers) if right.is_none() => peers.owner(address, now).filter(|owner| **owner != self.node),
-            Some(_) | None => Some(&self.node),
+            Some(_) | None => right.map(|_| &self.node),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The exchange of questions and answers with the other members, over UDP.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     future,
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::Arc,
@@ -12,19 +12,24 @@ use lb_core::{
     announce::{
         advertisement::labels_of,
         cluster::{Cluster, Member},
+        election::Candidate,
         lease::{Ask, Leases, Nanos, Timing},
-        voters::Voters,
+        voters::{Ballot, Voters},
     },
     load_balancer::Labels,
 };
 use lb_datapath::Announcements;
+use rustix::net::sockopt;
 use tokio::net;
 use tracing::{debug, warn};
 
-use super::members::{Body, Key, Members, Message, Who};
+use super::members::{Body, Key, Members, Message, Who, incarnation};
 
-/// Size of the receive buffer, in bytes.
+/// Bytes of the longest message that is received.
 const LONGEST: usize = 2_048;
+/// Bytes of messages that may wait in the socket: the answers of 100 voters to the questions about 1,000 addresses come
+/// at once, and the kernel counts some 2 KiB for each of the 3,000.
+const WAITING: usize = 8 << 20;
 
 /// The other members, and the state of this member in the protocol.
 #[derive(Debug)]
@@ -52,11 +57,8 @@ impl Peers {
             Who::Nodes(port) => (BTreeMap::new(), Some(port)),
         };
         let voters = Voters { generation: 0, names: addresses.keys().cloned().collect() };
-        // The numbers of questions start at the nanoseconds since boot, so they are greater than those of an earlier
-        // agent. After a reboot they are smaller; the other members accept this, because they have not heard from this
-        // member for longer than a promise lasts.
-        let now = Announcements::now();
-        let leases = Leases::new(Arc::clone(&node), voters, prefer, Timing::DEFAULT, (now, now));
+        let start = (Announcements::now(), incarnation()?);
+        let leases = Leases::new(Arc::clone(&node), voters, prefer, Timing::DEFAULT, start);
         let others = BTreeMap::new();
         let mut peers = Self { node, key, port, own: None, socket: None, others, leases, failure: None };
         if port.is_none() {
@@ -66,9 +68,24 @@ impl Peers {
         Ok(peers)
     }
 
-    /// The nodes that may announce, with their labels. If the members are the cluster's Nodes, takes over their
+    /// The nodes that may announce; this one has these devices. If the members are the cluster's Nodes, takes over their
     /// addresses and the voters from `cluster`.
-    pub(super) fn nodes(&mut self, cluster: &Cluster, now: Nanos) -> BTreeMap<Arc<str>, Labels> {
+    pub(super) fn nodes(
+        &mut self,
+        cluster: &Cluster,
+        devices: Option<&BTreeSet<String>>,
+        now: Nanos,
+    ) -> BTreeMap<Arc<str>, Candidate> {
+        let labels = self.labels(cluster, now);
+        self.leases.set_devices(devices.cloned());
+        let candidate = |(name, labels): (Arc<str>, Labels)| {
+            let devices = if name == self.node { devices } else { self.leases.devices(&name) }.cloned();
+            (name, Candidate { labels, devices })
+        };
+        labels.into_iter().map(candidate).collect()
+    }
+
+    fn labels(&mut self, cluster: &Cluster, now: Nanos) -> BTreeMap<Arc<str>, Labels> {
         let Some(port) = self.port else {
             let names = self.others.keys().chain([&self.node]);
             return names.map(|name| (Arc::clone(name), labels_of(name))).collect();
@@ -99,14 +116,20 @@ impl Peers {
             let socket = UdpSocket::bind(own)
                 .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
             socket.set_nonblocking(true)?;
+            // Needs CAP_NET_ADMIN, as much else of the agent does. With a smaller buffer lost answers are asked for again.
+            if let Err(error) = sockopt::set_socket_recv_buffer_size_force(&socket, WAITING) {
+                debug!("cannot enlarge the receive buffer for messages of members: {error}");
+            }
             self.socket = Some(net::UdpSocket::from_std(socket)?);
         }
         Ok(())
     }
 
-    /// The voters that this node proposes; none if the members are configured, which do not change.
-    pub(super) fn proposal(&self, exists: impl Fn(&str) -> bool, now: Nanos) -> Option<Voters> {
-        self.port.and_then(|_| self.leases.proposal(exists, now))
+    /// The voters that this node knows and proposes; none if the members are configured, which do not change.
+    pub(super) fn ballot(&self, exists: impl Fn(&str) -> bool, now: Nanos) -> Option<Ballot> {
+        let ballot =
+            |_port| Ballot { known: self.leases.voters().clone(), next: self.leases.proposal(exists, now) };
+        self.port.map(ballot)
     }
 
     /// Whether this member takes part.
@@ -137,7 +160,7 @@ impl Peers {
     pub(super) fn send(&self, questions: &[Ask]) {
         for (name, address) in &self.others {
             for question in questions {
-                self.send_to(name, *address, Body::Ask(question.clone()));
+                self.send_to(name, *address, Body::Ask(self.leases.addressed(question, name)));
             }
         }
     }
@@ -179,9 +202,9 @@ impl Peers {
         let now = Announcements::now();
         match body {
             Body::Ask(ask) => {
-                let answer = self.leases.asked(&from, &ask, now);
-                let is_new = answer.is_some();
-                if let Some(answer) = answer {
+                let answers = self.leases.asked(&from, &ask, now);
+                let is_new = answers.iter().any(|answer| answer.challenge.is_none());
+                for answer in answers {
                     self.send_to(&from, address, Body::Answer(answer));
                 }
                 is_new && ask.retires

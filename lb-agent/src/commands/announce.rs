@@ -1,8 +1,10 @@
-//! `announce`: the addresses that are announced, as the agent knows them, and the fence of the routes.
+//! `announce`: the agent's report of announced addresses and routes, its configuration of BIRD, and the fence of the
+//! routes.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
+use lb_datapath::AnnouncedRoutes;
 
 use super::output::{NOTHING, print, print_json, print_table, table};
 use crate::{
@@ -13,12 +15,15 @@ use crate::{
     cli::{AnnounceCommand, TableOrJson},
     config::KernelPaths,
     daemon::socket,
+    kubernetes::{ApiServer, announce::WrittenVoters},
 };
 
 /// Runs `announce`.
 ///
 /// # Errors
-/// No agent runs, or its report cannot be read.
+/// No agent runs, its report cannot be read or has no routes, standard output cannot be written, the fence fails, or the
+/// kernel refuses to remove a route. For the voters: the API server cannot be asked, or refuses or does not need the
+/// change.
 pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Result<()> {
     match command {
         AnnounceCommand::List { output } => {
@@ -38,11 +43,31 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
                 TableOrJson::Table => routes(&all),
             }
         }
+        AnnounceCommand::Voters { replace, kubeconfig } => voters(*replace, kubeconfig.clone()),
         AnnounceCommand::BirdConfig => print(&bgp(paths)?.bird_config),
         AnnounceCommand::Fence { announce_table, lifetime } => {
             fence::run(*announce_table, Duration::from_secs(*lifetime))
         }
+        AnnounceCommand::Withdraw { announce_table } => {
+            let removed = AnnouncedRoutes::new(*announce_table).release()?;
+            print(&format!("removed {removed} routes from table {announce_table}\n"))
+        }
     }
+}
+
+fn voters(replace: bool, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
+    let server = kubeconfig.map_or(ApiServer::InCluster, ApiServer::Kubeconfig);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let found = runtime.block_on(WrittenVoters::read(server))?;
+    if replace {
+        runtime.block_on(found.replace())?;
+        return print("The agents of the Nodes that exist choose new voters now.\n");
+    }
+    let mut table = table(&["VOTER", "NODE"]);
+    for name in &found.voters.names {
+        table.add_row([&**name, if found.nodes.contains(&**name) { "exists" } else { "is gone" }]);
+    }
+    print_table(&table)
 }
 
 fn bgp(paths: &KernelPaths) -> anyhow::Result<BgpReport> {

@@ -12,8 +12,8 @@ use tower::layer::layer_fn;
 
 use super::pace::Paced;
 
-/// How long an API server may send nothing before the connection counts as dead. Real API servers send a bookmark every
-/// minute.
+/// How long an API server may send nothing before the agent drops the connection. kube-apiserver sends a bookmark about
+/// every minute.
 const SILENCE: Duration = Duration::from_secs(150);
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -32,7 +32,7 @@ pub enum ApiServer {
 /// Why the agent cannot use the API server at all.
 #[derive(Debug, thiserror::Error)]
 pub enum KubernetesError {
-    /// The kubeconfig does not lead to an API server.
+    /// The kubeconfig cannot be read, or names no usable API server.
     #[error("cannot use the kubeconfig {}: {source}; check it with `kubectl --kubeconfig FILE get services`", path.display())]
     Kubeconfig {
         /// The file.
@@ -43,7 +43,7 @@ pub enum KubernetesError {
     /// The process lacks the environment of a Pod in a cluster.
     #[error("cannot use the service account of this Pod: {0}; give the Pod one, or set --kubeconfig FILE")]
     InCluster(#[from] Box<InClusterError>),
-    /// Certificates, keys or proxies are unusable.
+    /// The client cannot be set up: certificates, keys or proxies are unusable.
     #[error(
         "cannot set up a client for the API server: {0}; check the certificates, keys and proxy in the kubeconfig"
     )]

@@ -4,7 +4,7 @@ use tracing::{info, warn};
 
 use super::watch::Failure;
 
-/// The conditions of the API server. Logs each problem once, however many attempts fail.
+/// The conditions of the API server. A problem is logged when it begins, not at each failed attempt.
 #[derive(Debug, Default)]
 pub(super) struct ServerConditions {
     away: bool,

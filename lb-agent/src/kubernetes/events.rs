@@ -46,6 +46,8 @@ enum Occurrence {
     },
     /// A notice of the controller that assigns addresses to load balancers.
     Address(Notice),
+    /// The voters on announcements have lost their majority, for this reason.
+    VotersLost(String),
 }
 
 impl Events {
@@ -68,6 +70,11 @@ impl Events {
     /// Queues an Event about the address of a load balancer.
     pub(super) fn of_address(&self, notice: Notice) {
         self.emit(Occurrence::Address(notice));
+    }
+
+    /// Queues the Warning `VotersLost` on the Node.
+    pub(super) fn voters_lost(&self, why: String) {
+        self.emit(Occurrence::VotersLost(why));
     }
 
     fn emit(&self, occurrence: Occurrence) {
@@ -131,7 +138,8 @@ impl Publisher {
     }
 }
 
-/// The Event. `Starting` and `FailedToStartServiceHealthcheck` have the type and reason that kube-proxy emits.
+/// The Event. `Starting` and `FailedToStartServiceHealthcheck` have the types and reasons of the Events that kube-proxy
+/// emits.
 fn event(occurrence: &Occurrence) -> Event {
     let (type_, reason, action, note) = match occurrence {
         Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),
@@ -142,11 +150,12 @@ fn event(occurrence: &Occurrence) -> Event {
             let type_ = if *is_warning { EventType::Warning } else { EventType::Normal };
             (type_, *reason, "AssignAddress", Some(shortened(note)))
         }
+        Occurrence::VotersLost(why) => (EventType::Warning, "VotersLost", "Announce", Some(shortened(why))),
     };
     Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None }
 }
 
-/// The object of the Event. As in kube-proxy, names stand in for uids that are not known.
+/// The object of the Event. As in kube-proxy, a name replaces a uid that is not known.
 fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
     let reference = |kind: &str, namespace: Option<&str>, name: &str, uid: String| ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -157,7 +166,7 @@ fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
         ..ObjectReference::default()
     };
     match occurrence {
-        Occurrence::Starting => reference("Node", None, node, node.to_owned()),
+        Occurrence::Starting | Occurrence::VotersLost(_) => reference("Node", None, node, node.to_owned()),
         Occurrence::HealthCheckFailed { service, .. } => {
             reference("Service", Some(&service.namespace), &service.name, service.to_string())
         }

@@ -13,7 +13,8 @@ use super::{node::NodeInfo, watched::Read};
 
 /// Annotation with the time of the change in the cluster that triggered the newest version of an EndpointSlice.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Objects per page of a list. Only one page at a time is in memory as the API server sent it.
+/// Maximum number of objects in a page of a list. Pages limit how much of a list is in memory as the API server sent
+/// it.
 const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
@@ -24,7 +25,7 @@ pub(super) trait Kind: Read {
     const NAMESPACED: bool;
     /// Whether some API servers lack this kind.
     const OPTIONAL: bool = false;
-    /// The type in which the rest of the agent receives an object.
+    /// The type in which the receiver of the watch gets a changed object.
     type Change: Send;
 
     /// Converts the object, whose name is `name`.

@@ -21,6 +21,7 @@ mod tolerance_test;
 mod watch;
 mod watched;
 
+pub(crate) use self::watch::at;
 pub use self::{
     client::{ApiServer, KubernetesError},
     events::Events,

@@ -17,8 +17,8 @@ const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
 /// is still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Whether load balancers may send traffic here, by kube-proxy's rules: the Node exists, is not being deleted, and
-    /// the cluster autoscaler is not about to remove it.
+    /// Whether load balancers may send traffic here, by kube-proxy's rules: the Node was not deleted, is not being
+    /// deleted, and the cluster autoscaler is not about to remove it.
     pub eligible: bool,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,

@@ -15,7 +15,7 @@ use tower::Service;
 const APART: Duration = Duration::from_secs(1);
 
 /// Delays watches that would start too soon after each other. When a watch ends, even right after its start, the
-/// library restarts it without a pause, because watches usually end after some minutes.
+/// library (kube-runtime) restarts it without a pause.
 #[derive(Clone, Debug)]
 pub(super) struct Paced<S> {
     inner: S,

@@ -31,8 +31,8 @@ use super::{
 pub struct Published {
     /// The Node object of this node.
     pub node: watch::Sender<NodeInfo>,
-    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. If the API server has no such API, the
-    /// channel keeps its first value.
+    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Without such an object, the channel has its
+    /// first value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
     /// All current problems, for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
@@ -45,8 +45,8 @@ const NODE_PATIENCE: Duration = Duration::from_secs(5);
 /// EndpointSlices are listed, sends [`SourceEvent::Complete`], or [`SourceEvent::CompleteBut`] with the Services that
 /// have an object that was never readable, then [`SourceEvent::Synchronised`] once. Later, sends `CompleteBut` again
 /// when these Services change, and `Complete` as soon as none is left. `node_name` is the name of this node's Node
-/// object. The zone of the Node is sent before the first write, which waits a few seconds for the API server to return
-/// the Node or to answer that it does not exist.
+/// object. The first write waits a few seconds for the API server to return the Node, to answer that it does not exist,
+/// or to refuse; if the Node arrives in time, its zone is sent before that write.
 ///
 /// # Errors
 ///
@@ -75,7 +75,7 @@ struct Follower {
     /// The ranges of each ServiceCIDR. `default_ranges` apply if there is no ServiceCIDR.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
     default_ranges: Vec<IpNet>,
-    /// The deadline until which the first write waits for the Node.
+    /// When the first write stops waiting for the Node.
     node_deadline: Option<Instant>,
     /// Whether [`SourceEvent::Synchronised`] was sent.
     synchronised: bool,

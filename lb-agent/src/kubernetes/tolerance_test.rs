@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{kind::Kind, watched::Watched};
 
-/// An object with every field, and the paths of those that the agent uses.
+/// An object with many fields, and the paths of those that the agent uses.
 struct Complete {
     object: Value,
     used: &'static [&'static str],
@@ -257,7 +257,7 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// Everything that the agent reads from an object.
+/// What the agent reads from an object, as text.
 fn read<K: Kind>(object: &Value) -> String
 where
     K::Change: Debug,

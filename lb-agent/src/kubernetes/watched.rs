@@ -14,7 +14,8 @@ pub(super) trait Read: DeserializeOwned + Clone + Debug + Send + 'static {
     type Schema: Resource<DynamicType = ()>;
 }
 
-/// An object whose metadata is always readable, so that one object of an unexpected form does not stop the watch.
+/// An object of which parts may be unreadable, so that one object of an unexpected form does not stop the watch.
+/// Unreadable metadata count as empty.
 #[derive(Clone, Debug)]
 pub(super) struct Watched<K> {
     pub(super) metadata: ObjectMeta,

@@ -48,7 +48,7 @@ impl Advertisement {
         ];
         for (field, value) in unsupported {
             if value.as_ref().is_some_and(|list| !list.is_empty()) {
-                let why = "not supported: the agent announces nothing by this object";
+                let why = "not supported";
                 return Err(object.error(format!("spec.{field}"), why.to_owned()));
             }
         }
@@ -71,12 +71,27 @@ impl Advertisement {
     pub fn selects_node(&self, labels: &Labels) -> bool {
         self.scope.selects_node(labels)
     }
+
+    /// Whether a node with these devices can announce: if the advertisement names devices, it has one of them.
+    pub fn is_served_by(&self, devices: &BTreeSet<String>) -> bool {
+        self.interfaces.is_empty() || !self.interfaces.is_disjoint(devices)
+    }
 }
 
 impl Advertised {
     /// The pool whose ranges contain an address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
-        self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
+        self.index_of(ip).map(|index| &self.pools[index])
+    }
+
+    /// The index of the pool whose ranges contain an address.
+    pub(super) fn index_of(&self, ip: IpAddr) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
+    }
+
+    /// Whether some advertisement names this device.
+    pub fn names_device(&self, device: &str) -> bool {
+        self.advertisements.iter().any(|advertisement| advertisement.interfaces.contains(device))
     }
 
     /// The advertisements that cover the pool of an address.

@@ -12,7 +12,10 @@ use std::{
 
 use ring::digest::{SHA256, digest};
 
-use super::{advertisement::Advertised, holders::Holder};
+use super::{
+    advertisement::{Advertised, Advertisement},
+    holders::Holder,
+};
 use crate::{load_balancer::Labels, model::ObjectName};
 
 /// An address to announce, with its candidates.
@@ -24,10 +27,29 @@ pub struct Candidacy {
     pub pool: Arc<str>,
     /// The Services that have the address.
     pub services: Vec<ObjectName>,
-    /// The nodes that may announce the address, the best first. The first of them that is alive announces it.
+    /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive announces
+    /// it.
     pub nodes: Vec<Arc<str>>,
     /// The devices on which this node would announce the address.
     pub interfaces: Interfaces,
+}
+
+/// A node that may announce addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Candidate {
+    /// Its labels.
+    pub labels: Labels,
+    /// The devices on which it says that it can announce, of those that advertisements name; `None` for all of these, as
+    /// long as it has not said.
+    pub devices: Option<BTreeSet<String>>,
+}
+
+impl Candidate {
+    /// Whether an advertisement selects this node, and names no device or one that it has.
+    fn serves(&self, advertisement: &Advertisement) -> bool {
+        let has_device = self.devices.as_ref().is_none_or(|devices| advertisement.is_served_by(devices));
+        has_device && advertisement.selects_node(&self.labels)
+    }
 }
 
 /// Devices on which a node announces an address.
@@ -39,12 +61,12 @@ pub enum Interfaces {
     Named(BTreeSet<String>),
 }
 
-/// The addresses that some node is to announce, as this node sees it. `nodes` are all nodes that may announce, with
-/// their labels.
+/// The addresses that some node is to announce, as this node sees it: those with an advertisement and an endpoint.
+/// `nodes` are all nodes that may announce.
 pub fn candidacies(
     advertised: &Advertised,
     holders: &BTreeMap<ObjectName, Holder>,
-    nodes: &BTreeMap<Arc<str>, Labels>,
+    nodes: &BTreeMap<Arc<str>, Candidate>,
     this: &str,
 ) -> Vec<Candidacy> {
     let mut by_address: BTreeMap<IpAddr, Vec<(&ObjectName, &Holder)>> = BTreeMap::new();
@@ -58,22 +80,17 @@ pub fn candidacies(
         let has_endpoints = |node: &Arc<str>| {
             holders.iter().all(|(_, holder)| holder.nodes.as_ref().is_none_or(|nodes| nodes.contains(node)))
         };
-        let selected =
-            |labels: &Labels| advertised.of(address).any(|advertisement| advertisement.selects_node(labels));
-        let eligible = nodes.iter().filter(|(node, labels)| selected(labels) && has_endpoints(node));
+        let serves =
+            |node: &Candidate| advertised.of(address).any(|advertisement| node.serves(advertisement));
+        let eligible = nodes.iter().filter(|(name, node)| serves(node) && has_endpoints(name));
         let nodes_ranked = ranked(eligible.map(|(node, _)| node), address);
         let nowhere = || Interfaces::Named(BTreeSet::new());
         let interfaces =
-            nodes.get(this).map_or_else(nowhere, |labels| interfaces(advertised, address, labels));
+            nodes.get(this).map_or_else(nowhere, |node| interfaces(advertised, address, &node.labels));
         let services = holders.iter().map(|(service, _)| (*service).clone()).collect();
         let pool = pool.name.clone();
-        (!nodes_ranked.is_empty()).then_some(Candidacy {
-            address,
-            pool,
-            services,
-            nodes: nodes_ranked,
-            interfaces,
-        })
+        advertised.of(address).next()?;
+        Some(Candidacy { address, pool, services, nodes: nodes_ranked, interfaces })
     };
     by_address.into_iter().filter_map(candidacy).collect()
 }

@@ -18,12 +18,17 @@ pub struct Holder {
     /// The nodes with a ready or serving endpoint, also a terminating one: only they may announce under
     /// `externalTrafficPolicy: Local`. `None` under `Cluster`: all nodes may.
     pub nodes: Option<BTreeSet<Arc<str>>>,
+    /// The addresses at which this node's kernel sends external clients to endpoints. A Service that waits for room in a
+    /// map, or whose update the kernel has refused, may lack some, or all.
+    pub here: BTreeSet<IpAddr>,
 }
 
 /// The Services that have load balancers' addresses, by name; updated Service by Service.
 #[derive(Clone, Debug, Default)]
 pub struct Holders {
     services: BTreeMap<ObjectName, Holder>,
+    /// The Services whose [`Holder::here`] may be out of date.
+    outdated: BTreeSet<ObjectName>,
     changed: bool,
 }
 
@@ -36,6 +41,26 @@ impl Holders {
     /// Whether [`Self::services`] has changed since the last call.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
+    }
+
+    /// Marks [`Holder::here`] of a Service as out of date.
+    pub(crate) fn outdate(&mut self, name: &ObjectName) {
+        if self.services.contains_key(name) {
+            self.outdated.insert(name.clone());
+        }
+    }
+
+    /// The Services whose [`Holder::here`] the caller must set.
+    pub(crate) fn take_outdated(&mut self) -> BTreeSet<ObjectName> {
+        std::mem::take(&mut self.outdated)
+    }
+
+    /// Sets [`Holder::here`] from the addresses at which the kernel serves the Service.
+    pub(crate) fn set_here(&mut self, name: &ObjectName, served: &BTreeSet<IpAddr>) {
+        let Some(holder) = self.services.get_mut(name) else { return };
+        let here = holder.addresses.iter().copied().filter(|address| served.contains(address)).collect();
+        self.changed |= holder.here != here;
+        holder.here = here;
     }
 
     /// Sets the state of a Service, or removes a deleted one.
@@ -56,6 +81,7 @@ impl Holders {
                 addresses: external.load_balancer_ips.clone(),
                 is_served: !serving.is_empty(),
                 nodes: (external.policy == TrafficPolicy::Local).then(nodes),
+                here: self.services.get(name).map(|known| known.here.clone()).unwrap_or_default(),
             }
         });
         let known = match &holder {
@@ -63,5 +89,6 @@ impl Holders {
             None => self.services.remove(name),
         };
         self.changed |= known != holder;
+        self.outdate(name);
     }
 }

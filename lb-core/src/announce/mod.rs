@@ -5,9 +5,12 @@
 //! advertisement  MetalLB's L2Advertisement: which pools are announced, by which nodes, on which devices
 //! holders        the Services that have each address, and the nodes with endpoints
 //! cluster        the nodes of a cluster as members that share addresses
+//! devices        the devices on which a node says that it can announce
 //! election       the nodes that may announce an address, the best first
 //! schedule       when an announcement is repeated
 //! voters         the members that grant the right to announce, while nodes come and go
+//! evidence       the promises that a candidate has
+//! freshness      tells a new message from a copy of an earlier one
 //! lease          the right to announce, for nodes that share addresses
 //! bgp            the routes that a node offers, and the configuration of its BGP daemon
 //! ```
@@ -17,7 +20,10 @@
 pub mod advertisement;
 pub mod bgp;
 pub mod cluster;
+pub mod devices;
 pub mod election;
+mod evidence;
+pub mod freshness;
 pub mod holders;
 pub mod lease;
 pub mod schedule;

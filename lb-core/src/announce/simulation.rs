@@ -1,5 +1,6 @@
-//! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates. Two
-//! members must never have the right to announce one address at the same time.
+//! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates. Each
+//! may lose the API server, on which nodes come and go and the object with the voters changes; an attacker replays
+//! messages. Two members must never have the right to announce one address at the same time.
 
 use std::{
     cmp::Reverse,
@@ -85,14 +86,21 @@ struct World {
     bodies: BTreeMap<u64, Body>,
     sent: u64,
     random: Random,
+    /// The messages that an attacker without the key has recorded: receiver, sender, content. It replays this many of
+    /// them in each step.
+    recorded: Vec<(usize, usize, Body)>,
+    replays: usize,
     /// Percent of messages that are lost, and the longest delay.
     loss: u64,
     delay: Nanos,
     /// The side of each member. Members on different sides receive no messages from each other.
     side: Vec<u64>,
     prefer: Prefer,
-    /// What the API server has: the voters, and the nodes.
+    /// What the API server has: the voters, unless they were deleted, and the nodes.
+    object: Option<Voters>,
+    /// The newest voters that it has had, and all generations of them.
     voters: Voters,
+    history: Vec<Voters>,
     nodes: BTreeSet<Arc<str>>,
     time: Nanos,
 }
@@ -108,15 +116,20 @@ impl World {
     /// Of `count` members the first `first` vote from the beginning.
     fn with_voters(count: usize, first: usize, seed: u64, prefer: Prefer, rate: i64) -> Self {
         let names: Vec<Arc<str>> = (0..count).map(|index| format!("n{index}").into()).collect();
+        let voters = Voters { generation: 1, names: names[..first].iter().cloned().collect() };
         let mut world = Self {
             members: Vec::new(),
-            voters: Voters { generation: 1, names: names[..first].iter().cloned().collect() },
+            object: Some(voters.clone()),
+            history: vec![voters.clone()],
+            voters,
             nodes: names.iter().cloned().collect(),
             names,
             wire: BinaryHeap::new(),
             bodies: BTreeMap::new(),
             sent: 0,
             random: Random(seed),
+            recorded: Vec::new(),
+            replays: 0,
             loss: 0,
             delay: 5 * MILLISECOND,
             side: vec![0; count],
@@ -142,12 +155,13 @@ impl World {
         world
     }
 
-    fn leases(&self, index: usize, now: Nanos) -> Leases {
+    fn leases(&mut self, index: usize, now: Nanos) -> Leases {
         let this = self.names[index].clone();
-        let start = (now, 1 + self.time);
+        let start = (now, self.random.next());
         let mut leases = Leases::new(this, Voters::default(), self.prefer, Timing::DEFAULT, start);
-        if self.members.get(index).is_none_or(|member| member.has_api) {
-            leases.set_voters(self.voters.clone(), now);
+        let has_api = self.members.get(index).is_none_or(|member| member.has_api);
+        if let Some(voters) = self.object.clone().filter(|_| has_api) {
+            leases.set_voters(voters, now);
         }
         leases.set_members(self.names.clone());
         leases.set_candidates(BTreeMap::from([(ADDRESS, self.names.clone())]));
@@ -174,11 +188,19 @@ impl World {
         let asks = member.leases.retire(now);
         (member.alive, member.written) = (false, None);
         for to in (0..self.members.len()).filter(|to| *to != index) {
-            asks.iter().for_each(|ask| self.send(index, to, Body::Ask(ask.clone())));
+            self.ask(index, to, &asks);
+        }
+    }
+
+    fn ask(&mut self, from: usize, to: usize, asks: &[Ask]) {
+        for ask in asks {
+            let addressed = self.members[from].leases.addressed(ask, &self.names[to]);
+            self.send(from, to, Body::Ask(addressed));
         }
     }
 
     fn send(&mut self, from: usize, to: usize, body: Body) {
+        self.recorded.push((to, from, body.clone()));
         if self.side[from] != self.side[to] || self.random.chance(self.loss) {
             return;
         }
@@ -200,25 +222,42 @@ impl World {
                 continue;
             }
             let Some(body) = self.bodies.remove(&number) else { continue };
-            if !self.members[to].alive {
-                continue;
+            if self.members[to].alive {
+                self.receive(to, from, body);
             }
-            let (name, now) = (self.names[from].clone(), self.members[to].clock(self.time));
-            match body {
-                Body::Ask(ask) => {
-                    if let Some(answer) = self.members[to].leases.asked(&name, &ask, now) {
-                        self.send(to, from, Body::Answer(answer));
-                    }
+        }
+    }
+
+    fn receive(&mut self, to: usize, from: usize, body: Body) {
+        let (name, now) = (self.names[from].clone(), self.members[to].clock(self.time));
+        match body {
+            Body::Ask(ask) => {
+                for answer in self.members[to].leases.asked(&name, &ask, now) {
+                    self.send(to, from, Body::Answer(answer));
                 }
-                Body::Answer(answer) => self.members[to].leases.answered(&name, &answer, now),
             }
-            self.members[to].write(now);
+            Body::Answer(answer) => self.members[to].leases.answered(&name, &answer, now),
+        }
+        self.members[to].write(now);
+    }
+
+    fn replay(&mut self) {
+        for _ in 0..self.replays {
+            let index = self.random.below(self.recorded.len().max(1) as u64);
+            let Some((to, from, body)) = self.recorded.get(usize::try_from(index).unwrap()).cloned() else {
+                return;
+            };
+            let member = &self.members[to];
+            if member.alive && member.paused_until <= self.time {
+                self.receive(to, from, body);
+            }
         }
     }
 
     fn step(&mut self) {
         self.time += STEP;
         self.deliver();
+        self.replay();
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
             if !member.alive || member.paused_until > self.time || member.next_tick > self.time {
@@ -227,22 +266,35 @@ impl World {
             member.next_tick = self.time + Timing::DEFAULT.interval;
             let now = member.clock(self.time);
             if member.has_api {
-                member.leases.set_voters(self.voters.clone(), now);
+                if let Some(voters) = self.object.clone() {
+                    member.leases.set_voters(voters, now);
+                }
+                let restored = member.leases.voters().restored(self.object.as_ref());
+                let generation = self.object.as_ref().map(|voters| voters.generation);
+                let follows = |next: &Voters| generation.is_some_and(|known| next.generation == known + 1);
+                let next = member.leases.proposal(|name| self.nodes.contains(name), now).filter(follows);
                 // The API server compares and swaps.
-                if let Some(next) = member.leases.proposal(|name| self.nodes.contains(name), now)
-                    && next.generation == self.voters.generation + 1
-                {
-                    self.voters = next;
+                if let Some(next) = restored.or(next) {
+                    (self.object, self.voters) = (Some(next.clone()), next.clone());
+                    self.history.push(next);
                 }
             }
             let asks = member.leases.tick(now);
             member.write(now);
             for to in (0..self.members.len()).filter(|to| *to != index) {
-                for ask in &asks {
-                    self.send(index, to, Body::Ask(ask.clone()));
-                }
+                self.ask(index, to, &asks);
             }
         }
+    }
+
+    /// Whether a member that is not paused knows the newest voters and reaches the API server, so that it writes them
+    /// back at once.
+    fn voters_can_be_restored(&self) -> bool {
+        let knows = |member: &Member| {
+            let is_up = member.alive && member.paused_until <= self.time && member.has_api;
+            is_up && *member.leases.voters() == self.voters
+        };
+        self.members.iter().any(knows)
     }
 
     fn answering(&self) -> Vec<usize> {
@@ -417,7 +469,7 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
     world.members[0].has_api = false;
     world.run(40 * SECOND);
     assert_eq!(world.voters.names.len(), 9);
-    assert_eq!(world.answering(), [1], "n0 has missed the change: nobody waits for it");
+    assert_eq!(world.answering(), [0], "n0 has learned the change from the others");
     world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
     world.run(10 * SECOND);
     assert_eq!(world.answering(), [2]);
@@ -431,6 +483,7 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
     world.restart(1);
     world.run(10 * SECOND);
     assert_eq!(world.answering(), [2]);
+    assert_eq!(world.members[1].leases.voters(), &Voters::default(), "it waits for the API server");
     // The majority keeps the API server: it goes on to elect, and to change the voters.
     let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
     world.side = vec![0, 1, 1, 1, 1, 1, 1, 1, 1];
@@ -441,15 +494,77 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
 }
 
 #[test]
-fn member_that_has_missed_a_change_of_the_voters_votes_and_does_not_ask() {
+fn node_that_is_apart_from_two_of_three_voters_never_becomes_one_of_two() {
+    for prefer in [Prefer::Availability, Prefer::Single] {
+        let mut world = World::new(3, 5, prefer, 5);
+        world.run(8 * SECOND);
+        world.side = vec![0, 0, 1];
+        (0..2).for_each(|index| world.members[index].has_api = false);
+        (0..2).for_each(|index| assert!(world.nodes.remove(&world.names[index])));
+        world.run(60 * SECOND);
+        assert_eq!(world.answering(), [0], "{prefer:?}");
+    }
+    // A voter that is heard remains: the two may go on.
+    let mut world = World::new(3, 5, Prefer::Availability, 5);
+    world.run(8 * SECOND);
+    world.kill(0);
+    world.members[0].written = None;
+    world.nodes.remove("n0");
+    world.run(10 * SECOND);
+    assert_eq!((world.voters.names.len(), world.answering()), (2, vec![1]));
+}
+
+#[test]
+fn change_of_the_voters_that_only_nodes_without_addresses_see_stops_no_others() {
+    for (count, apart) in [(6, 3), (6, 2), (9, 4)] {
+        let mut world = World::with_voters(count, count - 1, 5, Prefer::Single, 5);
+        for index in 0..count {
+            world.members[index].has_api = index >= apart;
+            let candidates = BTreeMap::from([(ADDRESS, world.names[..apart].to_vec())]);
+            world.members[index].leases.set_candidates(candidates);
+        }
+        world.run(40 * SECOND);
+        assert_eq!(world.voters.names, world.nodes, "the last one votes");
+        assert_eq!(world.answering(), [0]);
+        world.kill(0);
+        world.members[0].written = None;
+        assert!(world.until_answered(5 * SECOND) < 2 * SECOND);
+        assert_eq!(world.answering(), [1], "{apart} of {count}");
+    }
+}
+
+#[test]
+fn member_that_has_missed_a_change_of_the_voters_learns_it_from_others() {
     let mut world = World::with_voters(3, 2, 5, Prefer::Single, 5);
     world.members[1].has_api = false;
     world.run(8 * SECOND);
     assert_eq!((world.voters.names.len(), world.answering()), (3, vec![0]));
+    assert_eq!(*world.members[1].leases.voters(), world.voters);
     world.kill(0);
     world.members[0].written = None;
     world.run(4 * SECOND);
-    assert_eq!(world.answering(), [2], "n1 is better, and cannot get a majority");
+    assert_eq!(world.answering(), [1]);
+}
+
+#[test]
+fn voters_that_were_deleted_or_replaced_by_older_ones_return_and_the_owner_stays() {
+    for older in [None, Some(0)] {
+        let mut world = World::with_voters(7, 1, 5, Prefer::Single, 5);
+        world.run(20 * SECOND);
+        assert_eq!((world.voters.names.len(), world.answering()), (7, vec![0]));
+        let generation = world.voters.generation;
+        world.object = older.map(|index| world.history[index].clone());
+        world.run(SECOND);
+        assert_eq!((world.voters.generation, world.voters.names.len()), (generation + 1, 7));
+        // n0 was the only voter of the older generation; it starts again.
+        world.restart(0);
+        world.run(10 * SECOND);
+        assert_eq!(world.answering(), [0]);
+        world.nodes.remove("n6");
+        world.kill(6);
+        world.run(10 * SECOND);
+        assert_eq!(world.object.as_ref().map(|voters| voters.names.len()), Some(6), "changes go on");
+    }
 }
 
 #[test]
@@ -465,6 +580,36 @@ fn hundred_members_agree_on_one_owner_under_loss_and_pauses() {
     assert_eq!(world.answering().len(), 1);
 }
 
+#[test]
+fn replayed_messages_neither_prolong_the_life_of_a_dead_member_nor_end_the_right_of_a_rebooted_one() {
+    for seed in 0..20 {
+        let mut world = World::new(3, seed, Prefer::Single, 5);
+        world.run(8 * SECOND);
+        assert_eq!(world.answering(), [0]);
+        world.replays = 10;
+        world.kill(0);
+        world.members[0].written = None;
+        assert!(world.until_answered(5 * SECOND) < 2 * SECOND, "seed {seed}");
+        assert_eq!(world.answering(), [1]);
+        world.restart(0);
+        world.run(10 * SECOND);
+        assert_eq!(world.answering(), [0], "seed {seed}");
+        for _ in 0..500 {
+            world.run(STEP);
+            assert_eq!(world.answering(), [0], "seed {seed}");
+        }
+        // All others restart as well, one after the other: none takes a recorded message for a new one.
+        for index in [1, 2] {
+            world.restart(index);
+            world.run(3 * SECOND);
+            assert_eq!(world.answering(), [0], "seed {seed}");
+        }
+        world.kill(0);
+        world.members[0].written = None;
+        assert!(world.until_answered(5 * SECOND) < 2 * SECOND, "seed {seed}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
@@ -475,16 +620,17 @@ proptest! {
         loss in 0u64..60,
         delay in 1u64..600,
         trouble in 5u64..60,
+        replays in 0usize..5,
     ) {
         let mut world = World::with_voters(count, first.min(count), seed, Prefer::Single, 5);
-        (world.loss, world.delay) = (loss, delay * MILLISECOND);
+        (world.loss, world.delay, world.replays) = (loss, delay * MILLISECOND, replays);
         for _ in 0..120 {
             world.run(250 * MILLISECOND);
             if !world.random.chance(trouble) {
                 continue;
             }
             let index = usize::try_from(world.random.below(count as u64)).unwrap();
-            match world.random.below(9) {
+            match world.random.below(11) {
                 0 => world.kill(index),
                 1 if !world.members[index].alive || world.members[index].paused_until <= world.time => {
                     // A restarted agent first empties the map: `restart` does the same.
@@ -500,6 +646,12 @@ proptest! {
                     if !world.nodes.remove(&name) {
                         world.nodes.insert(name);
                     }
+                }
+                // An agent that starts now, and reaches no other, would believe the older ones.
+                8 if world.voters_can_be_restored() => world.object = None,
+                9 if world.voters_can_be_restored() => {
+                    let old = world.random.below(world.history.len() as u64);
+                    world.object = world.history.get(usize::try_from(old).unwrap()).cloned();
                 }
                 _ => world.side = vec![0; count],
             }

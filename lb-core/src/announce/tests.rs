@@ -10,15 +10,11 @@ use serde_json::{Value, json};
 
 use super::{
     advertisement::{Advertised, Advertisement, labels_of},
-    election::{Candidacy, Interfaces, candidacies},
+    election::{Candidacy, Candidate, Interfaces, candidacies},
     holders::Holder,
     schedule::due,
 };
-use crate::{
-    api,
-    load_balancer::{Labels, Pool},
-    model::ObjectName,
-};
+use crate::{api, load_balancer::Pool, model::ObjectName};
 
 fn advertisement(name: &str, spec: Value) -> Result<Advertisement, String> {
     let object = json!({"metadata": {"name": name, "namespace": "metallb-system"}, "spec": spec});
@@ -39,8 +35,9 @@ fn advertised(specs: &[Value]) -> Advertised {
     }
 }
 
-fn nodes(names: &[&str]) -> BTreeMap<Arc<str>, Labels> {
-    names.iter().map(|name| (Arc::from(*name), labels_of(&Arc::from(*name)))).collect()
+fn nodes(names: &[&str]) -> BTreeMap<Arc<str>, Candidate> {
+    let candidate = |name: &&str| Candidate { labels: labels_of(&Arc::from(*name)), devices: None };
+    names.iter().map(|name| (Arc::from(*name), candidate(name))).collect()
 }
 
 fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
@@ -48,6 +45,7 @@ fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
         is_served: nodes.is_none_or(|nodes| !nodes.is_empty()),
         nodes: nodes.map(|nodes| nodes.iter().map(|node| Arc::from(*node)).collect()),
+        here: BTreeSet::new(),
     }
 }
 
@@ -129,8 +127,38 @@ fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
         let elected = elect(&all, &services);
         assert_eq!(names(&elected[0]), nodes.into_iter().collect(), "{services:?}");
     }
-    assert_eq!(elect(&all, &[local(&["n1"]), local(&["n2"])]), []);
-    assert_eq!(elect(&all, &[local(&["elsewhere"])]), []);
+    for services in [vec![local(&["n1"]), local(&["n2"])], vec![local(&["elsewhere"])]] {
+        let elected = elect(&all, &services);
+        assert_eq!(elected.len(), 1, "the address counts as one that should be announced");
+        assert_eq!(names(&elected[0]), BTreeSet::new(), "{services:?}");
+    }
+}
+
+#[test]
+fn node_without_a_device_that_the_advertisement_names_is_no_candidate() {
+    let holders = holders(&[holder(&["192.0.2.1"], None)]);
+    let on_eth1 = json!({"interfaces": ["eth1"]});
+    let only_n1 = json!({"nodeSelectors": [on("n1")]});
+    let mut nodes = nodes(&["n1", "n2", "n3"]);
+    let mut state = |name: &str, devices: &[&str]| {
+        let devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        nodes.get_mut(name).unwrap().devices = Some(devices);
+        nodes.clone()
+    };
+    let eligible = |specs: &[Value], nodes: &BTreeMap<Arc<str>, Candidate>| -> Vec<String> {
+        let elected = candidacies(&advertised(specs), &holders, nodes, "n1");
+        elected[0].nodes.iter().map(ToString::to_string).collect()
+    };
+    let first = state("n2", &["eth0"]);
+    assert_eq!(eligible(slice::from_ref(&on_eth1), &first), ["n1", "n3"], "others have not stated theirs");
+    let second = state("n3", &["eth0", "eth1"]);
+    assert_eq!(eligible(slice::from_ref(&on_eth1), &second), ["n1", "n3"]);
+    let third = state("n1", &[]);
+    assert_eq!(eligible(slice::from_ref(&on_eth1), &third), ["n3"]);
+    assert_eq!(eligible(&[on_eth1.clone(), only_n1], &third), ["n1", "n3"], "one that names no device");
+    assert_eq!(eligible(&[json!({})], &third), ["n2", "n1", "n3"]);
+    let none = state("n3", &["eth0"]);
+    assert_eq!(eligible(&[on_eth1], &none), Vec::<String>::new(), "it counts as not announced");
 }
 
 #[test]
@@ -185,7 +213,7 @@ proptest! {
         let lost = names[lost.index(count)];
         let left: Vec<&str> = names.iter().copied().filter(|name| *name != lost).collect();
         let address: IpAddr = [192, 0, 2, last].into();
-        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None }]);
+        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None, here: BTreeSet::new() }]);
         let advertised = advertised(&[json!({})]);
         let best = |names: &[&str]| candidacies(&advertised, &services, &nodes(names), names[0])[0].nodes[0].clone();
         let (before, after) = (best(&names), best(&left));
@@ -197,7 +225,7 @@ proptest! {
     fn nodes_agree(last in 1u8..15, a in 0usize..3, b in 0usize..3) {
         let names = ["n1", "n2", "n3"];
         let address: IpAddr = [192, 0, 2, last].into();
-        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None }]);
+        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None, here: BTreeSet::new() }]);
         let order = |this| candidacies(&advertised(&[json!({})]), &services, &nodes(&names), this)[0].nodes.clone();
         prop_assert_eq!(order(names[a]), order(names[b]));
     }

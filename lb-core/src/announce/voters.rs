@@ -5,36 +5,83 @@
 //! that changes by compare-and-swap (an object of the API server), with a generation. Three rules make it safe to
 //! change them:
 //!
-//! 1. A new generation adds or removes one voter. So a majority before and a majority after it have a voter in common,
-//!    who promises an address to one member only.
+//! 1. A new generation adds or removes one voter at most. So a majority before and a majority after it have a voter in
+//!    common, who promises an address to one member only.
 //! 2. A voter refuses questions of an older generation than its own.
-//! 3. Nobody writes the next generation before a majority of the voters has had the present one for longer than a
+//! 3. No member proposes the next generation before a majority of the voters has had the present one for longer than a
 //!    promise lasts ([`Leases::may_change`](super::lease::Leases::may_change)). So no member that still uses the
 //!    generation before it can have a majority: one of those voters refuses.
 //!
-//! Members see generations at different times, some perhaps never. By 1, two generations in a row cannot both elect; by
-//! 2 and 3 all older ones cannot elect at all. A side of a partition that sees nodes disappear can change nothing
-//! unless it has a majority of the voters from before.
+//! Members learn a generation from the API server, or in [`Part`]s from a member that knows it, at different times. By
+//! 1, two generations in a row cannot both elect; by 2 and 3 all older ones cannot elect at all. A side of a partition
+//! that sees nodes disappear can change nothing unless it has a majority of the voters from before.
+//!
+//! The rules need members that never return to an older generation. An agent that starts knows none, so it votes only
+//! after it has read one from the API server. If the object was deleted or replaced by an older one, the agents that
+//! know the newest generation write its voters back in a new one ([`Voters::restored`]).
 
 use std::{collections::BTreeSet, sync::Arc};
+
+use serde::{Deserialize, Serialize};
 
 /// The members whose promises count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Voters {
-    /// Grows by one with each change.
+    /// Grows with each change.
     pub generation: u64,
     /// Their names.
     pub names: BTreeSet<Arc<str>>,
 }
 
+/// What an announcer hands to the task that writes the voters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ballot {
+    /// The newest voters that the announcer knows, perhaps from other members.
+    pub known: Voters,
+    /// The voters that it proposes.
+    pub next: Option<Voters>,
+}
+
+/// Some of the voters: as many as fit into one message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// [`Voters::generation`].
+    pub generation: u64,
+    /// How many voters there are.
+    pub count: usize,
+    /// The names of some of them.
+    pub names: Vec<String>,
+}
+
+/// The parts of a generation that a member has received so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Parts(Voters);
+
+impl Parts {
+    /// Adds a part; returns the voters once all parts of a generation are there. Parts of an older generation than
+    /// another part are ignored.
+    pub(super) fn add(&mut self, part: &Part) -> Option<&Voters> {
+        if part.generation > self.0.generation {
+            self.0 = Voters { generation: part.generation, names: BTreeSet::new() };
+        }
+        if part.generation == self.0.generation {
+            self.0.names.extend(part.names.iter().map(|name| Arc::from(name.as_str())));
+        }
+        (part.generation == self.0.generation && self.0.names.len() == part.count).then_some(&self.0)
+    }
+}
+
 impl Voters {
+    /// The highest generation that members accept. It leaves room for more changes than there will ever be.
+    pub const LAST: u64 = u64::MAX / 2;
+
     /// How many of them must agree.
     pub fn majority(&self) -> usize {
         self.names.len() / 2 + 1
     }
 
     /// The next generation: without a voter whose node is gone, else with a member that lives and has no vote yet;
-    /// `None` if there is nothing to change. `exists` says whether a node exists; `alive` are the members that are
+    /// `None` if there is nothing to change, or after [`Self::LAST`]. `exists` says whether a node exists; `alive` are the members that are
     /// heard.
     pub fn next<'a>(
         &self,
@@ -43,7 +90,7 @@ impl Voters {
     ) -> Option<Self> {
         let mut names = self.names.clone();
         let gone = names.iter().find(|name| !exists(name)).cloned();
-        // The last one stays: nobody could add another.
+        // The last voter stays: without voters no proposal has a majority.
         match gone.filter(|_| names.len() > 1) {
             Some(gone) => names.remove(&gone),
             None => {
@@ -51,8 +98,70 @@ impl Voters {
                 names.insert(new.clone())
             }
         };
-        Some(Self { generation: self.generation + 1, names })
+        Some(Self { generation: self.next_generation()?, names })
     }
+
+    fn next_generation(&self) -> Option<u64> {
+        self.generation.checked_add(1).filter(|next| *next <= Self::LAST)
+    }
+
+    /// What an agent that knows these voters writes in place of what the API server has: the same voters in a new
+    /// generation, if the API server has none (`None`), older ones, or others of the same generation.
+    pub fn restored(&self, found: Option<&Self>) -> Option<Self> {
+        let is_valid = found.is_some_and(|found| found.generation > self.generation || found == self);
+        let generation = self.next_generation().filter(|_| !is_valid && self.generation > 0)?;
+        Some(Self { generation, names: self.names.clone() })
+    }
+
+    /// The voters without a node, if the others are no majority and so can change nothing; otherwise none.
+    pub fn lost(&self, exists: impl Fn(&str) -> bool) -> Vec<&Arc<str>> {
+        let gone: Vec<&Arc<str>> = self.names.iter().filter(|name| !exists(name)).collect();
+        if self.names.len() - gone.len() < self.majority() && !self.names.is_empty() {
+            gone
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The next generation without any voter, from which the agents begin with one.
+    pub fn vacated(&self) -> Option<Self> {
+        Some(Self { generation: self.next_generation()?, names: BTreeSet::new() })
+    }
+
+    /// The parts in which these voters are sent to another member.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        let names: Vec<&Arc<str>> = self.names.iter().collect();
+        let chunks = chunks(&names, |name| name.len());
+        chunks.into_iter().map(|names| Part {
+            generation: self.generation,
+            count: self.names.len(),
+            names: names.iter().map(ToString::to_string).collect(),
+        })
+    }
+}
+
+/// Bytes of JSON that the names or addresses of one message may take. With two names of nodes of 63 bytes and the rest of
+/// the message, they fit into the 1,280 bytes that each IPv6 link carries.
+const LIST: usize = 600;
+/// Quotation marks and comma of an element.
+const AROUND: usize = 3;
+
+/// Splits a list into those for one message each. `length` returns the length of an element as text.
+pub(super) fn chunks<T: Clone>(list: &[T], length: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut chunks: Vec<Vec<T>> = Vec::new();
+    let mut left = 0;
+    for element in list {
+        let size = length(element) + AROUND;
+        match chunks.last_mut().filter(|_| size <= left) {
+            Some(chunk) => chunk.push(element.clone()),
+            None => {
+                chunks.push(vec![element.clone()]);
+                left = LIST;
+            }
+        }
+        left = left.saturating_sub(size);
+    }
+    chunks
 }
 
 #[cfg(test)]
@@ -84,6 +193,63 @@ mod tests {
             Some(Voters { generation: 10, names: names(&["a", "c"]) }),
             "it goes once there is another"
         );
+    }
+
+    #[test]
+    fn last_generation_is_followed_by_none() {
+        for generation in [Voters::LAST, u64::MAX] {
+            let last = Voters { generation, names: names(&["a"]) };
+            assert_eq!(last.next(|_| true, &[Arc::from("b")]), None);
+            assert_eq!(last.restored(None), None);
+        }
+    }
+
+    #[test]
+    fn voters_that_were_deleted_or_replaced_by_older_ones_are_restored() {
+        let known = Voters { generation: 7, names: names(&["a", "b"]) };
+        let of = |generation, list: &[&str]| Voters { generation, names: names(list) };
+        let restored = Some(of(8, &["a", "b"]));
+        assert_eq!(known.restored(None), restored);
+        assert_eq!(known.restored(Some(&of(6, &["a"]))), restored);
+        assert_eq!(known.restored(Some(&of(7, &["a"]))), restored, "an edit without a new generation");
+        assert_eq!(known.restored(Some(&known)), None);
+        assert_eq!(known.restored(Some(&of(8, &["c"]))), None, "newer ones are adopted");
+        assert_eq!(Voters::default().restored(None), None, "an agent that knows none restores none");
+    }
+
+    #[test]
+    fn voters_are_lost_once_a_majority_has_no_node() {
+        let voters = Voters { generation: 1, names: names(&["a", "b", "c"]) };
+        let lost = |existing: &[&str]| {
+            voters.lost(|name| existing.contains(&name)).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(lost(&["a", "b"]), Vec::<String>::new());
+        assert_eq!(lost(&["b"]), ["a", "c"]);
+        assert_eq!(lost(&[]), ["a", "b", "c"]);
+        assert_eq!(Voters::default().lost(|_| true), Vec::<&Arc<str>>::new());
+        let vacated = voters.vacated().unwrap();
+        assert_eq!(vacated, Voters { generation: 2, names: BTreeSet::new() });
+        assert_eq!(voters.restored(Some(&vacated)), None, "agents adopt it");
+    }
+
+    #[test]
+    fn parts_of_a_generation_make_it_whole_in_any_order() {
+        let of = |generation| Voters {
+            generation,
+            names: (0..100).map(|index| format!("node-{index}-{}", "n".repeat(40)).into()).collect(),
+        };
+        let (old, new) = (of(4), of(5));
+        let sent: Vec<Part> = new.parts().collect();
+        assert!(sent.len() > 5 && sent.iter().all(|part| part.names.join("\",\"").len() < LIST));
+        let mut parts = Parts::default();
+        let (last, rest) = sent.split_first().unwrap();
+        for part in rest.iter().rev().chain(rest) {
+            assert_eq!(parts.add(part), None);
+            assert_eq!(parts.add(&old.parts().next().unwrap()), None);
+        }
+        assert_eq!(parts.add(last), Some(&new));
+        let one = Part { generation: 9, count: 2, names: vec!["a".into()] };
+        assert_eq!(parts.add(&one), None);
     }
 
     proptest! {

@@ -28,7 +28,7 @@ impl AnnounceSocket {
     ///
     /// # Errors
     ///
-    /// The process lacks CAP_NET_RAW.
+    /// No packet socket can be opened, for example because the process lacks CAP_NET_RAW.
     pub fn open() -> Result<Self, DatapathError> {
         // SAFETY: the call takes numbers and returns a new descriptor, or -1. Protocol 0: the socket receives nothing.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };

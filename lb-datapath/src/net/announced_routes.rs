@@ -1,7 +1,7 @@
-//! Routes to announced addresses, for a BGP daemon on this node: in a table of their own, which no rule refers to, so that
-//! packets never use them. Their type is `blackhole`: BIRD and FRR overlook routes of type `local`.
+//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole`: BIRD and
+//! FRR overlook routes of type `local`, and packets that no program translates end there (see [`announced_rule`]).
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{collections::BTreeSet, io};
 
 use lb_core::announce::bgp::PROTOCOL;
 use netlink_packet_route::{
@@ -12,6 +12,7 @@ use netlink_packet_route::{
 use crate::{
     error::DatapathError,
     net::{
+        announced_rule,
         netlink::Netlink,
         our_routes::{self, Range},
     },
@@ -29,47 +30,120 @@ impl AnnouncedRoutes {
         Self { table }
     }
 
-    /// Adds the routes that are missing, and removes our others. Asks the kernel each time, so that it notices what a fence
-    /// or other software has removed. Returns how many routes it has added and removed.
+    /// The announced routes in the table.
     ///
     /// # Errors
-    /// The kernel refuses a route. The next call tries again.
-    pub fn keep(&self, wanted: &BTreeSet<(IpAddr, u8)>) -> Result<(usize, usize), DatapathError> {
-        let update = || {
-            let mut netlink = Netlink::open()?.filter_dumps()?;
-            let present = self.present(&mut netlink)?;
-            let (missing, surplus): (Vec<_>, Vec<_>) =
-                (wanted.difference(&present).collect(), present.difference(wanted).collect());
-            missing.iter().try_for_each(|range| our_routes::add(&mut netlink, route(**range, self.table)))?;
-            surplus
-                .iter()
-                .try_for_each(|range| our_routes::remove(&mut netlink, route(**range, self.table)))?;
-            Ok((missing.len(), surplus.len()))
-        };
-        update().map_err(|error| {
-            DatapathError::netlink(format!("update the announced routes in table {}", self.table), error)
-        })
+    /// The kernel refuses to list routes.
+    pub fn present(&self) -> Result<BTreeSet<Range>, DatapathError> {
+        let list = || self.list(&mut Netlink::open()?.filter_dumps()?);
+        list().map_err(|error| DatapathError::netlink(self.what("list"), error))
     }
 
-    /// Removes all announced routes outside of `table`: those of an agent with another setting.
+    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Asks the kernel each
+    /// time, so that it notices what a fence or other software has removed. A route that the kernel refuses stops no other.
     ///
     /// # Errors
-    /// The kernel refuses to list or to remove routes.
-    pub fn remove_others(table: Option<u32>) -> Result<(), DatapathError> {
-        let remove = || {
-            let mut netlink = Netlink::open()?.filter_dumps()?;
-            for (of, range) in list(&mut netlink, None)?.into_iter().filter(|(of, _)| Some(*of) != table) {
-                our_routes::remove(&mut netlink, route(range, of))?;
+    /// The kernel refuses to list routes.
+    pub fn update(
+        &self,
+        wanted: &BTreeSet<Range>,
+        kept: impl Fn(&Range) -> bool,
+    ) -> Result<RouteUpdate, DatapathError> {
+        let mut netlink = Netlink::open()
+            .and_then(Netlink::filter_dumps)
+            .map_err(|error| DatapathError::netlink(self.what("update"), error))?;
+        let present =
+            self.list(&mut netlink).map_err(|error| DatapathError::netlink(self.what("list"), error))?;
+        let mut done = RouteUpdate::default();
+        for range in present.iter().filter(|range| !kept(range)) {
+            match our_routes::remove(&mut netlink, route(*range, self.table)) {
+                Ok(()) => done.removed += 1,
+                Err(error) => done.refused.push((*range, format!("cannot remove the route: {error}"))),
             }
-            Ok(())
-        };
-        remove().map_err(|error| DatapathError::netlink("remove announced routes", error))
+        }
+        for range in wanted.difference(&present) {
+            match our_routes::add(&mut netlink, route(*range, self.table)) {
+                Ok(true) => done.added += 1,
+                Ok(false) => {
+                    let why =
+                        format!("table {} has a route of other software for it; remove that", self.table);
+                    done.refused.push((*range, why));
+                }
+                Err(error) => done.refused.push((*range, format!("cannot add the route: {error}"))),
+            }
+        }
+        Ok(done)
     }
 
-    fn present(&self, netlink: &mut Netlink) -> io::Result<BTreeSet<Range>> {
+    /// Adds the rule that leads forwarded packets to the table, unless it exists. There they end, because the routes are of
+    /// type `blackhole`, or find no route and go on to the next rule.
+    ///
+    /// # Errors
+    /// The kernel refuses the rule.
+    pub fn guard(&self) -> Result<(), DatapathError> {
+        let add = || announced_rule::add(&mut Netlink::open()?, self.table);
+        add().map_err(|error| DatapathError::netlink(format!("add a rule for table {}", self.table), error))
+    }
+
+    /// Removes all announced routes of the table, and its rule; returns how many routes.
+    ///
+    /// # Errors
+    /// The kernel refuses to list or to remove a route, or to remove the rule.
+    pub fn release(&self) -> Result<usize, DatapathError> {
+        let removed = self.clear()?;
+        let remove = || announced_rule::remove(&mut Netlink::open()?, self.table);
+        remove().map_err(|error| {
+            DatapathError::netlink(format!("remove the rule for table {}", self.table), error)
+        })?;
+        Ok(removed)
+    }
+
+    /// Removes all announced routes of the table; returns how many.
+    ///
+    /// # Errors
+    /// The kernel refuses to list or to remove a route.
+    pub fn clear(&self) -> Result<usize, DatapathError> {
+        let RouteUpdate { removed, refused, .. } = self.update(&BTreeSet::new(), |_| false)?;
+        match refused.into_iter().next() {
+            Some((_, why)) => Err(DatapathError::netlink(self.what("remove"), io::Error::other(why))),
+            None => Ok(removed),
+        }
+    }
+
+    /// Removes the announced routes and rules of all tables.
+    ///
+    /// # Errors
+    /// The kernel refuses to list or to remove routes or rules.
+    pub fn release_all() -> Result<(), DatapathError> {
+        let list = || {
+            let mut netlink = Netlink::open()?.filter_dumps()?;
+            let with_routes = list(&mut netlink, None)?.into_iter().map(|(table, _)| table);
+            let with_rules = announced_rule::tables(&mut Netlink::open()?)?;
+            Ok(with_routes.chain(with_rules).collect::<BTreeSet<u32>>())
+        };
+        let tables = list().map_err(|error| DatapathError::netlink("list announced routes", error))?;
+        tables.into_iter().try_for_each(|table| Self::new(table).release().map(drop))
+    }
+
+    fn what(&self, action: &str) -> String {
+        format!("{action} the announced routes in table {}", self.table)
+    }
+
+    fn list(&self, netlink: &mut Netlink) -> io::Result<BTreeSet<Range>> {
         let routes = list(netlink, Some(self.table))?;
         Ok(routes.into_iter().filter(|(table, _)| *table == self.table).map(|(_, range)| range).collect())
     }
+}
+
+/// What [`AnnouncedRoutes::update`] has done.
+#[derive(Debug, Default)]
+pub struct RouteUpdate {
+    /// How many routes it has added.
+    pub added: usize,
+    /// How many routes it has removed.
+    pub removed: usize,
+    /// The routes that are not as they should be, with the reason.
+    pub refused: Vec<(Range, String)>,
 }
 
 /// The announced routes with their tables.

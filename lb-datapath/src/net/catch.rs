@@ -56,9 +56,10 @@ impl CatchDevice {
     /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
     /// routes again, so they come back if other software has removed them.
     ///
-    /// `served` is the index of a catch device that has its programs. The routes are changed once the device is that one:
-    /// without programs it would drop the packets, for good if the agent were killed now.
+    /// `served` is the index of a catch device that has its programs. The routes are changed once the device is that
+    /// one: without programs it would drop the packets, for good if the agent were killed now.
     ///
+    /// # Errors
     /// The kernel refuses the device or a route, or another device has its name. The next call tries again.
     pub fn keep(&mut self, ranges: &[Range], served: Option<u32>) -> Result<(), DatapathError> {
         let networks = Networks::new(ranges);

@@ -84,12 +84,12 @@ pub struct Device {
 pub struct DevicePatterns {
     /// If not empty, exactly these are wire devices.
     pub wire: Vec<Pattern>,
-    /// If not empty, exactly these are workload devices, except those that are wire devices.
+    /// If not empty, exactly these are workload devices, except those that `wire` matches.
     pub workload: Vec<Pattern>,
 }
 
 /// The devices that get programs, sorted by index. Patterns take precedence over detection, and wire over workload. The
-/// loopback device never gets programs.
+/// loopback device, and devices whose link layer the programs cannot parse, never get programs.
 pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;

@@ -1,4 +1,4 @@
-//! Requests to rtnetlink(7) and sock_diag(7), one at a time.
+//! Requests to the kernel over netlink(7), one at a time.
 
 use std::{io, marker::PhantomData};
 

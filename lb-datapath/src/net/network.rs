@@ -76,8 +76,8 @@ pub struct LinkAddress {
     pub prefix: u8,
     /// Whether the address has global scope, as private and unique local addresses also have.
     pub global: bool,
-    /// Whether the kernel prefers other addresses as a source. IPv4: not the first address of its network; IPv6: a
-    /// temporary address.
+    /// Whether the kernel marks the address as secondary. IPv4: not the first address of its network; IPv6: a temporary
+    /// address.
     pub secondary: bool,
 }
 
@@ -143,8 +143,8 @@ impl Link {
     }
 
     /// Whether routes may lead through the device although it has no address of its own: a network card, or a tunnel
-    /// (WireGuard, GRE, xfrm, …), whose packets have no Ethernet header. The agent does not look at routes: a node may
-    /// have a million.
+    /// (WireGuard, GRE, xfrm, …), whose packets have no Ethernet header. The agent does not look for such routes: a
+    /// node may have a million routes.
     fn is_unnumbered(&self) -> bool {
         let is_tunnel = Layer::of(self.hardware) == Some(Layer::Ip);
         let is_lower = self.loopback || self.is_pair || self.controller.is_some();

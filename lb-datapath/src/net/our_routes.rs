@@ -1,4 +1,5 @@
-//! Routes that the agent adds, as `ip route show proto 108` lists them.
+//! Routes that the agent adds: for cluster IPs, as `ip route show proto 108` lists them, and for announced addresses,
+//! with another protocol number.
 
 use std::{collections::BTreeSet, fmt, io, net::IpAddr};
 
@@ -10,13 +11,14 @@ use netlink_packet_route::{
 
 use crate::net::netlink::Netlink;
 
-/// Marks our routes (`rtnetlink(7)`, `rtm_protocol`).
+/// Marks our routes for cluster IPs (`rtnetlink(7)`, `rtm_protocol`).
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(108);
-/// Metric of our routes: any route of other software for the same network takes precedence.
+/// Metric of our routes for cluster IPs: a route for the same network with a lower metric, as other software usually
+/// sets, takes precedence.
 pub(crate) const METRIC: u32 = 1 << 30;
 
 /// Address and prefix length of a network.
-pub(crate) type Range = (IpAddr, u8);
+pub type Range = (IpAddr, u8);
 
 /// The routes of one type that agents have added, in the network namespace of this thread.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ impl OurRoutes {
         route: impl Fn(Range) -> RouteMessage,
     ) -> io::Result<bool> {
         let present = self.take(netlink)?;
-        wanted.0.iter().try_for_each(|range| add(netlink, route(*range)))?;
+        wanted.0.iter().try_for_each(|range| add(netlink, route(*range)).map(drop))?;
         present.0.difference(&wanted.0).try_for_each(|range| remove(netlink, route(*range)))?;
         self.present = Some(wanted.clone());
         Ok(present != *wanted)
@@ -111,11 +113,11 @@ pub(crate) fn destination(route: &RouteMessage) -> Option<Range> {
     Some((destination?, route.header.destination_prefix_length))
 }
 
-/// Adds a route unless it exists.
-pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<()> {
+/// Adds a route. Returns false if the table has a route for the same network and with the same metric, of whatever origin.
+pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<bool> {
     match netlink.execute(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_EXCL) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        result => result,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        result => result.map(|()| true),
     }
 }
 

@@ -41,7 +41,7 @@ impl PortReservation {
         let (before, ours) = (reserved()?, self.marked()?);
         let plan = Plan::new(&before, &ours, &wanted);
         if plan.reserved != before {
-            // The marks are written first: a port that is added without a mark would stay reserved forever.
+            // The marks are written first: no agent would remove a port that is added without a mark.
             self.mark(&ours.union(&plan.ours).copied().collect())?;
             if let Err(error) = write(&plan.reserved) {
                 self.mark(&ours)?;

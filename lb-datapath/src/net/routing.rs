@@ -23,8 +23,8 @@ pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> 
         .all(|answer| if let RouteNetlinkMessage::NewRule(rule) = answer { is_default(rule) } else { true }))
 }
 
-/// Whether the rule sends all packets to one table, and the kernel's own rules use that table. An attribute that this
-/// code does not know counts as a condition.
+/// Whether the rule sends all packets to one table, and the kernel's own rules use that table. An attribute of another
+/// kind than those named here counts as a condition.
 fn is_default(rule: &RuleMessage) -> bool {
     let header = &rule.header;
     let is_all = header.src_len == 0 && header.dst_len == 0 && header.tos == 0;

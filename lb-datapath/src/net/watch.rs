@@ -115,7 +115,7 @@ impl DeviceWatcher {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns shortly after a change of the value of [`Self::network`]. It is cancel-safe.
+    /// Returns shortly after an event that may change the value of [`Self::network`]. It is cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;

@@ -1,5 +1,5 @@
-//! The controller that gives addresses to load balancers. It runs as a library in this process, with a short Lease; one
-//! test runs the whole agent.
+//! The controller that assigns addresses to Services of type `LoadBalancer`. It runs as a library in this process, with
+//! a short Lease; one test runs the whole agent.
 
 use std::{fs, path::PathBuf, thread, time::Duration};
 
@@ -30,7 +30,7 @@ const TIMING: Timing = Timing {
     request: Duration::from_millis(700),
 };
 
-/// A cluster with some agents that give addresses.
+/// An API server, and what its agents need to assign addresses.
 struct World {
     server: ApiServer,
     cluster: Cluster,
@@ -38,10 +38,10 @@ struct World {
     _folder: Cleanup,
 }
 
-/// An agent that runs as a library. Dropping it stops it.
+/// The controller of an agent, in a thread of this process. Dropping it stops it.
 struct Agent {
     report: watch::Receiver<AddressReport>,
-    /// Asks the agent to release the Lease.
+    /// Makes the controller release the Lease.
     release: watch::Sender<bool>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -207,7 +207,7 @@ fn leader_that_stops_releases_the_lease() {
 }
 
 #[test]
-fn next_leader_goes_on_and_no_address_changes() {
+fn next_leader_changes_no_address() {
     let world = World::new();
     world.pool("192.0.2.1-192.0.2.9");
     let mut agents = vec![world.agent("a"), world.agent("b")];
@@ -225,7 +225,7 @@ fn next_leader_goes_on_and_no_address_changes() {
 }
 
 #[test]
-fn restarted_agent_moves_no_service() {
+fn restarted_agent_changes_no_address() {
     let world = World::new();
     world.pool("192.0.2.1-192.0.2.2");
     let agent = world.agent("a");
@@ -240,7 +240,7 @@ fn restarted_agent_moves_no_service() {
 }
 
 #[test]
-fn exhausted_pool_is_told_and_the_freed_address_is_given() {
+fn exhausted_pool_is_reported_and_a_freed_address_is_assigned() {
     let world = World::new();
     world.pool("192.0.2.1/32");
     let agent = world.agent("a");
@@ -258,7 +258,7 @@ fn exhausted_pool_is_told_and_the_freed_address_is_given() {
 }
 
 #[test]
-fn refused_write_is_tried_again() {
+fn refused_write_is_retried() {
     let world = World::new();
     world.pool("192.0.2.1/32");
     world.server.set_fault("services", Fault { conflicts: true, ..Fault::default() });
@@ -305,13 +305,13 @@ fn services_of_other_controllers_are_not_touched() {
     let before = ["classed", "cloud"].map(|name| world.service(name));
     let _agent = world.agent("a");
     world.balancer("web");
-    // The controller gives no address twice, not even one in its pool that another controller has given.
+    // The controller assigns no address twice, not even one in its pool that another controller has assigned.
     world.wait_until("an address", |world| world.has("web", "192.0.2.2"));
     assert_eq!(["classed", "cloud"].map(|name| world.service(name)), before);
 }
 
 #[test]
-fn nothing_is_asked_for_or_written_until_the_kind_of_pools_exists() {
+fn services_are_neither_listed_nor_written_before_the_pool_crd_exists() {
     let world = World::new();
     world.server.set_fault("ipaddresspools", Fault { status: Some(404), ..Fault::default() });
     let agent = world.agent("a");
@@ -326,7 +326,7 @@ fn nothing_is_asked_for_or_written_until_the_kind_of_pools_exists() {
 }
 
 #[test]
-fn service_keeps_its_address_when_its_pool_goes() {
+fn service_keeps_its_address_when_its_pool_is_deleted() {
     let world = World::new();
     world.pool("192.0.2.1/32");
     let _agent = world.agent("a");
@@ -340,7 +340,7 @@ fn service_keeps_its_address_when_its_pool_goes() {
 }
 
 #[test]
-fn agent_serves_the_address_that_it_gave() {
+fn agent_serves_the_address_that_it_assigned() {
     let mut bed = Bed::with_faults();
     let mut service = bed.service("a", 1);
     service["spec"]["type"] = json!("LoadBalancer");

@@ -14,8 +14,9 @@ use lb_tests::{
     agent::{ask, binary},
     cleanup::{self, Cleanup, Resource},
     client::ask_http,
+    lan::{self, Lan, mac},
     netns::{self, Netns},
-    server::{self, Server},
+    server::Server,
     wait_for,
 };
 use serde_json::{Value, json};
@@ -34,13 +35,9 @@ struct Segment {
     _servers: Vec<Server>,
     nodes: Vec<Netns>,
     client: Netns,
-    _bridge: Netns,
+    _lan: Lan,
     folder: PathBuf,
     _cleanup: Cleanup,
-}
-
-fn mac(number: usize) -> String {
-    format!("02:00:00:00:00:{number:02x}")
 }
 
 impl Segment {
@@ -49,33 +46,24 @@ impl Segment {
         cleanup::remove_stale().unwrap();
         let prefix = netns::unique_prefix();
         let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
-        let bridge = create("lan");
-        bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n").unwrap();
-        bridge.ip(&format!("address add {SERVER}/24 dev br0\n")).unwrap();
+        let lan = Lan::new(create("lan")).unwrap();
+        lan.bridge.ip(&format!("address add {SERVER}/24 dev br0\n")).unwrap();
         let attach = |netns: &Netns, number: usize| {
-            let (bridge_name, name) = (bridge.name(), netns.name());
-            let link =
-                format!("link add p{number} netns {bridge_name} type veth peer name eth0 netns {name}\n");
-            netns::ip(&link).unwrap();
-            bridge.ip(&format!("link set p{number} master br0 up\n")).unwrap();
-            let address = format!("address add 192.0.2.{number}/24 dev eth0\n");
-            netns.ip(&format!("link set eth0 address {} up\n{address}", mac(number))).unwrap();
+            lan.attach(netns, number, &[format!("192.0.2.{number}/24")]).unwrap();
         };
         let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
         nodes.iter().enumerate().for_each(|(index, node)| attach(node, index + 1));
         let client = create("c");
         attach(&client, 99);
-        let serve =
-            |(index, node): (usize, &Netns)| server::http(node, &format!("n{}", index + 1), 8080).unwrap();
-        let servers = nodes.iter().enumerate().map(serve).collect();
+        let servers = lan::serve(&nodes).unwrap();
         let folder = std::env::temp_dir().join(&prefix);
         let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
         fs::create_dir_all(&folder).unwrap();
-        let server = ApiServer::start_at(Some(&bridge), SERVER.parse::<IpAddr>().unwrap());
+        let server = ApiServer::start_at(Some(&lan.bridge), SERVER.parse::<IpAddr>().unwrap());
         fs::write(folder.join("kubeconfig"), server.kubeconfig()).unwrap();
         fs::write(folder.join("key"), "a key of more than sixteen bytes\n").unwrap();
-        let (agents, _servers, _bridge, _cleanup) = (Vec::new(), servers, bridge, cleanup);
-        Self { agents, server, _servers, nodes, client, _bridge, folder, _cleanup }
+        let (agents, _servers, _lan, _cleanup) = (Vec::new(), servers, lan, cleanup);
+        Self { agents, server, _servers, nodes, client, _lan, folder, _cleanup }
     }
 
     /// Creates the Nodes, a pool, and a Service under `externalTrafficPolicy: Local` with an endpoint on each node.
@@ -125,7 +113,7 @@ impl Segment {
             command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
             command.arg("--announce").arg("--announce-key-file").arg(self.folder.join("key"));
             command.arg("--bpffs").arg(self.bpffs(number)).args(["--node-name", &format!("n{number}")]);
-            command.args(["--socket-lb", "off", "--wire-device", "eth0"]);
+            command.args(["--socket-lb", "off", "--wire-device", "eth*"]);
             command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
             self.agents.push(Cleanup::spawn(&mut command).unwrap());
         }
@@ -221,6 +209,12 @@ fn nodes_share_an_address_as_advertisements_and_labels_say() {
     segment.owner("it has one again", |number| number == Some(first));
     segment.advertise(&json!({"interfaces": ["eth9"]}));
     segment.owner("no node has the interface", |number| number.is_none());
+    // The best node still has no such device.
+    let device =
+        "link add eth9 link eth0 address 02:00:00:00:09:09 type macvlan mode bridge\nlink set eth9 up\n";
+    segment.nodes[second - 1].ip(device).unwrap();
+    let answers = || segment.arping().contains("02:00:00:00:09:09").then_some(());
+    wait_for(SOON, answers).unwrap_or_else(|| panic!("n{second} has the interface\n{}", segment.logs()));
     segment.advertise(&json!({"interfaces": ["eth0", "eth9"]}));
     segment.owner("the nodes have one of the interfaces", |number| number.is_some());
 }
@@ -247,4 +241,77 @@ fn address_is_announced_without_an_api_server_and_by_nodes_that_come_and_go() {
     segment.wait_for_voters(&left.join(" "));
     assert!(next.is_some());
     segment.owner("the others go on", |number| number.is_some_and(|is| is != owner));
+}
+
+#[test]
+fn voters_that_were_deleted_or_replaced_return() {
+    let mut segment = Segment::new(3);
+    segment.fill();
+    segment.advertise(&json!({}));
+    segment.start();
+    segment.wait_for_voters("n1 n2 n3");
+    let object = || segment.server.object("configmaps", "default", "lb-agent-announce").unwrap_or_default();
+    let generation = || object()["data"]["generation"].as_str().unwrap_or("0").parse::<u64>().unwrap();
+    let written = |generation: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"namespace": "default", "name": "lb-agent-announce"},
+            "data": {"generation": generation, "voters": "n1"},
+        })
+    };
+    for other in [Some("7"), Some("18446744073709551615"), Some("many"), None] {
+        let before = generation();
+        match other {
+            Some(generation) => segment.server.put(written(generation)),
+            None => segment.server.delete(&written("7")),
+        }
+        let is_restored = || {
+            let data = object()["data"].clone();
+            let generation = data["generation"].as_str().and_then(|text| text.parse::<u64>().ok());
+            (data["voters"] == "n1 n2 n3" && generation == Some(before + 1)).then_some(())
+        };
+        wait_for(SOON, is_restored).unwrap_or_else(|| panic!("{other:?}: {}\n{}", object(), segment.logs()));
+        segment.owner("a node answers", |number| number.is_some());
+    }
+}
+
+#[test]
+fn voters_that_have_lost_their_majority_are_replaced_by_command() {
+    let mut segment = Segment::new(3);
+    segment.fill();
+    segment.advertise(&json!({}));
+    segment.start();
+    segment.wait_for_voters("n1 n2 n3");
+    let kubeconfig = segment.folder.join("kubeconfig").display().to_string();
+    let voters = |segment: &Segment, arguments: &[&str]| {
+        let mut command = segment.nodes[2].command(binary());
+        command.args(["announce", "voters", "--kubeconfig", &kubeconfig]).args(arguments);
+        let output = command.output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
+    };
+    let (is_done, text) = voters(&segment, &["--replace"]);
+    assert!(!is_done && text.contains("a majority of the voters has Nodes"), "{text}");
+    for (mut child, cleanup) in segment.agents.drain(..2) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        cleanup.disarm();
+    }
+    (1..=2).for_each(|number| segment.server.delete(&node(number, json!({}))));
+    segment.owner("one of three voters is no majority", |number| number.is_none());
+    let status = || {
+        let status = ask(&segment.nodes[2], &segment.bpffs(3), &["status"]).unwrap();
+        let text = String::from_utf8(status.stdout).unwrap();
+        text.contains("2 of the 3 voters on announcements have no Node any more (n1, n2)").then_some(())
+    };
+    wait_for(SOON, status).unwrap_or_else(|| panic!("the status names the lost voters\n{}", segment.logs()));
+    let is_reported = |event: &Value| event["reason"] == "VotersLost" && event["regarding"]["name"] == "n3";
+    let reported = || segment.server.events().iter().any(is_reported).then_some(());
+    wait_for(SOON, reported).expect("an Event names the lost voters");
+    let (_, text) = voters(&segment, &[]);
+    assert!(text.contains("is gone") && text.contains("exists"), "{text}");
+    let (is_done, text) = voters(&segment, &["--replace"]);
+    assert!(is_done, "{text}");
+    segment.wait_for_voters("n3");
+    segment.owner("the node that is left answers", |number| number == Some(3));
 }

@@ -82,7 +82,7 @@ pub(crate) struct Fault {
     pub(crate) held: bool,
     /// The status of all responses to lists and watches.
     pub(crate) status: Option<u16>,
-    /// Whether the second page of every list has expired.
+    /// Whether all pages of lists but the first have expired.
     pub(crate) expired_pages: bool,
     /// Whether watches end as soon as they begin.
     pub(crate) short_watches: bool,
@@ -212,7 +212,7 @@ impl ApiServer {
         self.store.changed.send_replace(());
     }
 
-    /// Makes changes that no watch sees: all watches end, and the history is dropped.
+    /// Makes changes that no watch reports: all watches end, and the history is dropped.
     pub(crate) fn unseen(&self, change: impl FnOnce(&Self)) {
         self.store.lock().generation += 1;
         change(self);
@@ -577,7 +577,7 @@ impl Position {
         Some(None)
     }
 
-    /// The watch event of a change; `None` if the selectors exclude the object.
+    /// The watch event of a change; `None` if it is of another resource or the selectors exclude the object.
     fn event(&self, change: &Change) -> Option<Value> {
         if change.plural != self.plural {
             return None;

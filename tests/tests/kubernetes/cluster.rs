@@ -78,7 +78,7 @@ impl Cluster {
         serde_json::to_string(&kubeconfig).unwrap()
     }
 
-    /// Applies an object, and then its status, which the API server takes only in a request of its own.
+    /// Applies an object, and then its status, which the API server accepts only in a separate request.
     pub(crate) fn apply(&self, object: &Value) {
         let (name, api_of) = handle(object);
         let mut object = object.clone();

@@ -98,7 +98,7 @@ fn service_type_can_change_and_change_back() {
 
 /// The API server stores a condition without `lastTransitionTime`, and returns it with `null`.
 #[test]
-fn null_transition_time_of_a_condition_never_freezes_a_service() {
+fn null_transition_time_of_a_condition_does_not_stop_updates_of_a_service() {
     let mut bed = Bed::new().with_a_and_b();
     let at_port = |bed: &Bed, port: u16| {
         let mut service = bed.service("a", 1);

@@ -42,7 +42,7 @@ fn selectors_are_those_of_kube_proxy() {
 }
 
 #[test]
-fn gone_version_is_listed_again_without_a_gap() {
+fn expired_version_is_followed_by_a_new_list_without_a_gap() {
     let bed = with_a_and_b();
     bed.server().set_fault("endpointslices", held());
     bed.server().unseen(|_| {
@@ -54,7 +54,7 @@ fn gone_version_is_listed_again_without_a_gap() {
         assert!(served.contains(&"b 2".to_owned()), "{served:?}; log:\n{}", bed.log());
         served == ["b 2", "c 3"]
     };
-    // The agent lists Services again before EndpointSlices.
+    // The agent lists Services again while the list of EndpointSlices is held.
     bed.wait_until("another list of Services", LIMIT, |bed| {
         steady(bed);
         bed.server().counts("services").0 == 2
@@ -81,7 +81,7 @@ fn ended_watch_resumes_at_its_version() {
 }
 
 #[test]
-fn watch_older_than_the_history_is_listed_once() {
+fn watch_from_an_expired_version_causes_one_list() {
     let bed = with_a_and_b();
     for kind in KINDS {
         bed.server().bookmark(kind);
@@ -202,7 +202,7 @@ fn unreachable_server_changes_nothing_and_is_logged_once() {
 /// The state after an hour: the server's history is too short, and most objects have changed. Seconds are enough here,
 /// because the pauses between attempts stop growing at a minute.
 #[test]
-fn agent_catches_up_after_an_hour_without_the_server() {
+fn agent_catches_up_when_the_version_of_its_watch_has_expired() {
     let mut bed = with_a_and_b();
     bed.server_mut().stop();
     bed.wait_until("a problem", LIMIT, |bed| bed.problems().contains("cannot ask the API server"));

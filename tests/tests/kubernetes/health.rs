@@ -35,7 +35,7 @@ fn node(metadata: &Value, taints: &Value) -> Value {
 
 #[test]
 fn node_being_deleted_is_not_eligible() {
-    let bed = Bed::new();
+    let bed = Bed::with_faults();
     let nothing = json!({});
     bed.server().put(node(&nothing, &json!([])));
     let bed = bed.with_a_and_b();
@@ -65,7 +65,7 @@ fn node_being_deleted_is_not_eligible() {
 
 #[test]
 fn change_without_effect_is_not_pending() {
-    let bed = Bed::new().with_a_and_b();
+    let bed = Bed::with_faults().with_a_and_b();
     let changes = "kubeproxy_sync_proxy_rules_service_changes_total";
     let before = metric(&bed, changes);
     let mut service = bed.service("a", 1);
@@ -80,7 +80,7 @@ fn change_without_effect_is_not_pending() {
 
 #[test]
 fn programming_latency_of_a_trigger_is_measured_once() {
-    let bed = Bed::new().with_a_and_b();
+    let bed = Bed::with_faults().with_a_and_b();
     let count = |family: &str| {
         metric(
             &bed,
@@ -101,7 +101,7 @@ fn programming_latency_of_a_trigger_is_measured_once() {
 
 #[test]
 fn unserved_health_check_is_reported_as_an_event() {
-    let bed = Bed::new().with_a_and_b();
+    let bed = Bed::with_faults().with_a_and_b();
     let taken = bed.netns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, CHECK))).unwrap();
     let mut service = bed.service("a", 1);
     service["spec"].as_object_mut().unwrap().extend([

@@ -114,7 +114,7 @@ fn agent_start_is_an_event() {
     );
 }
 
-/// Before the first full write, another proxy may still serve the addresses that the agent does not know.
+/// Before the first full write, another proxy may still serve addresses that the agent has not written yet.
 #[test]
 fn unknown_cluster_ips_are_dropped_only_after_the_first_full_write() {
     let drops =

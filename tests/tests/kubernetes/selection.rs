@@ -11,7 +11,7 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Panics on selectors of other forms than the agent's.
+    /// Panics on label selectors of other forms than `!LABEL`, the only one that the agent uses.
     pub(crate) fn new(labels: &str, field: &str) -> Self {
         let labels = labels.split(',').filter(|label| !label.is_empty());
         let absent = labels.map(|label| label.strip_prefix('!').unwrap().to_owned()).collect();

@@ -147,7 +147,7 @@ fn tainted(name: &str) -> Value {
 }
 
 #[test]
-fn source_follows_its_own_node() {
+fn source_reports_changes_of_its_own_node_only() {
     let source = Source::new(|cluster, name| {
         cluster.apply(&node(name, "z1"));
         cluster.apply(&node(&format!("{name}-other"), "z9"));

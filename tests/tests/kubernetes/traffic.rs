@@ -18,7 +18,7 @@ fn traffic_continues_without_the_api_server() {
     bed = bed.with_a_and_b();
     let service = bed.service("a", 1);
     let vip: std::net::IpAddr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
-    // The agent attaches the socket hooks a moment after the maps are complete.
+    // The agent may attach the socket hooks a moment after the maps are complete.
     let connect = || std::net::TcpStream::connect_timeout(&SocketAddr::new(vip, 80), Duration::from_secs(1));
     bed.wait_until("sockets are served", LIMIT, |bed| bed.netns.run(connect).is_ok());
     let traffic = Traffic::start(Kind::TCP.map(|kind| (&bed.netns, kind, SocketAddr::new(vip, 80)))).unwrap();

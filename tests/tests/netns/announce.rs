@@ -14,9 +14,10 @@ use lb_tests::{
     agent::{Agent, Settings},
     cleanup::{self, Cleanup, Resource},
     client::{ask_here, ask_http},
+    lan::{self, Lan, Web, mac},
     manifests::Manifests,
     netns::{self, Netns},
-    server::{self, Server},
+    server::Server,
     skip, wait_for,
 };
 use nix::{
@@ -36,14 +37,10 @@ struct Segment {
     _servers: Vec<Server>,
     nodes: Vec<Netns>,
     clients: [Netns; 2],
-    _bridge: Netns,
+    _lan: Lan,
     folders: Vec<Manifests>,
     dir: PathBuf,
     _cleanup: Cleanup,
-}
-
-fn mac(last: usize) -> String {
-    format!("02:00:00:00:00:{last:02x}")
 }
 
 impl Segment {
@@ -53,30 +50,16 @@ impl Segment {
         cleanup::remove_stale().unwrap();
         let prefix = netns::unique_prefix();
         let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
-        let bridge = create("lan");
-        bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n").unwrap();
+        let lan = Lan::new(create("lan")).unwrap();
         let attach = |netns: &Netns, number: usize, port: usize| {
-            let (bridge_name, name) = (bridge.name().to_owned(), netns.name().to_owned());
-            netns::ip(&format!(
-                "link add p{port} netns {bridge_name} type veth peer name eth0 netns {name}\n"
-            ))
-            .unwrap();
-            bridge.ip(&format!("link set p{port} master br0 up\n")).unwrap();
-            netns
-                .ip(&format!(
-                    "link set eth0 address {} up\naddress add 192.0.2.{number}/24 dev eth0\n\
-                     address add 2001:db8::{number:x}/64 dev eth0 nodad\n",
-                    mac(port)
-                ))
-                .unwrap();
+            let addresses = [format!("192.0.2.{number}/24"), format!("2001:db8::{number:x}/64")];
+            lan.attach(netns, port, &addresses).unwrap();
         };
         let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
         nodes.iter().enumerate().for_each(|(index, node)| attach(node, index + 1, index + 1));
         let clients = [create("c1"), create("c2")];
         clients.iter().enumerate().for_each(|(index, client)| attach(client, 201 + index, 101 + index));
-        let serve =
-            |(index, node): (usize, &Netns)| server::http(node, &format!("n{}", index + 1), 8080).unwrap();
-        let servers = nodes.iter().enumerate().map(serve).collect();
+        let servers = lan::serve(&nodes).unwrap();
         let dir = std::env::temp_dir().join(&prefix);
         let cleanup = Cleanup::of(Resource::Folder(dir.clone()));
         let folder = |number| Manifests::create(dir.join(format!("manifests-{number}"))).unwrap();
@@ -86,7 +69,7 @@ impl Segment {
             _servers: servers,
             nodes,
             clients,
-            _bridge: bridge,
+            _lan: lan,
             folders,
             dir,
             _cleanup: cleanup,
@@ -177,23 +160,14 @@ impl Segment {
 }
 
 fn manifests(number: usize) -> String {
-    let slice = |family: &str, address: String| {
-        format!(
-            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-             metadata: {{name: web-{}, labels: {{kubernetes.io/service-name: web}}}}\n\
-             addressType: {family}\nports: [{{name: http, port: 8080}}]\n\
-             endpoints: [{{addresses: [\"{address}\"], nodeName: n{number}}}]\n",
-            family.to_lowercase()
-        )
-    };
-    format!(
-        "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: pool, namespace: metallb-system}}\n\
-         spec: {{addresses: [192.0.2.100-192.0.2.109, \"{VIP6}/124\"]}}\n---\napiVersion: v1\nkind: Service\n\
-         metadata: {{name: web, annotations: {{metallb.io/loadBalancerIPs: \"192.0.2.100,{VIP6}\"}}}}\n\
-         spec:\n  type: LoadBalancer\n  ipFamilyPolicy: RequireDualStack\n  ports: [{{name: http, port: 80, targetPort: 8080}}]\n{}{}",
-        slice("IPv4", format!("192.0.2.{number}")),
-        slice("IPv6", format!("2001:db8::{number:x}"))
-    )
+    Web {
+        pool: ["192.0.2.100-192.0.2.109", &format!("{VIP6}/124")],
+        vips: ["192.0.2.100", VIP6],
+        policy: "Cluster",
+        endpoint: [&format!("192.0.2.{number}"), &format!("2001:db8::{number:x}")],
+        node: number,
+    }
+    .yaml()
 }
 
 fn of_node(number: usize) -> BTreeSet<String> {

@@ -27,6 +27,7 @@ mod early;
 mod events;
 mod explain;
 mod filter;
+mod forged;
 mod fragments;
 mod full;
 mod headers;

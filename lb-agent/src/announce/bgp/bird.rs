@@ -4,7 +4,7 @@ use std::{
     fs, io,
     io::Write as _,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     time::Duration,
 };
 
@@ -26,91 +26,184 @@ const RETRY: u32 = 5;
 pub(super) struct Bird {
     file: PathBuf,
     socket: PathBuf,
-    /// The content of the file, once it is known.
-    written: Option<String>,
-    /// Whether BIRD has read the file since it changed.
-    is_configured: bool,
-    /// Updates to wait before the next attempt, and why the last one failed.
-    failed: Option<(u32, String)>,
+    /// The content of the file; `None` before it was read.
+    content: Option<String>,
+    /// Whether BIRD has accepted the content of the file.
+    is_accepted: bool,
+    /// Whether BIRD runs with the content of the file.
+    is_in_use: bool,
+    /// The text of the last attempt that failed, why, and the updates to wait before the next one with this text.
+    failed: Option<Failure>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    text: String,
+    why: String,
+    wait: u32,
+}
+
+/// Why BIRD does not use a file.
+#[derive(Debug)]
+enum Refusal {
+    /// It cannot be asked.
+    Unreachable(io::Error),
+    /// It does not accept the file, with its answer.
+    Invalid(String),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Unreachable(error)
+    }
 }
 
 impl Bird {
     pub(super) const fn new(file: PathBuf, socket: PathBuf) -> Self {
-        Self { file, socket, written: None, is_configured: false, failed: None }
+        Self { file, socket, content: None, is_accepted: false, is_in_use: false, failed: None }
     }
 
-    /// Brings file and BIRD up to date; returns what failed. A configuration that lacks objects with errors replaces no file, so
-    /// that BIRD goes on with the last good one.
-    pub(super) async fn update(&mut self, configuration: &Configuration) -> Option<String> {
-        if !configuration.errors.is_empty() && (self.written.is_some() || self.file.exists()) {
-            return Some(format!("{} stays as it is until the errors are corrected", self.file.display()));
-        }
-        if self.written.as_ref() != Some(&configuration.text) {
-            if let Err(error) = replace(&self.file, &configuration.text) {
-                return Some(format!("cannot write BIRD's configuration {}: {error}", self.file.display()));
+    /// The text that the file should have: sessions that are held back are those of its present content.
+    pub(super) fn text(&self, configuration: &Configuration, is_complete: bool) -> String {
+        configuration.text(self.content.as_deref().unwrap_or_default(), is_complete)
+    }
+
+    /// Brings file and BIRD up to date; returns what failed. `is_complete` is whether every object has been read.
+    pub(super) async fn update(
+        &mut self,
+        configuration: &Configuration,
+        is_complete: bool,
+    ) -> Option<String> {
+        if self.content.is_none() {
+            match read(&self.file) {
+                Ok(content) => self.content = Some(content),
+                Err(error) => {
+                    return Some(format!(
+                        "cannot read BIRD's configuration {}: {error}",
+                        self.file.display()
+                    ));
+                }
             }
-            self.written = Some(configuration.text.clone());
-            (self.is_configured, self.failed) = (false, None);
         }
-        if self.is_configured {
+        let text = self.text(configuration, is_complete);
+        if self.is_in_use && self.content.as_ref() == Some(&text) {
             return None;
         }
-        if let Some((wait @ 1.., why)) = &mut self.failed {
+        if let Some(Failure { text: failed, why, wait: wait @ 1.. }) = &mut self.failed
+            && *failed == text
+        {
             *wait -= 1;
             return Some(why.clone());
         }
-        match time::timeout(PATIENCE, configure(&self.socket)).await {
-            Ok(Ok(answer)) => {
-                info!(answer, "BIRD has read its configuration");
-                (self.is_configured, self.failed) = (true, None);
-            }
-            Ok(Err(error)) => self.fail(&error),
-            Err(_) => self.fail(&io::ErrorKind::TimedOut.into()),
-        }
-        self.failed.as_ref().map(|(_, why)| why.clone())
+        let failure = self.use_text(&text).await.err();
+        self.failed = failure.map(|why| Failure { text, why, wait: RETRY });
+        self.failed.as_ref().map(|failed| failed.why.clone())
     }
 
-    fn fail(&mut self, error: &io::Error) {
-        let why = format!("cannot configure BIRD through {}: {error}; retrying", self.socket.display());
-        self.failed = Some((RETRY, why));
+    /// Makes BIRD use the text. Only a text that BIRD accepts replaces one that it uses.
+    async fn use_text(&mut self, text: &str) -> Result<(), String> {
+        let (file, new) = (self.file.clone(), beside(&self.file));
+        let (name, socket) = (file.display(), self.socket.display());
+        let cannot_write = |error: io::Error| format!("cannot write BIRD's configuration {name}: {error}");
+        if self.content.as_deref() == Some(text) && file.exists() {
+            restrict(&file).map_err(cannot_write)?;
+        } else {
+            write(&new, &file, text).map_err(cannot_write)?;
+            let is_accepted = match ask(&self.socket, &check(&new)).await {
+                Ok(_) => true,
+                // BIRD may have refused the old file, so it starts with the new one.
+                Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
+                Err(Refusal::Unreachable(error)) => {
+                    return Err(format!(
+                        "cannot reach BIRD through {socket}: {error}; {} waits",
+                        new.display()
+                    ));
+                }
+                Err(Refusal::Invalid(answer)) => {
+                    let new = new.display();
+                    return Err(format!("BIRD refuses {new}: {answer}; {name} stays as it is, retrying"));
+                }
+            };
+            fs::rename(&new, &file).map_err(cannot_write)?;
+            (self.is_accepted, self.is_in_use) = (is_accepted, false);
+            self.content = Some(text.to_owned());
+        }
+        match ask(&self.socket, "configure").await {
+            Ok(answer) => {
+                info!(answer, "BIRD has read its configuration");
+                (self.is_accepted, self.is_in_use) = (true, true);
+                Ok(())
+            }
+            Err(Refusal::Unreachable(error)) => {
+                Err(format!("cannot configure BIRD through {socket}: {error}; retrying"))
+            }
+            Err(Refusal::Invalid(answer)) => Err(format!("BIRD refuses {name}: {answer}; retrying")),
+        }
     }
 }
 
-/// Replaces the file at once, unless it has this content. It keeps its owner and permissions; a new one is readable for its
-/// owner only, because it may have passwords.
-fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let known = match fs::read(file) {
-        Ok(content) if content == text.as_bytes() => return Ok(()),
-        Ok(_) => Some(fs::metadata(file)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
-    };
-    let new = file.with_extension("new");
-    match fs::remove_file(&new) {
+/// The content of the file; nothing, if there is none.
+fn read(file: &Path) -> io::Result<String> {
+    match fs::read(file) {
+        Ok(content) => Ok(String::from_utf8_lossy(&content).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The file with its next content: `FILE.new`.
+fn beside(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+/// The permissions of a file with passwords: its owner may read and write, and its group may read if it already may.
+const fn restricted(mode: u32) -> u32 {
+    0o600 | mode & 0o040
+}
+
+fn restrict(file: &Path) -> io::Result<()> {
+    let mode = fs::metadata(file)?.mode();
+    fs::set_permissions(file, fs::Permissions::from_mode(restricted(mode)))
+}
+
+/// Writes a file, which gets the owner and the permissions of `like`, if that exists.
+fn write(file: &Path, like: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let mut writer = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    writer.write_all(text.as_bytes())?;
-    if let Some(known) = known {
-        fchown(&writer, Some(known.uid()), Some(known.gid()))?;
-        writer.set_permissions(fs::Permissions::from_mode(known.mode() & 0o7777))?;
+    let mut writer = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+    match fs::metadata(like) {
+        Ok(known) => {
+            fchown(&writer, Some(known.uid()), Some(known.gid()))?;
+            writer.set_permissions(fs::Permissions::from_mode(restricted(known.mode())))?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
     }
-    writer.sync_all()?;
-    fs::rename(new, file)
+    writer.write_all(text.as_bytes())?;
+    writer.sync_all()
 }
 
-/// Makes BIRD read its configuration, as `birdc configure` does; returns its answer.
-async fn configure(socket: &Path) -> io::Result<String> {
-    let mut stream = BufReader::new(UnixStream::connect(socket).await?);
-    answer(&mut stream).await?;
-    stream.write_all(b"configure\n").await?;
-    let (code, text) = answer(&mut stream).await?;
-    if code.starts_with(['8', '9']) {
-        Err(io::Error::other(format!("BIRD answers: {text}")))
-    } else {
-        Ok(text)
-    }
+/// The command by which BIRD parses a file without using it. BIRD has its own working directory.
+fn check(file: &Path) -> String {
+    let file = path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    format!("configure check \"{}\"", file.display())
+}
+
+/// Sends BIRD a command, as `birdc` does; returns its answer.
+async fn ask(socket: &Path, command: &str) -> Result<String, Refusal> {
+    let talk = async {
+        let mut stream = BufReader::new(UnixStream::connect(socket).await?);
+        answer(&mut stream).await?;
+        stream.write_all(format!("{command}\n").as_bytes()).await?;
+        answer(&mut stream).await
+    };
+    let (code, text) =
+        time::timeout(PATIENCE, talk).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    if code.starts_with(['8', '9']) { Err(Refusal::Invalid(text)) } else { Ok(text) }
 }
 
 /// The code and the text of the last line of an answer. A hyphen or a space at the beginning continues it.
@@ -130,71 +223,119 @@ async fn answer(stream: &mut BufReader<UnixStream>) -> io::Result<(String, Strin
 
 #[cfg(test)]
 mod tests {
+    use lb_core::{announce::advertisement::Advertised, load_balancer::Labels};
     use tempfile::TempDir;
     use tokio::net::UnixListener;
 
     use super::*;
 
-    fn text(text: &str) -> Configuration {
-        Configuration { text: text.to_owned(), ..Configuration::default() }
+    fn configuration(table: u32) -> Configuration {
+        lb_core::announce::bgp::configuration(&Advertised::default(), table, &Labels::default())
     }
 
-    fn broken(text: &str) -> Configuration {
-        let error = lb_core::convert::ConvertError {
-            kind: "BGPPeer",
-            object: "a/b".to_owned(),
-            field: "spec.bfdProfile".to_owned(),
-            why: "no".to_owned(),
-        };
-        Configuration { text: text.to_owned(), errors: vec![error], ..Configuration::default() }
-    }
-
-    /// Answers `configure` as BIRD does.
-    async fn serve(listener: UnixListener, answers: &'static [&'static str]) {
-        for answer in answers {
+    /// Accepts the commands in their order, and gives the answers, as BIRD does.
+    async fn serve(listener: UnixListener, talks: &[(String, &'static str)]) {
+        for (command, answer) in talks {
             let (stream, _) = listener.accept().await.unwrap();
             let mut stream = BufReader::new(stream);
             stream.write_all(b"0001 BIRD 2.0.12 ready.\n").await.unwrap();
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();
-            assert_eq!(line, "configure\n");
+            assert_eq!(line.trim_end(), command);
             stream.write_all(b"0002-Reading configuration from x\n").await.unwrap();
             stream.write_all(answer.as_bytes()).await.unwrap();
         }
     }
 
-    #[tokio::test]
-    async fn file_is_replaced_and_read_once_for_each_change() {
-        let folder = TempDir::new().unwrap();
-        let (file, socket) = (folder.path().join("bird.conf"), folder.path().join("bird.ctl"));
-        let mut bird = Bird::new(file.clone(), socket.clone());
-        let why = bird.update(&text("a\n")).await.unwrap();
-        assert!(why.contains("bird.ctl"), "{why}");
-        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    struct Bed {
+        _folder: TempDir,
+        file: PathBuf,
+        socket: PathBuf,
+        bird: Bird,
+    }
 
-        let answers = &["0003 Reconfigured\n", "8002 bird.conf:1:1 syntax error\n"];
-        let server = tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), answers));
-        assert_eq!(bird.update(&text("b\n")).await, None);
-        assert_eq!(bird.update(&text("b\n")).await, None, "BIRD is asked once");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "b\n");
-        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640, "permissions stay");
-        let why = bird.update(&text("c\n")).await.unwrap();
-        assert!(why.contains("syntax error"), "{why}");
-        server.await.unwrap();
+    impl Bed {
+        fn new() -> Self {
+            let folder = TempDir::new().unwrap();
+            let (file, socket) = (folder.path().join("bird.conf"), folder.path().join("bird.ctl"));
+            let bird = Bird::new(file.clone(), socket.clone());
+            Self { _folder: folder, file, socket, bird }
+        }
+
+        /// Updates to the configuration of a table, while BIRD answers.
+        async fn update(&mut self, table: u32, talks: &[(&str, &'static str)]) -> Option<String> {
+            let check = check(&beside(&self.file));
+            let command = |name: &str| if name == "check" { check.clone() } else { name.to_owned() };
+            let talks: Vec<_> = talks.iter().map(|(name, answer)| (command(name), *answer)).collect();
+            _ = fs::remove_file(&self.socket);
+            let listener = UnixListener::bind(&self.socket).unwrap();
+            let configuration = configuration(table);
+            let (_, why) = tokio::join!(serve(listener, &talks), self.bird.update(&configuration, true));
+            _ = fs::remove_file(&self.socket);
+            why
+        }
+
+        fn has(&self, table: u32) -> bool {
+            fs::read_to_string(&self.file).unwrap() == configuration(table).text("", true)
+        }
+
+        fn mode(&self) -> u32 {
+            fs::metadata(&self.file).unwrap().mode() & 0o777
+        }
+    }
+
+    const OK: &str = "0020 Configuration OK\n";
+    const DONE: &str = "0003 Reconfigured\n";
+    const BAD: &str = "8002 bird.conf.new:1:1 syntax error\n";
+
+    #[tokio::test]
+    async fn file_is_checked_before_it_replaces_the_one_in_use() {
+        let mut bed = Bed::new();
+        assert_eq!(bed.update(1, &[("check", OK), ("configure", DONE)]).await, None);
+        assert_eq!(bed.update(1, &[]).await, None, "BIRD is asked once");
+        let why = bed.update(2, &[("check", BAD)]).await.unwrap();
+        assert!(why.contains("syntax error") && why.contains("stays as it is"), "{why}");
+        assert!(bed.has(1));
+        // The user corrects the mistake.
+        assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
+        assert!(bed.has(3));
+        // BIRD is away: it shall start with the file that it has accepted.
+        let why = bed.bird.update(&configuration(4), true).await.unwrap();
+        assert!(why.contains("bird.ctl") && why.contains("bird.conf.new waits"), "{why}");
+        assert!(bed.has(3));
+        for _ in 0..RETRY {
+            assert_eq!(bed.update(4, &[]).await, Some(why.clone()));
+        }
+        assert_eq!(bed.update(4, &[("check", OK), ("configure", DONE)]).await, None);
+        assert!(bed.has(4));
     }
 
     #[tokio::test]
-    async fn configuration_with_errors_replaces_no_file() {
-        let folder = TempDir::new().unwrap();
-        let (file, socket) = (folder.path().join("bird.conf"), folder.path().join("bird.ctl"));
-        let mut bird = Bird::new(file.clone(), socket.clone());
-        bird.update(&broken("a\n")).await;
-        assert_eq!(fs::read_to_string(&file).unwrap(), "a\n", "there is no last good one");
-        let mut bird = Bird::new(file.clone(), socket);
-        bird.update(&broken("b\n")).await;
-        assert_eq!(fs::read_to_string(&file).unwrap(), "a\n");
-        bird.update(&text("c\n")).await;
-        assert_eq!(fs::read_to_string(&file).unwrap(), "c\n");
+    async fn first_file_is_written_before_bird_runs() {
+        let mut bed = Bed::new();
+        let why = bed.bird.update(&configuration(1), true).await.unwrap();
+        assert!(why.contains("cannot configure BIRD"), "{why}");
+        assert!(bed.has(1) && bed.mode() == 0o600);
+        bed.bird.update(&configuration(2), true).await.unwrap();
+        assert!(bed.has(2), "BIRD has not accepted the first one");
+        assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
+        // An agent that starts finds its own file.
+        bed.bird = Bird::new(bed.file.clone(), bed.socket.clone());
+        assert_eq!(bed.update(3, &[("configure", DONE)]).await, None);
+    }
+
+    #[tokio::test]
+    async fn file_is_never_readable_for_others() {
+        let mut bed = Bed::new();
+        for (mode, restricted) in [(0o644, 0o640), (0o666, 0o640), (0o600, 0o600), (0o604, 0o600)] {
+            fs::write(&bed.file, configuration(1).text("", true)).unwrap();
+            fs::set_permissions(&bed.file, fs::Permissions::from_mode(mode)).unwrap();
+            bed.bird = Bird::new(bed.file.clone(), bed.socket.clone());
+            assert_eq!(bed.update(1, &[("configure", DONE)]).await, None);
+            assert_eq!(bed.mode(), restricted, "{mode:o}, unchanged");
+            fs::set_permissions(&bed.file, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(bed.update(2, &[("check", OK), ("configure", DONE)]).await, None);
+            assert_eq!(bed.mode(), restricted, "{mode:o}, changed");
+        }
     }
 }

@@ -4,7 +4,6 @@
 //! The agent sends it a heartbeat each second, through a socket whose name has the network namespace and the table.
 
 use std::{
-    collections::BTreeSet,
     fs, io,
     os::unix::{fs::MetadataExt as _, net::UnixDatagram},
     path::{Path, PathBuf},
@@ -50,18 +49,21 @@ impl Heart {
 /// Watches over the routes of a table until a signal ends the process: `lifetime` after the last heartbeat it removes them.
 ///
 /// # Errors
-/// Another fence runs, or the socket cannot be made.
+/// Another fence runs, the socket cannot be bound, or heartbeats cannot be received.
 pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
-    let socket = bind(table)?;
-    socket.set_read_timeout(Some(LOOK))?;
+    let mut socket = Socket::bind(table)?;
     let routes = AnnouncedRoutes::new(table);
     // Also an agent that has died before gets the whole time.
     let mut deadline = Instant::now() + lifetime;
     let mut is_down = false;
     eprintln!("fence: watching over table {table}, {} s", lifetime.as_secs());
     loop {
+        if !socket.is_reachable() {
+            warn!(table, "the socket of the fence has been removed: binding it again");
+            socket = Socket::bind(table)?;
+        }
         let mut message = [0];
-        match socket.recv(&mut message) {
+        match socket.datagrams.recv(&mut message) {
             Ok(_) if message == *b"1" => {
                 deadline = Instant::now() + lifetime;
                 if std::mem::take(&mut is_down) {
@@ -75,9 +77,9 @@ pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
         if Instant::now() < deadline {
             continue;
         }
-        match routes.keep(&BTreeSet::new()) {
-            Ok((_, 0)) => {}
-            Ok((_, removed)) => {
+        match routes.clear() {
+            Ok(0) => {}
+            Ok(removed) => {
                 warn!(removed, table, "no heartbeat of an agent: removed the announced routes");
             }
             Err(error) => warn!("no heartbeat of an agent, and {error}; retrying"),
@@ -86,19 +88,42 @@ pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
     }
 }
 
-/// Binds the socket; one that no process listens to is replaced.
-fn bind(table: u32) -> anyhow::Result<UnixDatagram> {
-    let path = path(table).context("cannot identify the network namespace")?;
-    fs::create_dir_all(FOLDER).with_context(|| format!("cannot create {FOLDER}"))?;
-    let probe = UnixDatagram::unbound()?;
-    if probe.send_to(b"0", &path).is_ok() {
-        bail!("another fence watches over table {table} here ({})", path.display());
-    }
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+/// The socket at which the fence listens.
+struct Socket {
+    datagrams: UnixDatagram,
+    path: PathBuf,
+    /// Device and inode of the socket's file.
+    file: (u64, u64),
+}
+
+impl Socket {
+    /// Binds the socket; one that no process listens to is replaced.
+    fn bind(table: u32) -> anyhow::Result<Self> {
+        let path = path(table).context("cannot identify the network namespace")?;
+        fs::create_dir_all(FOLDER).with_context(|| format!("cannot create {FOLDER}"))?;
+        let probe = UnixDatagram::unbound()?;
+        if probe.send_to(b"0", &path).is_ok() {
+            bail!("another fence watches over table {table} here ({})", path.display());
         }
-        Ok(()) | Err(_) => {}
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        let datagrams =
+            UnixDatagram::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        datagrams.set_read_timeout(Some(LOOK))?;
+        let file = identity(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self { datagrams, path, file })
     }
-    UnixDatagram::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
+
+    /// Whether the path still leads to this socket.
+    fn is_reachable(&self) -> bool {
+        identity(&self.path).is_ok_and(|file| file == self.file)
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }

@@ -9,12 +9,12 @@
 mod bird;
 pub mod fence;
 mod report;
+mod table;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -29,9 +29,16 @@ use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
 pub use self::report::{BgpReport, RouteReport};
-use self::{bird::Bird, fence::Heart};
+use self::{
+    bird::Bird,
+    fence::Heart,
+    table::{Known, Table},
+};
 use super::HolderMap;
-use crate::{daemon::state::State, kubernetes::NodeInfo};
+use crate::{
+    daemon::{socket, state::State},
+    kubernetes::NodeInfo,
+};
 
 /// Interval of heartbeats, and of looks at the table.
 const TICK: Duration = Duration::from_secs(1);
@@ -61,8 +68,10 @@ pub struct Sources {
     pub advertised: watch::Receiver<Advertised>,
     /// Services with addresses.
     pub holders: watch::Receiver<HolderMap>,
-    /// Whether the Services are in the kernel.
+    /// Whether the Services are in the kernel. Becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
+    /// Whether every object has been read. Becomes true after `advertised` and `holders` have them.
+    pub complete: watch::Receiver<bool>,
     /// Whether the node may get traffic of load balancers.
     pub node: watch::Receiver<NodeInfo>,
 }
@@ -71,34 +80,53 @@ pub struct Sources {
 #[derive(Debug)]
 pub struct RouteAnnouncer {
     node: Arc<str>,
-    table: u32,
     sources: Sources,
-    routes: AnnouncedRoutes,
+    table: Table,
     bird: Option<Bird>,
     heart: Heart,
     state: Arc<State>,
+    /// Whether `wanted` and `configuration` come from all objects that can be read.
+    is_ready: bool,
+    /// Whether they come from all objects.
+    is_complete: bool,
+    /// Whether the node may get traffic of load balancers.
+    is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
     configuration: Configuration,
     /// What needs attention, as it was logged.
     conditions: Vec<String>,
 }
 
-/// Withdraws all routes of an agent that a signal stops.
+/// Ends the announcements of an agent that a signal stops. If a fence runs, it removes the routes after their lifetime, unless
+/// an agent has started by then: a restart withdraws nothing. Without a fence the routes go at once.
 ///
 /// # Errors
-/// The kernel refuses to remove a route.
-pub fn withdraw(options: Option<&Options>) -> anyhow::Result<()> {
-    let Some(options) = options else { return Ok(()) };
-    let (_, removed) = AnnouncedRoutes::new(options.table).keep(&BTreeSet::new())?;
-    info!(removed, table = options.table, "withdrew the announced routes");
+/// The kernel refuses to list or to remove a route.
+pub fn stop(options: Option<&Options>) -> anyhow::Result<()> {
+    let Some(&Options { table, .. }) = options else { return Ok(()) };
+    if Heart::new(table)?.beat(false) {
+        info!(table, "the announced routes stay for the next agent, until the fence removes them");
+        return Ok(());
+    }
+    let removed = AnnouncedRoutes::new(table).release()?;
+    info!(removed, table, "withdrew the announced routes");
     Ok(())
+}
+
+/// Removes the routes of the earlier agent of this data plane if it had another table, or if this one has none. `bpffs`
+/// is its BPF file system.
+///
+/// # Errors
+/// The kernel refuses to list or to remove a route.
+pub fn leave_other_table(bpffs: &Path, options: Option<&Options>) -> anyhow::Result<()> {
+    table::leave(&socket::record(bpffs, "announce-table")?, options.map(|options| options.table))
 }
 
 impl RouteAnnouncer {
     /// The task of a node.
     ///
     /// # Errors
-    /// A socket cannot be opened, or routes of an earlier table cannot be removed.
+    /// A socket cannot be opened.
     pub fn new(
         node: Arc<str>,
         options: Options,
@@ -106,15 +134,16 @@ impl RouteAnnouncer {
         state: Arc<State>,
     ) -> anyhow::Result<Self> {
         let Options { table, bird } = options;
-        AnnouncedRoutes::remove_others(Some(table))?;
         Ok(Self {
             node,
-            table,
             sources,
-            routes: AnnouncedRoutes::new(table),
+            table: Table::new(table),
             bird: bird.map(|BirdPaths { file, socket }| Bird::new(file, socket)),
             heart: Heart::new(table)?,
             state,
+            is_ready: false,
+            is_complete: false,
+            is_eligible: false,
             wanted: BTreeMap::new(),
             configuration: Configuration::default(),
             conditions: Vec::new(),
@@ -131,70 +160,68 @@ impl RouteAnnouncer {
         self.compute();
         loop {
             self.update().await;
-            let Sources { advertised, holders, synchronised, node } = &mut self.sources;
+            let Sources { advertised, holders, synchronised, complete, node } = &mut self.sources;
             tokio::select! {
                 // These two fail where there is no such source, and then never change.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = node.changed() => {}
                 changed = holders.changed() => changed?,
                 changed = synchronised.changed() => changed?,
+                changed = complete.changed() => changed?,
                 _ = tick.tick() => continue,
             }
             self.compute();
         }
     }
 
-    /// Brings routes and configuration up to date. The heartbeat comes first, so that the fence lets new routes be; an agent
-    /// that does not follow its Services sends none.
+    /// Brings routes and configuration up to date. The heartbeat comes first, so that the fence lets new routes be. An agent
+    /// that does not follow its Services sends none, and adds no routes: the fence may have removed them.
     async fn update(&mut self) {
         let mut conditions = Vec::new();
-        let fence = self.heart.beat(self.state.health().healthy);
+        let is_healthy = self.state.health().healthy;
+        let fence = self.heart.beat(is_healthy);
         if !fence {
             let why = "no fence runs, so the routes would outlive an agent that hangs or dies";
-            let table = self.table;
+            let table = self.table.number;
             conditions.push(format!(
                 "{why}: run `lb-agent announce fence --announce-table {table}` beside the agent"
             ));
         }
         let objects = self.configuration.errors.iter().chain(&self.configuration.warnings);
         conditions.extend(objects.map(ToString::to_string));
-        // Until the agent knows all objects, routes and configuration of an earlier one stay.
-        if *self.sources.synchronised.borrow() {
-            conditions.extend(self.keep());
+        // Until the agent has read the objects, routes and configuration of an earlier one stay.
+        if self.is_ready {
+            let holders = Arc::clone(&self.sources.holders.borrow());
+            let known = Known {
+                wanted: &self.wanted,
+                holders: &holders,
+                node: &self.node,
+                is_complete: self.is_complete || !self.is_eligible,
+            };
+            conditions.extend(self.table.update(&known, is_healthy));
             if let Some(bird) = &mut self.bird {
-                conditions.extend(bird.update(&self.configuration).await);
+                conditions.extend(bird.update(&self.configuration, self.is_complete).await);
             }
         }
         self.report(fence, conditions);
     }
 
     fn compute(&mut self) {
-        let Sources { advertised, holders, synchronised, node } = &mut self.sources;
+        let Sources { advertised, holders, synchronised, complete, node } = &mut self.sources;
+        // These come first: what is read after them is at least as new.
+        self.is_ready = *synchronised.borrow_and_update();
+        self.is_complete = *complete.borrow_and_update();
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
-        let (_, eligible) = (synchronised.borrow_and_update(), node.borrow_and_update().eligible);
         let labels = labels_of(&self.node);
         self.wanted = routes(&advertised, &holders, &self.node, &labels);
-        if !eligible {
+        self.is_eligible = node.borrow_and_update().eligible;
+        if !self.is_eligible {
             self.wanted.clear();
         }
-        self.configuration = configuration(&advertised, self.table, &labels);
+        self.configuration = configuration(&advertised, self.table.number, &labels);
     }
 
-    /// Brings the table up to date; returns why that failed.
-    fn keep(&self) -> Option<String> {
-        let ranges: BTreeSet<(IpAddr, u8)> =
-            self.wanted.keys().map(|net| (net.addr(), net.prefix_len())).collect();
-        match self.routes.keep(&ranges) {
-            Ok((0, 0)) => None,
-            Ok((added, removed)) => {
-                info!(added, removed, table = self.table, "updated the announced routes");
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        }
-    }
-
-    /// Tells `status` and `announce routes`, and logs what is new.
+    /// Updates what `status` and `announce routes` show, and logs new conditions.
     fn report(&mut self, fence: bool, conditions: Vec<String>) {
         for condition in conditions.iter().filter(|condition| !self.conditions.contains(condition)) {
             warn!("{condition}");
@@ -206,8 +233,12 @@ impl RouteAnnouncer {
             services: texts(services),
             advertisements: texts(advertisements),
         });
-        let bird_config = without_passwords(&self.configuration.text);
-        let report = BgpReport { table: self.table, fence, routes: routes.collect(), bird_config };
+        let bird_config = match &self.bird {
+            Some(bird) => bird.text(&self.configuration, self.is_complete),
+            None => self.configuration.text("", true),
+        };
+        let bird_config = without_passwords(&bird_config);
+        let report = BgpReport { table: self.table.number, fence, routes: routes.collect(), bird_config };
         self.state.set_bgp(report, conditions);
     }
 }

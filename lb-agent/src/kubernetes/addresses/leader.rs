@@ -33,13 +33,13 @@ use crate::kubernetes::{
     client::KubernetesError,
     conditions::ServerConditions,
     events::Events,
-    kind::{self, Kind},
-    watch::Watch,
+    kind,
+    watch::{Watch, at, next},
 };
 
 /// Maximum number of writes that run at the same time.
 const PARALLEL: usize = 8;
-/// The longest pause before failed writes are computed again; a change of a watched object triggers that earlier.
+/// The pause before failed writes are computed again, unless a change of a watched object triggers that earlier.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs a [`Leader`] during each term of this agent, forever.
@@ -186,8 +186,8 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Whether the controller knows all addresses in use. An unreadable Service may have an address that the controller
-    /// does not know.
+    /// Whether the controller has all pools, Services and namespaces. An unreadable Service may have an address, so the
+    /// controller assigns none until every Service has been readable.
     fn knows_all(&self) -> bool {
         let services =
             self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());
@@ -238,22 +238,7 @@ impl<'a> Leader<'a> {
     }
 }
 
-/// Waits for changes of a watch; forever if it is `None`.
-async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K::Change>> {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => future::pending().await,
-    }
-}
-
-async fn at(then: Option<Instant>) {
-    match then {
-        Some(then) => sleep_until(then).await,
-        None => future::pending().await,
-    }
-}
-
-/// Writes one Service, unless the term may end before the write is over.
+/// Writes one Service, unless the term may end before the time limit of the write.
 async fn send(
     client: &Client,
     term: &watch::Receiver<Option<Term>>,

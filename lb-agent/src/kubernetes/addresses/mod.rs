@@ -2,7 +2,7 @@
 //!
 //! Every agent with `--load-balancer-controller` takes part in an election through a Lease ([`lease`]). The elected
 //! agent watches pools and, once there is one, Services and namespaces ([`leader`]); it writes what
-//! [`lb_core::load_balancer::Controller`] decides. All others only read the Lease every 5 s.
+//! [`lb_core::load_balancer::Controller`] decides. All others only read the Lease at intervals.
 
 mod kinds;
 mod leader;
@@ -45,7 +45,7 @@ pub struct AddressReport {
     pub pools: Vec<PoolUsage>,
 }
 
-/// The period in which this agent leads. Each renewal of the Lease moves the end.
+/// The period in which this agent leads. Each renewal of the Lease extends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Term {
     begin: Instant,

@@ -101,6 +101,23 @@ pub(super) struct VotersObject {
     data: BTreeMap<String, String>,
 }
 
+/// The object with the voters, as the API server has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// `None` if the object is not what agents write.
+    pub(super) voters: Option<Voters>,
+    /// The version of the object.
+    pub(super) version: Option<String>,
+}
+
+/// Reads the voters, or returns the field that is not what agents write.
+pub(super) fn voters(data: &BTreeMap<String, String>) -> Result<Voters, &'static str> {
+    let generation = data.get(GENERATION).and_then(|text| text.parse().ok());
+    let generation = generation.filter(|generation| *generation <= Voters::LAST).ok_or(GENERATION)?;
+    let names = data.get(NAMES).ok_or(NAMES)?.split_whitespace().map(Into::into).collect();
+    Ok(Voters { generation, names })
+}
+
 const GENERATION: &str = "generation";
 /// Key of the names of the voters, separated by spaces.
 const NAMES: &str = "voters";
@@ -112,18 +129,20 @@ impl Read for VotersObject {
 impl Kind for VotersObject {
     const NAME: &str = "ConfigMap";
     const NAMESPACED: bool = true;
-    /// The voters, and the version of the object.
-    type Change = Option<(Voters, Option<String>)>;
+    /// `None` without an object.
+    type Change = Option<Found>;
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        let invalid = |field: &str| {
-            let why = "not what agents write here: delete the ConfigMap, and they make a new one".to_owned();
-            ConvertError { kind: Self::NAME, object: name.to_string(), field: format!("data.{field}"), why }
+        let version = self.metadata.resource_version.clone();
+        let (voters, left_out) = match voters(&self.data) {
+            Ok(voters) => (Some(voters), Vec::new()),
+            Err(field) => {
+                let (object, field) = (name.to_string(), format!("data.{field}"));
+                let why = "not what agents write here; they replace it".to_owned();
+                (None, vec![ConvertError { kind: Self::NAME, object, field, why }])
+            }
         };
-        let text = |field: &str| self.data.get(field).ok_or_else(|| invalid(field));
-        let generation = text(GENERATION)?.parse().ok().ok_or_else(|| invalid(GENERATION))?;
-        let names = text(NAMES)?.split_whitespace().map(Into::into).collect();
-        Ok(Some((Voters { generation, names }, self.metadata.resource_version.clone())).into())
+        Ok(Converted { value: Some(Found { voters, version }), left_out })
     }
 
     fn gone(_name: ObjectName) -> Self::Change {
@@ -158,12 +177,26 @@ mod tests {
         let written = serde_json::to_value(object(&voters, Some("5".into()))).unwrap();
         let read: VotersObject = serde_json::from_value(written.clone()).unwrap();
         let name = ObjectName::new("kube-system", super::super::VOTERS);
-        assert_eq!(read.change(&name).unwrap().value, Some((voters, Some("5".to_owned()))));
-        for field in [GENERATION, NAMES] {
+        let version = Some("5".to_owned());
+        let found = Found { voters: Some(voters), version: version.clone() };
+        assert_eq!(read.change(&name).unwrap().value, Some(found));
+        for (field, value) in [
+            (GENERATION, None),
+            (NAMES, None),
+            (GENERATION, Some("-1")),
+            (GENERATION, Some("18446744073709551615")),
+            (GENERATION, Some("18446744073709551616")),
+        ] {
             let mut broken = written.clone();
-            broken["data"].as_object_mut().unwrap().remove(field);
+            match value {
+                Some(value) => broken["data"][field] = value.into(),
+                None => _ = broken["data"].as_object_mut().unwrap().remove(field),
+            }
             let broken: VotersObject = serde_json::from_value(broken).unwrap();
-            assert!(broken.change(&name).unwrap_err().field.contains(field));
+            let Converted { value, left_out } = broken.change(&name).unwrap();
+            // The agent replaces the object, so it needs the version.
+            assert_eq!(value, Some(Found { voters: None, version: version.clone() }));
+            assert!(left_out[0].field.contains(field));
         }
     }
 }

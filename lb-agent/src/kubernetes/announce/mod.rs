@@ -1,17 +1,17 @@
 //! What is announced at layer 2, from the API server: MetalLB's `L2Advertisement` and `IPAddressPool`, the nodes of the
-//! cluster, and the [`Voters`].
+//! cluster, and the [`Voters`], which agents write as well.
 //!
 //! ```text
 //! L2Advertisement, IPAddressPool ──▶ Advertised ──▶ announcer
 //! Node, ConfigMap of the voters ───▶ Cluster ─────▶     │
-//!                       ConfigMap ◀── proposal ─────────┘
+//!                       ConfigMap ◀── Ballot ───────────┘
 //! ```
 
+mod command;
 mod kinds;
 
 use std::{
     collections::BTreeMap,
-    future,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -22,7 +22,7 @@ use lb_core::{
     announce::{
         advertisement::{Advertised, Advertisement},
         cluster::Cluster,
-        voters::Voters,
+        voters::{Ballot, Voters},
     },
     api::{IpAddressPool, L2Advertisement},
     load_balancer::Pool,
@@ -30,16 +30,18 @@ use lb_core::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, timeout},
 };
-use tracing::info;
+use tracing::{info, warn};
 
-use self::kinds::{AnyNode, VotersObject};
+pub use self::command::VotersObject as WrittenVoters;
+use self::kinds::{AnyNode, Found, VotersObject};
 use super::{
     client::{ApiServer, KubernetesError, own_namespace, watching_client},
     conditions::ServerConditions,
-    kind::{self, Kind},
-    watch::Watch,
+    events::Events,
+    kind,
+    watch::{Watch, at, next},
 };
 
 /// The ConfigMap with the voters.
@@ -47,13 +49,15 @@ pub(crate) const VOTERS: &str = "lb-agent-announce";
 /// How long a write of the voters may take, and the pause after one that has failed.
 const REQUEST: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(2);
+/// How long an agent that knows no voters waits for one that does, before it writes the first ones.
+const FOUNDING: Duration = Duration::from_secs(3);
 
 /// Channels for what the source publishes. Each holds the latest value.
 #[derive(Debug)]
 pub struct Published {
     /// What is announced.
     pub advertised: watch::Sender<Advertised>,
-    /// Nodes and voters; empty until there is an advertisement.
+    /// Nodes and the newest voters that the API server has had; empty until there is an advertisement.
     pub cluster: watch::Sender<Cluster>,
     /// All current problems, for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
@@ -67,12 +71,12 @@ pub struct Published {
 pub async fn run(
     server: ApiServer,
     node: Arc<str>,
-    proposals: watch::Receiver<Option<Voters>>,
-    published: Published,
+    ballots: watch::Receiver<Ballot>,
+    (published, events): (Published, Events),
 ) -> Result<(), KubernetesError> {
     let (client, config) = watching_client(server).await?;
     let namespace = own_namespace(&config).await;
-    Follower::new(client, node, &namespace, proposals, published).follow().await
+    Follower::new(client, node, &namespace, ballots, (published, events)).follow().await
 }
 
 struct Follower {
@@ -80,8 +84,9 @@ struct Follower {
     node: Arc<str>,
     config_maps: Api<core::ConfigMap>,
     namespace: String,
-    proposals: watch::Receiver<Option<Voters>>,
+    ballots: watch::Receiver<Ballot>,
     published: Published,
+    events: Events,
     server: ServerConditions,
     advertisements: Watch<L2Advertisement>,
     pools: Watch<IpAddressPool>,
@@ -91,8 +96,12 @@ struct Follower {
     known_advertisements: BTreeMap<ObjectName, Advertisement>,
     known_pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
     cluster: Cluster,
-    /// The version of the voters' object.
-    version: Option<String>,
+    /// The object with the voters, as the API server has it.
+    found: Option<Found>,
+    /// Whether the object with the voters was missing or unreadable when it last changed.
+    is_vacant: bool,
+    /// That the voters have lost their majority, if they have.
+    lost: Option<String>,
     /// When a write that has failed is tried again, and why it has failed.
     again: Option<(Instant, Option<String>)>,
 }
@@ -102,16 +111,17 @@ impl Follower {
         client: Client,
         node: Arc<str>,
         namespace: &str,
-        proposals: watch::Receiver<Option<Voters>>,
-        published: Published,
+        ballots: watch::Receiver<Ballot>,
+        (published, events): (Published, Events),
     ) -> Self {
         let beginning = SystemTime::UNIX_EPOCH;
         Self {
             node,
             config_maps: Api::namespaced(client.clone(), namespace),
             namespace: namespace.to_owned(),
-            proposals,
+            ballots,
             published,
+            events,
             server: ServerConditions::default(),
             advertisements: Watch::new(client.clone(), kind::all(), beginning),
             pools: Watch::new(client.clone(), kind::all(), beginning),
@@ -120,7 +130,9 @@ impl Follower {
             known_advertisements: BTreeMap::new(),
             known_pools: BTreeMap::new(),
             cluster: Cluster::default(),
-            version: None,
+            found: None,
+            is_vacant: false,
+            lost: None,
             again: None,
             client,
         }
@@ -140,7 +152,7 @@ impl Follower {
                     replace(&mut self.cluster.nodes, changes.map(|(name, node)| (name.name, node)));
                 }
                 changes = next(&mut self.voters) => self.voters_changes(changes.ok_or(ENDED)?),
-                changed = self.proposals.changed() => changed.or(Err(ENDED))?,
+                changed = self.ballots.changed() => changed.or(Err(ENDED))?,
                 () = at(self.again.as_ref().map(|(then, _)| *then)) => self.again = None,
             }
             self.publish();
@@ -157,17 +169,58 @@ impl Follower {
         }
     }
 
-    fn voters_changes(&mut self, changes: Vec<Option<(Voters, Option<String>)>>) {
+    fn voters_changes(&mut self, changes: Vec<Option<Found>>) {
         for change in changes {
-            // A deleted object does not end the voters' promises: they stay in force until there is a new one.
-            self.version = change.as_ref().and_then(|(_, version)| version.clone());
-            if let Some((voters, _)) = change {
-                self.cluster.voters = Some(voters);
+            // Neither a deleted object nor an older one ends the voters' promises: the newest ones stay in force.
+            if let Some(voters) = change.as_ref().and_then(|found| found.voters.as_ref())
+                && self.cluster.voters.as_ref().is_none_or(|known| known.generation < voters.generation)
+            {
+                self.cluster.voters = Some(voters.clone());
             }
+            self.found = change;
         }
+        let is_listed = self.voters.as_ref().is_some_and(Watch::is_listed);
+        let is_vacant = is_listed && self.readable().is_none();
+        if is_vacant && !self.is_vacant && self.known().generation == 0 {
+            self.again = Some((Instant::now() + FOUNDING, None));
+        }
+        self.is_vacant = is_vacant;
+    }
+
+    /// The voters that the API server has.
+    fn readable(&self) -> Option<&Voters> {
+        self.found.as_ref()?.voters.as_ref()
+    }
+
+    /// The newest voters that this node knows, of which the announcer may have heard from another node.
+    fn known(&self) -> Voters {
+        let heard = self.ballots.borrow().known.clone();
+        let read = self.cluster.voters.clone().unwrap_or_default();
+        if heard.generation > read.generation { heard } else { read }
+    }
+
+    /// Notes whether the voters have lost their majority, and emits an Event when they lose it.
+    fn note_lost(&mut self) {
+        let nodes = &self.cluster.nodes;
+        let known = self.known();
+        let lost = known.lost(|name| nodes.is_empty() || nodes.contains_key(name));
+        let names = lost.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "{} of the {} voters on announcements have no Node any more ({names}), so the others have no majority: if no agent \
+             of these nodes runs any more, run `lb-agent announce voters --replace`",
+            lost.len(),
+            known.names.len()
+        );
+        let now = (!lost.is_empty()).then_some(text);
+        if let Some(why) = now.as_ref().filter(|_| self.lost.is_none()) {
+            warn!("{why}");
+            self.events.voters_lost(why.clone());
+        }
+        self.lost = now;
     }
 
     fn publish(&mut self) {
+        self.note_lost();
         if self.advertisements.is_listed() && self.pools.is_listed() {
             let advertised = Advertised {
                 advertisements: self.known_advertisements.values().cloned().collect(),
@@ -189,6 +242,7 @@ impl Follower {
         // The controller reports the problems of pools.
         let problems = advertisements.problems().chain(voters.iter().flat_map(Watch::problems));
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
+        let problems = problems.chain(self.lost.as_deref());
         let problems = self.server.update(failures.into_iter().flatten(), problems);
         set(&self.published.problems, problems);
     }
@@ -196,10 +250,11 @@ impl Follower {
     /// Writes the voters if that is due.
     async fn write(&mut self) {
         let Some(next) = self.due() else { return };
-        let object = kinds::object(&next, self.version.clone());
+        let version = self.found.as_ref().and_then(|found| found.version.clone());
+        let object = kinds::object(&next, version);
         let parameters = PostParams::default();
         let write = async {
-            if self.version.is_some() {
+            if self.found.is_some() {
                 self.config_maps.replace(VOTERS, &parameters, &object).await
             } else {
                 self.config_maps.create(&parameters, &object).await
@@ -226,21 +281,27 @@ impl Follower {
         self.again = Some((Instant::now() + AGAIN, why));
     }
 
-    /// The voters to write: the proposal, if its generation follows that of the known voters; if there is no ConfigMap,
-    /// this node alone.
+    /// The voters to write: those that this node knows, if the API server has lost them; without any, this node alone;
+    /// otherwise the proposal, if its generation follows that of the API server.
     fn due(&self) -> Option<Voters> {
-        let watch = self.voters.as_ref().filter(|_| self.again.is_none())?;
-        let known = self.cluster.voters.as_ref();
-        if watch.is_missing() {
-            // Greater than the generations of a ConfigMap that was deleted.
+        let can_write = self.voters.as_ref().is_some_and(Watch::is_listed) && self.again.is_none();
+        let known = Some(self.known()).filter(|_| can_write)?;
+        let found = self.readable();
+        if let Some(restored) = known.restored(found) {
+            return Some(restored);
+        }
+        if found.is_none_or(|found| found.names.is_empty()) {
+            // Greater than the generations of a ConfigMap that no agent knows any more.
             let seconds =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-            let generation = known.map_or(0, |known| known.generation + 1).max(seconds);
+            let generation = known.generation.saturating_add(1).max(seconds);
             let exists = self.cluster.nodes.contains_key(&self.node);
             return exists.then(|| Voters { generation, names: [Arc::clone(&self.node)].into() });
         }
-        let follows = |next: &Voters| known.is_some_and(|known| next.generation == known.generation + 1);
-        self.proposals.borrow().clone().filter(|next| follows(next) && self.version.is_some())
+        let next = self.ballots.borrow().next.clone();
+        next.filter(|next| {
+            found.is_some_and(|found| next.generation.checked_sub(1) == Some(found.generation))
+        })
     }
 }
 
@@ -267,19 +328,4 @@ fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
         *known = now;
         modified
     });
-}
-
-/// Waits for changes of a watch; forever if it is `None`.
-async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K::Change>> {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => future::pending().await,
-    }
-}
-
-async fn at(then: Option<Instant>) {
-    match then {
-        Some(then) => sleep_until(then).await,
-        None => future::pending().await,
-    }
 }

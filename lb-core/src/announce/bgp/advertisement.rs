@@ -81,7 +81,7 @@ impl BgpAdvertisement {
         &self.scope.pools
     }
 
-    /// Whether the pool is announced to this peer from a node with these labels.
+    /// Whether the pools are announced to this peer.
     pub(super) fn is_for(&self, peer: &str) -> bool {
         self.peers.is_empty() || self.peers.contains(peer)
     }
@@ -91,21 +91,46 @@ impl BgpAdvertisement {
         self.scope.selects_node(labels)
     }
 
-    /// Whether the pool is announced: it is in scope, and no route is wider than its ranges.
-    pub(super) fn announces(&self, pool: &Pool) -> bool {
-        self.scope.covers(pool) && self.too_wide(pool).is_none()
+    /// Whether `pool`, one of `pools`, is announced: it is in scope, and its routes are not refused.
+    pub(super) fn announces(&self, pool: &Pool, pools: &[Pool]) -> bool {
+        self.scope.covers(pool) && self.refusal(pool, pools).is_none()
     }
 
-    /// A range of a pool in scope that a route would exceed, with the field of the length.
-    pub(super) fn too_wide(&self, pool: &Pool) -> Option<(&'static str, AddressRange)> {
+    /// Why no route leads to `pool`, one of `pools`, although it is in scope; with the field of the length.
+    pub(super) fn refusal(&self, pool: &Pool, pools: &[Pool]) -> Option<(&'static str, String)> {
+        if !self.scope.covers(pool) {
+            return None;
+        }
+        let field = |v4: bool| if v4 { "spec.aggregationLength" } else { "spec.aggregationLengthV6" };
+        if let Some(range) = self.too_wide(pool) {
+            let why = format!("the routes are wider than {range} of IPAddressPool {}", pool.name);
+            return Some((field(range.first().is_ipv4()), why));
+        }
+        let (net, other) = self.stray(pool, pools)?;
+        let why =
+            format!("the route {net} has addresses of IPAddressPool {}, which is not announced", other.name);
+        Some((field(net.addr().is_ipv4()), why))
+    }
+
+    /// A range of a pool that each route to its addresses would exceed.
+    fn too_wide(&self, pool: &Pool) -> Option<AddressRange> {
         let fits = |range: &&AddressRange| {
             let length = self.length(range.first());
             range.networks().any(|network| network.prefix_len() <= length)
         };
-        let range = self.scope.covers(pool).then(|| pool.ranges.iter().find(|range| !fits(range)))??;
-        let field =
-            if range.first().is_ipv4() { "spec.aggregationLength" } else { "spec.aggregationLengthV6" };
-        Some((field, *range))
+        pool.ranges.iter().find(|range| !fits(range)).copied()
+    }
+
+    /// A route to `pool` that has addresses of a pool out of scope.
+    fn stray<'a>(&self, pool: &Pool, pools: &'a [Pool]) -> Option<(IpNet, &'a Pool)> {
+        let routes = self.route_sets(pool);
+        pools.iter().filter(|other| !self.scope.covers(other)).find_map(|other| {
+            let overlaps = |set: &&RouteSet| {
+                let route = AddressRange::from(set.network);
+                other.ranges.iter().any(|range| range.overlaps(&route))
+            };
+            routes.iter().find(overlaps).map(|set| (set.network, other))
+        })
     }
 
     /// The route by which the address is announced.

@@ -3,12 +3,17 @@
 //! Communities and local preference are set where routes leave towards a peer. Only advertisements, peers and pools change
 //! the text, and equal objects give equal text, so that BIRD is never configured for the change of a Service.
 
-use std::{collections::BTreeSet, fmt::Write as _, net::Ipv4Addr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::Ipv4Addr,
+};
 
 use super::{
     advertisement::{BgpAdvertisement, RouteSet},
     community::Community,
     peer::{BfdProfile, Peer, RemoteAsn},
+    token::{comment, symbol},
 };
 use crate::{
     announce::advertisement::Advertised,
@@ -20,16 +25,25 @@ use crate::{
 
 /// Marks the routes that the agent offers (`rtnetlink(7)`, `rtm_protocol`).
 pub const PROTOCOL: u8 = 109;
+/// Begins the session with a peer, before its name.
+const SESSION: &str = "\n# BGPPeer ";
+/// Precedes the router id.
+const ROUTER_ID: &str = "router id ";
+/// Begins the options of BFD.
+const BFD: &str = "  bfd {";
 /// Seconds between two scans of the kernel's table, which find changes that no message has announced.
 const SCAN: u32 = 10;
 
 /// A configuration, as far as the objects are sound.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Configuration {
-    /// The text of the file. It may have passwords.
-    pub text: String,
-    /// Objects that the text leaves out, because they refer to missing objects or contradict others; and advertisements
-    /// whose routes for a pool it leaves out, because they are wider than the pool.
+    table: u32,
+    router_id: Option<Ipv4Addr>,
+    /// The sessions with the peers, by peer.
+    sessions: BTreeMap<ObjectName, String>,
+    /// The peers with errors, or to which an advertisement with an error applies: their sessions stay as they are.
+    pub held_back: BTreeSet<ObjectName>,
+    /// Objects that refer to missing objects or contradict others; and advertisements whose routes to a pool are refused.
     pub errors: Vec<ConvertError>,
     /// References without effect.
     pub warnings: Vec<ConvertError>,
@@ -37,15 +51,49 @@ pub struct Configuration {
 
 /// The configuration for a node with these labels, whose routes are in the kernel's table `table`.
 pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Configuration {
-    let mut builder = Builder { advertised, labels, result: Configuration::default() };
+    let result = Configuration { table, ..Configuration::default() };
+    let mut builder = Builder { advertised, labels, result };
     let advertisements = builder.advertisements();
     let peers = builder.peers();
     builder.check_references();
-    let mut text = head(&peers, table);
-    for (peer, profile) in &peers {
-        _ = session(&mut text, peer, *profile, &advertisements);
+    let session = |(peer, profile): (&Peer, _)| {
+        let mut text = String::new();
+        _ = session(&mut text, peer, profile, &advertisements);
+        (peer.name.clone(), text)
+    };
+    Configuration { sessions: peers.into_iter().map(session).collect(), ..builder.result }
+}
+
+impl Configuration {
+    /// The text of the file. It may have passwords. Sessions that are held back are those of `last`, the text in use; one
+    /// that is new appears without the objects that have errors. Unless every object has been read (`is_complete`), all
+    /// sessions of `last` are held back, because an unread object may be the one that they come from.
+    pub fn text(&self, last: &str, is_complete: bool) -> String {
+        let known = sessions_of(last);
+        let mut sessions: BTreeMap<String, &str> =
+            self.sessions.iter().map(|(name, text)| (comment(name), &**text)).collect();
+        let held_back: BTreeSet<String> = self.held_back.iter().map(comment).collect();
+        for (name, text) in known.into_iter().filter(|(name, _)| !is_complete || held_back.contains(*name)) {
+            sessions.insert(name.to_owned(), text);
+        }
+        let last_id =
+            || last.lines().find_map(|line| line.strip_prefix(ROUTER_ID)?.strip_suffix(';')?.parse().ok());
+        let router_id = self.router_id.or_else(|| if is_complete { None } else { last_id() });
+        let uses_bfd = sessions.values().any(|text| text.lines().any(|line| line.starts_with(BFD)));
+        sessions.into_values().fold(head(self.table, router_id, uses_bfd), |text, session| text + session)
     }
-    Configuration { text, ..builder.result }
+}
+
+/// The sessions of a text, by the name in the comment before each.
+pub(super) fn sessions_of(text: &str) -> BTreeMap<&str, &str> {
+    let starts: Vec<usize> = text.match_indices(SESSION).map(|(start, _)| start).collect();
+    let ends = starts.iter().skip(1).copied().chain([text.len()]);
+    let session = |(start, end): (&usize, usize)| {
+        let session = &text[*start..end];
+        let name = session[SESSION.len()..].lines().next().unwrap_or_default();
+        (name, session)
+    };
+    starts.iter().zip(ends).map(session).collect()
 }
 
 /// The configuration without its passwords.
@@ -93,33 +141,34 @@ impl<'a> Builder<'a> {
         resolved
     }
 
-    /// `None` if a community has no value: without it, routes could go further than they may.
+    /// `None` if a community has no value: without it, routes could go further than they may. An error holds back the
+    /// peers of the advertisement.
     fn resolve(&mut self, advertisement: &'a BgpAdvertisement) -> Option<Resolved<'a>> {
         let object = Object::new("BGPAdvertisement", &advertisement.name);
-        let known = self.result.errors.len();
+        let mut errors = Vec::new();
         let mut communities = BTreeSet::new();
         for (index, text) in advertisement.communities.iter().enumerate() {
             match self.community(text) {
                 Ok(community) => _ = communities.insert(community),
-                Err(why) => {
-                    let error = object.invalid(format!("spec.communities[{index}]"), text, &why);
-                    self.result.errors.push(error);
-                }
+                Err(why) => errors.push(object.invalid(format!("spec.communities[{index}]"), text, &why)),
             }
         }
-        if self.result.errors.len() > known {
-            return None;
-        }
+        let is_known = errors.is_empty();
         let mut routes = BTreeSet::new();
-        for pool in &self.advertised.pools {
-            if let Some((field, range)) = advertisement.too_wide(pool) {
-                let why = format!("the routes are wider than {range} of IPAddressPool {}", pool.name);
-                self.result.errors.push(object.error(field, format!("Invalid value: {why}")));
-            } else if advertisement.announces(pool) {
+        let pools = &self.advertised.pools;
+        for pool in pools {
+            if let Some((field, why)) = advertisement.refusal(pool, pools) {
+                errors.push(object.error(field, format!("Invalid value: {why}")));
+            } else if advertisement.announces(pool, pools) {
                 routes.extend(advertisement.route_sets(pool));
             }
         }
-        Some(Resolved { advertisement, routes, communities })
+        if !errors.is_empty() {
+            let peers = self.advertised.bgp.peers.keys().filter(|peer| advertisement.is_for(&peer.name));
+            self.result.held_back.extend(peers.cloned());
+        }
+        self.result.errors.append(&mut errors);
+        is_known.then_some(Resolved { advertisement, routes, communities })
     }
 
     /// The value of a community. Names come first, as in MetalLB.
@@ -133,37 +182,47 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The peers of this node, with their profiles.
+    /// The sound peers of this node, with their profiles.
     fn peers(&mut self) -> Vec<(&'a Peer, Option<BfdProfile>)> {
+        let of_node: Vec<&Peer> =
+            self.advertised.bgp.peers.values().filter(|peer| peer.selects_node(self.labels)).collect();
+        let with_id = of_node.iter().find(|peer| peer.router_id.is_some()).copied();
+        self.result.router_id = with_id.and_then(|peer| peer.router_id);
         let mut peers: Vec<(&Peer, Option<BfdProfile>)> = Vec::new();
-        for peer in self.advertised.bgp.peers.values().filter(|peer| peer.selects_node(self.labels)) {
-            let object = Object::new("BGPPeer", &peer.name);
-            if let Some((twin, _)) = peers.iter().find(|(other, _)| is_twin(other, peer)) {
-                let why = format!("BGPPeer {} has the same address", twin.name);
-                self.result.errors.push(object.invalid("spec.peerAddress", peer.address, &why));
-                continue;
-            }
-            let other_id = peers.iter().find(|(other, _)| other.router_id.is_some());
-            if let (Some(id), Some((other, _))) = (peer.router_id, other_id)
-                && other.router_id != Some(id)
-            {
-                let why = format!("differs from that of BGPPeer {}: a node has one", other.name);
-                self.result.errors.push(object.invalid("spec.routerID", id, &why));
-                continue;
-            }
-            match self.profile(peer) {
+        for peer in of_node {
+            match self.resolve_peer(peer, &peers, with_id) {
                 Ok(profile) => peers.push((peer, profile)),
-                Err(why) => {
-                    let error = object.invalid(
-                        "spec.bfdProfile",
-                        peer.bfd_profile.as_deref().unwrap_or_default(),
-                        why,
-                    );
+                Err(error) => {
                     self.result.errors.push(error);
+                    self.result.held_back.insert(peer.name.clone());
                 }
             }
         }
         peers
+    }
+
+    /// The profile of a peer, if it does not contradict the peers before it and the one that has the router id.
+    fn resolve_peer(
+        &self,
+        peer: &Peer,
+        others: &[(&Peer, Option<BfdProfile>)],
+        with_id: Option<&Peer>,
+    ) -> Result<Option<BfdProfile>, ConvertError> {
+        let object = Object::new("BGPPeer", &peer.name);
+        if let Some((twin, _)) = others.iter().find(|(other, _)| is_twin(other, peer)) {
+            let why = format!("BGPPeer {} has the same address", twin.name);
+            return Err(object.invalid("spec.peerAddress", peer.address, &why));
+        }
+        if let (Some(id), Some(other)) = (peer.router_id, with_id)
+            && other.router_id != Some(id)
+        {
+            let why = format!("differs from that of BGPPeer {}: a node has one", other.name);
+            return Err(object.invalid("spec.routerID", id, &why));
+        }
+        self.profile(peer).map_err(|why| {
+            let name = peer.bfd_profile.as_deref().unwrap_or_default();
+            object.invalid("spec.bfdProfile", name, why)
+        })
     }
 
     fn profile(&self, peer: &Peer) -> Result<Option<BfdProfile>, &'static str> {
@@ -207,13 +266,13 @@ fn is_twin(one: &Peer, other: &Peer) -> bool {
 }
 
 /// Everything but the sessions.
-fn head(peers: &[(&Peer, Option<BfdProfile>)], table: u32) -> String {
+fn head(table: u32, router_id: Option<Ipv4Addr>, uses_bfd: bool) -> String {
     let mut text = "# lb-agent writes this file, and overwrites changes.\n\n".to_owned();
-    if let Some(id) = router_id(peers) {
-        text += &format!("router id {id};\n\n");
+    if let Some(id) = router_id {
+        text += &format!("{ROUTER_ID}{id};\n\n");
     }
     text += "protocol device {\n}\n";
-    if peers.iter().any(|(_, profile)| profile.is_some()) {
+    if uses_bfd {
         text += "\nprotocol bfd {\n}\n";
     }
     for family in Family::ALL {
@@ -225,10 +284,6 @@ fn head(peers: &[(&Peer, Option<BfdProfile>)], table: u32) -> String {
         );
     }
     text
-}
-
-fn router_id(peers: &[(&Peer, Option<BfdProfile>)]) -> Option<Ipv4Addr> {
-    peers.iter().find_map(|(peer, _)| peer.router_id)
 }
 
 /// The words of a family.
@@ -256,8 +311,7 @@ fn session(
         RemoteAsn::Internal => "internal".to_owned(),
         RemoteAsn::External => "external".to_owned(),
     };
-    let name = format!("{}.{}", peer.name.namespace, peer.name.name);
-    writeln!(text, "\n# BGPPeer {}\nprotocol bgp '{name}' {{", peer.name)?;
+    writeln!(text, "{SESSION}{}\nprotocol bgp {} {{", comment(&peer.name), symbol(&peer.name))?;
     let source = peer.source.map(|source| format!("{source} ")).unwrap_or_default();
     writeln!(text, "  local {source}as {};", peer.local_asn)?;
     writeln!(text, "  neighbor {} port {} {remote};", peer.address, peer.port)?;
@@ -266,11 +320,11 @@ fn session(
         writeln!(text, "  keepalive time {};", peer.keepalive)?;
     }
     writeln!(text, "  connect retry time {};", peer.connect)?;
-    if let Some(password) = peer.password() {
-        writeln!(text, "  password \"{password}\";")?;
+    if let Some(password) = &peer.password {
+        writeln!(text, "  password {password};")?;
     }
     if let Some(vrf) = &peer.vrf {
-        writeln!(text, "  vrf \"{vrf}\";")?;
+        writeln!(text, "  vrf {vrf};")?;
     }
     let options = [
         (peer.multihop, "multihop"),
@@ -285,7 +339,7 @@ fn session(
     if let Some(BfdProfile { receive, transmit, multiplier, passive }) = profile {
         let passive = if passive { " passive on;" } else { "" };
         let intervals = format!("min rx interval {receive} ms; min tx interval {transmit} ms;");
-        writeln!(text, "  bfd {{ {intervals} multiplier {multiplier};{passive} }};")?;
+        writeln!(text, "{BFD} {intervals} multiplier {multiplier};{passive} }};")?;
     }
     for family in Family::ALL {
         if peer.both_families || Family::of(peer.address) == family {
@@ -341,7 +395,7 @@ fn attributes_of(it: &Resolved<'_>, routes: &BTreeSet<RouteSet>) -> String {
         return String::new();
     }
     let lines: String = statements.iter().map(|statement| format!("        {statement}\n")).collect();
-    let name = &it.advertisement.name;
+    let name = comment(&it.advertisement.name);
     format!("      if net ~ {} then {{ # BGPAdvertisement {name}\n{lines}      }}\n", patterns(routes))
 }
 

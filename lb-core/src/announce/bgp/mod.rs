@@ -8,6 +8,7 @@
 //! peer           BGPPeer and BFDProfile: to whom
 //! routes         the routes that this node offers
 //! bird           the configuration of BIRD
+//! token          texts of objects within it
 //! ```
 //!
 //! A route means that the node serves the addresses now. Its attributes are a matter of the configuration, which changes with
@@ -21,6 +22,7 @@ mod peer;
 mod routes;
 #[cfg(test)]
 mod tests;
+mod token;
 
 pub use self::{
     advertisement::BgpAdvertisement,
@@ -28,5 +30,5 @@ pub use self::{
     community::Community,
     objects::{Object, Objects},
     peer::{BfdProfile, Peer},
-    routes::{Offer, routes},
+    routes::{Adopted, Offer, routes},
 };

@@ -8,14 +8,13 @@ use std::{
     time::Duration,
 };
 
-use super::super::scope::Nodes;
+use super::{super::scope::Nodes, token::Quoted};
 use crate::{
     api,
     convert::{ConvertError, Object, object_name},
-    ip::parse_ip,
     load_balancer::Labels,
     model::ObjectName,
-    rules::NO_IP,
+    rules,
 };
 
 /// The hold time of MetalLB's own daemon, in seconds.
@@ -42,13 +41,13 @@ pub struct Peer {
     /// Seconds between two attempts to connect.
     pub(super) connect: u64,
     pub(super) router_id: Option<Ipv4Addr>,
-    password: Option<String>,
+    pub(super) password: Option<Quoted>,
     pub(super) bfd_profile: Option<String>,
     pub(super) graceful_restart: bool,
     pub(super) multihop: bool,
     /// Whether the router must be in a network of the node: BFD over several hops needs a source address.
     pub(super) direct: bool,
-    pub(super) vrf: Option<String>,
+    pub(super) vrf: Option<Quoted>,
     /// Whether the session carries routes of both families.
     pub(super) both_families: bool,
 }
@@ -99,7 +98,7 @@ impl Peer {
         }
         refuse_unsupported(&object, spec)?;
         let address = spec.peer_address.as_deref().unwrap_or_default();
-        let address = parse_ip(address).ok_or_else(|| object.invalid("spec.peerAddress", address, NO_IP))?;
+        let address = machine(&object, "spec.peerAddress", address)?;
         let (local_asn, remote_asn) = autonomous_systems(&object, spec)?;
         let (hold, keepalive) = timers(&object, spec)?;
         let multihop = spec.ebgp_multi_hop.unwrap_or(false);
@@ -143,10 +142,6 @@ impl Peer {
     /// Whether a node with these labels connects to the router.
     pub fn selects_node(&self, labels: &Labels) -> bool {
         self.nodes.select(labels)
-    }
-
-    pub(super) fn password(&self) -> Option<&str> {
-        self.password.as_deref()
     }
 }
 
@@ -237,10 +232,19 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(sum)
 }
 
+/// The address of a single machine. Loopback addresses are allowed: a router may run on the node itself.
+fn machine(object: &Object, field: &str, text: &str) -> Result<IpAddr, ConvertError> {
+    let address = rules::stored_ip(text).map_err(|why| object.invalid(field, text, why))?;
+    if !address.is_loopback() {
+        rules::endpoint_ip(address).map_err(|why| object.invalid(field, text, why))?;
+    }
+    Ok(address)
+}
+
 fn source(object: &Object, spec: &api::BgpPeerSpec, peer: IpAddr) -> Result<Option<IpAddr>, ConvertError> {
     let field = "spec.sourceAddress";
     let Some(text) = spec.source_address.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
-    let source = parse_ip(text).ok_or_else(|| object.invalid(field, text, NO_IP))?;
+    let source = machine(object, field, text)?;
     if source.is_ipv4() != peer.is_ipv4() {
         return Err(object.invalid(field, text, "must be of the family of spec.peerAddress"));
     }
@@ -254,27 +258,20 @@ fn router_id(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Ipv4Addr
         .ok_or_else(|| object.invalid("spec.routerID", text, "must be an IPv4 address other than 0.0.0.0"))
 }
 
-/// BIRD has no escapes in texts. Errors never show the password.
-fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<String>, ConvertError> {
-    let password = spec.password.as_deref().filter(|password| !password.is_empty());
-    if password.is_some_and(|password| !is_text(password) || password.len() > 80) {
-        let why = "Invalid value: must have at most 80 bytes, no quotation marks and no control characters";
-        return Err(object.error("spec.password", why.to_owned()));
-    }
-    Ok(password.map(str::to_owned))
+/// The password. An error never shows it.
+fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, ConvertError> {
+    let Some(text) = spec.password.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
+    let password = Quoted::new(text).filter(|_| text.len() <= 80);
+    let why = "Invalid value: must have at most 80 bytes, no quotation marks and no control characters";
+    password.map(Some).ok_or_else(|| object.error("spec.password", why.to_owned()))
 }
 
-fn vrf(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<String>, ConvertError> {
-    let vrf = spec.vrf.as_deref().filter(|vrf| !vrf.is_empty());
-    match vrf.filter(|vrf| !is_text(vrf) || vrf.len() > 15) {
-        Some(vrf) => Err(object.invalid("spec.vrf", vrf, "must be the name of a device")),
-        None => Ok(vrf.map(str::to_owned)),
-    }
-}
-
-/// Whether BIRD can read the text between quotation marks.
-fn is_text(text: &str) -> bool {
-    !text.chars().any(|c| c == '"' || c.is_control())
+/// The device of a VRF. As in the kernel, its name has at most 15 bytes, and neither slashes, colons nor white space.
+fn vrf(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, ConvertError> {
+    let Some(name) = spec.vrf.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+    let is_device = name.len() <= 15 && !name.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace());
+    let quoted = Quoted::new(name).filter(|_| is_device);
+    quoted.map(Some).ok_or_else(|| object.invalid("spec.vrf", name, "must be the name of a device"))
 }
 
 fn number<T: TryFrom<i64>>(

@@ -1,6 +1,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -12,7 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    BfdProfile, BgpAdvertisement, Community, Configuration, Peer, configuration, routes, without_passwords,
+    Adopted, BfdProfile, BgpAdvertisement, Community, Offer, Peer, bird::sessions_of, configuration, routes,
+    without_passwords,
 };
 use crate::{
     announce::{
@@ -110,8 +112,9 @@ fn bird_configurations_are_the_golden_files() {
     for name in ["empty", "minimal", "communities", "options"] {
         let objects = fs::read_to_string(testdata().join(format!("{name}.yaml"))).unwrap();
         let objects: Vec<Value> = serde_saphyr::from_str(&objects).unwrap();
-        let Configuration { text, errors, warnings } = configuration(&advertised(&objects), 1080, &labels());
-        assert_eq!((texts(&errors), texts(&warnings)), (Vec::new(), Vec::new()), "{name}");
+        let found = configuration(&advertised(&objects), 1080, &labels());
+        assert_eq!((texts(&found.errors), texts(&found.warnings)), (Vec::new(), Vec::new()), "{name}");
+        let text = found.text("", true);
         let golden = testdata().join(format!("{name}.conf"));
         if std::env::var_os("UPDATE_EXPECT").is_some() {
             fs::write(&golden, &text).unwrap();
@@ -120,7 +123,7 @@ fn bird_configurations_are_the_golden_files() {
         assert_is_valid(&golden);
         let reversed: Vec<Value> = objects.into_iter().rev().collect();
         let again = configuration(&advertised(&reversed), 1080, &labels());
-        assert_eq!(again.text, text, "{name} depends on the order of the objects");
+        assert_eq!(again.text("", true), text, "{name} depends on the order of the objects");
     }
 }
 
@@ -142,6 +145,106 @@ fn passwords_are_hidden() {
     assert!(!format!("{:?}", advertised(&objects)).contains("horse"));
 }
 
+/// What BIRD reads of a configuration, without the content of texts, symbols and comments. Panics at a character that
+/// the configuration needs for none of its statements.
+fn skeleton(text: &str) -> String {
+    let mut found = String::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let (end, close) = match first {
+            '"' => ('"', "\""),
+            '\'' => ('\'', "'"),
+            '#' => ('\n', ""),
+            _ => {
+                assert!(first.is_ascii_alphanumeric() || " \n_{}();:=!~[],.-/".contains(first), "{first:?}");
+                found.push(first);
+                rest = &rest[1..];
+                continue;
+            }
+        };
+        let length = rest[1..].find(end).unwrap();
+        assert!(!rest[1..=length].contains('\n'), "{text}");
+        found.push(first);
+        rest = &rest[1 + length + close.len()..];
+    }
+    found
+}
+
+/// Mostly characters that mean something to BIRD.
+fn hostile() -> impl Strategy<Value = String> {
+    prop_oneof!["[ab1.-]{1,6}", "[ab \\n\\r\"';{}#/*\\\\.-]{1,6}", any::<String>()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn no_text_of_an_object_changes_what_bird_reads(
+        namespace in hostile(),
+        names in prop::array::uniform4(hostile()),
+        password in hostile(),
+        vrf in hostile(),
+        alias in hostile(),
+    ) {
+        let (password, vrf) = (format!("x{password}"), format!("x{vrf}"));
+        let [of_peer, of_advertisement, of_profile, of_community] = names;
+        let of = |namespace: &str, names: [&str; 4], password: &str, vrf: &str, alias: &str| -> Option<String> {
+            let [of_peer, of_advertisement, of_profile, of_community] = names;
+            let object = |kind: &str, name: &str, spec: Value| {
+                json!({"kind": kind, "metadata": {"name": name, "namespace": namespace}, "spec": spec})
+            };
+            let aliases = json!({"communities": [{"name": alias, "value": "64500:1"}]});
+            let objects = [
+                pool("one", &["203.0.113.0/28"]),
+                object("BFDProfile", of_profile, json!({})),
+                object("Community", of_community, aliases),
+                object("BGPAdvertisement", of_advertisement, json!({"communities": [alias], "peers": [of_peer]})),
+                object("BGPPeer", of_peer, json!({
+                    "myASN": 64500, "peerASN": 64501, "peerAddress": "10.0.0.1", "sourceAddress": "10.0.0.2",
+                    "password": password, "vrf": vrf, "bfdProfile": of_profile,
+                })),
+            ];
+            let mut advertised = Advertised::default();
+            objects.iter().try_for_each(|object| add(&mut advertised, object).map(drop)).ok()?;
+            Some(configuration(&advertised, 1080, &labels()).text("", true))
+        };
+        let plain = of("a", ["b", "c", "d", "e"], "f", "g", "h").unwrap();
+        let names = [&*of_peer, &of_advertisement, &of_profile, &of_community];
+        if let Some(text) = of(&namespace, names, &password, &vrf, &alias) {
+            prop_assert_eq!(skeleton(&text), skeleton(&plain));
+        }
+        // Each text alone, so that few runs are spent on objects that are refused.
+        for (index, name) in names.into_iter().enumerate() {
+            let mut others = ["b", "c", "d", "e"];
+            others[index] = name;
+            if let Some(text) = of("a", others, &password, "g", &alias) {
+                prop_assert_eq!(skeleton(&text), skeleton(&plain));
+            }
+        }
+        for (namespace, vrf) in [(&*namespace, "g"), ("a", &*vrf)] {
+            if let Some(text) = of(namespace, ["b", "c", "d", "e"], "f", vrf, "h") {
+                prop_assert_eq!(skeleton(&text), skeleton(&plain));
+            }
+        }
+    }
+}
+
+#[test]
+fn names_that_no_api_server_accepts_are_refused() {
+    for name in ["a\nb", "a'b", "a\"b", "A", "a_b", "a;"] {
+        let in_namespace = |object: Value| {
+            let mut object = object;
+            object["metadata"]["namespace"] = json!(name);
+            object
+        };
+        let advertisement = advertisement(name, json!({}));
+        for object in [peer(name, "10.0.0.1", json!({})), object("BFDProfile", name, json!({}))] {
+            assert!(refusal(&object).starts_with("metadata.name: Invalid value"), "{name:?}");
+        }
+        assert!(refusal(&advertisement).starts_with("metadata.name: Invalid value"), "{name:?}");
+        assert!(refusal(&in_namespace(peer("r", "10.0.0.1", json!({})))).starts_with("metadata.namespace:"));
+    }
+}
+
 #[test]
 fn invalid_peers_are_refused_with_their_field() {
     for (more, field) in [
@@ -151,6 +254,15 @@ fn invalid_peers_are_refused_with_their_field() {
         (json!({"dynamicASN": "external"}), "spec.peerASN"),
         (json!({"peerASN": 0, "dynamicASN": "both"}), "spec.dynamicASN"),
         (json!({"peerAddress": "router"}), "spec.peerAddress"),
+        (json!({"peerAddress": "0.0.0.0"}), "spec.peerAddress"),
+        (json!({"peerAddress": "::"}), "spec.peerAddress"),
+        (json!({"peerAddress": "169.254.1.1"}), "spec.peerAddress"),
+        (json!({"peerAddress": "fe80::1"}), "spec.peerAddress"),
+        (json!({"peerAddress": "224.0.0.5"}), "spec.peerAddress"),
+        (json!({"peerAddress": "239.1.1.1"}), "spec.peerAddress"),
+        (json!({"peerAddress": "ff0e::1"}), "spec.peerAddress"),
+        (json!({"peerAddress": "::ffff:10.0.0.1"}), "spec.peerAddress"),
+        (json!({"sourceAddress": "169.254.1.1"}), "spec.sourceAddress"),
         (json!({"interface": "eth0"}), "spec.interface"),
         (json!({"sourceAddress": "2001:db8::1"}), "spec.sourceAddress"),
         (json!({"peerPort": 0}), "spec.peerPort"),
@@ -199,46 +311,120 @@ fn other_invalid_objects_are_refused_with_their_field() {
     assert_eq!(ignored.iter().map(|it| &*it.field).collect::<Vec<_>>(), ["spec.echoMode", "spec.minimumTtl"]);
 }
 
-/// The rest of the configuration stays as it is.
 #[test]
-fn reference_to_what_does_not_exist_is_an_error_of_its_object_only() {
+fn object_with_an_error_holds_back_its_peers_only() {
+    let sound = [
+        pool("one", &["203.0.113.0/28"]),
+        advertisement("a", json!({})),
+        peer("r", "10.0.0.1", json!({})),
+        peer("s", "10.0.0.2", json!({"password": "correct horse"})),
+    ];
+    let find = |objects: &[Value]| configuration(&advertised(objects), 1080, &labels());
+    let last = find(&sound).text("", true);
+    for (broken, error, held_back) in [
+        (
+            advertisement("b", json!({"communities": ["1:1", "gold"], "peers": ["s"]})),
+            "spec.communities[1]: Invalid value: \"gold\"",
+            vec!["s"],
+        ),
+        (
+            advertisement("a", json!({"aggregationLength": 27})),
+            "spec.aggregationLength: Invalid value: \"the routes are wider",
+            vec!["r", "s"],
+        ),
+        (
+            peer("s", "10.0.0.2", json!({"bfdProfile": "fast"})),
+            "spec.bfdProfile: Invalid value: \"fast\"",
+            vec!["s"],
+        ),
+        (peer("s", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value", vec!["s"]),
+        (peer("t", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value", vec!["t"]),
+    ] {
+        // The other peer changes at the same time, and another one comes.
+        let more =
+            [broken, peer("r", "10.0.0.1", json!({"holdTime": "9s"})), peer("u", "10.0.0.4", json!({}))];
+        let found = find(&[&sound[..], &more].concat());
+        let errors = texts(&found.errors);
+        let error = error.replace("Invalid value: \"the", "Invalid value: the");
+        assert!(errors.len() == 1 && errors[0].contains(&error) && found.warnings.is_empty(), "{errors:?}");
+        let names: Vec<&str> =
+            found.held_back.iter().map(|name| &*name.name).filter(|name| *name != "u").collect();
+        assert_eq!(names, held_back, "{error}");
+        let (text, before) = (found.text(&last, true), sessions_of(&last));
+        let now = sessions_of(&text);
+        assert_eq!(now["metallb-system/s"], before["metallb-system/s"], "{error}");
+        let is_new = now["metallb-system/r"].contains("hold time 9;");
+        assert_eq!(is_new, !held_back.contains(&"r"), "{error}");
+        assert!(now.contains_key("metallb-system/u") && !now.contains_key("metallb-system/t"), "{error}");
+        // After a restart the text is read from the file.
+        assert_eq!(found.text(&text, true), text, "{error}");
+    }
+}
+
+#[test]
+fn held_back_session_keeps_its_bfd_and_the_router_id() {
+    let profile = object("BFDProfile", "fast", json!({}));
+    let router = peer("r", "10.0.0.1", json!({"bfdProfile": "fast", "routerID": "10.0.0.9"}));
+    let last = configuration(&advertised(&[profile, router.clone()]), 1080, &labels()).text("", true);
+    let found = configuration(&advertised(&[router]), 1080, &labels());
+    assert!(texts(&found.errors)[0].contains("spec.bfdProfile"), "{:?}", found.errors);
+    assert_eq!(found.text(&last, true), last);
+    let first = found.text("", true);
+    assert!(!first.contains("protocol bgp") && !first.contains("protocol bfd"), "{first}");
+    // A peer whose object has not been read yet keeps its session, and one whose object has gone has none.
+    assert_eq!(configuration(&advertised(&[]), 1080, &labels()).text(&last, false), last);
+    let gone = configuration(&advertised(&[]), 1080, &labels()).text(&last, true);
+    assert!(!gone.contains("protocol bgp") && !gone.contains("protocol bfd"), "{gone}");
+}
+
+#[test]
+fn name_that_nothing_has_is_a_warning() {
     let sound =
         [pool("one", &["203.0.113.0/28"]), advertisement("a", json!({})), peer("r", "10.0.0.1", json!({}))];
-    let whole = configuration(&advertised(&sound), 1080, &labels()).text;
-    for (more, error) in [
-        (
-            advertisement("b", json!({"communities": ["1:1", "gold"]})),
-            "spec.communities[1]: Invalid value: \"gold\"",
-        ),
-        (
-            advertisement("b", json!({"aggregationLength": 27})),
-            "spec.aggregationLength: Invalid value: the routes are wider",
-        ),
-        (peer("s", "10.0.0.2", json!({"bfdProfile": "fast"})), "spec.bfdProfile: Invalid value: \"fast\""),
-        (peer("s", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value"),
-    ] {
-        let all = [&sound[..], &[more]].concat();
-        let Configuration { text, errors, warnings } = configuration(&advertised(&all), 1080, &labels());
-        let (errors, warnings) = (texts(&errors), texts(&warnings));
-        assert!(
-            errors.len() == 1 && errors[0].contains(error) && warnings.is_empty(),
-            "{errors:?} {warnings:?}"
-        );
-        assert_eq!(text, whole, "{error}");
-    }
+    let whole = configuration(&advertised(&sound), 1080, &labels()).text("", true);
     for (spec, warning) in [
         (json!({"peers": ["nobody"]}), "spec.peers: Invalid value: \"nobody\""),
         (json!({"ipAddressPools": ["nothing"]}), "spec.ipAddressPools: Invalid value: \"nothing\""),
     ] {
         let all = [&sound[..], &[advertisement("b", spec)]].concat();
-        let Configuration { text, errors, warnings } = configuration(&advertised(&all), 1080, &labels());
-        let (errors, warnings) = (texts(&errors), texts(&warnings));
+        let found = configuration(&advertised(&all), 1080, &labels());
+        let warnings = texts(&found.warnings);
         assert!(
-            warnings.len() == 1 && warnings[0].contains(warning) && errors.is_empty(),
-            "{errors:?} {warnings:?}"
+            warnings.len() == 1 && warnings[0].contains(warning) && found.errors.is_empty(),
+            "{:?} {warnings:?}",
+            found.errors
         );
-        assert_eq!(text, whole, "{warning}");
+        assert_eq!(found.text("", true), whole, "{warning}");
     }
+}
+
+#[test]
+fn aggregate_with_addresses_of_a_pool_out_of_scope_is_refused() {
+    // The second /28 of pool `one` begins with its addresses, and ends with those of pool `two`.
+    let pools = [pool("one", &["203.0.113.0-203.0.113.20"]), pool("two", &["203.0.113.21-203.0.113.63"])];
+    let all =
+        |spec: Value| [&pools[..], &[advertisement("a", spec), peer("r", "10.0.0.1", json!({}))]].concat();
+    let service = holder(&["203.0.113.1", "203.0.113.20"], None);
+    let of = |spec: Value| {
+        let found = configuration(&advertised(&all(spec.clone())), 1080, &labels());
+        (self::found(&all(spec), std::slice::from_ref(&service)), texts(&found.errors), found.text("", true))
+    };
+    let (routes, errors, text) = of(json!({"aggregationLength": 28, "ipAddressPools": ["one"]}));
+    assert_eq!(routes, "");
+    let why = "the route 203.0.113.16/28 has addresses of IPAddressPool two, which is not announced";
+    assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}");
+    assert!(text.contains("export none;") && !text.contains("export filter"), "{text}");
+    let (routes, errors, _) = of(json!({"aggregationLength": 28}));
+    assert_eq!(
+        (&*routes, errors),
+        ("203.0.113.0/28 203.0.113.16/28", Vec::new()),
+        "both pools are announced"
+    );
+    let (routes, errors, _) = of(json!({"aggregationLength": 30, "ipAddressPools": ["one"]}));
+    assert_eq!(routes, "", "203.0.113.20/30 has addresses of both");
+    assert_eq!(errors.len(), 1);
+    let (routes, errors, _) = of(json!({"aggregationLength": 32, "ipAddressPools": ["one"]}));
+    assert_eq!((&*routes, errors), ("203.0.113.1/32 203.0.113.20/32", Vec::new()));
 }
 
 #[test]
@@ -248,8 +434,9 @@ fn one_router_id_counts_for_a_node() {
         peer("b", "10.0.0.2", json!({})),
         peer("c", "10.0.0.3", json!({"routerID": "10.0.0.8"})),
     ];
-    let Configuration { text, errors, .. } = configuration(&advertised(&peers), 1080, &labels());
-    assert!(texts(&errors)[0].contains("spec.routerID"), "{errors:?}");
+    let found = configuration(&advertised(&peers), 1080, &labels());
+    let (errors, text) = (&found.errors, found.text("", true));
+    assert!(texts(errors)[0].contains("spec.routerID"), "{errors:?}");
     assert!(text.contains("router id 10.0.0.9;") && text.contains("'metallb-system.b'"), "{text}");
     assert!(!text.contains("'metallb-system.c'"), "{text}");
 }
@@ -262,7 +449,8 @@ fn higher_local_preference_wins_and_is_reported() {
         advertisement("b", json!({"localPref": 200})),
         peer("r", "10.0.0.1", json!({})),
     ];
-    let Configuration { text, warnings, .. } = configuration(&advertised(&objects), 1080, &labels());
+    let found = configuration(&advertised(&objects), 1080, &labels());
+    let (warnings, text) = (found.warnings.clone(), found.text("", true));
     assert!(
         text.find("bgp_local_pref = 200").unwrap() < text.find("bgp_local_pref = 300").unwrap(),
         "{text}"
@@ -271,8 +459,10 @@ fn higher_local_preference_wins_and_is_reported() {
 }
 
 fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
+    let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
     Holder {
-        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        here: addresses.iter().copied().collect(),
+        addresses,
         is_served: true,
         nodes: nodes.map(|nodes| nodes.iter().map(|node| Arc::from(*node)).collect()),
     }
@@ -306,12 +496,40 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&too_wide, &service), "", "no part of a pool that a route would exceed is announced");
     // An address that no pool has any more, and one whose Service has no endpoint.
     assert_eq!(of(&with(json!({})), &holder(&["192.0.2.1"], None)), "");
-    assert_eq!(of(&with(json!({})), &Holder { is_served: false, ..service }), "");
+    assert_eq!(of(&with(json!({})), &Holder { is_served: false, ..service.clone() }), "");
+    // The kernel serves the Service at one of its addresses only.
+    let partly = Holder { here: BTreeSet::from(["2001:db8::1".parse().unwrap()]), ..service };
+    assert_eq!(of(&with(json!({})), &partly), "2001:db8::1/128");
     let local = |nodes: &[&str]| holder(&["203.0.113.1"], Some(nodes));
     assert_eq!(of(&with(json!({})), &local(&["n2"])), "");
     assert_eq!(of(&with(json!({})), &local(&["n1", "n2"])), "203.0.113.1/32");
     // The aggregate stays as long as one of its addresses is served here.
     assert_eq!(found(&aggregate, &[local(&["n2"]), holder(&["203.0.113.9"], None)]), "203.0.113.0/28");
+}
+
+#[test]
+fn routes_of_an_earlier_agent_stay_until_their_objects_are_known() {
+    let net = |text: &str| text.parse::<IpNet>().unwrap();
+    let found = ["203.0.113.0/28", "203.0.113.1/32", "203.0.113.2/32", "203.0.113.3/32", "203.0.113.4/32"];
+    let found: BTreeSet<IpNet> = found.into_iter().map(net).collect();
+    let after = |adopted: &mut Adopted, wanted: &[&str], services: &[Holder], complete: bool| {
+        let wanted = wanted.iter().map(|text| (net(text), Offer::default())).collect();
+        let named =
+            |(index, holder): (usize, &Holder)| (ObjectName::new("a", &index.to_string()), holder.clone());
+        adopted.settle(&wanted, &services.iter().enumerate().map(named).collect(), &n1(), complete);
+        adopted.routes().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    let mut adopted = Adopted::new(found);
+    // One is wanted, one is of a Service without an endpoint here, one is of a Service whose advertisement is unknown.
+    let services = [holder(&["203.0.113.2"], Some(&["n2"])), holder(&["203.0.113.3"], None)];
+    let left = after(&mut adopted, &["203.0.113.1/32"], &services, false);
+    assert_eq!(left, "203.0.113.0/28 203.0.113.3/32 203.0.113.4/32");
+    assert_eq!(
+        after(&mut adopted, &[], &services, false),
+        left,
+        "a route that was wanted is no longer adopted"
+    );
+    assert_eq!(after(&mut adopted, &[], &services, true), "");
 }
 
 proptest! {
@@ -350,7 +568,7 @@ proptest! {
             .bgp
             .advertisements
             .values()
-            .filter(|advertisement| advertisement.announces(&advertised.pools[0]))
+            .filter(|advertisement| advertisement.announces(&advertised.pools[0], &advertised.pools))
             .collect();
         let expected: BTreeSet<IpNet> = served
             .iter()

@@ -13,9 +13,11 @@ use lb_tests::{
     agent::{self, Agent, Settings},
     cleanup::{self, Cleanup, Resource},
     client::ask_http,
+    lan::{self, Web},
     manifests::Manifests,
     netns::{self, Netns},
-    server::{self, Server},
+    patience,
+    server::Server,
     wait_for,
 };
 use serde_json::Value;
@@ -24,8 +26,10 @@ pub(super) const VIP: &str = "203.0.113.1";
 pub(super) const VIP6: &str = "2001:db8:100::1";
 /// Time limit of a session, or of a change of routes.
 pub(super) const SOON: Duration = Duration::from_secs(15);
-/// Seconds after which a fence removes the routes of an agent without heartbeats.
-pub(super) const LIFETIME: u64 = 5;
+/// Time after which a fence removes the routes of an agent without heartbeats.
+pub(super) fn lifetime() -> Duration {
+    Duration::from_secs(5) * patience()
+}
 
 /// What the nodes announce, and to whom.
 pub(super) const OBJECTS: &str = "
@@ -44,21 +48,28 @@ kind: Community
 metadata: {name: names, namespace: metallb-system}
 spec: {communities: [{name: gold, value: '64500:100'}]}
 ---
-apiVersion: metallb.io/v1beta1
-kind: BFDProfile
-metadata: {name: fast, namespace: metallb-system}
-spec: {receiveInterval: 100, transmitInterval: 100, detectMultiplier: 3}
----
 apiVersion: metallb.io/v1beta2
 kind: BGPPeer
 metadata: {name: router, namespace: metallb-system}
-spec: {myASN: 64500, peerASN: 64501, peerAddress: 10.9.0.254, peerPort: 1790, password: secret, bfdProfile: fast}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 10.9.0.254, peerPort: 1790, password: secret}
 ---
 apiVersion: metallb.io/v1beta2
 kind: BGPPeer
 metadata: {name: router6, namespace: metallb-system}
-spec: {myASN: 64500, peerASN: 64501, peerAddress: 'fd00:9::fe', peerPort: 1790, bfdProfile: fast, holdTime: 9s}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 'fd00:9::fe', peerPort: 1790, holdTime: 9s}
 ";
+
+const FAST: &str = "---
+apiVersion: metallb.io/v1beta1
+kind: BFDProfile
+metadata: {name: fast, namespace: metallb-system}
+spec: {receiveInterval: 100, transmitInterval: 100, detectMultiplier: 3}
+";
+
+/// The same, with BFD for all sessions.
+fn objects_with_bfd() -> String {
+    OBJECTS.replace("peerPort: 1790", "peerPort: 1790, bfdProfile: fast") + FAST
+}
 
 /// A process that is killed when it is dropped.
 pub(super) struct Daemon {
@@ -83,6 +94,19 @@ impl Drop for Daemon {
     }
 }
 
+/// `ip monitor route` in a namespace.
+pub(super) struct Monitor {
+    _daemon: Daemon,
+    file: PathBuf,
+}
+
+impl Monitor {
+    /// What it has printed.
+    pub(super) fn text(&self) -> String {
+        fs::read_to_string(&self.file).unwrap()
+    }
+}
+
 /// The nodes, numbered from 1, the router, and the client. Agents are dropped first.
 pub(super) struct Bed {
     pub(super) agents: Vec<Option<Agent>>,
@@ -94,12 +118,22 @@ pub(super) struct Bed {
     pub(super) folders: Vec<Manifests>,
     pub(super) dir: PathBuf,
     pub(super) table: u32,
+    bfd: bool,
     _cleanup: Cleanup,
 }
 
 impl Bed {
     /// Nodes with agents that announce into `table`, and BIRD on the router.
     pub(super) fn new(count: usize, table: u32) -> Self {
+        Self::prepare(count, table, false).with_router_and_agents()
+    }
+
+    /// The same, with BFD for all sessions: on a busy machine BFD ends them although all nodes are alive.
+    pub(super) fn with_bfd(count: usize, table: u32) -> Self {
+        Self::prepare(count, table, true).with_router_and_agents()
+    }
+
+    fn prepare(count: usize, table: u32, bfd: bool) -> Self {
         cleanup::on_interrupt();
         cleanup::remove_stale().unwrap();
         let prefix = netns::unique_prefix();
@@ -107,9 +141,7 @@ impl Bed {
         let (router, client) = (create("r"), create("c"));
         let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
         connect(&router, &nodes, &client);
-        let serve =
-            |(index, node): (usize, &Netns)| server::http(node, &format!("n{}", index + 1), 8080).unwrap();
-        let servers = nodes.iter().enumerate().map(serve).collect();
+        let servers = lan::serve(&nodes).unwrap();
         let dir = std::env::temp_dir().join(&prefix);
         let cleanup = Cleanup::of(Resource::Folder(dir.clone()));
         let folder = |number| Manifests::create(dir.join(format!("manifests-{number}"))).unwrap();
@@ -124,22 +156,25 @@ impl Bed {
             folders,
             dir,
             table,
+            bfd,
             _cleanup: cleanup,
         };
         (1..=count).for_each(|number| bed.serve(number, "Cluster", number));
-        bed.with_router_and_agents()
+        bed
     }
 
     fn with_router_and_agents(mut self) -> Self {
-        fs::write(self.path("router.conf"), router_config(self.nodes.len())).unwrap();
+        fs::write(self.path("router.conf"), router_config(self.nodes.len(), self.bfd)).unwrap();
+        let objects = if self.bfd { objects_with_bfd() } else { OBJECTS.to_owned() };
         let daemon = self.bird(&self.router, "router");
         self.daemons.push(daemon);
         for number in 1..=self.nodes.len() {
-            self.folders[number - 1].write("bgp", OBJECTS).unwrap();
-            let agent = Agent::start(&self.nodes[number - 1], self.settings(number)).unwrap();
-            self.agents.push(Some(agent));
+            // It is there before the agent, which otherwise reports that none runs.
             let fence = self.fence(number);
             self.daemons.push(fence);
+            self.folders[number - 1].write("bgp", &objects).unwrap();
+            let agent = Agent::start(&self.nodes[number - 1], self.settings(number)).unwrap();
+            self.agents.push(Some(agent));
         }
         self
     }
@@ -193,7 +228,14 @@ impl Bed {
     fn fence(&self, number: usize) -> Daemon {
         let mut command = self.nodes[number - 1].command(agent::binary());
         let table = self.table.to_string();
-        command.args(["announce", "fence", "--announce-table", &table, "--lifetime", &LIFETIME.to_string()]);
+        command.args([
+            "announce",
+            "fence",
+            "--announce-table",
+            &table,
+            "--lifetime",
+            &lifetime().as_secs().to_string(),
+        ]);
         let log = fs::File::create(self.path(&format!("fence-{number}.log"))).unwrap();
         Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log))
     }
@@ -224,25 +266,14 @@ impl Bed {
 
     /// Gives a node the Service, under this policy, with an endpoint on node `on`.
     pub(super) fn serve(&self, number: usize, policy: &str, on: usize) {
-        let slice = |family: &str, address: String| {
-            format!(
-                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-                 metadata: {{name: web-{}, labels: {{kubernetes.io/service-name: web}}}}\n\
-                 addressType: {family}\nports: [{{name: http, port: 8080}}]\n\
-                 endpoints: [{{addresses: [\"{address}\"], nodeName: n{on}}}]\n",
-                family.to_lowercase()
-            )
+        let web = Web {
+            pool: ["203.0.113.0/28", "2001:db8:100::/124"],
+            vips: [VIP, VIP6],
+            policy,
+            endpoint: [&format!("10.9.0.{on}"), &format!("fd00:9::{on:x}")],
+            node: on,
         };
-        let text = format!(
-            "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: pool, namespace: metallb-system}}\n\
-             spec: {{addresses: [203.0.113.0/28, \"2001:db8:100::/124\"]}}\n---\napiVersion: v1\nkind: Service\n\
-             metadata: {{name: web, annotations: {{metallb.io/loadBalancerIPs: \"{VIP},{VIP6}\"}}}}\n\
-             spec:\n  type: LoadBalancer\n  ipFamilyPolicy: RequireDualStack\n  externalTrafficPolicy: {policy}\n  \
-             ports: [{{name: http, port: 80, targetPort: 8080}}]\n{}{}",
-            slice("IPv4", format!("10.9.0.{on}")),
-            slice("IPv6", format!("fd00:9::{on:x}"))
-        );
-        self.folders[number - 1].write("web", &text).unwrap();
+        self.folders[number - 1].write("web", &web.yaml()).unwrap();
     }
 
     /// The nodes to which the router would forward packets for the destination.
@@ -314,6 +345,61 @@ impl Bed {
         show("-4") + &show("-6")
     }
 
+    /// Stops the agent of a node by SIGTERM, and starts another one.
+    pub(super) fn restart(&mut self, number: usize) {
+        self.agents[number - 1].take().unwrap().terminate().unwrap();
+        let agent = Agent::start(&self.nodes[number - 1], self.settings(number)).unwrap();
+        self.agents[number - 1] = Some(agent);
+    }
+
+    /// Prints each change of the routes of a node.
+    pub(super) fn monitor(&self, number: usize) -> Monitor {
+        let file = self.path(&format!("monitor-{number}"));
+        let log = fs::File::create(&file).unwrap();
+        let mut command = self.nodes[number - 1].command("ip");
+        command.args(["monitor", "route"]).stdout(log.try_clone().unwrap()).stderr(log);
+        let monitor = Monitor { _daemon: Daemon::start(&mut command), file };
+        // It shows a change once it listens.
+        let node = &self.nodes[number - 1];
+        let shows = || {
+            node.ip("route replace blackhole 198.18.0.1\nroute del blackhole 198.18.0.1\n").unwrap();
+            monitor.text().contains("198.18.0.1").then_some(())
+        };
+        wait_for(SOON, shows).expect("`ip monitor` must listen");
+        monitor
+    }
+
+    /// How many packets the router has forwarded.
+    pub(super) fn forwarded(&self, vip: &str) -> u64 {
+        let (file, counter) = if vip.contains(':') {
+            ("/proc/net/snmp6", "Ip6OutForwDatagrams")
+        } else {
+            ("/proc/net/snmp", "ForwDatagrams")
+        };
+        let text = agent::run(self.router.command("cat").arg(file)).unwrap();
+        let text = String::from_utf8(text.stdout).unwrap();
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        if vip.contains(':') {
+            let line = text.lines().map(words).find(|line| line[0] == counter).unwrap();
+            return line[1].parse().unwrap();
+        }
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with("Ip:")).map(words).collect();
+        let column = lines[0].iter().position(|name| name == counter).unwrap();
+        lines[1][column].parse().unwrap()
+    }
+
+    /// Sends datagrams from the client to a port of the VIP.
+    pub(super) fn send(&self, vip: &str, port: u16, count: usize) {
+        let to = SocketAddr::new(vip.parse().unwrap(), port);
+        let unspecified = if vip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+        self.client
+            .run(|| {
+                let socket = std::net::UdpSocket::bind(unspecified)?;
+                (0..count).try_for_each(|_| socket.send_to(b"anyone?", to).map(drop))
+            })
+            .unwrap();
+    }
+
     pub(super) fn agent(&self, number: usize) -> &Agent {
         self.agents[number - 1].as_ref().unwrap()
     }
@@ -363,15 +449,18 @@ fn connect(router: &Netns, nodes: &[Netns], client: &Netns) {
 }
 
 /// The configuration of the router: a session of each family with each node, and equal-cost routes.
-fn router_config(nodes: usize) -> String {
-    let mut text = "router id 10.9.0.254;\nprotocol device {\n}\nprotocol bfd {\n}\n".to_owned();
+fn router_config(nodes: usize, bfd: bool) -> String {
+    let mut text = "router id 10.9.0.254;\nprotocol device {\n}\n".to_owned();
+    if bfd {
+        text += "protocol bfd {\n}\n";
+    }
     for family in ["ipv4", "ipv6"] {
         text += &format!(
             "protocol kernel {{ merge paths on; {family} {{ import none; export where source = RTS_BGP; }}; }}\n"
         );
     }
-    let options = "connect delay time 1; connect retry time 1; error wait time 1, 2;\n  \
-                   bfd { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; };";
+    let bfd = if bfd { "bfd { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; };" } else { "" };
+    let options = format!("connect delay time 1; connect retry time 1; error wait time 1, 2;\n  {bfd}");
     for number in 1..=nodes {
         text += &format!(
             "protocol bgp n{number} {{\n  local 10.9.0.254 port 1790 as 64501;\n  neighbor 10.9.0.{number} as 64500;\n  \

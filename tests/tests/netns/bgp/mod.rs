@@ -10,14 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_tests::{agent::Agent, skip, wait_for};
+use lb_tests::{
+    agent::{self, Agent, is_healthy, run},
+    patience, skip, wait_for,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::Value;
 
-use self::bed::{Bed, LIFETIME, OBJECTS, SOON, VIP, VIP6};
+use self::bed::{Bed, OBJECTS, SOON, VIP, VIP6, lifetime};
 
 const ALL: [usize; 3] = [1, 2, 3];
 
@@ -64,8 +67,12 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
     bed.wait_for_hops(SOON, &[2, 3]);
     bed.serve(1, "Local", 1);
     bed.wait_for_hops(SOON, &ALL);
-    // A node that is stopped withdraws its routes, and its sessions stay.
+    // An agent that stops leaves its routes to the next one. The command withdraws them, and the sessions stay.
     bed.agents[1].take().unwrap().terminate().unwrap();
+    assert_ne!(bed.table(2), "");
+    let table = bed.table.to_string();
+    run(bed.nodes[1].command(agent::binary()).args(["announce", "withdraw", "--announce-table", &table]))
+        .unwrap();
     bed.wait_for_hops(Duration::from_secs(2), &[1, 3]);
     assert_eq!(bed.table(2), "");
     assert!(bed.birdc("router", &["show", "protocols", "n2"]).contains("Established"));
@@ -80,7 +87,12 @@ fn mistakes_are_named_and_lose_nothing() {
     let (config, before) = (fs::read_to_string(&file).unwrap(), uptime());
     for (from, to, problem) in [
         ("gold, 'large", "silver, 'large", "spec.communities[0]: Invalid value: \"silver\""),
-        ("bfdProfile: fast}", "bfdProfile: slow}", "spec.bfdProfile: Invalid value: \"slow\""),
+        (
+            "password: secret}",
+            "password: secret, bfdProfile: slow}",
+            "spec.bfdProfile: Invalid value: \"slow\"",
+        ),
+        ("10.9.0.254", "169.254.0.1", "spec.peerAddress: Invalid value: \"169.254.0.1\""),
         ("peerAddress: 10.9.0.254", "peerAddress: router", "spec.peerAddress: Invalid value: \"router\""),
         ("aggregationLength: 28", "aggregationLength: 27", "spec.aggregationLength: Invalid value"),
         (
@@ -139,7 +151,8 @@ fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
     bed.wait_for_hops(SOON, &[3]);
     let took = start.elapsed();
     println!("routes of a hung and of a killed agent are gone after {took:?}");
-    assert!((LIFETIME - 1..LIFETIME + 4).contains(&took.as_secs()), "{took:?}");
+    let second = Duration::from_secs(1);
+    assert!((lifetime() - second..lifetime() + 4 * second * patience()).contains(&took), "{took:?}");
     assert_eq!((bed.table(1), bed.table(2)), (String::new(), String::new()));
 
     kill(pid, Signal::SIGCONT).unwrap();
@@ -149,8 +162,152 @@ fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
 }
 
 #[test]
-fn bfd_moves_connections_off_a_dead_node_within_a_second() {
+fn restart_withdraws_no_route_even_with_invalid_manifests() {
+    let mut bed = Bed::new(1, 1080);
+    bed.start_birds();
+    bed.wait_for_hops(SOON, &[1]);
+    let (config, table) = (fs::read_to_string(bed.path("bird-1.conf")).unwrap(), bed.table(1));
+    let monitor = bed.monitor(1);
+    bed.restart(1);
+    // The files of the Service, and of the objects for BGP, cannot be read when the agent starts.
+    for (file, last) in [
+        ("web", fs::read_to_string(bed.folders[0].folder().join("web.yaml")).unwrap()),
+        ("bgp", OBJECTS.to_owned()),
+    ] {
+        bed.folders[0].write(file, &last.replace("spec:", "spec: [")).unwrap();
+        bed.restart(1);
+        let kept =
+            || bed.problems(1).iter().any(|it| it.contains("as an earlier agent left it")).then_some(());
+        assert!(wait_for(SOON, kept).is_some(), "{:?}", bed.problems(1));
+        sleep(Duration::from_secs(3));
+        assert_eq!(bed.table(1), table);
+        assert_eq!(fs::read_to_string(bed.path("bird-1.conf")).unwrap(), config);
+        bed.folders[0].write(file, &last).unwrap();
+        let known =
+            || (!bed.problems(1).iter().any(|it| it.contains("as an earlier agent left it"))).then_some(());
+        assert!(wait_for(SOON, known).is_some(), "{:?}", bed.problems(1));
+    }
+    assert_eq!(bed.table(1), table);
+    let text = monitor.text();
+    let deleted: Vec<&str> =
+        text.lines().filter(|line| line.contains("Deleted") && line.contains("proto 109")).collect();
+    assert_eq!(deleted, [""; 0]);
+    bed.wait_for_hops(SOON, &[1]);
+}
+
+#[test]
+fn unhealthy_agent_adds_no_routes_again() {
+    let bed = Bed::new(1, 1080);
+    let announced = || (bed.table(1).lines().count() == 4).then_some(());
+    wait_for(SOON, announced).expect("four routes");
+    // From now on the kernel refuses each change of a Service.
+    let services = bed.path("bpffs-1").join("lb");
+    let found = run(std::process::Command::new("find").arg(&services).args(["-name", "SERVICES"])).unwrap();
+    let path = String::from_utf8(found.stdout).unwrap();
+    run(std::process::Command::new("bpftool").args(["map", "freeze", "pinned", path.trim()])).unwrap();
+    bed.folders[0]
+        .write(
+            "web",
+            &fs::read_to_string(bed.folders[0].folder().join("web.yaml"))
+                .unwrap()
+                .replace("port: 80,", "port: 81,"),
+        )
+        .unwrap();
+    let sick = || (!is_healthy(&bed.nodes[0]).unwrap_or(true)).then_some(());
+    wait_for(Duration::from_secs(200), sick).expect("the agent must become unhealthy");
+    let gone = || bed.table(1).is_empty().then_some(());
+    wait_for(lifetime() + SOON, gone).expect("the fence must remove the routes");
+    for _ in 0..50 {
+        sleep(Duration::from_millis(100));
+        assert_eq!(bed.table(1), "");
+    }
+}
+
+#[test]
+fn fence_whose_socket_is_removed_goes_on() {
+    let bed = Bed::new(1, 1080);
+    let announced = || (bed.table(1).lines().count() == 4).then_some(());
+    wait_for(SOON, announced).expect("four routes");
+    let monitor = bed.monitor(1);
+    let namespace = run(bed.nodes[0].command("stat").args(["-L", "-c", "%i", "/proc/self/ns/net"])).unwrap();
+    let inode: u64 = String::from_utf8(namespace.stdout).unwrap().trim().parse().unwrap();
+    let socket = format!("/run/lb-agent/fence-{inode:x}-1080.sock");
+    fs::remove_file(&socket).unwrap();
+    wait_for(SOON, || Path::new(&socket).exists().then_some(()))
+        .expect("the fence must bind its socket again");
+    sleep(lifetime() + Duration::from_secs(2));
+    assert!(!monitor.text().contains("Deleted blackhole 203"), "{}", monitor.text());
+    assert!(!bed.problems(1).iter().any(|it| it.contains("no fence")), "{:?}", bed.problems(1));
+}
+
+#[test]
+fn routes_of_other_software_and_of_other_tables_stay() {
+    let mut bed = Bed::new(1, 1080);
+    let announced = || (bed.table(1).lines().count() == 4).then_some(());
+    wait_for(SOON, announced).expect("four routes");
+    // A route of other software, and one of another agent, with another table.
+    let node = &bed.nodes[0];
+    node.ip("route del blackhole 203.0.113.1 table 1080\nroute add blackhole 203.0.113.1 table 1080 proto static\n\
+             route add blackhole 203.0.113.9 table 1081 proto 109\n")
+        .unwrap();
+    let named = || {
+        let problems = bed.problems(1);
+        problems.iter().any(|it| it.contains("203.0.113.1/32") && it.contains("other software")).then_some(())
+    };
+    assert!(wait_for(SOON, named).is_some(), "{:?}", bed.problems(1));
+    // It delays no other change.
+    bed.serve(1, "Local", 2);
+    let left = || (bed.table(1).lines().count() == 1).then_some(());
+    assert!(wait_for(SOON, left).is_some(), "{}", bed.table(1));
+    assert!(bed.table(1).contains("proto static"), "{}", bed.table(1));
+    bed.serve(1, "Local", 1);
+    let back = || (bed.table(1).lines().count() == 4).then_some(());
+    assert!(wait_for(SOON, back).is_some(), "{}", bed.table(1));
+    bed.nodes[0].ip("route del blackhole 203.0.113.1 table 1080\n").unwrap();
+    let ours = || bed.table(1).contains("203.0.113.1 proto 109").then_some(());
+    assert!(wait_for(SOON, ours).is_some(), "{}", bed.table(1));
+    // An agent with another table than before removes the routes in the earlier one, and in no other.
+    bed.restart(1);
+    bed.table = 1082;
+    bed.restart(1);
+    wait_for(SOON, || (bed.table(1).lines().count() == 4).then_some(())).expect("four routes");
+    bed.table = 1080;
+    assert_eq!(bed.table(1), "");
+    bed.table = 1081;
+    assert!(bed.table(1).contains("203.0.113.9"), "{}", bed.table(1));
+    let rules = run(bed.nodes[0].command("ip").args(["rule", "show"])).unwrap();
+    let rules = String::from_utf8(rules.stdout).unwrap();
+    assert!(rules.contains("lookup 1082") && !rules.contains("lookup 1080"), "{rules}");
+}
+
+#[test]
+fn packets_that_no_service_takes_end_on_the_node() {
     let bed = three();
+    for vip in [VIP, VIP6] {
+        let before = bed.forwarded(vip);
+        bed.send(vip, 9, 10);
+        sleep(Duration::from_secs(1));
+        // Sessions and probes are not forwarded, so these are the datagrams only.
+        let forwarded = bed.forwarded(vip) - before;
+        assert!(
+            (10..20).contains(&forwarded),
+            "the router has forwarded {forwarded} packets for 10 to {vip}"
+        );
+        assert!(bed.ask(vip).starts_with('n'));
+    }
+    // An address of an aggregate that no Service has.
+    let before = bed.forwarded(VIP);
+    bed.send("203.0.113.7", 80, 10);
+    sleep(Duration::from_secs(1));
+    let forwarded = bed.forwarded(VIP) - before;
+    assert!((10..20).contains(&forwarded), "{forwarded}");
+}
+
+#[test]
+fn bfd_moves_connections_off_a_dead_node_within_a_second() {
+    let mut bed = Bed::with_bfd(3, 1080);
+    bed.start_birds();
+    bed.wait_for_hops(SOON, &ALL);
     let up = || {
         let sessions = bed.birdc("router", &["show", "bfd", "sessions"]);
         (sessions.matches(" Up ").count() == 6).then_some(())
@@ -161,7 +318,7 @@ fn bfd_moves_connections_off_a_dead_node_within_a_second() {
     bed.wait_for_hops(SOON, &[1, 3]);
     let took = start.elapsed();
     println!("the router left the dead node after {took:?}");
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(took < Duration::from_secs(1) * patience(), "{took:?}");
     assert!(["n1", "n3"].contains(&&*bed.ask(VIP)));
 }
 

@@ -1,0 +1,80 @@
+//! `lb-agent announce voters`: reads the voters on announcements from the API server, and replaces them if they have lost
+//! their majority.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, anyhow, bail};
+use k8s_openapi::api::core::v1 as core;
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
+use lb_core::announce::voters::Voters;
+
+use super::{
+    super::client::{ApiServer, client_config, own_namespace},
+    VOTERS, kinds,
+};
+
+/// The voters, as the API server has them.
+#[derive(Debug)]
+pub struct VotersObject {
+    config_maps: Api<core::ConfigMap>,
+    version: Option<String>,
+    /// The voters.
+    pub voters: Voters,
+    /// The names of all Nodes.
+    pub nodes: BTreeSet<String>,
+}
+
+impl VotersObject {
+    /// Reads the voters and the Nodes.
+    ///
+    /// # Errors
+    ///
+    /// The API server cannot be asked, or has no voters.
+    pub async fn read(server: ApiServer) -> anyhow::Result<Self> {
+        let config = client_config(server).await?;
+        let namespace = own_namespace(&config).await;
+        let client = Client::try_from(config)?;
+        let nodes = Api::<core::Node>::all(client.clone()).list_metadata(&ListParams::default()).await;
+        let nodes = nodes.context("cannot list Nodes")?.items.into_iter();
+        let config_maps: Api<core::ConfigMap> = Api::namespaced(client, &namespace);
+        // The agents may list this object, not get it.
+        let named = ListParams::default().fields(&format!("metadata.name={VOTERS}"));
+        let found = config_maps.list(&named).await;
+        let found = found.with_context(|| format!("cannot read the ConfigMap {namespace}/{VOTERS}"))?;
+        let object = found.items.into_iter().next().with_context(|| {
+            format!(
+                "there is no ConfigMap {namespace}/{VOTERS}: agents write it once an L2Advertisement exists"
+            )
+        })?;
+        let voters = kinds::voters(&object.data.unwrap_or_default()).map_err(|field| {
+            anyhow!(
+                "data.{field} of the ConfigMap {namespace}/{VOTERS} is not what agents write; they replace it"
+            )
+        })?;
+        let nodes = nodes.filter_map(|node| node.metadata.name).collect();
+        Ok(Self { config_maps, version: object.metadata.resource_version, voters, nodes })
+    }
+
+    /// Removes all voters, so that the agents begin with one of the nodes that are left.
+    ///
+    /// # Errors
+    ///
+    /// A majority of the voters has Nodes, or the API server refuses the change.
+    pub async fn replace(self) -> anyhow::Result<()> {
+        if self.voters.lost(|name| self.nodes.contains(name)).is_empty() {
+            bail!(
+                "a majority of the voters has Nodes, so the agents replace the others: nothing is changed; delete the Nodes of \
+                 machines that are gone"
+            );
+        }
+        let vacated = self.voters.vacated().context("the generation of the voters is the last one")?;
+        let object = kinds::object(&vacated, self.version);
+        let replaced = self.config_maps.replace(VOTERS, &PostParams::default(), &object).await;
+        replaced
+            .map(drop)
+            .with_context(|| format!("cannot write the ConfigMap {VOTERS}; run the command again"))
+    }
+}

@@ -1,0 +1,44 @@
+//! The devices on which a node says that it can announce.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::lease::Nanos;
+
+/// How long a device that has gone still counts. So an address does not change the node when a cable is replugged or a
+/// driver resets a card.
+const PATIENCE: Nanos = 5_000_000_000;
+
+/// The devices that a node has, or had a moment ago.
+#[derive(Clone, Debug, Default)]
+pub struct LastingDevices(BTreeMap<String, Nanos>);
+
+impl LastingDevices {
+    /// Takes the devices that the node has at `now`; returns them with those that it had less than 5 s ago.
+    pub fn update<'a>(&mut self, present: impl IntoIterator<Item = &'a str>, now: Nanos) -> BTreeSet<String> {
+        self.0.extend(present.into_iter().map(|name| (name.to_owned(), now)));
+        self.0.retain(|_, seen| now.saturating_sub(*seen) < PATIENCE);
+        self.0.keys().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_counts_at_once_and_for_a_moment_after_it_has_gone() {
+        const SECOND: Nanos = 1_000_000_000;
+        let mut devices = LastingDevices::default();
+        for (second, present, expected) in [
+            (0, vec!["eth0"], vec!["eth0"]),
+            (1, vec!["eth0", "eth1"], vec!["eth0", "eth1"]),
+            (2, vec!["eth0"], vec!["eth0", "eth1"]),
+            (5, vec!["eth0"], vec!["eth0", "eth1"]),
+            (6, vec!["eth0"], vec!["eth0"]),
+            (7, vec!["eth0", "eth1"], vec!["eth0", "eth1"]),
+        ] {
+            let devices = devices.update(present, second * SECOND);
+            assert_eq!(devices.iter().map(String::as_str).collect::<Vec<_>>(), expected, "{second} s");
+        }
+    }
+}

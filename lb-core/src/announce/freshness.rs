@@ -1,0 +1,126 @@
+//! Distinguishes a new question from a copy of an earlier one, which an attacker without the key may have recorded.
+//!
+//! A question has the random number of its sender's start (its *incarnation*) and a number that grows with each question
+//! since. A receiver accepts a question of the incarnation that it knows if the number is greater than all before. It
+//! accepts another incarnation only if the question echoes the receiver's *challenge*, which the receiver has given in
+//! an answer and replaces as soon as a question has echoed it. So no question from before the receiver's own start is
+//! accepted, and none of an incarnation that another one has followed.
+
+use serde::{Deserialize, Serialize};
+
+/// Identifies a question of a member, among all of its questions since ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuestionId {
+    /// A random number that the member has chosen when it started.
+    pub incarnation: u64,
+    /// Grows with each question since the start.
+    pub number: u64,
+}
+
+/// A number that its receiver must echo before questions of its incarnation are accepted.
+pub type Challenge = u64;
+
+/// Gives challenges, each once.
+#[derive(Clone, Debug)]
+pub(super) struct Challenges(Challenge);
+
+impl Challenges {
+    /// The challenges of a member with this incarnation: consecutive numbers, which another incarnation has with a
+    /// probability of next to nothing. They need not be secret, because only a member can sign an echo.
+    pub(super) const fn new(incarnation: u64) -> Self {
+        Self(incarnation)
+    }
+
+    pub(super) const fn give(&mut self) -> Challenge {
+        self.0 = self.0.wrapping_add(1);
+        self.0
+    }
+}
+
+/// What a member knows about the questions of another one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Freshness {
+    /// The last question that was accepted.
+    last: Option<QuestionId>,
+    /// The challenge for the next incarnation.
+    pub(super) challenge: Challenge,
+}
+
+/// Whether a question is a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is new.
+    New,
+    /// It is a copy, or a later one has overtaken it.
+    Old,
+    /// Its sender must echo the challenge first.
+    Unknown,
+}
+
+impl Freshness {
+    pub(super) const fn new(challenges: &mut Challenges) -> Self {
+        Self { last: None, challenge: challenges.give() }
+    }
+
+    /// Judges a question; a new one counts as accepted.
+    pub(super) fn judge(
+        &mut self,
+        id: QuestionId,
+        echo: Option<Challenge>,
+        challenges: &mut Challenges,
+    ) -> Verdict {
+        match self.last {
+            Some(last) if last.incarnation == id.incarnation => {
+                if id.number <= last.number {
+                    return Verdict::Old;
+                }
+            }
+            Some(_) | None if echo == Some(self.challenge) => self.challenge = challenges.give(),
+            Some(_) | None => return Verdict::Unknown,
+        }
+        self.last = Some(id);
+        Verdict::New
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_no_question_are_accepted() {
+        let mut challenges = Challenges::new(77);
+        let mut known = Freshness::new(&mut challenges);
+        let mut judge = |incarnation, number, echo| {
+            let verdict = known.judge(QuestionId { incarnation, number }, echo, &mut challenges);
+            (verdict, known.challenge)
+        };
+        let (verdict, first) = judge(1, 1, None);
+        assert_eq!(verdict, Verdict::Unknown);
+        let (verdict, second) = judge(1, 2, Some(first));
+        assert_eq!(verdict, Verdict::New);
+        for (incarnation, number, echo, expected) in [
+            (1, 2, Some(first), Verdict::Old),
+            (1, 1, None, Verdict::Old),
+            (1, 3, Some(first), Verdict::New),
+            // Another incarnation needs the present challenge.
+            (2, 1, None, Verdict::Unknown),
+            (2, 1, Some(first), Verdict::Unknown),
+            (2, 1, Some(second), Verdict::New),
+            // The first one is over.
+            (1, 4, Some(first), Verdict::Unknown),
+            (1, 4, Some(second), Verdict::Unknown),
+        ] {
+            assert_eq!(judge(incarnation, number, echo).0, expected, "{incarnation} {number} {echo:?}");
+        }
+    }
+
+    #[test]
+    fn challenges_of_a_later_start_are_others() {
+        let first = Freshness::new(&mut Challenges::new(77)).challenge;
+        let mut challenges = Challenges::new(1 << 40);
+        let mut known = Freshness::new(&mut challenges);
+        let copy = known.judge(QuestionId { incarnation: 1, number: 9 }, Some(first), &mut challenges);
+        assert_eq!(copy, Verdict::Unknown);
+    }
+}

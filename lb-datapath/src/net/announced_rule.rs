@@ -1,0 +1,75 @@
+//! The rule that ends packets to announced addresses in the table of announced routes. Without it the node would send packets
+//! that no program translates, such as those to ports that no Service has, back to the router that they came from.
+
+use std::io;
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::RouteProtocol,
+    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
+};
+
+use lb_core::announce::bgp::PROTOCOL;
+
+use crate::net::netlink::Netlink;
+
+/// Before the table `main` (32766) with its default route, and after the table `local` (0).
+const PRIORITY: u32 = 32_000;
+const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
+
+/// Adds the rule of a table for both families, unless it exists. It matches forwarded packets only: those of local processes
+/// have `lo` as input device, and programs may still translate them where they leave.
+pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
+    FAMILIES.into_iter().try_for_each(|family| {
+        match netlink.execute(RouteNetlinkMessage::NewRule(rule(family, table)), NLM_F_CREATE | NLM_F_EXCL) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            result => result,
+        }
+    })
+}
+
+/// Removes the rule of a table, if it exists.
+pub(crate) fn remove(netlink: &mut Netlink, table: u32) -> io::Result<()> {
+    FAMILIES.into_iter().try_for_each(|family| {
+        match netlink.execute(RouteNetlinkMessage::DelRule(rule(family, table)), 0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    })
+}
+
+/// The tables that have a rule.
+pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
+    let mut tables = Vec::new();
+    for family in FAMILIES {
+        let mut request = RuleMessage::default();
+        request.header.family = family;
+        for answer in netlink.dump(&RouteNetlinkMessage::GetRule(request))? {
+            let RouteNetlinkMessage::NewRule(rule) = answer else { continue };
+            if rule.attributes.contains(&RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL))) {
+                tables.extend(rule.attributes.iter().find_map(table_of));
+            }
+        }
+    }
+    Ok(tables)
+}
+
+const fn table_of(attribute: &RuleAttribute) -> Option<u32> {
+    if let RuleAttribute::Table(table) = attribute { Some(*table) } else { None }
+}
+
+/// `ip rule add not iif lo lookup TABLE`
+fn rule(family: AddressFamily, table: u32) -> RuleMessage {
+    let mut rule = RuleMessage::default();
+    rule.header.family = family;
+    rule.header.action = RuleAction::ToTable;
+    rule.header.flags = RuleFlags::Invert;
+    rule.attributes = vec![
+        RuleAttribute::Priority(PRIORITY),
+        RuleAttribute::Table(table),
+        RuleAttribute::Iifname("lo".to_owned()),
+        RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL)),
+    ];
+    rule
+}

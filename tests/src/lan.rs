@@ -1,0 +1,96 @@
+//! Machines on one bridge, without a router, for the tests of announcements.
+
+use anyhow::Result;
+
+use crate::{
+    netns::{self, Netns},
+    server::{self, Server},
+};
+
+/// A bridge in a namespace of its own, whose ports are devices of other namespaces.
+#[derive(Debug)]
+pub struct Lan {
+    /// The namespace of the bridge `br0`.
+    pub bridge: Netns,
+}
+
+/// The MAC address of the device at a port of the bridge.
+pub fn mac(port: usize) -> String {
+    format!("02:00:00:00:00:{port:02x}")
+}
+
+impl Lan {
+    /// A bridge `br0` without ports in this namespace.
+    pub fn new(bridge: Netns) -> Result<Self> {
+        bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n")?;
+        Ok(Self { bridge })
+    }
+
+    /// Gives a namespace the device `eth0`, with these addresses and lengths, at a port of the bridge.
+    pub fn attach(&self, netns: &Netns, port: usize, addresses: &[String]) -> Result<()> {
+        let (bridge, name) = (self.bridge.name(), netns.name());
+        netns::ip(&format!("link add p{port} netns {bridge} type veth peer name eth0 netns {name}\n"))?;
+        self.bridge.ip(&format!("link set p{port} master br0 up\n"))?;
+        let add = |address: &String| {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            format!("address add {address} dev eth0{nodad}\n")
+        };
+        let addresses: String = addresses.iter().map(add).collect();
+        netns.ip(&format!("link set eth0 address {} up\n{addresses}", mac(port)))
+    }
+}
+
+/// An HTTP server on port 8080 of each node, which answers with the name of the node: `n1`, `n2`, …
+///
+/// # Errors
+/// A server cannot listen.
+pub fn serve(nodes: &[Netns]) -> Result<Vec<Server>> {
+    nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| server::http(node, &format!("n{}", index + 1), 8080))
+        .collect()
+}
+
+/// The YAML of a dual-stack load balancer `web` with one endpoint, and of its pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Web<'a> {
+    /// `spec.addresses` of the pool.
+    pub pool: [&'a str; 2],
+    /// The addresses of the Service, IPv4 first.
+    pub vips: [&'a str; 2],
+    /// `spec.externalTrafficPolicy`
+    pub policy: &'a str,
+    /// The addresses of the endpoint, IPv4 first.
+    pub endpoint: [&'a str; 2],
+    /// The number of the endpoint's node.
+    pub node: usize,
+}
+
+impl Web<'_> {
+    /// The objects as YAML documents.
+    pub fn yaml(&self) -> String {
+        let Self { pool, vips, policy, endpoint, node } = self;
+        let slice = |family: &str, address: &str| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                 metadata: {{name: web-{}, labels: {{kubernetes.io/service-name: web}}}}\n\
+                 addressType: {family}\nports: [{{name: http, port: 8080}}]\n\
+                 endpoints: [{{addresses: [\"{address}\"], nodeName: n{node}}}]\n",
+                family.to_lowercase()
+            )
+        };
+        format!(
+            "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: pool, namespace: metallb-system}}\n\
+             spec: {{addresses: [{}, \"{}\"]}}\n---\napiVersion: v1\nkind: Service\n\
+             metadata: {{name: web, annotations: {{metallb.io/loadBalancerIPs: \"{}\"}}}}\n\
+             spec:\n  type: LoadBalancer\n  ipFamilyPolicy: RequireDualStack\n  externalTrafficPolicy: {policy}\n  \
+             ports: [{{name: http, port: 80, targetPort: 8080}}]\n{}{}",
+            pool[0],
+            pool[1],
+            vips.join(","),
+            slice("IPv4", endpoint[0]),
+            slice("IPv6", endpoint[1])
+        )
+    }
+}
