@@ -1,6 +1,6 @@
 //! Fuzzes the manifest reader: for any text in one file of the folder, nothing panics, the objects of other files stay,
-//! the objects of a file that cannot be read stay, and mending the file restores its objects. The planner accepts every
-//! object that the reader accepts.
+//! the objects of a file that cannot be read stay unless the text may name them, and mending the file restores its
+//! objects. After the plan for these objects is applied, the next plan is empty.
 #![no_main]
 
 use std::collections::BTreeMap;

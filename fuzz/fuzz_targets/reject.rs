@@ -1,5 +1,5 @@
-//! Fuzzes the answers that the programs send when they reject a packet: the RST of RFC 9293 §3.10.7.1 and ICMP errors.
-//! etherparse checks their headers and checksums.
+//! Fuzzes the answers that the programs send in place of a packet that they do not forward: the RST of RFC 9293
+//! §3.10.7.1 and ICMP errors. etherparse parses the answers, and computes the checksums of the RST.
 #![no_main]
 
 use etherparse::{Icmpv4Type, Icmpv6Type, NetSlice, SlicedPacket, TransportSlice, icmpv4, icmpv6};
@@ -86,7 +86,7 @@ impl Error {
     const ALL: [Self; 3] = [Self::PortUnreachable, Self::TimeExceeded, Self::TooBig(1280)];
 }
 
-/// Builds an ICMP error that quotes the start of the packet, and checks it.
+/// Builds an ICMP error that quotes the start of the packet, and checks its length and type.
 fn answer_with(error: Error, frame: &[u8], packet: &Packet) {
     let is_v4 = packet.headers.is_v4;
     let mut message = match error {

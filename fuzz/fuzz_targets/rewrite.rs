@@ -60,7 +60,8 @@ fuzz_target!(|input: Input<'_>| {
     }
 });
 
-/// The tuple of the rewritten packet: other addresses of its family, and other ports.
+/// The tuple of the rewritten packet: the input's addresses, in the packet's family, and ports. `None` if an IPv6
+/// packet would get a v4-mapped address.
 fn target(input: &Input<'_>, packet: &Packet) -> Option<Tuple> {
     let is_v4 = packet.headers.is_v4;
     let [source, destination] = input.addresses.map(|bytes| match bytes {
@@ -120,8 +121,8 @@ fn write_tuple(bytes: &mut [u8], packet: &Packet, to: &Tuple) {
     write(bytes, l4 + 2, &to.destination_port.to_be_bytes());
 }
 
-/// Writes the checksums that etherparse computes; returns false if etherparse does not find a whole packet. `has_none`
-/// writes 0 for UDP: no checksum.
+/// Writes the checksums that etherparse computes; returns false if etherparse finds no TCP or UDP packet. With
+/// `has_none`, a UDP packet gets the checksum 0, which means no checksum.
 fn set_checksums(bytes: &mut [u8], packet: &Packet, has_none: bool) -> bool {
     let Some((network, transport)) = checksums(bytes) else { return false };
     let transport = if has_none && packet.body == Body::Udp { 0 } else { transport };
@@ -132,7 +133,8 @@ fn set_checksums(bytes: &mut [u8], packet: &Packet, has_none: bool) -> bool {
     true
 }
 
-/// The checksums of the IPv4 header and of the transport header.
+/// The checksums that etherparse computes for the IPv4 header, if there is one, and for the TCP or UDP header. `None`
+/// for anything but TCP or UDP.
 fn checksums(bytes: &[u8]) -> Option<(Option<u16>, u16)> {
     let sliced = SlicedPacket::from_ethernet(bytes).ok()?;
     let transport = sliced.transport.as_ref()?;
@@ -168,8 +170,8 @@ fn checksums(bytes: &[u8]) -> Option<(Option<u16>, u16)> {
     })
 }
 
-/// Writes the checksum that a sender leaves to the device: the sum over the pseudo header, and for IPv4 the header
-/// checksum.
+/// Writes the checksums of a packet whose transport checksum the device is to finish: the sum over the pseudo header
+/// in the transport header, and the whole header checksum for IPv4.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "sums are folded; the length has 16 bits in the pseudo header"

@@ -1,5 +1,5 @@
-//! Fuzzes tunnels: the parser handles any frame; a packet that goes into a tunnel is the same when it comes out, and
-//! etherparse accepts its outer headers.
+//! Fuzzes tunnels: the parser handles any frame; a packet in a tunnel parses as it does outside, except if its headers
+//! are too long; and etherparse accepts the outer headers.
 #![no_main]
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -31,7 +31,7 @@ fuzz_target!(|input: Input<'_>| {
     go_through(&input);
 });
 
-/// Whatever comes out of a tunnel lies within the frame and has the family of the tunnel.
+/// Checks that an inner packet lies within the frame and has the family of the outer header.
 fn come_in(frame: &[u8], layer: Layer) {
     let Ok(tunnel) = find(frame, layer) else { return };
     let Tunnel { source, destination, outer, inner } = tunnel;
@@ -67,7 +67,7 @@ fn go_through(input: &Input<'_>) {
     }
 }
 
-/// A flow through a tunnel between two nodes of the packet's family.
+/// A flow through a tunnel between two nodes of the packet's family; `None` if the input gives no such nodes.
 fn flow(input: &Input<'_>, packet: &Packet) -> Option<Flow> {
     let is_v4 = packet.headers.is_v4;
     let [source, destination] = input.nodes.map(|bytes| match bytes {

@@ -1,5 +1,5 @@
-//! Compares `deploy/` with the agent: every flag, path and permission in it must exist, and the agent gets no
-//! permission that it does not use. `deploy/lint/check.py` checks the chart with Helm itself.
+//! Compares `deploy/` with the agent: the flags and paths in it must exist, and its roles must grant exactly the
+//! permissions that the agent uses. `deploy/lint/check.py` checks the chart with Helm's library.
 
 use std::{
     collections::BTreeSet,
@@ -131,7 +131,7 @@ fn granted(rules: &[PolicyRule]) -> BTreeSet<Permission> {
     granted
 }
 
-/// The permissions that every agent uses.
+/// The permissions that an agent uses without optional settings.
 fn needed() -> BTreeSet<Permission> {
     let watched = &["list", "watch"];
     of(Service::GROUP, "services", watched)
@@ -264,7 +264,7 @@ fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
         let written = [
             bpffs.value.as_deref().unwrap(),
             socket::FOLDER,
-            // `bugreport` writes its archive to the working directory.
+            // By default, `bugreport` writes its archive to the working directory.
             container.working_dir.as_deref().unwrap_or("/"),
         ];
         let mounts = container.volume_mounts.unwrap();

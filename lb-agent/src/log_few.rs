@@ -1,4 +1,4 @@
-//! Limits the log lines of many errors at once: a mistake in a template causes an error for each generated object.
+//! Limits the log lines of many errors, for example of a mistake in a template, which each generated object repeats.
 
 use tracing::warn;
 

@@ -58,7 +58,7 @@ fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     KernelPaths::new(given)
 }
 
-/// The error and its causes. A cause that an error already contains is not repeated.
+/// The error and its causes. A cause whose text is already there is not repeated.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = cause.to_string();

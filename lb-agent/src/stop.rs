@@ -4,7 +4,7 @@ use std::future;
 
 use tokio::sync::watch;
 
-/// Waits until the agent stops.
+/// Waits for the request to stop; forever if its sender is closed.
 pub(crate) async fn requested(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
         future::pending::<()>().await;

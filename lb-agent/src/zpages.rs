@@ -1,4 +1,4 @@
-//! Pages that `--metrics-bind-address` serves in addition to metrics, compatible with kube-proxy.
+//! Pages that `--metrics-bind-address` serves in addition to metrics, at the paths of kube-proxy.
 //!
 //! | path | what |
 //! |---|---|
@@ -41,7 +41,7 @@ pub struct About {
     pub flagz: BTreeMap<&'static str, String>,
     /// When the agent started.
     pub started: Timestamp,
-    /// Counts health checks.
+    /// Counts requests for `/healthz` and `/healthz/ping`.
     pub metrics: Arc<Metrics>,
 }
 
@@ -102,7 +102,7 @@ fn status(started: Timestamp, now: Timestamp) -> String {
     )
 }
 
-/// A page without a stable format. As in kube-proxy, a request that does not accept plain text is rejected.
+/// A page without a stable format. As in kube-proxy, a request whose `Accept` header excludes plain text is rejected.
 fn for_people(headers: &HeaderMap, page: impl FnOnce() -> String) -> Response {
     let mut accepted =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();

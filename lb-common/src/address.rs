@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 /// An IP address of either family in network byte order; IPv4 is v4-mapped (`::ffff:a.b.c.d`, RFC 4291 §2.5.5.2),
 /// so that one map and one code path serve both families.
 ///
-/// Aligned like a word: BPF has no unaligned access to its stack, so it would otherwise copy byte by byte.
+/// Aligned to 4 bytes: BPF has no unaligned access to its stack, so LLVM would copy a less aligned value byte by byte.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub struct Address {

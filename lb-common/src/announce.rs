@@ -53,8 +53,8 @@ pub struct Heard {
     pub conflicts: u64,
     /// ARP requests and neighbour solicitations that the node has answered.
     pub answers: u64,
-    /// ARP requests and neighbour solicitations that the node could not answer, because the kernel had no memory for
-    /// the frame.
+    /// ARP requests and neighbour solicitations that the node could not answer, because the kernel failed to rewrite or
+    /// redirect the frame.
     pub failures: u64,
     /// The MAC address of the last claim.
     pub conflict_mac: [u8; 6],

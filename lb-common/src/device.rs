@@ -29,13 +29,14 @@ impl DeviceInfo {
 
 /// Bits of [`DeviceInfo::flags`].
 pub mod device_flags {
-    /// A wire device: it leads to other machines. Packets of routed flows pass between wire devices
+    /// A wire device, which leads to other machines, on which packets may bypass the stack: it runs the XDP program, or
+    /// the node forwards directly. Packets of routed flows pass between such devices
     /// ([`crate::conntrack::flow_flags::ROUTED`]).
     pub const WIRE: u32 = 1;
     /// The device transmits frames that XDP programs on other devices redirect to it.
     pub const XDP_REDIRECT_TARGET: u32 = 2;
-    /// The device is the host-side end of a pod's veth pair: packets may go straight to the pod's end
-    /// (`bpf_redirect_peer`).
+    /// The device is the host-side end of a pod's veth pair, and the node forwards directly: packets may go straight to
+    /// the pod's end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u32 = 4;
     /// Tunnels of peers may end here: this is a wire device without pods behind it.
     pub const TUNNELS: u32 = 8;

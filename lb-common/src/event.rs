@@ -3,17 +3,19 @@ use bytemuck::{Pod, Zeroable};
 use crate::conntrack::Tuple;
 
 /// An element of the ring buffer `EVENTS`. While a monitor runs (see [`monitor`]), the programs emit an event for the
-/// first packet of each flow and for each packet that they drop or reject.
+/// first packet of each flow of a Service, for each packet that they drop, and for each one that they reject because no
+/// backend or no Service can take it; also for system calls, when a backend is chosen or the call fails.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Event {
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub time: u64,
-    /// The tuple of the client's packet; zeros if the program had already rewritten a part of the packet. The source of
-    /// a system call is the node's address and port 0, because the kernel has not chosen a port yet.
+    /// The tuple of the packet before its translation; zeros for [`crate::Outcome::RewriteFailed`]. A system call has
+    /// no source yet: the port is 0, and the address is the node's or, for a socket of another network namespace, one
+    /// of `100::/64`.
     pub from: Tuple,
-    /// For a new flow, the packet that leaves the node towards the backend (in a tunnel, the ends of the tunnel);
-    /// otherwise zeros.
+    /// For a new flow, the tuple of its packets when they leave the node towards the backend (in a tunnel, the ends of
+    /// the tunnel); otherwise zeros.
     pub to: Tuple,
     /// For a new flow, its [`crate::Service::id`]; otherwise 0.
     pub service: u32,

@@ -1,15 +1,15 @@
 //! The filter: most packets of a node belong to no Service, and two words of bit arrays suffice to find that out.
 //!
 //! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has the endpoints that clients send
-//! to: programs ask it about the destination of a packet. [`Side::Back`] has the endpoints that answer: programs ask it
-//! about the source. Every frontend of `SERVICES` is marked in `Front`; an entry of the flow table by its key:
+//! to: programs look up the destination of a packet in it. [`Side::Back`] has the endpoints that answer: programs look
+//! up the source in it. Every frontend of `SERVICES` is marked in `Front`; an entry of the flow table by its key:
 //! [`Mark::of_entry`]. A packet whose destination and source are both unmarked has neither a frontend nor a flow.
 //!
 //! A mark that is left over costs a lookup, a missing one would break a connection. So marks are only added, before the
 //! entry or frontend becomes visible, and to both copies of the arrays. To drop old marks, the agent rebuilds the copy
 //! that is not in use:
 //!
-//! 1. A grace period, so that no program still asks that copy.
+//! 1. A grace period, so that no program still reads that copy.
 //! 2. Zero it. No insertion by the agent runs meanwhile.
 //! 3. A grace period, so that every program that found its mark there before step 2 has inserted its entry.
 //! 4. Mark all frontends and all entries. Whatever is inserted from now on has been marked after step 2.
@@ -26,7 +26,7 @@ use crate::{
 };
 
 const WORD_BITS: u32 = 15;
-/// Words of 64 bits in each array: 256 KB, which stay in a second-level cache. With 20,000 frontends 0.1 % of other
+/// Words of 64 bits in each array: 256 KiB, which fit into a second-level cache. With 20,000 frontends 0.1 % of other
 /// destinations look like one, with 65,536 marks 0.6 %.
 pub const WORDS: usize = 1 << WORD_BITS;
 
@@ -37,7 +37,7 @@ pub const OFF: u64 = 0;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Filter {
-    /// The copy that programs ask: 2 for the first one, 1 for the second one, or [`OFF`].
+    /// The copy that programs read: 2 for the first one, 1 for the second one, or [`OFF`].
     pub active: u64,
     /// The ranges of cluster IPs.
     pub ranges: ServiceRanges,
@@ -140,8 +140,7 @@ pub trait Memory {
     fn set(&self, index: usize, bits: u64);
 }
 
-/// The place of an endpoint in one array. Two bits of one word: with one bit, four times as many words would be
-/// needed for as few false positives.
+/// The place of an endpoint in one array: two bits of one word, for fewer false positives than one bit gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     side: Side,

@@ -65,7 +65,8 @@ impl FragmentKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FragmentedDatagram {
-    /// The bytes that have been seen at `device`: see [`Span::boundaries`]. Programs change it atomically.
+    /// Exclusive or of the [boundaries](Span::boundaries) of the fragments that have been seen at `device`. Programs
+    /// change it atomically.
     pub boundaries: u64,
     /// Source port.
     pub source: u16,
@@ -159,8 +160,8 @@ impl Span {
     /// A number for both ends of the part. Where two parts meet, their numbers cancel each other, so the exclusive or
     /// of the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A fragment that is
     /// seen twice before the datagram is complete cancels itself, and the datagram then never seems complete. A
-    /// fragment that is seen again after the datagram is complete counts as an early fragment of another datagram that
-    /// follows within 2 s.
+    /// fragment that is seen again after the datagram is complete may be held as an early one, and then counts as a
+    /// part of another datagram with the same key that follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })

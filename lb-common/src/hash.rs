@@ -1,5 +1,6 @@
 //! The hash by which schedulers place flows and backends in tables: the same on every node with the same seed,
-//! independent of byte order. (The programs also derive random choices and the source ports of tunnels from it.)
+//! independent of byte order. (The programs use it for other purposes as well, such as random choices and the source
+//! ports of tunnels.)
 
 use crate::Address;
 

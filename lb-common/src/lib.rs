@@ -1,8 +1,8 @@
-//! The interface between the BPF programs and the agent: the layout of every map, and the pure algorithms that both
-//! sides run.
+//! The interface between the BPF programs and the agent: the layout of the maps that both use, and the pure algorithms
+//! that both sides run.
 //!
-//! Every map key and value is `repr(C)` without padding (`bytemuck::Pod` rejects padding at compile time), and an
-//! assertion next to it checks its size. A change of any layout here needs a new [`LAYOUT_VERSION`].
+//! Every struct that is a map key or value is `repr(C)` without padding (`bytemuck::Pod` rejects padding at compile
+//! time), and an assertion checks its size. A change of its layout needs a new [`LAYOUT_VERSION`].
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
@@ -69,7 +69,7 @@ pub mod protocol {
 pub const GUE_PORT: u16 = 6080;
 
 /// Values of the only element of `HANDOVER`: whether programs of an earlier map layout are still attached to the same
-/// hooks, behind the programs of this layout. The earlier programs see every packet that the programs of this layout
+/// hooks, behind the programs of this layout. The earlier programs get every packet that the programs of this layout
 /// pass on.
 pub mod handover {
     /// No program of an earlier layout is attached.
@@ -77,13 +77,15 @@ pub mod handover {
     /// The earlier programs are attached to all hooks, those of this layout perhaps only to some. The programs of this
     /// layout create no flows, because the earlier programs may already have them.
     pub const EARLIER_CREATES_FLOWS: u32 = 1;
-    /// Programs of both layouts are attached to all hooks. Those of this layout create a flow for a SYN, and leave
-    /// packets in the middle of a connection that has no entry in this layout to the earlier programs.
+    /// Programs of both layouts are attached to all hooks. Those of this layout create a flow for a SYN, an INIT or a
+    /// UDP datagram, and leave packets in the middle of a connection that has no entry in this layout to the earlier
+    /// programs.
     pub const CREATES_FLOWS: u32 = 2;
 }
 
-/// Default sizes of the maps, in entries; the agent may override them when it creates the maps. The comments say how
-/// much kernel memory an entry takes: some when the map is created, the rest only if the entry exists.
+/// Default sizes of the maps, in entries (of `EVENTS`, in bytes); the agent may override them when it creates the maps.
+/// Most comments say how much kernel memory an entry takes: some when the map is created, the rest only if the entry
+/// exists.
 pub mod capacity {
     /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest for those
     /// that exist.
@@ -98,10 +100,10 @@ pub mod capacity {
     /// [`flow_slots`](super::conntrack::flow_slots).
     pub const FLOWS: usize = 524_288;
     /// Entries of `CONNTRACK`, the overflow of the flow table: 16 bytes each at start, the rest for those that exist.
-    /// It alone can hold all connections, with two entries for each.
+    /// It alone can hold 131,072 connections with two entries each.
     pub const CONNTRACK: usize = 262_144;
     /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one
-    /// address, so this is the number of frontends.
+    /// address, so as many entries as frontends suffice.
     pub const VIPS: usize = SERVICES;
     /// The smallest size of `VIPS`, which also holds the addresses of the node.
     pub const MIN_VIPS: u32 = 4_096;

@@ -4,18 +4,19 @@ pub enum Verdict {
     /// Lets the packet go on: to the next program on the hook, then to the stack (XDP, tc ingress) or out of the device
     /// (tc egress).
     Pass,
-    /// Sends the packet out of the device that it came from: a packet of a hairpin flow, or the answer that the program
-    /// made of the packet (a rejection, an ICMP error, an echo reply).
+    /// Sends the packet out of the device that it came from (at the catch device: into the node again): a packet of a
+    /// hairpin flow, or the answer that the program made of the packet (a rejection, an ICMP error, an echo reply).
     Bounce,
     /// Sends the packet out of the device that the routing table names, bypassing the stack.
     Route,
     /// Drops the packet.
     Drop,
-    /// Takes the packet from the stack until it enters the node again.
+    /// Takes the packet from the stack; a stored copy enters the node again if the first fragment arrives in time.
     Hold,
 }
 
-/// Why a packet got its verdict. The value is the index of its counter in `STATS`, the name its metric label.
+/// Why a packet got its verdict, or a system call its result. The value is the index of the outcome's counter in
+/// `STATS`, the name its metric label.
 ///
 /// Add new outcomes at the end, as the values are indices. A larger `STATS` replaces the pinned map and starts from 0
 /// (`GROWS` in lb-datapath); `LAYOUT_VERSION` stays.
@@ -53,7 +54,7 @@ pub enum Outcome {
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
     RejectUdp = 13,
-    /// Dropped: a TCP RST to a VIP that belongs to no flow, so that there is no connection to reset.
+    /// Dropped: a TCP RST or SCTP ABORT to a VIP, of no flow, so that there is no connection to reset.
     StrayReset = 14,
     /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, the kernel has no
     /// memory for another entry, or another CPU was interrupted while it inserted the same flow.
@@ -64,9 +65,10 @@ pub enum Outcome {
     TornService = 17,
     /// Dropped: a service record points at a slot outside `BACKENDS`. This counter is always 0, except for a bug.
     NoBackend = 18,
-    /// Dropped: a kernel helper failed to rewrite the packet.
+    /// Dropped: a kernel helper failed to rewrite or redirect the packet.
     RewriteFailed = 19,
     /// A packet of a masqueraded connection between this node and the backend: the client's address was translated.
+    /// Also a packet of a connection of the node itself whose source port was translated.
     Masquerade = 20,
     /// An ICMP echo request to a VIP, answered.
     Echo = 21,
@@ -91,7 +93,8 @@ pub enum Outcome {
     /// A packet of a routed or tunnelled flow that is larger than the MTU: answered with an ICMP error that names the
     /// MTU.
     TooBig = 30,
-    /// Dropped: no route for a packet of a routed or tunnelled flow, or none for a fragment of its size.
+    /// Dropped: no route for a packet of a routed or tunnelled flow; a later fragment that is too large for the tunnel;
+    /// or an ICMP error for a tunnel whose hop limit is used up.
     NoRoute = 31,
     /// First packet of a tunnelled flow (direct server return): a backend on another node was chosen, and the packet
     /// was sent there in a tunnel.
@@ -121,8 +124,8 @@ pub enum Outcome {
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
     /// room for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
     Stateless = 42,
-    /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept until
-    /// the first one arrives, then enters the node again and counts again.
+    /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept until the
+    /// first one arrives; then it enters the node again and counts again, unless another fragment has taken its place.
     FragmentHeld = 43,
     /// A packet of a caught flow, in either direction, or an ICMP error about one: its client's device has no programs,
     /// so the packet was translated at the catch device.

@@ -70,9 +70,10 @@ impl TryFrom<u8> for FrontendKind {
 
 /// Value of `SERVICES`: one frontend of a service port.
 ///
-/// One map update replaces a record as a whole: every packet sees the old backends or the new ones. The kernel may
-/// reuse the memory of a replaced record for another key while a reader still looks at it (hash maps reuse elements at
-/// once), so a record carries a seal over itself *and its key*. A reader that finds the seal broken looks up again.
+/// One map update replaces a record as a whole: every packet gets one of the old backends or one of the new ones. The
+/// kernel may reuse the memory of a replaced record for another key while a reader still looks at it (hash maps reuse
+/// elements at once), so a record carries a seal over itself *and its key*. A reader that finds the seal broken looks
+/// up again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Service {
@@ -93,7 +94,7 @@ pub struct Service {
     /// First slot of the scheduler's table in `TABLES`. A table holds numbers of backends, counted from
     /// `backends_base`.
     pub table_base: u32,
-    /// Number of slots of the table; 0 means that the scheduler gives each backend the same share.
+    /// Number of slots of the table; 0 if the scheduler needs none.
     pub table_count: u32,
     /// Like `table_base`, for internal clients.
     pub internal_table_base: u32,
@@ -139,10 +140,13 @@ pub mod service_flags {
     /// The traffic policy is `Local` and all endpoints are on other nodes: packets are dropped rather than rejected, so
     /// that a load balancer in front moves the traffic to another node instead of failing its clients.
     pub const DROP_WITHOUT_BACKENDS: u16 = 1;
-    /// Internal clients (the node itself, and sources in [`crate::Settings::internal`]) get the slice `internal_base,
-    /// internal_count`: the frontend is an external address under `externalTrafficPolicy: Local`.
+    /// Internal clients (processes of the node, sources in [`crate::Settings::internal`], and those whose packets enter
+    /// through `INSIDE_DEVICES`) get the slice `internal_base, internal_count`: the frontend is an external address
+    /// under `externalTrafficPolicy: Local`.
     pub const SHORT_CIRCUIT: u16 = 2;
-    /// Every client is masqueraded. [`SHORT_CIRCUIT`] overrides this bit: together, no client is masqueraded.
+    /// Internal and external clients are masqueraded, except on the ways to a backend that need no masquerading
+    /// (`rules/forwarding.rs` of lb-ebpf). [`SHORT_CIRCUIT`] overrides this bit and [`MASQUERADE_EXTERNAL`]: no client
+    /// is masqueraded.
     pub const MASQUERADE: u16 = 4;
     /// External clients are masqueraded.
     pub const MASQUERADE_EXTERNAL: u16 = 8;
@@ -151,8 +155,8 @@ pub mod service_flags {
     /// Only sockets of the node are translated, never packets: a node port on a loopback address.
     pub const SOCKETS_ONLY: u16 = 32;
     /// Direct server return: backends on other nodes get the packets of external clients unchanged, through a tunnel,
-    /// and answer the client directly. Only together with [`MASQUERADE`], which applies to all other clients and
-    /// backends.
+    /// and answer the client directly. Only together with [`MASQUERADE`], which applies to internal clients, and to
+    /// backends on other nodes that no tunnel leads to.
     pub const DSR: u16 = 64;
     /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the address is the node's own, so
     /// segments of the node's connections, and of those that netfilter masquerades, may carry this port.
@@ -287,7 +291,7 @@ pub mod vip_flags {
     /// A cluster IP: packets to ports that no Service has are rejected.
     pub const CLUSTER_IP: u32 = 1;
     /// The programs answer ICMP echo requests to the address. Never set for an address of this node, which the stack
-    /// answers for, nor for an external IP, which may belong to another machine.
+    /// answers for, nor for one that is only an external IP, which may belong to another machine.
     pub const ECHO: u32 = 2;
 }
 

@@ -5,17 +5,17 @@ use crate::{Address, layout::describe};
 /// How many networks fit into one list of [`Settings`].
 pub const MAX_NETWORKS: usize = 16;
 
-/// Value of `SETTINGS`: the settings of the node that apply to every packet.
+/// Value of `SETTINGS`: the settings of the node that may change while the programs run.
 ///
 /// The map has two slots; `SETTINGS_SLOT` selects one. The agent writes the other one, then switches, so that no
-/// program sees half of a change.
+/// program reads half of a change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Settings {
     /// Sources of internal clients: the traffic that kube-proxy's `--detect-local-mode` calls local.
     pub internal: Networks,
-    /// Ranges of cluster IPs. Packets to them are rejected if no Service has the port, and may be dropped if no Service
-    /// has the address.
+    /// Ranges of cluster IPs. Packets to a cluster IP in them are rejected if no Service has the port. Packets to an
+    /// address in them that no Service has may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
     pub service_ranges: Networks,
     /// Nodes that may send packets through a tunnel to backends on this node.
     pub peers: Networks,

@@ -1,4 +1,5 @@
-//! Compares the documents with the code: every item, file and link that a document names must exist.
+//! Compares the documents with the code: the files, items, tests and local links that they name must exist, and their
+//! outcomes and timeouts must be those of the code.
 
 use std::{
     fs,
@@ -104,7 +105,7 @@ fn readme_and_architecture_are_short() {
     assert_eq!(wide, None, "README.md has a line of more than 120 columns");
 }
 
-/// Whether `text` defines `item`: a function, module, constant or type.
+/// Whether `text` defines `item`: a function, module, constant, static, type or trait.
 fn defines(text: &str, item: &str) -> bool {
     ["fn", "mod", "const", "static", "struct", "enum", "trait", "type"].iter().any(|kind| {
         let definition = format!("{kind} {item}");
@@ -177,9 +178,15 @@ fn files_and_functions_that_documents_name_exist() {
     assert!(checked > 30, "only {checked} files and functions: the documents name them in another form");
 }
 
+/// A page without what a test has written between two markers.
+fn without_written(page: &str) -> String {
+    let parts = page.split("<!-- written by ");
+    parts.map(|part| part.split_once("<!-- end -->").map_or(part, |(_, after)| after)).collect()
+}
+
 /// Checks that the last cell of every row names tests or files that exist. Skips rows that begin with `header`.
 fn assert_rows_name_tests(page: &str, header: &str, least: usize) {
-    let text = read(page);
+    let text = without_written(&read(page));
     let rows: Vec<&str> =
         text.lines().filter(|line| line.starts_with("| ") && !line.starts_with(header)).collect();
     assert!(rows.len() > least, "the tables of {page} have another form");
@@ -257,7 +264,7 @@ fn tests_that_the_reliability_page_names_exist() {
 }
 
 /// CLOCK_REALTIME jumps, so monotonic clocks measure every lifetime. Only the files in [`CALENDARS`] and the commands
-/// read the time of day, to show it to users, check certificates and export metrics.
+/// read the time of day, for example to show it to users, check certificates and export metrics.
 #[test]
 fn only_monotonic_clocks_decide() {
     let ebpf = sources(&repository().join("lb-ebpf/src")) + &sources(&repository().join("lb-common/src"));
@@ -279,7 +286,7 @@ fn only_monotonic_clocks_decide() {
     }
 }
 
-/// Files that show the time of day to users or in metrics.
+/// Files of the agent, besides its commands, that may read the time of day.
 const CALENDARS: [&str; 11] = [
     "announce/report.rs",
     "daemon/shortage.rs",

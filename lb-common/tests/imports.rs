@@ -1,4 +1,4 @@
-//! Files of different folders of a crate never import each other in a circle: who reads a folder needs no folder above it.
+//! Files of different folders of a crate never import each other in a circle.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -41,7 +41,7 @@ impl ActiveFlowSlots {
     }
 
     /// Adopts a counter that an earlier run of the agent allocated. Does nothing if the counter or the endpoint is
-    /// known already, or if the map has no such slot.
+    /// adopted already, if the counter is 0, or if the map has no such slot.
     pub(crate) fn adopt(&mut self, counter: u32, counted: ServiceEndpoint) {
         let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
         if counter > 0 && counter < self.capacity && !known {

@@ -26,7 +26,7 @@ pub(crate) struct Adopted {
     pub(crate) distrusted: BTreeSet<ServiceKey>,
     /// Ids whose name already has another id, and the invalid id 0.
     pub(crate) stale_ids: BTreeSet<u32>,
-    /// Networks of an unknown service port.
+    /// Source ranges of an unknown service port.
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
 }
 

@@ -31,8 +31,8 @@ pub struct Allocation {
     pub cluster_ips: Vec<IpAddr>,
     /// The node ports by (name of the port, protocol as Kubernetes spells it).
     pub node_ports: BTreeMap<(String, String), u16>,
-    /// The `healthCheckNodePort`. No map holds it: after a restart, the hash of the Service's name gives the same port
-    /// again.
+    /// The `healthCheckNodePort`. No map holds it: after a restart, the allocator computes it again, usually the same
+    /// one, from a hash of the Service's name.
     pub health_check_node_port: Option<u16>,
 }
 
@@ -65,9 +65,9 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
     known
 }
 
-/// Allocates cluster IPs and node ports: those that the Service requests, else those that it has, else by a hash of its
-/// name, so that the same Services get the same addresses even if no earlier allocation is known. Never allocates a
-/// value twice.
+/// Allocates cluster IPs and node ports: those that the Service requests, else those that it has, else the first free
+/// ones from the position of a hash of its name on. So [`assign_all`](Self::assign_all) gives the same Services the
+/// same values even if no earlier allocation is known. No two Services have the same value.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: Vec<IpRange>,
@@ -78,9 +78,10 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator of addresses from the first range of each family in `ranges`. The family of the very first range is
-    /// that of single-stack Services. `known` holds the allocations of existing Services, see [`known_allocations`];
-    /// values that are out of range or allocated twice are dropped.
+    /// An allocator of addresses from the first range of each family in `ranges`. A single-stack Service that requests
+    /// no family gets that of the very first range. `known` holds the allocations of existing Services, see
+    /// [`known_allocations`]; a value that is out of range is dropped, and one that two Services have stays with the
+    /// first by name.
     pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),
@@ -112,7 +113,8 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// A request that is malformed, out of range or taken, or a full range; in the words of an API server.
+    /// A Service without a name or `spec`, a request that is malformed, out of range or taken, or a full range; in the
+    /// form of an API server's errors.
     pub fn assign(&mut self, service: &mut api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -132,8 +134,8 @@ impl Allocator {
     }
 
     /// Assigns to many Services at once, independent of their order: first reserves all requested values, then
-    /// allocates the others in order of the names. Returns the errors by index; those Services keep what they had and
-    /// are not changed.
+    /// allocates the others in order of the names. Returns the errors by index; the objects of those Services are not
+    /// changed.
     pub fn assign_all(&mut self, services: &mut [api::Service]) -> BTreeMap<usize, ConvertError> {
         let mut order: Vec<usize> = (0..services.len()).collect();
         order.sort_by_key(|index| {
@@ -269,7 +271,7 @@ impl Request<'_> {
         Ok(ClusterIps { given, policy, headless: spec.is_headless() })
     }
 
-    /// The families in which the Service should have an address; `true` is IPv4. None for `ExternalName` and headless
+    /// The families in which the Service should have an address; `true` is IPv4. Empty for `ExternalName` and headless
     /// Services.
     fn families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         if spec.is_external_name() || spec.is_headless() {
@@ -492,8 +494,8 @@ impl Request<'_> {
         self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
     }
 
-    /// The first free node port from the position of the hash on. `is_used` returns whether this Service needs a port
-    /// for another purpose.
+    /// The first free node port in the order of [`probe`]. `is_used` returns whether this Service needs a port for
+    /// another purpose.
     fn free_node_port(
         &self,
         hash: u64,
@@ -568,8 +570,8 @@ fn static_band(size: u128, step: u128, max: u128) -> u128 {
     if size <= 16 { 0 } else { (size / step).clamp(16, max) }
 }
 
-/// The first free offset: above the band from the position of the hash on, then inside the band. `None` only if all are
-/// taken.
+/// The first free offset: above the band, beginning at the position of the hash and wrapping around, then inside the
+/// band. `None` if all are taken.
 fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> Option<u128> {
     let upper = size.checked_sub(band)?;
     let start = if upper == 0 { 0 } else { hash % upper };

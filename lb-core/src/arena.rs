@@ -13,7 +13,7 @@ pub struct Epoch(u64);
 pub struct SlotRange {
     /// First slot.
     pub base: u32,
-    /// Number of slots; at least 1 except in [`SlotRange::NONE`].
+    /// Number of slots.
     pub count: u32,
 }
 
@@ -86,8 +86,8 @@ impl Arena {
         Some(base)
     }
 
-    /// Marks exactly these slots as used, for a range that an earlier run of the agent allocated; false if one of them
-    /// is not free or does not exist.
+    /// Marks exactly these slots as used, for a range that an earlier run of the agent allocated; false if the range is
+    /// empty, or if one of its slots is not free or does not exist.
     pub fn claim(&mut self, range: SlotRange) -> bool {
         let Some((&base, &count)) = self.free.range(..=range.base).next_back() else { return false };
         let end = u64::from(range.base) + u64::from(range.count);
@@ -123,8 +123,8 @@ impl Arena {
         Some(range)
     }
 
-    /// Frees the range that starts at `base` at once, because no program has ever been able to find it; `None` if no
-    /// range in use starts there.
+    /// Frees the range that starts at `base` without a grace period, because no program has ever been able to find it;
+    /// `None` if no range in use starts there.
     pub fn discard(&mut self, base: u32) -> Option<SlotRange> {
         let range = SlotRange { base, count: self.used.remove(&base)? };
         self.give_back(range);

@@ -1,7 +1,7 @@
 //! The capacity of the maps, and how much of it is left for a plan.
 //!
-//! The plan rejects only the Service that does not fit. The kernel would reject it in the middle of a plan, and the
-//! steps of all Services after it would wait.
+//! With these checks, the plan rejects only a Service that does not fit. Without them, the kernel would reject an entry
+//! in the middle of the plan, and the steps after it would wait.
 
 use crate::plan::Contents;
 

@@ -1,4 +1,4 @@
-//! Rebuilds ordered maps without unused memory.
+//! Rebuilds ordered maps and sets, so that they need less memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -15,13 +15,13 @@ pub const MASTER: (&str, &str) = ("default", "kubernetes");
 /// Variables, in the order in which they are printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// Each variable once: name and value. Names may begin with a digit, as names of Services may.
+    /// Each variable once: name and value. A name begins with a digit if the name of the Service does.
     pub variables: Vec<(String, String)>,
     /// Variables that a second Service would have defined with another value.
     pub collisions: Vec<Collision>,
 }
 
-/// A variable that two Services define. The first one wins.
+/// A variable that two Services define with different values. It has the value of the first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
     /// The variable.
@@ -82,7 +82,7 @@ impl<'a> Builder<'a> {
                 entry.insert((service, variables.len()));
                 variables.push((variable, value));
             }
-            // Two ports of a Service may have one number and protocol; kubelet gives the value of the last one.
+            // If two ports of a Service define one variable, kubelet gives the value of the last one.
             Entry::Occupied(entry) if entry.get().0 == service => variables[entry.get().1].1 = value,
             Entry::Occupied(entry) => {
                 let (kept, position) = *entry.get();

@@ -1,4 +1,5 @@
-//! The two families of addresses. Each Service serves them independently, as if each family had its own proxy.
+//! The two families of addresses. A Service with both is served in each one independently, as if each family had its
+//! own proxy.
 
 use std::net::IpAddr;
 

@@ -19,11 +19,11 @@ use crate::{
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`
     pub port: u16,
-    /// Number of addresses of ready IPv4 endpoints on this node; `None` if the Service has no IPv4, and so no IPv4
-    /// health check.
+    /// Number of addresses of ready IPv4 endpoints on this node; `None` if the Service has no IPv4 cluster IP, and so
+    /// no IPv4 health check.
     pub v4: Option<usize>,
-    /// Number of addresses of ready IPv6 endpoints on this node; `None` if the Service has no IPv6, and so no IPv6
-    /// health check.
+    /// Number of addresses of ready IPv6 endpoints on this node; `None` if the Service has no IPv6 cluster IP, and so
+    /// no IPv6 health check.
     pub v6: Option<usize>,
 }
 
@@ -114,8 +114,8 @@ fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// The addresses of the ready endpoints on this node; their ports do not matter. Terminating endpoints are left out
-/// although they may still be served: the load balancer should choose another node.
+/// The addresses of the ready endpoints on this node, in slices that have any port. Terminating endpoints are not
+/// ready, so they are left out although they may still be served: the load balancer should choose another node.
 fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
     let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();
     for endpoint in slices.filter(|slice| !slice.ports.is_empty()).flat_map(|slice| &slice.endpoints) {

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that entries which still
-/// carry the id of a deleted service port never match a new one. (After a restart they may: the agent knows only the
-/// highest id that still has a name. The programs choose no backend by a flow's id, so such a flow only counts under
-/// the wrong name.)
+/// carry the id of a deleted service port do not match a new one. (After a restart they may: the agent then continues
+/// after the highest id that still has a name. Such a flow only counts under the wrong name, because the programs
+/// choose no backend by a flow's id, and an entry of `AFFINITY` applies only if the new service port has its backend.)
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,
@@ -20,7 +20,7 @@ impl Ids {
         Self { by_name: BTreeMap::new(), names: BTreeMap::new(), next: 1 }
     }
 
-    /// Adopts an id of an earlier run; false if the id is 0 or the name already has one.
+    /// Adopts an id of an earlier run; false if the id is 0 or already adopted, or if the name already has one.
     pub(crate) fn adopt(&mut self, id: u32, name: &ServicePortName) -> bool {
         if id == 0 || self.by_name.contains_key(name) || self.names.contains_key(&id) {
             return false;

@@ -15,7 +15,7 @@ pub(crate) fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// The address with this [`number`]. One of more than 32 bits is an IPv6 address.
+/// The address of this family with this [`number`]. A number of more than 32 bits gives an IPv6 address in any case.
 pub(crate) fn address(family: Family, number: u128) -> IpAddr {
     match (family, u32::try_from(number)) {
         (Family::V4, Ok(v4)) => Ipv4Addr::from(v4).into(),

@@ -1,5 +1,5 @@
-//! Keeps endpoints that an earlier run of the agent left in the kernel and that the API server does not deliver now:
-//! those of the API server itself, and those of slices that cannot be read.
+//! Keeps endpoints that the API server does not deliver now: the last usable ones of the API server itself, and those
+//! of slices that cannot be read, as an earlier run of the agent left them in the kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,8 +22,8 @@ pub(crate) struct LastGood {
 }
 
 impl LastGood {
-    /// Reads the endpoints from what an earlier run of the agent left in the kernel, except frontends with invalid
-    /// records.
+    /// Reads the endpoints from what an earlier run of the agent left in the kernel, except those of frontends with
+    /// invalid records.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
         let mut found = Self::default();
         for (address, slice) in found_slices(contents, distrusted, Self::concerns) {
@@ -80,7 +80,7 @@ impl Unread {
     }
 
     /// The slices of a Service that were read, and the endpoints from the kernel that are in none of them. `None` if
-    /// all slices of the Service were read.
+    /// all slices of the Service were read, or if the kernel had no endpoints of it.
     pub(crate) fn complete<'a>(
         &self,
         service: &ObjectName,

@@ -106,7 +106,7 @@ impl Description {
     /// Parses a description; skips empty lines.
     ///
     /// # Errors
-    /// A line that [`Self::render`] does not write.
+    /// The first invalid line.
     pub fn parse(text: &str) -> Result<Self, Unreadable> {
         let line = |line: &str| {
             let mut words = line.split_whitespace();

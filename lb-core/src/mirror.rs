@@ -64,12 +64,12 @@ impl Mirror {
         from.take_while(move |(of, _)| *of == id).map(|(_, key)| *key)
     }
 
-    /// The networks that may use a service port.
+    /// The source ranges of a service port.
     pub(crate) fn ranges_of(&self, id: u32) -> impl Iterator<Item = SourceRangeKey> {
         self.ranges.get(&id).into_iter().flatten().copied()
     }
 
-    /// Whether the kernel holds anything under this id.
+    /// Whether the kernel has labels or source ranges under this id.
     pub(crate) fn mentions(&self, id: u32) -> bool {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
@@ -190,7 +190,7 @@ fn discount(counters: &mut BTreeMap<u32, u32>, backend: &Backend) {
     }
 }
 
-/// The id of the service port that a network may use.
+/// The id of the service port that a source range belongs to.
 pub(crate) const fn service_of(range: &SourceRangeKey) -> u32 {
     range.range.service_and_family >> 1
 }

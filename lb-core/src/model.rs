@@ -79,7 +79,7 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// How backends of the Service are chosen; `None` uses the settings of the node.
+    /// How backends of the Service are chosen and reached; `None` uses the settings of the node.
     pub scheduling: Option<Arc<Scheduling>>,
 }
 
@@ -171,7 +171,7 @@ pub enum TrafficPolicy {
 /// One of `spec.ports` of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// `name`; empty for an unnamed port. Endpoint ports are matched by it, never by `targetPort`.
+    /// `name`; empty for an unnamed port. Endpoint ports are matched by name and protocol, never by `targetPort`.
     pub name: Arc<str>,
     /// `protocol`
     pub protocol: Protocol,
@@ -186,7 +186,7 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// The Service of the slice: its namespace and the label `kubernetes.io/service-name`.
     pub service: ObjectName,
-    /// `ports` that have a number.
+    /// `ports`, those with a name and a number.
     pub ports: Vec<EndpointPort>,
     /// `endpoints`, those with an address of the slice's family.
     pub endpoints: Vec<Endpoint>,
@@ -242,7 +242,7 @@ pub struct Policy {
     pub masquerade_all: bool,
     /// `--scheduler`: how backends are chosen for Services without the annotation.
     pub scheduler: Scheduler,
-    /// `--maglev-table-size` and `--maglev-seed`, for Services without the annotation.
+    /// `--maglev-seed`, and `--maglev-table-size` for Services without the annotation.
     pub maglev: Maglev,
     /// `--north-south-mode`, for Services without the annotation.
     pub north_south: NorthSouthMode,
@@ -258,7 +258,7 @@ pub struct Node {
     /// The node's addresses.
     pub addresses: NodeAddresses,
     /// The families in which the node can currently distinguish internal clients from external ones
-    /// (`--detect-local-mode`). External clients of cluster IPs are masqueraded only in these.
+    /// (`--detect-local-mode`). Without `masquerade_all`, clients of cluster IPs are masqueraded only in these.
     pub detects_inside: Families,
 }
 
@@ -267,7 +267,7 @@ pub struct Node {
 pub struct NodeAddresses {
     /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
     pub own: Vec<IpAddr>,
-    /// The address of each family by which other nodes know this one; it is one of `own`.
+    /// The address of each family that other nodes use for this one; it is one of `own`.
     pub primary: Vec<IpAddr>,
     /// The addresses that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
     pub node_ports: Vec<IpAddr>,

@@ -7,8 +7,8 @@ use std::{
 
 use crate::{compact, model::ObjectName};
 
-/// The value of each address, as Services set it. The kernel holds one value for an address; if Services set different
-/// ones, as for pods that share their node's address, the greatest wins, so that the order of events does not matter.
+/// The value of each address, as Services set it. The kernel holds one value for an address: if Services set different
+/// ones, as for pods that share their node's address, the greatest, so that the order of events does not matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Claims<V>>,
@@ -181,8 +181,8 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight = Vec::new();
     }
 
-    /// Records that some changes have failed: the next call of [`Self::changes`] returns those again that are not known
-    /// then.
+    /// Records that some changes have failed: the next call of [`Self::changes`] returns those again that are still
+    /// missing in `known`.
     pub(crate) fn failed(&mut self) {
         self.dirty.extend(std::mem::take(&mut self.in_flight));
     }

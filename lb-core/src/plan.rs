@@ -14,7 +14,7 @@ use crate::{
     tables::Digest,
 };
 
-/// Names of an endpoint, kept in the kernel with its address so that every command can show them.
+/// Names of an endpoint, kept in the kernel with its address so that commands can show them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct EndpointLabels {
     /// Node the endpoint runs on.
@@ -34,8 +34,8 @@ pub struct ServiceLabels {
     pub node_port: Option<u16>,
 }
 
-/// One change of the maps. A step is applied as a whole or fails as a whole. Large values are boxed: the first plan of a
-/// large cluster has millions of steps, most of them names of endpoints.
+/// One change of the maps. A step counts as applied only as a whole. Large values are boxed: the first plan of a large
+/// cluster may have millions of steps, most of them names of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Removes a frontend from `SERVICES`.
@@ -91,7 +91,7 @@ pub enum Step {
 
 const _: () = assert!(size_of::<Step>() == 32);
 
-/// Everything the control plane keeps in the kernel, as read back from the maps when the agent starts.
+/// The contents of the maps of Services, as read back when the agent starts.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Contents {
     /// `SERVICES`
@@ -248,7 +248,7 @@ pub enum Condition {
         error: AnnotationError,
     },
     /// Two service ports claim one frontend. The stronger kind owns it (cluster IP, load balancer, external IP, node
-    /// port); among equal kinds the smaller name does. The other one takes over when the owner is deleted.
+    /// port); among equal kinds the smaller name does. The other one takes over when the owner no longer claims it.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
         /// The frontend.

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -38,9 +39,10 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// Only changed Services are recomputed. A Service that the kernel holds when the agent starts stays there unchanged
-/// until the sources have shown it with its endpoints, or are complete ([`Self::sources_complete`]): a manifest that is
-/// invalid when the agent starts must not delete the Service that it described.
+/// A changed object recomputes only its Service and those that claim the same frontends. A Service that the kernel
+/// holds when the agent starts stays there unchanged until the sources have shown it with an EndpointSlice, or are
+/// complete ([`Self::sources_complete`]): a manifest that is invalid when the agent starts must not delete the Service
+/// that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
@@ -61,8 +63,8 @@ pub struct Reconciler {
     mirror: Mirror,
     /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
     distrusted: BTreeSet<ServiceKey>,
-    /// Ids that the agent found in the kernel although their name has another id: the first plan deletes their
-    /// labels.
+    /// Ids that the agent found in the kernel although their name has another id, or that are 0: the first plan deletes
+    /// their labels.
     stale_ids: BTreeSet<u32>,
     /// Source ranges of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
@@ -111,8 +113,8 @@ fn no_service() -> ObjectName {
 }
 
 impl Reconciler {
-    /// Adopts the contents of the kernel. The first plan replaces invalid elements (broken records, overlapping slices,
-    /// unknown ids).
+    /// Adopts the contents of the kernel. The first plan replaces or removes invalid elements (broken records,
+    /// overlapping slices, unknown ids).
     pub fn new(contents: Contents, capacity: Capacity, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, capacity);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
@@ -209,13 +211,14 @@ impl Reconciler {
         }
     }
 
-    /// The Services that stay as the agent found them, because the sources have not shown them yet.
+    /// The Services that stay as the agent found them, because the sources have not shown them completely yet, or
+    /// cannot read them.
     pub const fn kept(&self) -> &BTreeSet<ObjectName> {
         &self.earlier
     }
 
-    /// Whether [`Self::plan`] may return steps: an object changed, a plan failed, slots became free that a Service
-    /// waits for, or the agent has found invalid elements in the kernel.
+    /// Whether [`Self::plan`] may return steps: for example, an object changed, a plan failed, slots became free that a
+    /// Service waits for, or the agent has found invalid elements in the kernel.
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
             || self.labels.is_dirty()
@@ -367,14 +370,14 @@ impl Reconciler {
         self.wake(Condition::waits_for_slots);
     }
 
-    /// Marks Services for the next plan that wait for entries of hash maps, if entries were freed since.
+    /// Marks Services for the next plan that wait for entries of hash maps, if entries were freed since the last call.
     fn retry_waiting(&mut self) {
         if std::mem::take(&mut self.has_freed) {
             self.wake(Condition::waits_for_entries);
         }
     }
 
-    /// Marks Services with such a condition for the next plan.
+    /// Marks Services for the next plan that have a condition for which `waits` returns true.
     fn wake(&mut self, waits: fn(&Condition) -> bool) {
         for (service, problems) in &self.problems {
             if problems.iter().any(waits) {
@@ -424,14 +427,26 @@ impl Reconciler {
         self.health_checks.checks()
     }
 
-    /// The Services with load balancers' addresses, as of the last [`Self::plan`].
+    /// The Services with load balancers' addresses, as of the last [`Self::plan`] and [`Self::take_holders_changed`].
     pub const fn holders(&self) -> &BTreeMap<ObjectName, Holder> {
         self.holders.services()
     }
 
-    /// Whether [`Self::holders`] has changed since the last call.
+    /// Brings [`Holder::here`] of the Services of the last plans up to date with the kernel. Returns whether
+    /// [`Self::holders`] has changed since the last call.
     pub fn take_holders_changed(&mut self) -> bool {
+        for service in self.holders.take_outdated() {
+            let leads = |key: &ServiceKey| self.mirror.frontend(key).is_some_and(|it| it.backends_count > 0);
+            let served = self.frontends_of(&service).filter(leads).map(|key| IpAddr::from(key.address));
+            let served = served.collect();
+            self.holders.set_here(&service, &served);
+        }
         self.holders.take_changed()
+    }
+
+    /// Whether the sources have shown everything that can be read.
+    pub const fn is_complete(&self) -> bool {
+        self.complete
     }
 
     /// Whether [`Self::health_checks`] has changed since the last call.
@@ -468,6 +483,7 @@ impl Reconciler {
         }
         concerned.retain(|service| !desired.contains_key(service));
         for service in concerned {
+            self.holders.outdate(&service);
             let ports = are_few.then(|| self.desired_ports(&service));
             desired.insert(service, ports);
         }
@@ -581,7 +597,8 @@ impl Reconciler {
         }
     }
 
-    /// The ports without the frontends that other Services own; a port without any frontend is left out.
+    /// The ports without the frontends that other service ports own, each of which becomes a condition; a port without
+    /// any frontend is left out.
     fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
         for port in &mut ports {
             port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {

@@ -22,7 +22,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// No slots: for a slice that no frontend refers to, and for a frontend without such a slice.
+    /// No slots: for a slice that no frontend refers to, and for a frontend without a slice.
     pub(crate) const NOWHERE: Self = Self { backends: SlotRange::NONE, table: SlotRange::NONE };
 }
 

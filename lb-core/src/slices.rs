@@ -53,7 +53,7 @@ impl Slices {
         self.slices.contains_key(&base)
     }
 
-    /// Excludes slots that an invalid record refers to from allocation.
+    /// Excludes from allocation the slots that an invalid record refers to.
     pub(crate) fn distrust(&mut self, range: SlotRange) {
         self.garbage.extend(self.arena.claim_rest(range));
     }
@@ -63,7 +63,7 @@ impl Slices {
         self.garbage.iter().copied()
     }
 
-    /// Reserves slots for a new slice of a service port.
+    /// Reserves slots for a new slice of a service port; `None` if no free range is large enough.
     pub(crate) fn reserve(&mut self, id: u32, count: u32) -> Option<u32> {
         let base = self.arena.allocate(count)?;
         self.slices.insert(base, Slice { id, count });

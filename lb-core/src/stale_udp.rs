@@ -70,7 +70,8 @@ pub(crate) struct StaleUdp {
 
 impl StaleUdp {
     /// Sets the ports of a Service, without the frontends that another Service owns. The first call for a Service
-    /// reports all its frontends: an earlier agent or an earlier Service may have created flows to other endpoints.
+    /// reports all its frontends with endpoints: an earlier agent or an earlier Service may have created flows to other
+    /// endpoints.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
         let before = self.known.remove(service).unwrap_or_default();
         let mut now = Frontends::new();

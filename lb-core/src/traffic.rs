@@ -3,8 +3,8 @@
 //! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
 //! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
 //! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. So if walks are less
-//! than ten seconds apart, the sums lack only packets that an entry has counted between its last walk and its deletion
-//! at once: a masquerade port taken from a closed connection, a UDP flow to a removed backend, an entry that a program
+//! than ten seconds apart, the sums lack only packets that an entry has counted between its last walk and an earlier
+//! deletion: a masquerade port taken from a closed connection, a UDP flow to a removed backend, an entry that a program
 //! evicts.
 
 use std::{
@@ -103,7 +103,7 @@ pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
     backends: BTreeMap<ServiceEndpoint, Backend>,
-    /// Sums of expired backends of services that have other backends: the sums of a service never decrease.
+    /// Sums of expired backends of services that have other backends: the sums of such a service never decrease.
     expired: BTreeMap<u32, Traffic>,
     walk: u32,
 }

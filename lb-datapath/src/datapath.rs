@@ -79,7 +79,7 @@ impl Datapath {
         let filter = Arc::new(Filter::open(&folder)?);
         filter.flows().prepare()?;
         // The filter is turned off until the agent has rebuilt it: programs of another build may have inserted entries
-        // that the filter does not know.
+        // that the filter lacks.
         filter.turn_off();
         match &mut handover {
             Some(handover) => handover.fill(&filter)?,

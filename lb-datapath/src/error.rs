@@ -104,7 +104,7 @@ pub enum DatapathError {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// A request over rtnetlink or sock_diag failed.
+    /// A request over netlink failed.
     #[error("netlink: cannot {action}: {source}{}", hint(source))]
     Netlink {
         /// The operation, as a verb and its object.

@@ -9,7 +9,7 @@
 //! Pinned maps, programs and links work without the agent. A new agent reuses the maps after checking their shape, and
 //! replaces the programs on each device in one step.
 //!
-//! Each folder imports only from those below it:
+//! Each folder imports only from those below it, except that the options in `bpf` contain devices of `net`:
 //!
 //! ```text
 //! datapath   the data plane opened for writing         inspect   read access for commands, without a lock
@@ -63,10 +63,11 @@ pub use self::{
     },
     net::{
         announce_socket::AnnounceSocket,
-        announced_routes::AnnouncedRoutes,
+        announced_routes::{AnnouncedRoutes, RouteUpdate},
         catch::{CATCH_DEVICE, CatchDevice},
         devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
         network::{DefaultRoute, Link, LinkAddress, Network, device_name},
+        our_routes::Range,
         ports::{DEFAULT_MASQUERADE_PORTS, PortReservation},
         route::{Route, Routes},
         unreachable::UnreachableRoutes,

@@ -65,7 +65,7 @@ impl Variation {
     }
 }
 
-/// A permutation of the numbers up to `mask`, which is a power of two (at most [`MAX_FLOWS`]) minus one: XOR with a
+/// A permutation of the numbers from 0 to `mask`, where `mask + 1` is a power of two, at most [`MAX_FLOWS`]: XOR with a
 /// shifted copy and multiplication by an odd number are both invertible.
 #[inline(always)]
 pub const fn mixed(number: u32, mask: u32) -> u32 {

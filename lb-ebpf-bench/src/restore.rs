@@ -127,7 +127,7 @@ mod programs {
         to.store_64::<46>(from.load_64::<46>() ^ destination);
     }
 
-    /// Writes the 20 bytes from the transport header on, for every protocol. The parameters are the offsets of their
+    /// Writes the 20 bytes from the transport header on, for every protocol. The parameters are the offsets of the five
     /// words.
     #[inline(always)]
     fn transport<const A: usize, const B: usize, const C: usize, const D: usize, const E: usize>(

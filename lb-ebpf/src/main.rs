@@ -1,6 +1,6 @@
-//! The BPF object: its entry points. They map the outcome of a packet to the verdict of their hook, and count it.
-//! `datapath` decides about packets, `sockets` about system calls; the library in the same crate computes everything
-//! that needs no kernel.
+//! The BPF object: its entry points. Those for packets, except `tc_announce`, map the outcome of a packet to the
+//! verdict of their hook, and count it. `datapath` decides about packets, `sockets` about system calls; the library in
+//! the same crate computes everything that needs no kernel.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -52,7 +52,7 @@ mod programs {
     }
 
     /// Packets that leave by the catch device, because no program has translated them. They enter the node through the
-    /// device again, where `tc_ingress` begins their flows.
+    /// device again, where `tc_ingress` begins flows for those that have none.
     #[classifier]
     fn tc_catch(ctx: TcContext) -> i32 {
         let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);
@@ -103,7 +103,7 @@ mod programs {
                 events::dropped(&skb.context(), outcome, hook.event_hook());
                 TC_ACT_SHOT as i32
             }
-            // tcx does not know TC_ACT_STOLEN.
+            // tcx does not support TC_ACT_STOLEN.
             Verdict::Hold => TC_ACT_SHOT as i32,
         }
     }
@@ -151,7 +151,7 @@ mod programs {
         }
     }
 
-    /// The kernel demands a licence compatible with the GPL; this is the licence of the repository.
+    /// Some helpers of the kernel need a licence compatible with the GPL; this is the licence of the repository.
     #[unsafe(link_section = "license")]
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,6 +1,10 @@
 //! Rewriting packets in place: addresses, ports, hop limit, and the checksums over them.
 
-use lb_common::{Outcome, checksum::Sum, conntrack::Flow};
+use lb_common::{
+    Outcome,
+    checksum::Sum,
+    conntrack::{Flow, Tuple},
+};
 use network_types::{
     ip::{Ipv4Hdr, Ipv6Hdr},
     udp::UdpHdr,
@@ -9,7 +13,7 @@ use network_types::{
 use crate::{
     parse::{
         Body, Headers, Packet,
-        frame::{Frame, Header, TcpHeader, half_word, range_of},
+        frame::{Frame, Header, TcpHeader, half_word, range_of, set_half_word, set_word, set_words},
     },
     reject::pseudo_header,
 };
@@ -59,23 +63,28 @@ pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32
 #[inline(always)]
 pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
-    let ports = [flow.to.source_port.to_be_bytes(), flow.to.destination_port.to_be_bytes()];
     if packet.body == Body::Tcp {
         let header: &mut TcpHeader = frame.header_mut(l4)?;
-        [header.source, header.destination] = ports;
+        set_ports(&mut header.source, &mut header.destination, &flow.to);
         let checksum = updated(half_word(&header.checksum), flow.address_delta, flow.port_delta);
-        header.checksum = checksum.to_ne_bytes();
+        set_half_word(&mut header.checksum, checksum);
         return Ok(());
     }
     let header: &mut UdpHdr = frame.header_mut(l4)?;
-    [header.src, header.dst] = ports;
+    set_ports(&mut header.src, &mut header.dst, &flow.to);
     // A UDP checksum of 0 means none and stays 0; a computed 0 is written as 0xffff (RFC 768).
     let before = half_word(&header.check);
     if before != 0 {
         let after = updated(before, flow.address_delta, flow.port_delta);
-        header.check = if after == 0 { u16::MAX } else { after }.to_ne_bytes();
+        set_half_word(&mut header.check, if after == 0 { u16::MAX } else { after });
     }
     Ok(())
+}
+
+#[inline(always)]
+fn set_ports(source: &mut [u8; 2], destination: &mut [u8; 2], to: &Tuple) {
+    set_half_word(source, to.source_port.to_be());
+    set_half_word(destination, to.destination_port.to_be());
 }
 
 /// As [`transport`], for a packet whose checksum is still to be computed: the field holds the sum over the pseudo
@@ -91,19 +100,18 @@ pub fn unfinished_transport<F: FrameMut + ?Sized>(
     flow: &Flow,
 ) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
-    let ports = [flow.to.source_port.to_be_bytes(), flow.to.destination_port.to_be_bytes()];
-    let sum = |before: &[u8; 2]| {
-        Sum::ZERO.add_word(half_word(before)).add_word(flow.address_delta).fold().to_ne_bytes()
-    };
+    let sum = |before: &[u8; 2]| Sum::ZERO.add_word(half_word(before)).add_word(flow.address_delta).fold();
     if packet.body == Body::Tcp {
         let header: &mut TcpHeader = frame.header_mut(l4)?;
-        [header.source, header.destination] = ports;
-        header.checksum = sum(&header.checksum);
+        set_ports(&mut header.source, &mut header.destination, &flow.to);
+        let sum = sum(&header.checksum);
+        set_half_word(&mut header.checksum, sum);
     } else {
         let header: &mut UdpHdr = frame.header_mut(l4)?;
-        [header.src, header.dst] = ports;
+        set_ports(&mut header.src, &mut header.dst, &flow.to);
         // The field becomes the sum over the new pseudo header, which is never 0: it contains the protocol.
-        header.check = sum(&header.check);
+        let sum = sum(&header.check);
+        set_half_word(&mut header.check, sum);
     }
     Ok(())
 }
@@ -124,12 +132,15 @@ pub fn network<F: FrameMut + ?Sized>(
     let to = &flow.to;
     if headers.is_v4 {
         let header: &mut Ipv4Hdr = frame.header_mut(headers.l3)?;
-        (header.src_addr, header.dst_addr) = (to.source.v4_bytes(), to.destination.v4_bytes());
-        header.check = updated(half_word(&header.check), flow.address_delta, fewer(hops)).to_ne_bytes();
+        set_word(&mut header.src_addr, to.source.v4_word());
+        set_word(&mut header.dst_addr, to.destination.v4_word());
+        let checksum = updated(half_word(&header.check), flow.address_delta, fewer(hops));
+        set_half_word(&mut header.check, checksum);
         header.ttl -= hops;
     } else {
         let header: &mut Ipv6Hdr = frame.header_mut(headers.l3)?;
-        (header.src_addr, header.dst_addr) = (*to.source.bytes(), *to.destination.bytes());
+        set_words::<4>(bytemuck::must_cast_mut(&mut header.src_addr), to.source.words());
+        set_words::<4>(bytemuck::must_cast_mut(&mut header.dst_addr), to.destination.words());
         header.hop_limit -= hops;
     }
     Ok(())
@@ -144,7 +155,8 @@ pub fn network<F: FrameMut + ?Sized>(
 pub fn take_hop<F: FrameMut + ?Sized>(frame: &mut F, l3: u32, is_v4: bool) -> Result<(), Outcome> {
     if is_v4 {
         let header: &mut Ipv4Hdr = frame.header_mut(l3)?;
-        header.check = updated(half_word(&header.check), fewer(1), 0).to_ne_bytes();
+        let checksum = updated(half_word(&header.check), fewer(1), 0);
+        set_half_word(&mut header.check, checksum);
         header.ttl -= 1;
     } else {
         let header: &mut Ipv6Hdr = frame.header_mut(l3)?;

@@ -25,13 +25,13 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Address of the agent's `/healthz` inside its namespace.
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
-/// Path of the agent's binary: `$LB_AGENT`, else `target/release/lb-agent` of this workspace.
+/// Path of the agent's binary: `$LB_AGENT`, else `release/lb-agent` in Cargo's target folder.
 pub fn binary() -> PathBuf {
     binary_at("LB_AGENT", "release/lb-agent")
 }
 
-/// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `target/next-layout/lb-agent`, where `cargo xtask
-/// test` copies it.
+/// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `next-layout/lb-agent` in Cargo's target folder, to
+/// which `cargo xtask test` copies it.
 pub fn next_binary() -> PathBuf {
     binary_at("LB_NEXT_AGENT", "next-layout/lb-agent")
 }
@@ -65,7 +65,7 @@ pub struct Settings {
     pub binary: Option<PathBuf>,
 }
 
-/// A running agent. Dropping it kills the agent, and prints its log if the test has failed.
+/// A running agent. Dropping it kills the agent, and prints its log if the thread is panicking.
 #[derive(Debug)]
 pub struct Agent {
     netns: Netns,
@@ -75,14 +75,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent in `netns` and waits until its first synchronisation is in the kernel.
+    /// Starts the agent in `netns` and waits until `/healthz` answers 200.
     pub fn start(netns: &Netns, settings: Settings) -> Result<Self> {
         let agent = Self::spawn(netns, settings)?;
         agent.wait_until_healthy()?;
         Ok(agent)
     }
 
-    /// Starts the agent in `netns`.
+    /// Starts the agent in `netns` without waiting for its `/healthz`.
     pub fn spawn(netns: &Netns, settings: Settings) -> Result<Self> {
         Self::spawn_by(netns, settings, &[])
     }

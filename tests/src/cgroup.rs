@@ -1,5 +1,5 @@
 //! Control groups, to which the agent attaches its socket hooks. Each node of a test has its own group, for its
-//! processes and those of its pods, so that the hooks of one node never see sockets of another.
+//! processes and those of its pods, so that the hooks of one node do not run for sockets of another.
 //!
 //! The groups are *threaded* (cgroups(7)): the threads of a test move between them one by one, as they move between
 //! network namespaces. A socket permanently belongs to the group of the thread that created it.
@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cleanup::{Cleanup, Resource};
 
-/// Number of attempts to remove a group that threads are still leaving, and the pause between two attempts.
+/// How often, and after which pause, [`remove`] retries while threads are still leaving the group.
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -70,7 +70,8 @@ pub(crate) fn own_group() -> io::Result<PathBuf> {
     Ok(mount.join(group.ok_or_else(|| io::Error::other("/proc/self/cgroup names no cgroup2 folder"))?))
 }
 
-/// The ids of the threads in a group. A signal that kills a thread ends its whole process.
+/// The ids of the threads in a group; none if they cannot be read. SIGKILL to the id of a thread ends its whole
+/// process.
 pub(crate) fn members(path: &Path) -> Vec<u32> {
     let threads = fs::read_to_string(path.join("cgroup.threads")).unwrap_or_default();
     threads.lines().filter_map(|line| line.parse().ok()).collect()

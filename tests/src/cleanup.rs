@@ -1,7 +1,7 @@
-//! Cleanup of namespaces, processes, mounts, folders and control groups. Each is registered before it is created; a
-//! process is started and registered under one lock.
+//! Cleanup of namespaces, processes, control groups, and folders with the mounts in them. Each is registered before it
+//! is created, except processes: [`Cleanup::spawn`] starts and registers a process under one lock.
 //!
-//! Guards remove their resource when they are dropped. Ctrl-C and SIGTERM remove all registered resources
+//! Guards remove their resource when they are dropped. SIGINT, SIGTERM and SIGHUP remove all registered resources
 //! ([`on_interrupt`]); [`remove_stale`] finds the leftovers of killed processes by their names.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::cgroup;
 /// The folder in which `ip netns` stores names of namespaces.
 pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 
-/// A resource of this machine that outlives the process that created it.
+/// A resource of this machine that can outlive the process that created it.
 #[derive(Clone, Debug)]
 pub enum Resource {
     /// A named network namespace.
@@ -49,7 +49,7 @@ impl Resource {
     }
 }
 
-/// Removes the name of a namespace. The kernel frees the namespace with its last process and socket.
+/// Removes the name of a namespace. The kernel frees the namespace when no process, socket or open file refers to it.
 fn remove_netns(name: &str) -> io::Result<()> {
     let path = Path::new(NETNS_FOLDER).join(name);
     // A name whose namespace is not mounted is an ordinary file.
@@ -68,7 +68,7 @@ fn remove_folder(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_dir_all(path))
 }
 
-/// Mount points at or below `path`, in the order they were mounted.
+/// Mount points at or below `path`, in the order of `/proc/self/mounts`.
 pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
@@ -90,7 +90,7 @@ fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Resources that exist now, in order of creation.
+/// Registered resources, in the order of their registration.
 struct Live {
     next: u64,
     resources: BTreeMap<u64, Resource>,
@@ -186,7 +186,7 @@ pub fn remove_stale() -> Result<()> {
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // Includes processes whose namespace has lost its name, which the loop above does not find.
+        // The group may have processes whose namespace has lost its name; the loop over names does not find them.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
         }
@@ -200,7 +200,8 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// Whether [`crate::netns::unique_prefix`] returned the prefix of this name in a process that no longer exists.
+/// Whether the name begins with a prefix as [`crate::netns::unique_prefix`] makes it, for a process that no longer
+/// exists.
 fn is_stale(name: &str) -> bool {
     let mut parts = name.split('-');
     let (Some("lb"), Some(pid), Some(number)) = (parts.next(), parts.next(), parts.next()) else {

@@ -1,4 +1,4 @@
-//! Clients for the servers of [`crate::server`]; each call takes the namespace to connect from.
+//! Clients for the servers of [`crate::server`].
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -18,10 +18,11 @@ use nix::sys::socket::{
 
 use crate::{netns::Netns, pattern, socket::connect_by_first_syn};
 
-/// Time limit of a client's single operation. On an idle machine every operation takes milliseconds.
+/// Time limit of a client's single operation.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// [`PATIENCE`] on this machine; at most five times as long on an emulated one, because some clients expect no answer.
+/// [`PATIENCE`] times [`crate::patience`], but at most five times: a client that expects no answer waits the whole
+/// limit.
 pub fn limit() -> Duration {
     PATIENCE * crate::patience().min(5)
 }
@@ -29,11 +30,11 @@ pub fn limit() -> Duration {
 /// Error kind of a refused connection or datagram.
 pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
-/// Bytes that a slow download reads between two pauses.
+/// Most bytes that a slow download reads between two pauses, and the length of a pause.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
-/// A slow download leaves 1/4 of its bytes unread until [`Transfer::hurry`], so it never ends by itself on any machine.
-/// For 100 MB that is more than socket buffers hold, so that packets still flow at the end.
+/// A slow download leaves about 1/4 of its bytes unread until [`Transfer::hurry`], so that it does not end earlier. For
+/// 100 MB that is more than socket buffers hold, so the rest still needs packets.
 const HELD_BACK: u64 = 4;
 
 /// The answer of a server.
@@ -41,9 +42,9 @@ const HELD_BACK: u64 = 4;
 pub struct Answer {
     /// The server's name.
     pub server: String,
-    /// The client's address as the server sees it: another one if a node masqueraded the packets.
+    /// The client's address that the server received: it differs from `local` if a node masqueraded the packets.
     pub seen: SocketAddr,
-    /// The client's address as the client knows it.
+    /// The local address of the client's socket.
     pub local: SocketAddr,
 }
 
@@ -155,7 +156,8 @@ impl Connection {
         self.receive_content(&format!("GET /download/{bytes}"), &Progress::default())
     }
 
-    /// Starts a download in the background that reads at about 10 MB/s and does not end before [`Transfer::hurry`].
+    /// Starts a download in the background that reads at most 10 MB/s and, unless it fails, does not end before
+    /// [`Transfer::hurry`].
     pub fn download_slowly(mut self, bytes: u64) -> Transfer {
         let progress = Arc::new(Progress::default());
         progress.slow.store(true, Ordering::Relaxed);
@@ -270,8 +272,7 @@ pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::open(netns, to)?.ask()
 }
 
-/// Like [`ask_http`], but fails unless the server answered the first SYN, in whatever way: see
-/// [`connect_by_first_syn`].
+/// Like [`ask_http`], but also fails if the kernel retransmitted the SYN: see [`connect_by_first_syn`].
 pub fn ask_http_by_first_syn(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::on(netns.run(|| connect_by_first_syn(to, limit()))?, to)?.ask()
 }

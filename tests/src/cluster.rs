@@ -7,7 +7,7 @@
 //! | pods of node N | 10.244.N.0/24, gateway .1 | fd00:10:244:N::/64, gateway ::1 |
 //!
 //! Pods are wired like those of the CNI plugin `ptp` or `bridge`, see [`PodLink`]. The client's route to the service
-//! ranges leads through node1. [`ClientLink::Lan`] describes a different wiring.
+//! ranges leads through node1. [`ClientLink::Routed`] and [`ClientLink::Lan`] describe other wirings.
 
 use std::{
     fmt::Write as _,
@@ -89,8 +89,9 @@ pub enum ClientLink {
     PriorityTagged,
     /// A TUN device: no Ethernet header.
     Layer3,
-    /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device, `eth0`, with the
-    /// default route, and the client's route to node2 bypasses node1. A second client is connected to the router.
+    /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device to other machines,
+    /// `eth0`, with the default route, and the client's route to node2 bypasses node1. A second client is connected to
+    /// the router.
     Lan,
 }
 
@@ -161,7 +162,7 @@ pub struct Cluster {
     pub other_client: Option<Netns>,
     /// The router between client and node1, with [`ClientLink::Routed`] and [`ClientLink::Lan`].
     pub router: Option<Netns>,
-    /// The node where the client's packets arrive.
+    /// The node to which the client's packets for Services go, unless [`Self::route_services_to`] changes it.
     pub node1: Netns,
     /// Another node: connected to node1, or with [`ClientLink::Lan`] to the router.
     pub node2: Netns,
@@ -174,7 +175,7 @@ pub struct Cluster {
     prefix: String,
     folder: PathBuf,
     wiring: Wiring,
-    /// The control groups of each node and its pods.
+    /// A control group for each node and its pods, in the order of the nodes; `None` in a demo.
     cgroups: Option<Vec<Cgroup>>,
     _pump: Option<Pump>,
     _folder: Cleanup,
@@ -272,7 +273,7 @@ impl Cluster {
         self.folder.join(format!("bpffs{node}"))
     }
 
-    /// The control group of `node` and its pods; none in a demo.
+    /// The control group of `node` and its pods; `None` in a demo.
     pub fn cgroup(&self, node: u8) -> Option<&Cgroup> {
         self.cgroups.as_ref().map(|cgroups| &cgroups[usize::from(node) - 1])
     }
@@ -422,8 +423,8 @@ impl Cluster {
         ))
     }
 
-    /// Makes the router send packets to cluster IPs and [`EXTERNAL`] addresses to `node` (1 or 2), as a load balancer
-    /// would. Only with [`ClientLink::Lan`].
+    /// Makes the router send packets to cluster IPs and [`EXTERNAL`] addresses to `node`, as a load balancer would.
+    /// Only with [`ClientLink::Lan`].
     pub fn route_services_to(&self, node: u8) -> Result<()> {
         let router = self.router.as_ref().context("the clients have no router")?;
         let mut commands = String::new();
@@ -505,8 +506,8 @@ fn address_client(client: &Netns, device: &str) -> Result<()> {
     ))
 }
 
-/// A namespace without duplicate address detection and without rate limits for ICMP errors, so that no
-/// test waits for either. Reverse path filters are off.
+/// A namespace without duplicate address detection and without rate limits for ICMP errors to one destination, so that
+/// no test waits for either. Reverse path filters are off.
 fn host(name: &str) -> Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[

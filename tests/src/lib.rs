@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! client ── node1 ── node2          the client is external
-//!           │   │    │   │          the agent runs on node1
+//!           │   │    │   │          the agent runs on one node or on both
 //!        pod1 pod2  pod3 pod4
 //! ```
 //!
-//! The testbed uses plain `ip` commands and standard sockets, so that a test sees what an application sees. Guards
+//! The testbed uses plain `ip` commands and standard sockets, so that a test observes what an application would. Guards
 //! remove their resources when dropped, also after a panic; see [`cleanup`] for Ctrl-C and for leftovers of killed
 //! processes.
 
@@ -20,6 +20,7 @@ pub mod guest;
 pub mod http;
 pub mod icmp;
 pub mod kube_proxy;
+pub mod lan;
 pub mod manifests;
 pub mod netns;
 pub mod offload;

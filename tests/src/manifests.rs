@@ -119,7 +119,7 @@ pub enum Type {
     ExternalName,
 }
 
-/// The addresses of a service beyond its cluster IPs, and its traffic policies.
+/// Type, addresses beyond the cluster IPs, traffic policies and affinity of a service.
 #[derive(Clone, Debug, Default)]
 pub struct Exposure {
     /// `spec.type`
@@ -128,7 +128,7 @@ pub struct Exposure {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Whether the load balancer IPs have `ipMode: Proxy`: packets to them go to the load balancer, not to this proxy.
+    /// Whether the load balancer IPs have `ipMode: Proxy`: the agent does not serve these addresses.
     pub proxied: bool,
     /// `spec.allocateLoadBalancerNodePorts: false`
     pub without_node_ports: bool,
@@ -157,7 +157,7 @@ pub struct Service {
     pub ports: Vec<Port>,
     /// The endpoints of the Service's slices.
     pub endpoints: Vec<Endpoint>,
-    /// Node ports, load balancers, external IPs and policies.
+    /// Type, external addresses, policies and affinity.
     pub exposure: Exposure,
 }
 

@@ -90,8 +90,8 @@ impl Netns {
         let file = Arc::clone(&self.file);
         let threads = self.cgroup.as_ref().and_then(|cgroup| File::create(cgroup.threads()).ok());
         let mut command = Command::new(program);
-        // SAFETY: the closure runs between fork and exec and makes two system calls, which are async-signal-safe;
-        // it neither allocates nor locks.
+        // SAFETY: the closure runs between fork and exec and makes at most two system calls, which are
+        // async-signal-safe; it neither allocates nor locks.
         unsafe {
             command.pre_exec(move || {
                 setns(&*file, CloneFlags::CLONE_NEWNET)?;

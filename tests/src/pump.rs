@@ -1,5 +1,5 @@
-//! A link between two namespaces, made of two TUN or TAP devices and a thread that copies frames: for links that the
-//! kernel of a test machine cannot create (tunnels without Ethernet header, 802.1Q tags).
+//! A link between two namespaces, made of two TUN or TAP devices and a thread that copies frames: for links that a veth
+//! cannot be: packets without Ethernet header, or an 802.1Q header on each frame.
 
 use std::{
     fs::{File, OpenOptions},

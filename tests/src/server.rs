@@ -1,7 +1,7 @@
 //! Servers that answer with their name and the client's address.
 //!
 //! HTTP/1.1, also for `curl`:
-//! - `GET /` answers with `NAME PEER`: the server's name and the client's address as the server sees it;
+//! - `GET /` answers with `NAME PEER`: the server's name and the address from which the request came;
 //! - `GET /download/BYTES` and `GET /download/BYTES/RATE` answer with BYTES bytes of [`crate::pattern`], at most RATE
 //!   per second;
 //! - `PUT /upload` compares the content with [`crate::pattern`] and answers `NAME PEER BYTES`;

@@ -8,8 +8,8 @@
 //! traffic.stop().assert_unharmed();
 //! ```
 //!
-//! A transaction is a request with its whole answer, compared byte by byte. A client that fails records why and
-//! continues, a [`Kind::Connection`] with a new connection. No request is repeated: a lost datagram is a failure.
+//! A transaction is a request with its whole answer, compared byte by byte. A client that fails records why, and
+//! continues with a new connection or socket. No request is repeated: a lost datagram is a failure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ use crate::{
 
 /// Transactions of each client that [`Traffic::progresses`] waits for.
 const SOME: u64 = 20;
-/// How long [`Traffic::progresses`] waits for [`SOME`] transactions of every client.
+/// How long [`Traffic::start`] and [`Traffic::progresses`] wait for the transactions of all clients.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
 /// are free again before it has used all of them.
@@ -108,8 +108,8 @@ pub struct Tally {
 pub struct Report(pub BTreeMap<String, Tally>);
 
 impl Traffic {
-    /// Starts a client for each item: its namespace, kind and destination. Fails unless each client soon makes a
-    /// transaction.
+    /// Starts a client for each item: its namespace, kind and destination. Fails unless each client makes a transaction
+    /// within [`PATIENCE`].
     pub fn start<'a>(clients: impl IntoIterator<Item = (&'a Netns, Kind, SocketAddr)>) -> Result<Self> {
         let shared = Arc::new(Shared { started: Instant::now(), stop: AtomicBool::new(false) });
         let mut traffic = Self { shared, clients: Vec::new() };
@@ -141,7 +141,7 @@ impl Traffic {
         self.has_made(SOME)
     }
 
-    /// Waits until every client has made `more` transactions.
+    /// Waits until every client has made `more` further transactions; fails after [`PATIENCE`].
     fn has_made(&self, more: u64) -> Result<()> {
         let wanted: Vec<u64> = self.clients.iter().map(|client| client.made() + more).collect();
         let late = || self.clients.iter().zip(&wanted).find(|(client, wanted)| client.made() < **wanted);
@@ -170,7 +170,7 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
-            // The client keeps its namespace alive until it ends.
+            // The thread holds the client's namespace open until it ends.
             if let Ok(tally) = client.thread.join()
                 && std::thread::panicking()
             {
@@ -223,10 +223,9 @@ impl Report {
         self.0.values().map(|tally| tally.longest).max().unwrap_or_default()
     }
 
-    /// Asserts that no transaction failed and no client was idle, and prints the totals.
+    /// Asserts that no transaction failed and that each client made [`SOME`] of them, and prints the totals.
     ///
-    /// # Panics
-    /// If a transaction failed or a client was idle.
+    /// # Panics If a transaction failed, a client made fewer than [`SOME`], or there was no client.
     #[track_caller]
     pub fn assert_unharmed(&self) {
         assert!(!self.0.is_empty(), "there was no traffic");

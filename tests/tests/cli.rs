@@ -113,7 +113,7 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Adds a connection to the conntrack table, as the programs do.
+    /// Adds both entries of an established connection to the flow table.
     fn add_flow(&self, client_port: u16) {
         self.add_flow_that(client_port, 0, Conntrack::now());
     }
@@ -198,7 +198,7 @@ fn bad_configuration_file_exits_with_2_and_is_named() {
 }
 
 #[test]
-fn flag_beats_environment_beats_file_beats_default() {
+fn flag_overrides_environment_overrides_file_overrides_default() {
     let bed = Bed::new();
     let file = write(&bed.folder.join("a.yaml"), "bpffs: /from/file\n");
     let refusal = |environment: Option<&str>, arguments: &[&str]| {

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 
 use crate::process::{cargo, run};
 
-/// Builds the agent that the kernel tests, the demo and the benchmarks run.
+/// The command that builds the agent which the kernel tests, the demo and the benchmarks run.
 pub(crate) fn build_agent() -> Command {
     cargo(["build", "--release", "--package", "lb-agent"])
 }

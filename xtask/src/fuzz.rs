@@ -11,7 +11,8 @@ use crate::process;
 use crate::setup;
 
 /// The targets: the files of `fuzz/fuzz_targets/`.
-const TARGETS: [&str; 7] = ["parse", "rewrite", "reject", "tunnel", "conntrack", "manifests", "config"];
+const TARGETS: [&str; 8] =
+    ["parse", "rewrite", "reject", "tunnel", "conntrack", "manifests", "config", "dns"];
 
 /// Options of `fuzz`.
 #[derive(clap::Args)]

@@ -3,8 +3,8 @@
 use crate::{agent::build_agent, process};
 
 /// The tests in the binary `netns`. If a name is wrong, libtest runs no test and passes.
-const CHURN: &str = "soak::churn_fails_no_request_and_leaks_nothing";
-const WITHOUT_AGENT: &str = "soak_without_agent::connections_need_no_agent";
+const CHURN: &str = "soak::no_request_fails_and_nothing_leaks_under_churn";
+const WITHOUT_AGENT: &str = "soak_without_agent::churn_and_floods_without_an_agent_break_no_connection";
 
 /// Options of `soak`.
 #[derive(clap::Args)]

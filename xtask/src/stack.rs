@@ -83,7 +83,8 @@ fn functions(file: &object::File<'_>) -> anyhow::Result<BTreeMap<Place, Function
     Ok(functions)
 }
 
-/// What the relocations of these bytes of a section refer to.
+/// The symbols that the relocations of these bytes of a section refer to, by offset. The flag is true for the symbol
+/// of a whole section, to which the instruction adds an offset.
 fn targets(
     file: &object::File<'_>,
     section: &object::Section<'_, '_>,

@@ -1,5 +1,5 @@
 //! Fuzzes connection tracking on a node between two ends that follow RFC 9293 ([`peer`]): segments are lost before and
-//! after the node, delayed, repeated, and forged by an attacker who does not see the ends' segments.
+//! after the node, delayed, repeated, and forged by an off-path attacker.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -42,9 +42,9 @@ enum Fate {
     Arrives,
     /// The segment arrives, and a copy follows.
     Twice,
-    /// The node sees it, and the other end does not.
+    /// The segment passes the node, and is lost before it reaches the other end.
     LostAfterNode,
-    /// Lost before it reaches the node: neither the node nor the other end sees it.
+    /// The segment is lost before it reaches the node.
     LostBeforeNode,
     /// The segments behind it overtake it.
     Later,
@@ -54,7 +54,7 @@ enum Fate {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
-    /// Relative to the right number at this moment.
+    /// An offset from the number that the real sender would use now.
     Near(i32),
 }
 
@@ -91,11 +91,11 @@ struct World {
     /// By sender: `Side as usize`.
     passed: [Passed; 2],
     /// Whether the node's view of the connection may differ from the ends': the attacker forged a segment other than a
-    /// RST, or a RST that the node takes for an end's own; a late SYN replaced a flow that was over; the node mistook a
-    /// SYN-ACK of the server; or the flow expired. Most checks stop then.
+    /// RST, or a RST that the node takes for an end's own; a late SYN replaced a flow that was over; the node may have
+    /// misjudged a SYN-ACK of the server; or the flow expired. Most checks stop then.
     is_mixed: bool,
-    /// Whether a forged segment may have established a flow: it acknowledged what the server was about to send, it came
-    /// in the server's name, or the node never saw the RST by which the server refused it.
+    /// Whether a forged segment may have established a flow: its acknowledgement number was plausible, the attacker
+    /// forged it in the server's name, or a RST by which an end refused it was lost before the node.
     is_guessed: bool,
     client_is_real: bool,
 }
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// The client connects if its last connection is over. Segments of that connection disappear from the wire.
+    /// The client connects, unless it has a connection. If it connects, all segments on the wire are lost.
     fn open(&mut self, first: u32) {
         if matches!(self.client.state, State::Closed | State::TimeWait) {
             self.wire.clear();
@@ -183,7 +183,7 @@ impl World {
         match fate {
             Fate::Later => self.wire.push_back((from, segment)),
             Fate::LostBeforeNode => {
-                // The node never sees the RST that refuses the forged connection.
+                // The RST may refuse a forged connection, which the node then keeps.
                 self.is_guessed |= segment.flags & RST != 0;
             }
             Fate::LostAfterNode => self.pass(from, &segment, false),
@@ -206,7 +206,7 @@ impl World {
             return;
         }
         let passed = &mut self.passed[from as usize];
-        // A late SYN, which arrives after segments that its sender sent later, changes nothing.
+        // A late SYN, which arrives after segments that its sender sent later, does not change `passed`.
         let later = passed.end.wrapping_sub(segment.end());
         let is_late = passed.any && later != 0 && later <= sent.wrapping_sub(segment.end());
         let is_first = !passed.any || segment.flags & SYN != 0;
@@ -222,9 +222,9 @@ impl World {
         }
     }
 
-    /// Whether the node mistakes the server's answer to a SYN. It takes a new answer for a late one if both numbers
-    /// happen to lie shortly before the last ones. It takes a late answer for a new one, as netfilter does, if the
-    /// server has ended that connection and accepted another one since.
+    /// Whether the node may misjudge a SYN-ACK of the server. It takes a new SYN-ACK for a late one if the sequence
+    /// number and the acknowledgement number both lie shortly before those that passed last. It takes a late SYN-ACK
+    /// for a new one, as netfilter does, if the server has since ended that connection and accepted another.
     fn is_mistaken(&self, from: Side, segment: &Segment) -> bool {
         let Some((_, reply)) = &self.entries else { return false };
         if from == Side::Client || !segment.is_syn_ack() {
@@ -313,8 +313,8 @@ impl World {
         self.arrive(from, &forged);
     }
 
-    /// Whether a RST lies between what has been acknowledged and what has been sent, by unsigned distances. The RST
-    /// that answers a SYN has no sequence number, but acknowledges the SYN.
+    /// Whether the sequence number of a RST lies between what has been acknowledged and what has been sent, by unsigned
+    /// distances. A RST from an end of which no segment has passed must acknowledge what the other end sent.
     fn may_reset(&self, from: Side, rst: &Segment) -> bool {
         let (own, other) = match from {
             Side::Client => (&self.passed[0], &self.passed[1]),
@@ -327,8 +327,9 @@ impl World {
         rst.seq.wrapping_sub(oldest) <= own.end.wrapping_sub(oldest)
     }
 
-    /// Whether a forged segment acknowledges what the server is about to send, or up to 64 KiB more. The node must
-    /// accept such a segment: the server may have sent the data in fragments or on another path, unseen by the node.
+    /// Whether a forged segment acknowledges all that the server has sent, or up to 64 KiB more; a listening server
+    /// counts as having sent its SYN-ACK. The node must accept such a segment: the server may have sent the data in
+    /// fragments or on a path that bypasses the node.
     fn is_lucky(&self, forged: &Segment) -> bool {
         let is_listening = self.server.state == State::Listen;
         let sent = if is_listening { self.server_first.wrapping_add(1) } else { self.server.next };
@@ -343,15 +344,14 @@ impl World {
             seconds_left_under(pressure, forward, reply, self.now) <= seconds_left(forward, reply, self.now)
         );
         if seconds_left_under(pressure, forward, reply, self.now) == 0 {
-            // If the expiry was right, the other checks no longer apply: the ends may continue, but the node drops
-            // their segments.
+            // The ends may continue, but the node drops their segments: most other checks no longer apply.
             self.check_gone();
             self.entries = None;
             self.is_mixed = true;
         }
     }
 
-    /// Even under pressure, an established connection expires only after a day without a segment.
+    /// Checks that an established connection expires only after about a day without a segment, even under pressure.
     fn check_gone(&self) {
         let established = [self.client.state, self.server.state] == [State::Established; 2];
         let idle = self.now.seconds_since(self.idle_since);
@@ -380,8 +380,8 @@ impl World {
         }
     }
 
-    /// Delivers every segment. If the client opened no connection, no flow is established afterwards: the server
-    /// refused the attacker's.
+    /// Delivers up to 1000 segments. Then no flow is established if the client never connected and no forged segment
+    /// was plausible: the ends have answered the attacker's segments with RSTs.
     fn settle(&mut self) {
         for _ in 0..1000 {
             self.move_one(Fate::Arrives);

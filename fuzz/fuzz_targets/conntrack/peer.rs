@@ -98,7 +98,7 @@ impl Peer {
         (was.is_synchronized() || was == State::SynReceived).then(|| segment(RST, self.next, 0, 0))
     }
 
-    /// Sends again everything that is not acknowledged.
+    /// Sends again everything that is not acknowledged, or a bare ACK if everything is; nothing without a connection.
     pub(crate) fn retransmit(&self) -> Option<Segment> {
         let unacknowledged = self.next.wrapping_sub(self.oldest);
         match self.state {
@@ -134,8 +134,8 @@ impl Peer {
         self.retransmit()
     }
 
-    /// Receives a segment in state SYN-SENT (RFC 9293 §3.10.7.3), without simultaneous opens: they cannot happen with a
-    /// Service, since backends do not connect to its clients.
+    /// Receives a segment in state SYN-SENT (RFC 9293 §3.10.7.3), without simultaneous opens: the server of this model
+    /// never connects.
     fn receive_syn_sent(&mut self, segment: &Segment) -> Option<Segment> {
         let acknowledges = segment.flags & ACK != 0;
         if acknowledges && segment.ack != self.next {
@@ -226,7 +226,7 @@ impl Peer {
     }
 }
 
-/// The RST that answers a segment of no connection (§3.10.7.1).
+/// The RST that answers an unacceptable segment (RFC 9293 §3.10.7.1); `None` if that segment is itself a RST.
 fn refuse(segment: &Segment) -> Option<Segment> {
     if segment.flags & RST != 0 {
         None

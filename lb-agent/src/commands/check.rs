@@ -28,7 +28,7 @@ pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
 /// Runs `check`.
 ///
 /// # Errors
-/// The kernel lacks a feature that the data plane requires.
+/// The machine lacks something that the data plane requires, or standard output cannot be written.
 pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     let probes = probes(&paths.bpffs);
     match output {
@@ -68,7 +68,7 @@ fn probe_table(probes: &[Probe]) -> Table {
             ProbeResult::Degraded => Mood::Odd,
             ProbeResult::Missing => Mood::Bad,
         };
-        // Shows only the first line of a verifier log.
+        // Only the first line: a detail may be a verifier log.
         let detail = probe.detail.lines().next().unwrap_or_default().to_owned();
         let advice = super::service::or_nothing(probe.advice).to_owned();
         table.add_row(vec![
@@ -104,7 +104,7 @@ BPF programs  missing  refused  do this
         assert_eq!(render(&probe_table(&probes)), expected);
     }
 
-    /// Checks only the first column. `cargo xtask vm` compares the results in the table, and writes them with
+    /// Checks only the first column. `cargo xtask vm` checks the results in the table, or writes them if called with
     /// `--write-docs`.
     #[test]
     fn kernels_page_has_a_row_for_each_probe() {

@@ -30,7 +30,7 @@ pub(super) struct FlowView {
     #[serde(skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     phase: &'static str,
-    /// Seconds since the last packet of either direction.
+    /// Seconds since the last packet of either direction; for a tunnelled flow, since the client's last packet.
     idle_seconds: u32,
     /// Seconds until the flow expires without another packet.
     seconds_left: u32,
@@ -38,7 +38,7 @@ pub(super) struct FlowView {
     service: Option<String>,
     /// Whether packets reach the backend's node through a tunnel; such a flow has no reverse entry.
     tunnelled: bool,
-    /// Whether the reverse entry is missing; the agent restores it within seconds.
+    /// Whether the reverse entry is missing. The agent's GC restores it if there is room.
     half: bool,
 }
 
@@ -54,7 +54,8 @@ impl FlowView {
     }
 }
 
-/// The flows that meet `filter`, in the order of `connections`. `services` are names by id.
+/// The flows that meet `filter`, in the order of `connections`. `services` maps ids of service ports to
+/// `namespace/name` of their Services.
 pub(super) fn flows(
     connections: &[Connection],
     services: &BTreeMap<u32, String>,
@@ -133,7 +134,7 @@ fn flow_table(flows: &[FlowView]) -> Table {
     table
 }
 
-/// Seconds in their two largest units, such as `23h59m`.
+/// Seconds in at most two units, such as `23h59m`.
 fn duration(seconds: u32) -> String {
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),

@@ -21,16 +21,17 @@ const NOT_FOUND: i32 = 127;
 /// Prints the variables of a namespace.
 ///
 /// # Errors
-/// No agent runs, it does not know all Services yet, or standard output cannot be written.
+/// No agent answers, it has not read all Services yet, or standard output cannot be written.
 pub(super) fn print(paths: &KernelPaths, args: &EnvironmentArgs) -> anyhow::Result<()> {
     let variables = ask(paths, &args.namespace)?;
     output::print(&format(&variables, args.format)?)
 }
 
-/// Runs `lb-agent exec`: replaces this process by the program.
+/// Runs `lb-agent exec`: replaces this process by the program, or ends it with the exit code of a shell if the program
+/// cannot be started.
 ///
 /// # Errors
-/// No agent runs, or it does not know all Services yet.
+/// No agent answers, or it has not read all Services yet.
 pub fn exec(paths: &KernelPaths, args: &ExecArgs) -> anyhow::Result<()> {
     let Variables { variables, .. } = ask(paths, &args.namespace)?;
     let (program, arguments) = args.command.split_first().expect("clap requires a program");
@@ -40,7 +41,7 @@ pub fn exec(paths: &KernelPaths, args: &ExecArgs) -> anyhow::Result<()> {
     process::exit(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN });
 }
 
-/// Asks the agent for the variables; prints a warning for each variable that two Services define.
+/// Requests the variables from the agent; prints a warning for each variable that two Services define.
 fn ask(paths: &KernelPaths, namespace: &str) -> anyhow::Result<Variables> {
     let variables = environment::ask(&paths.bpffs, namespace)?;
     for collision in &variables.collisions {
@@ -49,7 +50,7 @@ fn ask(paths: &KernelPaths, namespace: &str) -> anyhow::Result<Variables> {
     Ok(variables)
 }
 
-/// The text in this format. Values contain no quotes, blanks or special characters.
+/// The text in this format. Values are not escaped: they contain no quotes, backslashes or dollar signs.
 fn format(found: &Variables, format: EnvironmentFormat) -> serde_json::Result<String> {
     let lines = |line: fn(&str, &str) -> String| -> String {
         found.variables.iter().map(|(name, value)| line(name, value) + "\n").collect()

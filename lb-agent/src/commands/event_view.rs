@@ -21,9 +21,10 @@ pub(super) struct EventView {
     /// Time in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
-    /// `TCP`, `UDP`, `SCTP` or `ICMP`. Like `client` and `vip`, `None` if the program had already rewritten the packet.
+    /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. Like `client` and `vip`, `None` for `rewrite_failed`.
     pub(super) protocol: Option<&'static str>,
-    /// The client; port 0 before the kernel has chosen one.
+    /// The client. A system call has no source yet: its port is 0, and its address is the node's, or one of `100::/64`
+    /// for another network namespace.
     pub(super) client: Option<SocketAddr>,
     /// The virtual address and port.
     pub(super) vip: Option<SocketAddr>,
@@ -36,8 +37,8 @@ pub(super) struct EventView {
     /// Whether the packet reaches the backend's node through a tunnel.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) tunnel: bool,
-    /// Why this backend, or no backend, was chosen: a scheduler, `affinity`, `retry`, `peer`, or an outcome as in
-    /// `lb-agent status`.
+    /// Why this backend, or no backend, was chosen: a scheduler, `affinity`, `retry`, `peer`, an outcome as in
+    /// `lb-agent status`, or `unknown`.
     pub(super) reason: &'static str,
     /// `ingress`, `egress`, `xdp`, or `socket`
     pub(super) hook: &'static str,
@@ -63,7 +64,8 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl EventView {
-    /// The view of an event; `labels` are those of the service, `device` returns the name of an interface index.
+    /// The view of an event. `labels` are those of the service port; `device` returns the name of the interface with an
+    /// index.
     pub(super) fn new(
         event: &Event,
         time: Timestamp,

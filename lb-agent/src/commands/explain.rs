@@ -45,7 +45,7 @@ struct StepView<'a> {
 /// Runs `explain`.
 ///
 /// # Errors
-/// There is no data plane, it cannot be read, or the arguments contradict each other.
+/// There is no data plane, it cannot be read, the arguments contradict each other, or there is no such interface.
 pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
     let pinned = Pinned::open(&paths.bpffs)?;
     let mut routes = Routes::open()?;
@@ -68,7 +68,8 @@ pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The step that names the node which announces the address at layer 2; none if no agent runs, or nothing announces it.
+/// The step that names the node which announces the address at layer 2; `None` if no agent answers, or the agent does
+/// not report the address.
 fn announced(paths: &KernelPaths, address: IpAddr) -> Option<TraceStep> {
     let report = socket::ask(&paths.bpffs).ok().flatten()?;
     let announcement = report.announcements.into_iter().find(|it| it.address == address)?;
@@ -76,7 +77,8 @@ fn announced(paths: &KernelPaths, address: IpAddr) -> Option<TraceStep> {
     Some(TraceStep::Announced { address, node, here, since })
 }
 
-/// The interface that the packet arrives on: the given one, or the one that the route to its source uses.
+/// The interface that the packet arrives on: the given one, or the one that the route to its source uses. 0 if there is
+/// no route.
 fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     match &args.device {
         Some(name) => routes.device(name).with_context(|| {

@@ -1,4 +1,4 @@
-//! The commands other than `run`. Only `announce`, `service env` and `exec` need a running agent.
+//! The commands other than `run`. Most of them read the pinned maps and work without a running agent.
 
 mod announce;
 mod bugreport;
@@ -36,7 +36,8 @@ pub use self::{
 /// Runs `lb-agent service`: lists service ports, shows those of one Service, or prints environment variables.
 ///
 /// # Errors
-/// There is no data plane, it cannot be read, or it has no such Service; for environment variables, no agent runs.
+/// There is no data plane, it cannot be read, or it has no such Service; for environment variables, no agent answers or
+/// it has not read all Services yet.
 pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<()> {
     match command {
         ServiceCommand::List { output, namespace } => {
@@ -46,7 +47,7 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
         ServiceCommand::Show { name, output } => {
             let (pinned, mut services) = services(paths)?;
             service_view::count_flows(&mut services, &pinned.conntrack().list()?);
-            // Only a running agent knows which node announces an address.
+            // The maps do not contain which node announces an address.
             if let Ok(Some(report)) = socket::ask(&paths.bpffs) {
                 service_view::name_announcers(&mut services, &report.announcements);
             }
@@ -86,7 +87,7 @@ fn list_flows(pinned: &Pinned, output: TableOrJson, filter: &FlowFilter) -> anyh
 /// Runs `monitor`.
 ///
 /// # Errors
-/// There is no data plane, another monitor runs, or standard output cannot be written.
+/// There is no data plane, it cannot be read, another monitor runs, or standard output cannot be written.
 pub fn monitor(paths: &KernelPaths, args: MonitorArgs) -> anyhow::Result<()> {
     monitor::run(&Pinned::open(&paths.bpffs)?, args)
 }

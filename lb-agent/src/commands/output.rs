@@ -11,8 +11,8 @@ pub(super) const NOTHING: &str = "-";
 /// Tables are wrapped only for terminals with at least this many columns.
 const NARROWEST: u16 = 40;
 
-/// A table without borders, as `kubectl` prints them. On a terminal, long cells wrap to its width; otherwise each row
-/// is one line.
+/// A table without borders, as `kubectl` prints them. On a terminal of at least [`NARROWEST`] columns, long cells wrap
+/// to its width; otherwise each row is one line.
 pub(super) fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -31,7 +31,7 @@ pub(super) fn table(heads: &[&str]) -> Table {
     table
 }
 
-/// A number in at most three digits and a unit, such as `12.3k`.
+/// A number in at most three digits, with a unit from 1000 on, such as `12.3k`.
 pub(super) fn scaled(value: u64) -> String {
     if value < 1000 {
         return value.to_string();

@@ -78,7 +78,7 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
     table
 }
 
-/// Number of backends, and of terminating ones, which serve only if no others are left.
+/// The number of backends, and the number of terminating ones among them.
 fn backend_count(service: &ServiceView) -> comfy_table::Cell {
     let terminating = service.backends.iter().filter(|backend| backend.state == "terminating").count();
     match (service.backends.len(), terminating) {

@@ -36,10 +36,11 @@ pub(super) struct ServiceView {
     pub(super) node_port: Option<u16>,
     /// Frontends, sorted.
     pub(super) frontends: Vec<FrontendView>,
-    /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if external clients do not
-    /// reach the Service.
+    /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if all frontends are cluster
+    /// IPs.
     pub(super) external_traffic_policy: Option<&'static str>,
-    /// How packets of external clients reach backends on other nodes, `snat` or `dsr`; `None` if they never do.
+    /// How packets of external clients reach backends on other nodes, `snat` or `dsr`; `None` unless the external
+    /// traffic policy is `Cluster`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) north_south_mode: Option<&'static str>,
     /// Client networks that may use the Service's load balancer addresses; empty allows all.
@@ -52,7 +53,7 @@ pub(super) struct ServiceView {
     pub(super) session_affinity_seconds: Option<u32>,
     /// Name of the scheduler, as in `--scheduler`.
     pub(super) scheduler: &'static str,
-    /// The weights of backends other than 1, by `ADDRESS:PORT`.
+    /// Weights of backends, by `ADDRESS:PORT`, without those that are 1.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<SocketAddr, u32>,
     /// Id of the service port in the maps.
@@ -81,7 +82,7 @@ pub(super) struct FrontendView {
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
-    /// Which node announces the address at layer 2; only in `service show`.
+    /// Which node announces the address at layer 2; only in `service show`, and while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced: Option<AnnouncedView>,
 }
@@ -89,11 +90,11 @@ pub(super) struct FrontendView {
 /// Which node announces an address at layer 2.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct AnnouncedView {
-    /// The node, as far as this one knows.
+    /// Name of the announcing node; `None` if this node has no information about it.
     pub(super) node: Option<String>,
     /// Whether it is this node.
     pub(super) here: bool,
-    /// Since when this node announces the address.
+    /// Since when this node announces the address; `None` if it does not.
     pub(super) since: Option<Timestamp>,
 }
 
@@ -150,7 +151,7 @@ impl TrafficView {
     }
 }
 
-/// Every service port that has a frontend, by namespace, name, port and protocol.
+/// Every service port that has a frontend, sorted by namespace, name, port and protocol.
 pub(super) fn services(contents: &Contents) -> Vec<ServiceView> {
     let mut frontends: BTreeMap<u32, Vec<(&ServiceKey, &Service)>> = BTreeMap::new();
     for (key, record) in &contents.frontends {
@@ -166,7 +167,7 @@ pub(super) fn services(contents: &Contents) -> Vec<ServiceView> {
 }
 
 fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) -> Option<ServiceView> {
-    // The port of a NodePort frontend is not the service port.
+    // The port of a NodePort frontend is the node port, not the service port.
     let is_node_port = |record: &Service| record.kind == FrontendKind::NodePort as u8;
     let (first_key, record) = of_port.iter().min_by_key(|(key, r)| (is_node_port(r), r.kind, **key))?;
     let (namespace, name, port_name, node_port) = match contents.service_labels.get(&id) {
@@ -287,7 +288,7 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
     }
 }
 
-/// Counts live flows and traffic of every backend.
+/// Sets the number of live flows and the traffic of every backend.
 pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connection]) {
     let mut counts: BTreeMap<(u32, IpAddr, u16), (u64, TrafficView)> = BTreeMap::new();
     for Connection { forward, reply, .. } in connections {
@@ -316,7 +317,7 @@ pub(super) fn protocol_name(number: u8) -> &'static str {
     lb_core::model::Protocol::from_number(number).map_or("unknown", lb_core::model::Protocol::as_str)
 }
 
-/// Contents of a kernel that serves two Services.
+/// Test data: contents of the maps, and a flow.
 #[cfg(test)]
 pub(super) mod testdata {
     use bytemuck::Zeroable as _;

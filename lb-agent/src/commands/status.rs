@@ -27,9 +27,9 @@ use lb_datapath::{
 pub(super) struct Status {
     agent: Agent,
     missing: MissingView,
-    /// Missing kernel features, and what the agent does instead.
+    /// Missing features that the data plane does not require, and settings of the host that harm it.
     degraded: Vec<DegradedView>,
-    /// Rules, devices and virtual servers that a kube-proxy left behind.
+    /// Objects in the kernel that a kube-proxy left behind, such as rules and virtual servers.
     kube_proxy: Vec<Leftover>,
     /// Errors of the tools that list these leftovers: kube-proxy may have left more.
     kube_proxy_errors: Vec<String>,
@@ -48,7 +48,7 @@ struct Agent {
     running: bool,
     /// The process that holds the lock of the data plane, such as `pid 17 lb-agent`.
     process: Option<String>,
-    /// Why a running agent has sent no report.
+    /// Why the agent has sent no report, if requesting it failed.
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
@@ -89,7 +89,7 @@ struct ProgramView {
 struct SocketProgramView {
     program: &'static str,
     program_id: u32,
-    /// Inode number of the cgroup directory; 0 if the cgroup was removed, and the program with it.
+    /// Inode number of the cgroup directory; 0 if the cgroup was removed, which detaches the program.
     cgroup: u64,
 }
 
@@ -141,7 +141,7 @@ pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Statu
 fn missing(pinned: &Pinned, report: Option<&Report>) -> anyhow::Result<MissingView> {
     let Missing { maps, programs, hooks, mut sockets } = Missing::find(pinned)?;
     if report.is_some_and(|report| !report.synchronised) {
-        // The agent attaches the programs on sockets when it knows all Services.
+        // The agent attaches the programs on sockets after its first synchronisation.
         sockets.clear();
     }
     Ok(MissingView { maps, programs, hooks, sockets })
@@ -276,7 +276,7 @@ fn missing_line(
     (!lists.is_empty()).then(|| format!("{}: {advice}", lists.join("; ")))
 }
 
-/// One line for all programs on sockets, which are attached and detached together.
+/// One line for all programs on sockets.
 fn socket_line(programs: &[SocketProgramView]) -> String {
     match programs.iter().filter(|program| program.cgroup != 0).count() {
         0 => "not served: processes of the node do not reach Services".to_owned(),
@@ -409,7 +409,7 @@ fn some_of<T: ToString>(list: &[T]) -> String {
     }
 }
 
-/// The time between `then` and `now` in its two largest units.
+/// The time between `then` and `now` in at most two units.
 fn ago(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {

@@ -3,12 +3,12 @@
 use std::{convert::Infallible, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
-use lb_core::announce::{advertisement::Advertised, cluster::Cluster, voters::Voters};
+use lb_core::announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot};
 use tokio::sync::watch;
 
 use super::{state::State, tasks::Tasks};
 use crate::kubernetes::{
-    ApiServer,
+    ApiServer, Events,
     announce::{self, Published},
 };
 
@@ -16,17 +16,18 @@ use crate::kubernetes::{
 pub(super) struct Announced {
     pub(super) advertised: watch::Sender<Advertised>,
     pub(super) cluster: watch::Sender<Cluster>,
-    pub(super) proposals: watch::Receiver<Option<Voters>>,
+    pub(super) ballots: watch::Receiver<Ballot>,
+    pub(super) events: Events,
 }
 
 impl Announced {
     /// Spawns the task.
     pub(super) fn spawn(self, server: ApiServer, node: Arc<str>, state: Arc<State>, tasks: &mut Tasks) {
-        let Self { advertised, cluster, proposals } = self;
+        let Self { advertised, cluster, ballots, events } = self;
         let (problem_sender, problems) = watch::channel(Vec::new());
         tasks.spawn("announcements", async move {
             let published = Published { advertised, cluster, problems: problem_sender };
-            announce::run(server, node, proposals, published).await?;
+            announce::run(server, node, ballots, (published, events)).await?;
             Err(anyhow!("the watch of announcements has ended"))
         });
         tasks.spawn("conditions of announcements", follow(problems, state));

@@ -14,7 +14,7 @@ use super::state::State;
 use crate::metrics::Metrics;
 use lb_datapath::{Anchor, DatapathError, SocketAttacher};
 
-/// Interval between two checks. A check takes about fifty system calls.
+/// Interval between two checks.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The pins that the task keeps. The task in `devices` keeps the links of programs on devices.
@@ -26,9 +26,9 @@ pub(super) struct Pins {
     pub(super) synchronised: watch::Receiver<bool>,
 }
 
-/// Runs while the BPF file system is in place, and restores removed pins. When the file system is gone, the task copies
-/// all pins to the file system that is then at the path (it mounts one if there is none), and ends, so that the agent
-/// is restarted. If copying fails, the task keeps trying: without pins the data plane ends with the agent.
+/// Restores removed pins while the BPF file system is in place. When that file system is gone, the task copies all pins
+/// to the one that is at the path now (it mounts one if there is none), and ends with an error, so that the supervisor
+/// restarts the agent. If copying fails, the task retries: without pins the data plane ends with the agent.
 pub(super) async fn run(pins: Pins, state: Arc<State>, metrics: Arc<Metrics>) -> anyhow::Result<Infallible> {
     let bpffs = pins.anchor.bpffs().display();
     loop {

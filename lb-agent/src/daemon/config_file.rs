@@ -8,8 +8,8 @@ use tracing::{info, warn};
 
 use crate::config::{Config, ConfigError};
 
-/// Interval between two reads. A change takes effect once two reads return the same text, because a writer may not have
-/// finished.
+/// Interval between two reads. A change takes effect once two successive reads return the same text: before that, the
+/// program that writes the file may not have finished.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The configuration file of a running agent.
@@ -21,7 +21,8 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Waits until the file holds a valid configuration other than `running`; returns its path.
+    /// Waits until the file holds a valid configuration other than `running`; returns its path. Waits forever without a
+    /// regular file.
     pub(super) async fn changed(self, running: &Config) -> PathBuf {
         self.changed_within(running, PERIOD).await
     }

@@ -28,7 +28,7 @@ use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, Route
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Maximum number of entries of one flow, see docs/maps.md.
+/// Maximum number of entries of one connection, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
 /// Receivers of the results of GC.
@@ -46,9 +46,9 @@ pub(super) struct Observers {
 #[derive(Debug)]
 pub(super) struct Udp {
     pub(super) sockets: UdpSockets,
-    /// Frontends that have lost endpoints, sent once the maps are up to date.
+    /// Frontends that have lost endpoints. The writer sends them after it has applied the steps.
     pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
-    /// The current endpoints of the frontends.
+    /// The current endpoints of UDP frontends.
     pub(super) served: ServedUdp,
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn run(
     let mut recount = Recount::default();
     let mut log = ErrorLog::default();
     let mut next_sweep = Instant::now() + CALM;
-    // Set when the first addresses arrive: the node may have lost addresses while no agent was running.
+    // Set by each list of addresses, including the first: the node may have lost addresses while no agent was running.
     let mut checks_addresses = false;
     // Frontends whose flows, and frontends whose sockets, must be checked. Flows are deleted first, after a grace
     // period: from then on no program connects a socket to an old backend.
@@ -112,7 +112,7 @@ pub(super) async fn run(
             }
             result = result.and(closed);
         }
-        // Checked after every event, so that frequent changes of backends do not delay GC.
+        // Also checked after changes of addresses and backends, so that frequent changes do not delay GC.
         if next_sweep <= Instant::now() {
             fill.flow_counts = *flow_counts.borrow();
             let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
@@ -180,13 +180,14 @@ impl ErrorLog {
 struct Fill {
     pressure: Pressure,
     entries: usize,
-    /// The counters after that run.
+    /// The counters before that run.
     flow_counts: FlowCounts,
 }
 
 impl Fill {
-    /// Whether new flows may have nearly filled the flow table since the last GC run: a flood does so long before the
-    /// next run. False if that run already found the table nearly full, because GC then runs often enough.
+    /// Whether new flows may have nearly filled the flow table since the last GC run, or were refused: a flood can fill
+    /// the table before the next run. False if the last run already found the table nearly full, because GC then runs
+    /// often enough.
     fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
         let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);

@@ -30,7 +30,7 @@ pub(super) struct Devices {
     network: watch::Sender<Network>,
     /// The index of the catch device, if it has its programs.
     catch: watch::Sender<Option<u32>>,
-    /// Attachments that failed in the last run, so that each failure is logged once.
+    /// Attachments that failed in the last run. A repeated failure is logged at debug level only.
     failed: Vec<AttachPoint>,
 }
 
@@ -66,7 +66,8 @@ impl Devices {
         self.catch.subscribe()
     }
 
-    /// Attaches and detaches programs according to the current interfaces. Returns whether all are attached.
+    /// Attaches and detaches programs according to the current interfaces. Returns whether all programs at tc are
+    /// attached.
     pub(super) fn sync(&mut self) -> Result<bool, DatapathError> {
         let network = self.watcher.network()?;
         // Written before the programs are attached, so that they classify the first packet of a new interface.
@@ -112,7 +113,7 @@ impl Devices {
         Ok(self.failed.is_empty())
     }
 
-    /// Reports which catch device has its programs, and its element in the map of devices.
+    /// Publishes the index of the catch device if its programs are attached. The caller has written the map of devices.
     fn report_catch(&self, devices: &[Device], failed: &[(AttachPoint, DatapathError)]) {
         let device = devices.iter().find(|device| device.kind == DeviceKind::Catch);
         let index = device.map(|device| device.index);
@@ -134,8 +135,8 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // Does not wait for `changed`: after a failed read it returns immediately; after a failed attachment it
-                // waits for the next change.
+                // `changed` would be wrong here: it returns immediately after a failed read, and waits for the next
+                // change after a failed attachment.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

@@ -1,5 +1,5 @@
-//! The environment socket: a client sends the name of a namespace, and receives the environment variables of its Services
-//! as JSON.
+//! The environment socket: a client sends the name of a namespace, and receives the environment variables of the
+//! Services in that namespace as JSON.
 
 use std::{convert::Infallible, io::Read as _, io::Write as _, net::Shutdown, path::Path, path::PathBuf};
 
@@ -19,21 +19,21 @@ use super::socket::{self, PATIENCE, Socket};
 /// The longest name of a namespace, in bytes: a label of RFC 1123.
 const MAX_NAMESPACE: u64 = 63;
 
-/// A request to the writer, which knows the Services.
+/// A request to the writer, which has the Services.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) namespace: String,
-    /// Gets `None` before the agent knows all Services.
+    /// Receives `None` until the agent has read all Services.
     pub(super) reply: oneshot::Sender<Option<Environment>>,
 }
 
-/// What the socket sends.
+/// The answer of the socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Variables {
-    /// Whether the agent knows all Services; if not, `variables` is empty.
+    /// Whether the agent has read all Services; if not, `variables` is empty.
     pub is_complete: bool,
-    /// Names and values, in the order in which they are printed.
+    /// Names and values.
     pub variables: Vec<(String, String)>,
     /// Sentences about variables that two Services define.
     pub collisions: Vec<String>,
@@ -89,7 +89,7 @@ async fn answer(mut stream: UnixStream, requests: &mpsc::Sender<Request>) -> any
 /// Requests the variables of a namespace from the agent of `bpffs`.
 ///
 /// # Errors
-/// No agent listens, it does not know all Services yet, or it sends no valid answer.
+/// No agent listens, the agent has not read all Services yet, or the exchange with it fails.
 pub fn ask(bpffs: &Path, namespace: &str) -> anyhow::Result<Variables> {
     let stream = socket::connect(bpffs, Socket::Environment).context("cannot ask the agent")?;
     let Some(mut stream) = stream else {

@@ -1,4 +1,4 @@
-//! Warns of a map before it is full, with the flag to raise.
+//! Warns of a map before it is full, and names the flag that enlarges it, if there is one.
 
 /// The fill from which the agent warns, in percent: an update needs free slots for the new state beside the old one.
 const WARN_FROM: usize = 80;
@@ -16,7 +16,7 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// The warning about a map that is nearly full.
+    /// The warning about a map that is nearly full; `None` for other maps and for small ones.
     pub(super) fn warning(&self) -> Option<String> {
         let Self { map, used, capacity } = self;
         if *capacity < SMALL || used * 100 < *capacity as usize * WARN_FROM {

@@ -1,4 +1,4 @@
-//! HTTP servers that wait for a busy address.
+//! HTTP servers that retry until their address is free.
 
 use std::{
     convert::Infallible,
@@ -21,7 +21,7 @@ const BACKLOG: u32 = 1024;
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: the agent logs one warning
-/// and retries.
+/// and retries until it can listen.
 pub(super) async fn serve(
     what: &'static str,
     address: SocketAddr,
@@ -52,7 +52,7 @@ pub(super) async fn serve(
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match address {
         SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
-            // A kernel without IPv6 serves IPv4 only.
+            // Without IPv6 in the kernel, the agent serves IPv4 only.
             bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()).or_else(|_| bind(address))
         }
         SocketAddr::V4(_) | SocketAddr::V6(_) => bind(address),

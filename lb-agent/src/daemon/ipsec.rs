@@ -2,7 +2,7 @@
 //!
 //! The kernel looks up the out policy when it routes a reply. At that time the reply's source is still the endpoint;
 //! the programs write the virtual address later, so a policy for the virtual address does not encrypt the reply. The
-//! agent therefore denies the clients behind such a policy and deletes their connections: no reply leaves unencrypted.
+//! agent therefore denies the external clients behind such a policy and deletes their connections.
 
 use std::{future, path::PathBuf};
 
@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use lb_datapath::{Conntrack, DatapathError, OutPolicy, PolicyWatcher, bypassed_policies};
 use tracing::{info, warn};
 
-/// Finds bypassed policies, and deletes the connections of their clients.
+/// Finds bypassed policies, and deletes the connections of external clients behind them.
 #[derive(Debug)]
 pub(super) struct Ipsec {
     bpffs: PathBuf,
@@ -60,7 +60,7 @@ impl Ipsec {
     }
 
     /// Deletes connections of denied clients, if policies have changed. Must be called after the programs have begun to
-    /// deny them. Clients in the `internal` networks are never denied.
+    /// deny them. Clients in the `internal` networks keep their connections.
     pub(super) fn end_connections(&mut self, internal: &[IpNet]) -> Result<(), DatapathError> {
         if self.ended == self.bypassed {
             return Ok(());
@@ -75,7 +75,7 @@ impl Ipsec {
         Ok(())
     }
 
-    /// Waits for a change of a policy.
+    /// Waits for a change of a policy; forever if there is no watcher. Also returns once when the watcher fails.
     pub(super) async fn changed(&mut self) {
         let Some(watcher) = &self.watcher else { return future::pending().await };
         if let Err(error) = watcher.changed().await {

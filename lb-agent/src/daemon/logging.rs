@@ -13,9 +13,9 @@ const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
 /// The parser of DNS messages logs warnings about them, so that any client could fill the log.
 const DNS: &str = "hickory_proto=off";
 
-/// Starts the log. The filter is `filter`, or `RUST_LOG` without it, or `default` without both. All lines of the BPF
-/// programs are logged; those of the client of the API server, and of the parser of DNS messages, only if the filter
-/// names them.
+/// Starts the log. The filter is `filter`; without it `RUST_LOG`; if that is unset or invalid, `default`. All lines of
+/// the BPF programs are logged; those of the client of the API server, and of the parser of DNS messages, only if the
+/// filter names them.
 pub fn init(filter: Option<&str>, default: &str, format: LogFormat) {
     let from_environment = || EnvFilter::try_from_default_env().ok();
     let filter =

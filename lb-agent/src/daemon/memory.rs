@@ -1,10 +1,10 @@
 //! Settings of the heap.
 
-/// Makes all threads share one heap. glibc gives each thread its own heap. Memory that one thread allocates and another
-/// frees then leaves holes: with 10,000 Services a quarter of the agent's memory. No hot path of the agent allocates.
+/// Makes all threads share one heap. By default glibc spreads threads over several heaps, and memory that one thread
+/// allocates and another frees leaves holes in them.
 #[cfg(target_env = "gnu")]
 pub(super) fn use_one_heap() {
-    // SAFETY: mallopt may be called at any time; it ignores invalid values.
+    // SAFETY: mallopt takes no pointers and ignores invalid values. `run` calls it before it starts threads.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
@@ -12,14 +12,14 @@ pub(super) fn use_one_heap() {
 /// any other plan.
 #[cfg(target_env = "gnu")]
 pub(super) fn return_unused() {
-    // SAFETY: malloc_trim may be called at any time.
+    // SAFETY: malloc_trim takes no pointers, frees only unused memory, and is thread-safe.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Does nothing: other C libraries return free memory by themselves.
+/// Does nothing: `malloc_trim` is a function of glibc.
 #[cfg(not(target_env = "gnu"))]
 pub(super) fn return_unused() {}
 
-/// Does nothing: other C libraries always have one heap for all threads.
+/// Does nothing: `M_ARENA_MAX` is an option of glibc.
 #[cfg(not(target_env = "gnu"))]
 pub(super) fn use_one_heap() {}

@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct NodeOptions {
     /// Name of the node's Node object.
     pub(super) name: Arc<str>,
-    /// `--bind-address`, if it is the address of the node.
+    /// The address that `--bind-address` gives; `None` if that is unspecified.
     pub(super) node_ip: Option<IpAddr>,
     /// `--nodeport-addresses`
     pub(super) nodeport_addresses: NodePortAddresses,
@@ -50,7 +50,7 @@ pub(super) struct NodeOptions {
     pub(super) detect: DetectLocal,
     /// Ranges of cluster IPs; `None` to use those that the API server names.
     pub(super) service_ranges: Option<Vec<IpNet>>,
-    /// Whether packets to unassigned addresses in these ranges are dropped.
+    /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped.
     pub(super) drops_unknown_vips: bool,
     /// Source ports of masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
@@ -58,7 +58,7 @@ pub(super) struct NodeOptions {
     pub(super) peers: Vec<IpNet>,
     /// Networks whose external clients may use no Service.
     pub(super) denied_sources: Vec<IpNet>,
-    /// How packets of external clients reach backends on other nodes.
+    /// How packets of external clients reach backends on other nodes by default.
     pub(super) north_south: NorthSouthMode,
     /// Whether tunnels are GUE instead of IP in IP.
     pub(super) gue: bool,
@@ -66,7 +66,7 @@ pub(super) struct NodeOptions {
     pub(super) has_api_server: bool,
 }
 
-/// Inputs that change. A channel whose sender is closed keeps its last value.
+/// Inputs that change. A channel whose sender is dropped keeps its last value.
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
@@ -89,7 +89,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// The facts as events for the writer, which ignores unchanged ones.
+    /// The facts as events for the writer.
     pub(super) fn events(&self) -> [SourceEvent; 2] {
         [SourceEvent::NodeAddresses(self.addresses.clone()), SourceEvent::DetectsInside(self.detects_inside)]
     }
@@ -122,7 +122,7 @@ pub(super) struct Node {
     options: NodeOptions,
     sources: Sources,
     kernel: Kernel,
-    /// Addresses that serve health checks of Services: those that serve node ports.
+    /// Listen addresses for health checks of Services: they are reachable wherever node ports are.
     listen: watch::Sender<BTreeSet<IpAddr>>,
     /// The node's own addresses.
     own: watch::Sender<Vec<IpAddr>>,
@@ -184,8 +184,8 @@ impl Node {
         conditions.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
         self.kernel.ipsec.end_connections(&networks(&settings.internal))?;
-        // Connection tracking gets the addresses only after the kernel has the settings: it then deletes flows
-        // masqueraded with an address that the node has lost, and no new flow can get such an address any more.
+        // Connection tracking deletes the flows that are masqueraded with an address that the node has lost. It gets
+        // the addresses after the kernel has the settings, because older settings may give new flows such an address.
         self.own.send_if_modified(|own| {
             let changed = *own != addresses.node.own;
             own.clone_from(&addresses.node.own);
@@ -245,9 +245,10 @@ impl Node {
         ))
     }
 
-    /// If packets to unassigned cluster IPs may be dropped, adds the catch device, routes to it for untranslated
-    /// packets to cluster IPs once it has its programs (`served` is its index then), and unreachable routes for when it
-    /// is missing. Otherwise removes all of these. Returns a condition for each part that fails.
+    /// If packets to unassigned cluster IPs may be dropped, adds the catch device and unreachable routes, which apply
+    /// while the device is missing. Once the device has its programs (`served` is its index then), routes untranslated
+    /// packets to cluster IPs to it. Otherwise removes the device and the routes. Returns a condition for each part
+    /// that fails.
     fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
@@ -343,7 +344,7 @@ fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<I
     info.internal_ips.clone()
 }
 
-/// Waits for a change; forever if the sender is closed.
+/// Waits for a change; forever if the sender is dropped.
 async fn changed<T>(source: &mut watch::Receiver<T>) {
     if source.changed().await.is_err() {
         future::pending::<()>().await;

@@ -1,6 +1,7 @@
-//! Shortages: full maps, exhausted ports, and lost pins.
+//! Shortages: full or nearly full maps, exhausted ports, and lost pins.
 //!
-//! The agent logs a shortage with advice when it begins and once a minute while it lasts; `status` shows it.
+//! The agent logs a shortage with advice when it begins, and again while it lasts, at most once a minute. `status`
+//! shows it.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,7 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Interval between two log lines about one shortage, and how long a shortage lasts after its last refusal.
+/// Minimum interval between two log lines about one shortage, and how long a shortage lasts after its last refusal.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A shortage, as `status` shows it.
@@ -42,13 +43,13 @@ struct Shortage {
     /// When the shortage ends unless it is recorded again; `None` while it is known to last.
     until: Option<Instant>,
     refused: u64,
-    /// Part of `refused` that was not logged yet.
+    /// The part of `refused` that the agent has not logged yet.
     unlogged: u64,
     text: String,
 }
 
 impl Shortages {
-    /// Records refused or evicted entries: a shortage for the next minute.
+    /// Records refused or evicted entries, or restored pins. The shortage lasts for at least another minute.
     pub(super) fn refused(&mut self, of: &'static str, count: u64, text: &str, now: Instant) {
         let shortage = self.note(of, text);
         shortage.refused += count;
@@ -86,7 +87,7 @@ impl Shortages {
         shortage
     }
 
-    /// The lines to log now. Drops shortages that have ended.
+    /// The lines to log now. Drops shortages that have ended and have nothing left to log.
     pub(super) fn lines(&mut self, now: Instant) -> Vec<String> {
         self.of.retain(|_, shortage| shortage.until.is_none_or(|until| until > now) || shortage.unlogged > 0);
         let mut lines = Vec::new();

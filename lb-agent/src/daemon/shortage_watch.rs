@@ -1,4 +1,5 @@
-//! The task that detects shortages: it reads the packet counters and runs the garbage collection of `AFFINITY`.
+//! The task that reads the packet counters and runs the garbage collection of `AFFINITY`, to detect shortages of flows,
+//! source ports and affinity entries. It logs the shortages that other tasks detect as well.
 
 use std::{
     convert::Infallible,
@@ -59,7 +60,7 @@ const DROPS: [(Outcome, &str, &str); 2] = [
 const EVICTED: &str = "AFFINITY is full: clients of Services with session affinity are evicted before their timeout and rebalanced. \
                        Run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-affinity-clients";
 
-/// Detects shortages and logs them.
+/// Runs the task.
 pub(super) async fn run(
     stats: Stats,
     mut affinity: AffinityTable,

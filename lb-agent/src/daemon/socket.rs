@@ -47,11 +47,23 @@ impl Socket {
     }
 }
 
-/// Path of a socket of the agent of `bpffs`. It contains device and inode of the directory of pins, because in
-/// another mount namespace the same path is another BPF file system.
+/// Path of a socket of the agent of `bpffs`. It contains device and inode of the directory of pins, because in another
+/// mount namespace the same path may be another BPF file system.
 fn path(bpffs: &Path, socket: Socket) -> io::Result<PathBuf> {
+    Ok(Path::new(FOLDER).join(format!("{}{}", identity(bpffs)?, socket.suffix())))
+}
+
+fn identity(bpffs: &Path) -> io::Result<String> {
     let pins = fs::metadata(bpffs.join("lb"))?;
-    Ok(Path::new(FOLDER).join(format!("{:x}-{:x}{}", pins.dev(), pins.ino(), socket.suffix())))
+    Ok(format!("{:x}-{:x}", pins.dev(), pins.ino()))
+}
+
+/// Path of a file in which the agent of `bpffs` keeps something for the next one. It stays until the machine restarts.
+///
+/// # Errors
+/// The directory of pins cannot be read.
+pub fn record(bpffs: &Path, name: &str) -> io::Result<PathBuf> {
+    Ok(Path::new(FOLDER).join(format!("{}.{name}", identity(bpffs)?)))
 }
 
 /// Serves reports. If the socket cannot be created, as on a read-only file system, the agent logs the error and runs
@@ -89,7 +101,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Binds the socket. The agent holds the lock of the directory of pins, so no running agent uses an existing socket.
+/// Binds the socket. The agent holds the lock of the directory of pins, so no other agent listens at the path.
 pub(super) fn bind(bpffs: &Path, socket: Socket) -> io::Result<UnixListener> {
     let path = path(bpffs, socket)?;
     fs::create_dir_all(FOLDER)?;
@@ -98,7 +110,7 @@ pub(super) fn bind(bpffs: &Path, socket: Socket) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Removes the sockets of agents that were killed.
+/// Removes sockets that no agent listens on, except young ones.
 fn remove_dead() {
     let is_dead = |path: &Path| {
         let age = fs::metadata(path)
@@ -110,14 +122,15 @@ fn remove_dead() {
         age.is_some_and(|age| age > YOUNG) && refused()
     };
     let paths = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
-    for path in paths.filter(|path| is_dead(path)) {
+    let is_socket = |path: &PathBuf| path.extension().is_some_and(|end| end == "sock");
+    for path in paths.filter(is_socket).filter(|path| is_dead(path)) {
         if let Err(error) = remove(&path) {
             debug!(path = %path.display(), %error, "cannot remove the socket of a killed agent");
         }
     }
 }
 
-/// Removes the sockets of an agent that has ended.
+/// Removes the sockets of the agent of `bpffs`.
 pub fn unbind(bpffs: &Path) {
     for path in Socket::ALL.into_iter().filter_map(|socket| path(bpffs, socket).ok()) {
         if let Err(error) = remove(&path) {
@@ -136,7 +149,7 @@ fn remove(path: &Path) -> io::Result<()> {
 /// Requests the report of the agent of `bpffs`; `None` if no agent listens.
 ///
 /// # Errors
-/// An agent listens but sends no valid report.
+/// The agent cannot be reached, or sends no valid report.
 pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
     let Some(mut stream) = connect(bpffs, Socket::Status)? else { return Ok(None) };
     let mut text = String::new();

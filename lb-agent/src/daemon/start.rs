@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use lb_common::Outcome;
 use lb_core::{
-    announce::{advertisement::Advertised, cluster::Cluster, voters::Voters},
+    announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot},
     load_balancer::PoolUsage,
     model::SourceEvent,
     north_south::NorthSouthMode,
@@ -49,22 +49,22 @@ use crate::{
     zpages::{self, About},
 };
 use lb_datapath::{
-    AnnouncedRoutes, BpfLogger, CatchDevice, Datapath, Network, Options, SocketOptions, SocketScope, Stats,
-    UnreachableRoutes, cgroup_root, detect_devices,
+    BpfLogger, CatchDevice, Datapath, Network, Options, SocketOptions, SocketScope, Stats, UnreachableRoutes,
+    cgroup_root, detect_devices,
 };
 use lb_dns::Names;
 
-/// Batches of changes that may wait for the writer.
+/// Events that may wait for the writer.
 const QUEUE: usize = 64;
 
-/// Opens the data plane and starts every task.
+/// Opens the data plane and spawns the tasks.
 pub(super) fn start(config: Config, stop: &watch::Sender<bool>, tasks: &mut Tasks) -> anyhow::Result<()> {
     let opened = Opened::new(&config)?;
     let (senders, receivers) = wire();
     spawn(config, opened, senders, receivers, stop, tasks)
 }
 
-/// The data plane and the state that all tasks share.
+/// The data plane and what several tasks share.
 struct Opened {
     datapath: Datapath,
     /// Services and backends in the maps, from an earlier agent.
@@ -108,23 +108,25 @@ impl Opened {
 
 /// The sending ends of the channels between tasks.
 struct Senders {
-    /// From the API server to the node task, `/healthz` and the status socket.
+    /// From the API server to the tasks that need the Node object.
     node_info: watch::Sender<NodeInfo>,
     service_cidrs: watch::Sender<Vec<IpNet>>,
-    /// From the writer to the node task.
+    /// From the writer to the tasks that wait for the first synchronisation.
     synchronised: watch::Sender<bool>,
+    /// From the writer to the task that announces by BGP.
+    complete: watch::Sender<bool>,
     /// From the node task to the health checks of Services.
     listen: watch::Sender<BTreeSet<IpAddr>>,
     /// The node's own addresses: from the node task to connection tracking.
     own: watch::Sender<Vec<IpAddr>>,
-    /// From the writer to the announcer.
+    /// From the writer to the announcers (layer 2 and BGP).
     holders: watch::Sender<HolderMap>,
-    /// From the folder of manifests or the API server to the announcer.
+    /// From the directory of manifests or the API server to the announcers.
     advertised: watch::Sender<Advertised>,
     /// From the API server to the announcer.
     cluster: watch::Sender<Cluster>,
     /// From the announcer to the task that writes them to the API server.
-    proposals: watch::Sender<Option<Voters>>,
+    ballots: watch::Sender<Ballot>,
     /// From the writer to the health checks of Services.
     checks: watch::Sender<Checks>,
     /// From the writer to connection tracking.
@@ -144,12 +146,13 @@ struct Receivers {
     node_info: watch::Receiver<NodeInfo>,
     service_cidrs: watch::Receiver<Vec<IpNet>>,
     synchronised: watch::Receiver<bool>,
+    complete: watch::Receiver<bool>,
     listen: watch::Receiver<BTreeSet<IpAddr>>,
     own: watch::Receiver<Vec<IpAddr>>,
     holders: watch::Receiver<HolderMap>,
     advertised: watch::Receiver<Advertised>,
     cluster: watch::Receiver<Cluster>,
-    proposals: watch::Receiver<Option<Voters>>,
+    ballots: watch::Receiver<Ballot>,
     checks: watch::Receiver<Checks>,
     stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     counters: watch::Receiver<BTreeSet<u32>>,
@@ -163,12 +166,13 @@ fn wire() -> (Senders, Receivers) {
     let (node_info_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidrs_sender, service_cidrs) = watch::channel(Vec::new());
     let (synchronised_sender, synchronised) = watch::channel(false);
+    let (complete_sender, complete) = watch::channel(false);
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
     let (own_sender, own) = watch::channel(Vec::new());
     let (holders_sender, holders) = watch::channel(HolderMap::default());
     let (advertised_sender, advertised) = watch::channel(Advertised::default());
     let (cluster_sender, cluster) = watch::channel(Cluster::default());
-    let (proposals_sender, proposals) = watch::channel(None);
+    let (ballots_sender, ballots) = watch::channel(Ballot::default());
     let (checks_sender, checks) = watch::channel(Checks::new());
     let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
@@ -179,12 +183,13 @@ fn wire() -> (Senders, Receivers) {
         node_info: node_info_sender,
         service_cidrs: service_cidrs_sender,
         synchronised: synchronised_sender,
+        complete: complete_sender,
         listen: listen_sender,
         own: own_sender,
         holders: holders_sender,
         advertised: advertised_sender,
         cluster: cluster_sender,
-        proposals: proposals_sender,
+        ballots: ballots_sender,
         checks: checks_sender,
         stale_udp: stale_udp_sender,
         counters: counters_sender,
@@ -196,12 +201,13 @@ fn wire() -> (Senders, Receivers) {
         node_info,
         service_cidrs,
         synchronised,
+        complete,
         listen,
         own,
         holders,
         advertised,
         cluster,
-        proposals,
+        ballots,
         checks,
         stale_udp,
         counters,
@@ -212,8 +218,8 @@ fn wire() -> (Senders, Receivers) {
     (senders, receivers)
 }
 
-/// Spawns every task. The servers start after the devices, so that `/healthz` answers only once programs are on every
-/// device.
+/// Spawns the tasks. The servers start after the first attachment of programs to devices: `/healthz` does not answer
+/// before.
 fn spawn(
     config: Config,
     mut opened: Opened,
@@ -241,7 +247,7 @@ fn spawn(
     let events = spawn_events(&config, tasks);
     let observers = (Arc::clone(&opened.state), Arc::clone(&opened.metrics));
     addresses::spawn(&config, receivers.service_cidrs.clone(), events.clone(), observers, stop, tasks);
-    let report = health_report(events, &config, &opened);
+    let report = health_report(events.clone(), &config, &opened);
     tasks.spawn("health checks of Services", Servers::new(receivers.checks, receivers.listen, report).run());
     for event in facts.events() {
         senders.events.try_send(event)?;
@@ -251,6 +257,7 @@ fn spawn(
         advertised: receivers.advertised.clone(),
         holders: receivers.holders.clone(),
         synchronised: receivers.synchronised.clone(),
+        complete: receivers.complete,
         node: receivers.node_info.clone(),
     };
     let announced = announce::Sources {
@@ -261,7 +268,7 @@ fn spawn(
         synchronised: receivers.synchronised,
         stop: stop.subscribe(),
     };
-    spawn_announcer(&config, &opened, announced, senders.proposals, tasks)?;
+    spawn_announcer(&config, &opened, announced, senders.ballots, tasks)?;
     spawn_route_announcer(&config, &opened, by_bgp, tasks)?;
     if let Some(names) = &opened.names {
         let stats = opened.metrics.dns();
@@ -273,7 +280,8 @@ fn spawn(
     let announced = Announced {
         advertised: senders.advertised,
         cluster: senders.cluster,
-        proposals: receivers.proposals,
+        ballots: receivers.ballots,
+        events,
     };
     spawn_source(config, &opened, (senders.events, announced), from_api_server, tasks);
 
@@ -295,6 +303,7 @@ fn spawn(
         checks: senders.checks,
         holders: senders.holders,
         synchronised: senders.synchronised,
+        complete: senders.complete,
     };
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
     writer.adopt_counters(counted);
@@ -305,7 +314,8 @@ fn spawn(
 }
 
 /// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs there.
-/// Returns the node task, which the caller spawns once the writer's channel has the facts.
+/// Returns the node task with its first facts, and the network. The caller spawns the node task once the writer's
+/// channel has the facts.
 fn spawn_devices(
     config: &Config,
     opened: &mut Opened,
@@ -335,12 +345,12 @@ fn spawn_devices(
     Ok((node, facts, network))
 }
 
-/// Spawns the task that announces load balancers' addresses.
+/// Spawns the task that announces load balancers' addresses at layer 2.
 fn spawn_announcer(
     config: &Config,
     opened: &Opened,
     sources: announce::Sources,
-    proposals: watch::Sender<Option<Voters>>,
+    ballots: watch::Sender<Ballot>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let Opened { datapath, state, metrics, .. } = opened;
@@ -356,19 +366,21 @@ fn spawn_announcer(
     let kernel = announce::Kernel::new(datapath.announce_attacher()?, datapath.announcements()?);
     let node = (config.node_name.as_str().into(), config.devices.clone());
     let observers = (Arc::clone(state), Arc::clone(metrics));
-    let announcer = Announcer::new(node, sources, kernel, (members, proposals), observers)?;
+    let announcer = Announcer::new(node, sources, kernel, (members, ballots), observers)?;
     tasks.spawn("announcer", announcer.run());
     Ok(())
 }
 
-/// Spawns the task that announces load balancers' addresses by BGP. Without it, routes of an earlier agent go.
+/// Spawns the task that announces load balancers' addresses by BGP. Without it, the routes of an earlier agent of this data
+/// plane go.
 fn spawn_route_announcer(
     config: &Config,
     opened: &Opened,
     sources: bgp::Sources,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let Some(options) = config.bgp.clone() else { return Ok(AnnouncedRoutes::remove_others(None)?) };
+    bgp::leave_other_table(&config.kernel.bpffs, config.bgp.as_ref())?;
+    let Some(options) = config.bgp.clone() else { return Ok(()) };
     let node = config.node_name.as_str().into();
     let announcer = RouteAnnouncer::new(node, options, sources, Arc::clone(&opened.state))?;
     tasks.spawn("routes for BGP", announcer.run());
@@ -425,7 +437,7 @@ fn spawn_servers(
     Ok(())
 }
 
-/// Spawns the task that writes Events to the API server; without one, the agent drops Events.
+/// Spawns the task that writes Events to the API server. Without an API server, the agent drops Events.
 fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
     let Source::ApiServer(server) = &config.source else { return Events::default() };
     let (events, outbox) = Events::channel();
@@ -446,7 +458,8 @@ fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Re
     }
 }
 
-/// Spawns the source of Services: the manifests or the API server.
+/// Spawns the source of Services: the manifests or the API server. With an API server, also the tasks that read
+/// announcements and DNS names, if they are configured.
 fn spawn_source(
     config: Config,
     opened: &Opened,
@@ -524,7 +537,7 @@ async fn follow_pools(
 }
 
 async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
-    // SAFETY: the logger owns the descriptor of its ring buffer and keeps it open as long as it lives.
+    // SAFETY: the logger owns the descriptor of its ring buffer and keeps it open as long as it exists.
     let mut logger = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }
         .map_err(|refused| refused.into_parts().1)?;
     loop {
@@ -534,7 +547,7 @@ async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
     }
 }
 
-/// The control group whose sockets are served; none if socket load balancing is off, or there is no cgroup2.
+/// The control group whose sockets are served; `None` if socket load balancing is off, or no cgroup2 mount is found.
 fn sockets(config: &Config) -> Option<SocketOptions> {
     let scope = match config.socket_lb {
         SocketLb::Host => SocketScope::Node,

@@ -1,5 +1,5 @@
-//! State that the tasks of the agent share: the progress of synchronisation, devices, settings, conditions and
-//! shortages. Health checks and `status` read it.
+//! State that the tasks of the agent share, such as the progress of synchronisation, conditions and shortages. Health
+//! checks and `status` read it.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ pub struct Report {
     pub node_name: String,
     /// When the agent started.
     pub started: Timestamp,
-    /// Whether a synchronisation has completed: all objects that existed at the start are in the kernel.
+    /// Whether at least one synchronisation has completed.
     pub synchronised: bool,
     /// Whether the agent has synchronised at least once, and no change has waited for too long. If the node is also
     /// eligible, `/healthz` answers 200.
@@ -62,7 +62,7 @@ pub struct Report {
     /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
     #[serde(default)]
     pub bgp: Option<BgpReport>,
-    /// Full maps, exhausted ports, and lost pins. Older agents do not report them.
+    /// Full or nearly full maps, exhausted ports, and lost pins. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
     /// State of the controller that assigns addresses to load balancers; `None` without `--load-balancer-controller`.
@@ -118,12 +118,12 @@ pub struct PoolReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
-    /// All addresses of the node except loopback and IPv6 link-local ones.
+    /// Addresses of the node on interfaces that are up, without loopback and IPv6 link-local ones.
     pub addresses: Vec<IpAddr>,
     /// Addresses that serve node ports; may include `127.0.0.1` and `::1`.
     #[serde(rename = "nodePortAddresses")]
     pub nodeport_addresses: Vec<IpAddr>,
-    /// One address for each family: the source of masqueraded packets if the routing table names none.
+    /// At most one address of each family: the source of masqueraded packets if the routing table names none.
     pub primary: Vec<IpAddr>,
     /// How the agent recognises internal clients: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
@@ -133,7 +133,7 @@ pub struct NodeReport {
     pub inside_devices: Vec<String>,
     /// Ranges of cluster IPs.
     pub service_ranges: Vec<String>,
-    /// Whether packets to unassigned addresses in these ranges are dropped.
+    /// Whether packets to unassigned addresses in `service_ranges` are dropped.
     pub drops_unknown_vips: bool,
     /// How packets of external clients reach backends on other nodes by default: a value of `--north-south-mode`.
     pub north_south_mode: String,
@@ -151,7 +151,7 @@ pub struct NodeReport {
     pub masquerade_last_port: u16,
 }
 
-/// The default for a field that older agents do not report.
+/// The default of `node_eligible`, which older agents do not report.
 const fn yes() -> bool {
     true
 }
@@ -210,7 +210,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Everything that needs attention.
+    /// The conditions of all kinds.
     fn conditions(&self) -> Vec<String> {
         let Self {
             progress,

@@ -30,8 +30,8 @@ impl SyncLog {
         self.steps += steps;
     }
 
-    /// Records a complete synchronisation, `took` after its first change arrived. `services` and `endpoints` are the
-    /// service ports and backends in the kernel.
+    /// Records a complete synchronisation, which ended `took` after its first change arrived. `services` and
+    /// `endpoints` are the numbers of service ports and backends in the kernel.
     pub(super) fn synchronised(&mut self, took: Duration, services: usize, endpoints: usize) {
         self.synchronisations += 1;
         self.slowest = self.slowest.max(took);
@@ -41,7 +41,7 @@ impl SyncLog {
         }
     }
 
-    /// When the next line is due; `None` if there is nothing to log.
+    /// When the next line is due; `None` if there is nothing to log, or no earlier line to keep apart from.
     pub(super) fn due(&self) -> Option<Instant> {
         let last = self.last_line.filter(|_| self.synchronisations > 0)?;
         Some(last + APART)

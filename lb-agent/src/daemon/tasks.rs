@@ -24,7 +24,7 @@ impl Tasks {
         });
     }
 
-    /// Ends all tasks, so that none writes any more.
+    /// Aborts all tasks and waits until they have ended.
     pub(super) async fn stop(&mut self) {
         self.0.shutdown().await;
     }

@@ -16,7 +16,7 @@ use crate::{
 };
 use lb_datapath::{Datapath, DatapathError, Ledger, ServiceMaps};
 
-/// Sums since the agent started. Clones share them.
+/// Sums since [`Self::begin`]. Clones share them.
 #[derive(Clone)]
 pub(super) struct ServiceTraffic {
     ledger: Arc<Mutex<Ledger>>,
@@ -31,7 +31,7 @@ impl fmt::Debug for ServiceTraffic {
 }
 
 impl ServiceTraffic {
-    /// Starts to count; `None` if `--service-metrics` is `none`.
+    /// Begins with the current counters; `None` if `--service-metrics` is `none`.
     pub(super) fn begin(of: ServiceMetrics, datapath: &Datapath) -> Result<Option<Self>, DatapathError> {
         if of == ServiceMetrics::None {
             return Ok(None);
@@ -49,7 +49,7 @@ impl ServiceTraffic {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sums of each service port, then of each backend if configured, by id.
+    /// The sums of each service port, then of each backend if configured, each with the id of the service port.
     fn sums(&self) -> Vec<(u32, Option<SocketAddr>, Tally)> {
         let ledger = self.ledger();
         let services = ledger.services().into_iter().map(|(id, tally)| (id, None, tally));
@@ -74,7 +74,7 @@ impl TrafficSource for ServiceTraffic {
                 let labels = self.maps.labels_of(id);
                 labels.inspect_err(|error| warn!("a scrape lacks service {id}: {error}")).ok().flatten()
             });
-            // A Service without a name has been deleted.
+            // A deleted Service has no labels.
             if let Some(labels) = name {
                 named.push((TrafficLabels { service: labels.name.clone(), backend }, tally));
             }

@@ -1,7 +1,8 @@
 //! The only task that writes Services to the kernel.
 //!
 //! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
-//! before it reuses slots. It applies a change immediately; it applies together all changes that arrive meanwhile.
+//! before it reuses slots. Once the source has sent all objects, it applies a change immediately, unless a refused
+//! update waits for its retry. It applies the changes that arrive meanwhile together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +26,6 @@ use lb_core::{
 use tokio::{
     sync::{mpsc, watch},
     task::{self, JoinHandle},
-    time::sleep_until,
 };
 use tracing::{debug, error, warn};
 
@@ -39,17 +39,19 @@ use super::{
 use crate::{
     announce::HolderMap,
     health::Checks,
+    kubernetes::at,
     log_few::warn_few,
     metrics::{Extent, Metrics},
 };
 use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
-/// The first and the longest pause before a retry of a refused update; each pause is twice as long as the previous one.
+/// The first and the longest pause before a retry of a refused update. Up to the longest, each pause is twice as long
+/// as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Steps that are applied together.
+/// Maximum number of steps that are applied together.
 const BATCH: usize = 1 << 15;
-/// How many triggers the task remembers for the latency metric while the kernel refuses updates.
+/// Maximum number of triggers that the task keeps for the latency metric until the next complete synchronisation.
 const TRIGGERS: usize = 10_000;
 
 /// Receivers of the results of the writer.
@@ -61,8 +63,11 @@ pub(super) struct Listeners {
     pub(super) checks: watch::Sender<Checks>,
     /// The Services with load balancers' addresses.
     pub(super) holders: watch::Sender<HolderMap>,
-    /// Whether at least one synchronisation has completed.
+    /// Whether at least one synchronisation has completed. `holders` is up to date before it becomes true.
     pub(super) synchronised: watch::Sender<bool>,
+    /// Whether the source has shown every object, and a synchronisation since has completed. `holders` is up to date before it
+    /// becomes true.
+    pub(super) complete: watch::Sender<bool>,
 }
 
 /// The task that writes Services to the kernel.
@@ -74,7 +79,7 @@ pub(super) struct Writer {
     metrics: Arc<Metrics>,
     listeners: Listeners,
     log: SyncLog,
-    /// Whether the source has sent all objects. The task writes nothing before that.
+    /// Whether the source has sent all objects. The task applies no step before that.
     source_ready: bool,
     /// Whether a plan was made; the first one is due even without a change.
     planned: bool,
@@ -88,7 +93,7 @@ pub(super) struct Writer {
     triggered: Vec<Trigger>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
-    /// Conditions that were logged, so that each is logged once.
+    /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
 }
 
@@ -209,7 +214,7 @@ impl Writer {
         }
     }
 
-    /// Synchronises if something has changed and no pause is running.
+    /// Synchronises if a plan is due, the source has sent all objects, and no pause is running.
     fn work(&mut self) {
         let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
         if !self.source_ready || held_back {
@@ -231,6 +236,9 @@ impl Writer {
             self.metrics.nothing_pending();
             self.state.nothing_to_do();
         }
+        if self.reconciler.is_complete() && self.retry.is_none() && !*self.listeners.complete.borrow() {
+            self.listeners.complete.send_replace(true);
+        }
     }
 
     /// Plans and applies the steps; the kernel may refuse some of them.
@@ -249,9 +257,13 @@ impl Writer {
             self.reconciler.compact();
         }
         self.log.count_steps(applied);
+        // Before the agent is synchronised: until then, the routes and records of an earlier one stay.
+        if self.reconciler.take_holders_changed() {
+            self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
+        }
         self.delete_stale_flows();
-        // A Service that waits for slots counts as pending, but does not make the agent unhealthy: all nodes have this
-        // problem at the same time.
+        // A Service that waits for slots counts as pending, but does not make the agent unhealthy: other nodes are
+        // likely to have the same shortage.
         let waits = |problem: &&Condition| problem.waits_for().is_some();
         self.pending = planned - applied + self.reconciler.problems().filter(waits).count();
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
@@ -262,16 +274,13 @@ impl Writer {
         }
         self.report(failure.map(|error| error.to_string()));
         self.publish_health_checks();
-        if self.reconciler.take_holders_changed() {
-            self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
-        }
         if is_large || extent == Extent::Full {
             memory::return_unused();
         }
     }
 
-    /// Applies the steps, a batch at a time, and frees each batch: the steps of all Services would otherwise be in
-    /// memory three times. Returns how many are in the kernel, and the error that stopped the others.
+    /// Applies the steps, a batch at a time, and frees each batch, which limits the use of memory. Returns how many
+    /// steps are in the kernel, and the error that stopped the others.
     fn apply(&mut self, steps: Vec<Step>) -> (usize, Option<ApplyError>) {
         let mut applied = 0;
         for batch in batches(steps).rev() {
@@ -300,7 +309,8 @@ impl Writer {
         }
     }
 
-    /// Runs the steps that wait for the first complete synchronisation.
+    /// Attaches the programs on sockets, and removes data planes of other versions, after the first complete
+    /// synchronisation.
     fn complete_datapath(&self) {
         if let Err(error) = self.datapath.attach_sockets() {
             error!("processes of the node do not reach Services: {error}");
@@ -357,7 +367,7 @@ impl Writer {
         ]
     }
 
-    /// Reports the maps that have no room for some Service, or soon will have none.
+    /// Reports the maps that have no room for some Service, or are nearly full.
     fn report_shortages(&self) {
         let fill = self.fill();
         let mut waiting: BTreeMap<&str, Vec<&Condition>> =
@@ -391,8 +401,8 @@ impl Writer {
         }
     }
 
-    /// Sends the frontends with stale UDP flows to the task that deletes these flows. The first call covers all
-    /// frontends, because a killed agent may have left stale flows.
+    /// Sends the frontends with stale UDP flows to the task that deletes these flows. The first call covers all UDP
+    /// frontends with endpoints, because an earlier agent may have left stale flows.
     fn delete_stale_flows(&mut self) {
         let stale = self.reconciler.take_stale_frontends();
         if !stale.is_empty() && self.listeners.stale_udp.send(stale).is_err() {
@@ -440,14 +450,6 @@ async fn elapsed(
 ) -> anyhow::Result<Result<Epoch, DatapathError>> {
     match grace {
         Some(handle) => handle.await.context("waiting for a grace period"),
-        None => future::pending().await,
-    }
-}
-
-/// Sleeps until `then`; forever if it is `None`.
-async fn at(then: Option<Instant>) {
-    match then {
-        Some(then) => sleep_until(then.into()).await,
         None => future::pending().await,
     }
 }

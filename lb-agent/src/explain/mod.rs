@@ -1,8 +1,8 @@
 //! `lb-agent explain`: what the data plane would do with a packet, step by step, as text.
 //!
-//! It looks up the same maps in the same order as the programs (`lb-ebpf/src/datapath`, `lb-ebpf/src/sockets`), and
-//! calls the same rules (`lb_ebpf::rules`). All input comes through the trait [`Tables`], so the packet tests compare
-//! it with the programs in random states (`explain_agrees_with_the_programs`).
+//! It follows the programs (`lb-ebpf/src/datapath`, `lb-ebpf/src/sockets`), reads the same maps, and calls the same
+//! rules (`lb_ebpf::rules`). All input comes through the trait [`Tables`], so the packet tests compare it with the
+//! programs in random states (`explain_agrees_with_the_programs`).
 //!
 //! ```text
 //! question  the packet to explain            frontend  its Service, and whether a flow may begin
@@ -45,7 +45,7 @@ pub use self::{
 /// The steps of a packet and its verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The lookups and decisions of the programs, in their order.
+    /// The lookups and decisions of the programs.
     pub steps: Vec<TraceStep>,
     /// The result for the packet.
     pub verdict: Verdict,

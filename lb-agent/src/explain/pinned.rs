@@ -23,7 +23,7 @@ impl PinnedTables {
     /// Opens the tables of a data plane, for packets of the device with this interface index.
     ///
     /// # Errors
-    /// The maps cannot be opened.
+    /// The maps or the routes cannot be opened.
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
         let maps = pinned.program_view()?;
         if let Some(error) = &maps.globals_error {

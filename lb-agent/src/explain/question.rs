@@ -28,7 +28,7 @@ pub enum PacketKind {
     SynAck,
     /// Belongs to an established connection.
     Data,
-    /// Ends the connection in one direction: FIN, SHUTDOWN.
+    /// Closes the connection, or one direction of it: FIN, SHUTDOWN.
     Fin,
     /// Resets the connection: RST, ABORT.
     Rst,

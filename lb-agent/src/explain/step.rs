@@ -130,7 +130,7 @@ pub enum TraceStep {
     NextBackend,
     /// The record points outside `BACKENDS`.
     NoSuchBackend,
-    /// Whether the flow is masqueraded.
+    /// Whether the new flow is masqueraded.
     Masquerade {
         /// The source address that the backend sees.
         source: Source,
@@ -171,7 +171,7 @@ pub enum TraceStep {
     Announced {
         /// The destination.
         address: IpAddr,
-        /// The node that announces it, as far as this node knows.
+        /// The node that announces it, if the agent of this node has its name.
         node: Option<String>,
         /// Whether that is this node.
         here: bool,
@@ -180,7 +180,7 @@ pub enum TraceStep {
     },
 }
 
-/// Addresses and ports of one direction.
+/// Source and destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Ends {
     /// Source.
@@ -297,7 +297,7 @@ pub enum Method {
     Chance,
     /// In turn, by the sequence of the CPU that receives the packet.
     Turn,
-    /// By hash: always the same backend.
+    /// By hash: the same backend for the same packet, while the backends stay.
     Hash,
     /// By a hash that includes the source port, which `--from` does not contain.
     HashOfPort,
@@ -311,7 +311,7 @@ pub enum Method {
 pub enum Source {
     /// The client's own address.
     Client,
-    /// The client's own address: the backend has an address of the node itself, so the service cannot masquerade.
+    /// The client's own address: the backend has an address of the node itself, so the programs do not masquerade.
     ClientOnNode,
     /// The node's address.
     Node(IpAddr),
@@ -342,7 +342,7 @@ pub enum Verdict {
     },
     /// The packet begins a flow to one of these backends.
     Begins {
-        /// The possible backends: exactly one if the choice is certain.
+        /// The possible backends: one if the choice is certain.
         backends: Vec<Candidate>,
     },
     /// The packet is rejected: the sender gets a TCP RST or an ICMP error, or a system call fails with `ECONNREFUSED`.

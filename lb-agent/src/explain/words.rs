@@ -1,4 +1,4 @@
-//! The text of every step and verdict. A reader sees one line at a time, so each line names its subject and its reason.
+//! The text of every step and verdict. Each line names its subject.
 
 use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
 use lb_ebpf::rules::socket::{self, SocketVerdict};

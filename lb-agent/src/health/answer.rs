@@ -9,7 +9,7 @@ use lb_core::model::ObjectName;
 /// The header that some load balancers use as the weight of the node.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// 200 if this node has endpoints and the agent is healthy, else 503. The body is kube-proxy's, byte for byte.
+/// 200 if this node has endpoints and the agent is healthy, else 503. The body is byte for byte what kube-proxy sends.
 pub(super) fn answer(
     service: &ObjectName,
     local_endpoints: usize,

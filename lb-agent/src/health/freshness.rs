@@ -7,7 +7,7 @@ use std::{
 
 use jiff::Timestamp;
 
-/// How long a change may wait before the agent becomes unhealthy: twice kube-proxy's period of synchronisation.
+/// How long a change may wait before the agent becomes unhealthy: twice kube-proxy's default `syncPeriod`.
 const STALE: Duration = Duration::from_secs(60);
 
 /// A point in time, of the wall clock and of the monotonic clock, which clock adjustments do not change.
@@ -46,8 +46,8 @@ pub struct Freshness {
 pub struct Health {
     /// Whether the agent is alive, and has synchronised at least once.
     pub healthy: bool,
-    /// Whether no change has waited too long. The writer reports changes only once the source is complete: a restart
-    /// does not help if the API server is unreachable.
+    /// Whether no change has waited too long. Changes count only after the source is complete, because a restart does
+    /// not help if the API server is unreachable.
     pub alive: bool,
     /// Time of the last complete synchronisation; `None` before the first one.
     pub last_updated: Option<Timestamp>,

@@ -1,8 +1,8 @@
 //! Health checks, compatible with kube-proxy (`pkg/proxy/healthcheck`).
 //!
 //! `/healthz` and `/livez` ([`router`]) report the agent's health by the rule of [`Freshness`]: an agent is unhealthy
-//! if changes wait too long. Each Service with a `healthCheckNodePort` has a server where load balancers check whether
-//! this node has endpoints of the Service ([`Servers`]).
+//! before its first synchronisation, and if changes wait too long. Each Service with a `healthCheckNodePort` has a
+//! server where load balancers check whether this node has endpoints of the Service ([`Servers`]).
 
 mod answer;
 mod freshness;

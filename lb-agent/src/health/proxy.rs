@@ -140,8 +140,8 @@ mod tests {
         metrics::NoPackets,
     };
 
-    /// The tests are kube-proxy's own (`TestHealthzServer`, `TestLivezServer`). [`LATE`] replaces their timeout of 10
-    /// s; [`NOT_LATE`] is shorter than the timeout.
+    /// The tests follow those of kube-proxy (`TestHealthzServer`, `TestLivezServer`). [`LATE`] replaces their timeout
+    /// of 10 s; [`NOT_LATE`] is shorter than the timeout.
     const LATE: Duration = Duration::from_secs(60);
     const NOT_LATE: Duration = Duration::from_secs(5);
 

@@ -41,9 +41,9 @@ pub type ReportFailure = dyn Fn(&ObjectName, &str) + Send + Sync;
 pub struct Report {
     /// Whether the agent is healthy.
     pub healthy: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Called with the reason when a server cannot be started; once for each reason.
+    /// Called with the reason when a server cannot be started, except when the previous attempt had the same reason.
     pub failed: Box<ReportFailure>,
-    /// Receives the number of servers.
+    /// Receives the numbers of running and of failed servers.
     pub metrics: Arc<Metrics>,
     /// Name of this node.
     pub node_name: Arc<str>,
@@ -155,7 +155,7 @@ impl Servers {
         }
     }
 
-    /// Reports a failure once for each reason, and schedules another attempt.
+    /// Reports a failure unless the previous attempt failed for the same reason, and schedules another attempt.
     fn failed(&mut self, place: ListenAddress, error: String) {
         let earlier = self.failing.get(&place);
         let ListenAddress { service, address } = &place;
@@ -215,7 +215,7 @@ struct Asked {
 }
 
 async fn respond(Shared(asked): Shared<Asked>) -> impl IntoResponse {
-    // A connection may outlive its Service by a moment: then the Service has no check any more.
+    // The Service has no check any more if it was deleted while the connection was open.
     let check = asked.checks.borrow().get(&asked.service).copied();
     let local_endpoints = check.and_then(|check| check.local_endpoints(asked.family)).unwrap_or(0);
     answer(&asked.service, local_endpoints, (asked.healthy)())

@@ -21,7 +21,7 @@ pub(super) fn flawed(tool: &str, text: &str) -> Vec<HostRule> {
 fn flaw(table: &str, line: &str) -> Option<Flaw> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let chain = words.strip_prefix(&["-A"])?.first()?;
-    // Rules of kube-proxy and kubelet; `leftovers` finds those of kube-proxy.
+    // Chains of kube-proxy and kubelet. `leftovers` finds those of kube-proxy.
     if chain.starts_with("KUBE-") {
         return None;
     }

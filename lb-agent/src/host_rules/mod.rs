@@ -1,8 +1,8 @@
 //! Finds netfilter rules that are meant for packets to Services and never match them: the programs translate these
 //! packets before any netfilter hook, and the kernel's conntrack has no entry for the translation.
 //!
-//! The search is conservative: it names a rule only if the rule is meant for such packets alone. It ignores a missing
-//! tool; the search for [leftovers](crate::leftovers) reports a tool that fails.
+//! The search is conservative: it names a rule only if the rule seems to be meant for such packets alone. It ignores a
+//! missing tool; the search for [leftovers](crate::leftovers) reports a tool that fails.
 
 mod iptables;
 mod nftables;
@@ -24,7 +24,8 @@ struct HostRule {
     flaw: Flaw,
 }
 
-/// The property by which a rule matches packets to Services, and which they do not have when netfilter sees them.
+/// The property by which a rule is meant to match packets to Services, and which they do not have when they reach
+/// netfilter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     /// A node port as destination, before the translation.

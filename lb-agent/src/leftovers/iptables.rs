@@ -18,8 +18,8 @@ const TOOLS: [Tools; 4] = [
 const PLAIN_TOOLS: [Tools; 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
-/// Chains that kube-proxy creates once. (KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT are
-/// kubelet's.)
+/// Chains of kube-proxy with fixed names. (KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT
+/// are kubelet's.)
 const CHAINS: [&str; 13] = [
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-FORWARD",
@@ -132,8 +132,8 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })
 }
 
-/// Removes from `chains` (the chains to delete) every chain that chains of other programs use, directly or through
-/// other chains.
+/// Removes from `chains` (the chains to delete) every chain that user-defined chains of other programs use, directly or
+/// through other chains.
 fn keep_what_others_use<'a>(table: &Table<'a>, chains: &mut BTreeSet<&'a str>) {
     loop {
         let is_used = |rule: &&&'a str| {
@@ -169,7 +169,7 @@ fn chain_of(rule: &str) -> &str {
     rest.split_once(' ').map_or(rest, |(chain, _)| chain)
 }
 
-/// The target of a rule. Quoted words, such as those of a comment, are skipped.
+/// The target of a rule. Quoted texts, such as comments, are no options.
 fn target_of(rule: &str) -> Option<&str> {
     let mut words = words(rule).into_iter();
     words.find(|word| ["-j", "-g", "--jump", "--goto"].contains(word))?;

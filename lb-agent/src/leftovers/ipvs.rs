@@ -68,8 +68,7 @@ fn has_device() -> Result<bool, ToolError> {
     }
 }
 
-/// Finds the interface and the virtual servers. The addresses of the interface identify the servers as kube-proxy's,
-/// see [`servers`].
+/// Finds the interface and kube-proxy's virtual servers, see [`servers`].
 fn device(findings: &mut Findings) {
     let Some(listed) = findings.output_of("ip", &["-o", "address", "show", "dev", DEVICE]) else { return };
     let addresses = addresses(&listed);
@@ -129,8 +128,8 @@ impl Server<'_> {
         self.at.parse().ok()
     }
 
-    /// Whether this is a node port of one of `services`, whose addresses are on the interface: one of `services` has
-    /// all real servers of this virtual server.
+    /// Whether this seems to be a node port of one of `services`, whose addresses are on the interface: its port is in
+    /// the default range, and one of `services` has all its real servers.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);
@@ -138,7 +137,7 @@ impl Server<'_> {
     }
 }
 
-/// The virtual servers on these addresses, and the node ports of the same Services.
+/// The virtual servers on these addresses, and those that seem to be node ports of the same Services.
 fn servers<'a>(saved: &'a str, addresses: &BTreeSet<IpAddr>) -> Vec<Server<'a>> {
     let mut real: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for line in saved.lines() {

@@ -1,8 +1,9 @@
-//! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, virtual servers of IPVS, sets
-//! of ipset. The programs translate packets of Services before these rules, but the rules may still reject them.
+//! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, the interface and virtual
+//! servers of mode `ipvs`, sets of ipset. The programs translate packets of Services before these rules, but the rules
+//! may still reject them.
 //!
-//! Leftovers are listed and removed with the tools that created them; chains of iptables in one transaction per table.
-//! The search assumes that a missing tool has left nothing, and reports a tool that fails.
+//! Leftovers are listed and removed with the tools of the host; chains of iptables in one transaction per table. The
+//! search assumes that a missing tool has left nothing, and reports a tool that fails.
 
 mod iptables;
 mod ipvs;
@@ -17,7 +18,7 @@ use std::{
 
 use serde::Serialize;
 
-/// A leftover, and the commands that remove it.
+/// Something that a kube-proxy has left, and the commands that remove it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Leftover {
     /// The name of the leftover in messages, for example `3 sets of ipset`.
@@ -53,7 +54,7 @@ struct Invocation {
     attempts: u32,
 }
 
-/// Pause between attempts: the kernel needs a moment to release the objects that a deleted rule has used.
+/// Pause between attempts. The kernel releases the objects that a deleted rule has used a moment after the deletion.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A leftover cannot be removed.
@@ -149,7 +150,7 @@ pub(crate) fn advice(found: &[Leftover]) -> Option<String> {
     })
 }
 
-/// Errors of tools on a kernel without the subsystem that they list. Such a kernel holds no leftovers.
+/// Errors of tools on a kernel without the subsystem that they list. Such a kernel has no leftovers of that subsystem.
 const UNSUPPORTED: [&str; 3] =
     ["Protocol not supported", "Protocol not available", "Operation not supported"];
 
@@ -182,7 +183,7 @@ pub(crate) fn nft_ruleset() -> Option<String> {
     output_of("nft", &["-j", "list", "ruleset"]).ok().flatten()
 }
 
-/// Finds the nftables tables of kube-proxy, which no other program uses.
+/// Finds the nftables tables of kube-proxy, by their name.
 fn nftables(findings: &mut Findings) {
     let Some(tables) = findings.output_of("nft", &["list", "tables"]) else { return };
     for family in ["ip", "ip6"] {

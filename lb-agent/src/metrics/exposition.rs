@@ -1,5 +1,5 @@
 //! Converts the OpenMetrics text that the library writes to the text format of Prometheus (0.0.4), which kube-proxy
-//! serves and every scraper reads. The two formats differ in a few lines of metadata.
+//! serves. The two formats differ in a few lines of metadata.
 
 /// Converts OpenMetrics text to the text format of Prometheus.
 pub(super) fn prometheus(open_metrics: &str) -> String {

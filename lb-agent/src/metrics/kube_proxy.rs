@@ -125,7 +125,7 @@ impl KubeProxy {
         self.begin();
     }
 
-    /// Exports series without events as 0, so that a query sees their first increase.
+    /// Exports these series as 0 before their first event, so that a query sees their first increase.
     fn begin(&self) {
         let Self { sync, full_sync, partial_sync, programming, conntrack_sync, .. } = self;
         for family in both() {

@@ -1,4 +1,4 @@
-//! `/metrics/slis`: results of health checks as every Kubernetes component reports them (KEP-3466).
+//! `/metrics/slis`: results of health checks in the form of Kubernetes components (KEP-3466).
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

@@ -58,7 +58,7 @@ fn sums_of_services_and_backends_have_their_labels() {
     }
 }
 
-/// Metrics with one event for each of them.
+/// Metrics with values for all series that these tests look for.
 fn everything() -> Metrics {
     let metrics = Metrics::new(Fixed, Some(Fixed));
     metrics.count_healthz(503);

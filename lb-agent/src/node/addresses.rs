@@ -61,9 +61,9 @@ impl NodePortAddresses {
 /// The primary addresses of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Primary {
-    /// The IPv4 address; `None` if the node has none.
+    /// The IPv4 address; `None` if the node has no suitable one.
     pub v4: Option<IpAddr>,
-    /// The IPv6 address; `None` if the node has none.
+    /// The IPv6 address; `None` if the node has no suitable one.
     pub v6: Option<IpAddr>,
 }
 
@@ -84,12 +84,14 @@ impl Primary {
 pub struct Addresses {
     /// Addresses for the plan. A family without an address of the node serves no node ports.
     pub node: NodeAddresses,
-    /// Sources of masqueraded packets. With `--nodeport-addresses primary`, only these addresses serve node ports.
+    /// Sources of masqueraded packets whose routes name no source. With `--nodeport-addresses primary`, only these
+    /// addresses serve node ports.
     pub primary: Primary,
 }
 
 impl Addresses {
-    /// Derives the addresses from the interfaces. An address of `preferred` becomes primary if the node has it.
+    /// Derives the addresses from the interfaces. The first address of each family in `preferred` that the node has
+    /// becomes primary.
     pub fn new(network: &Network, serving: &NodePortAddresses, preferred: &[IpAddr]) -> Self {
         let own = own(network);
         let primary = Primary {
@@ -112,7 +114,7 @@ fn has_family(own: &BTreeSet<IpAddr>, like: IpAddr) -> bool {
     own.iter().any(|ip| ip.is_ipv4() == like.is_ipv4())
 }
 
-/// The addresses of the node, of all its devices.
+/// The addresses of all devices, without those that [`addresses_of`] leaves out.
 fn own(network: &Network) -> BTreeSet<IpAddr> {
     network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }

@@ -42,8 +42,8 @@ impl DetectLocal {
         }
     }
 
-    /// Families in which the node can tell internal clients from external ones. Networks apply only to clients of their
-    /// own family, as in kube-proxy. `networks` are the current ones.
+    /// Families in which the node can distinguish internal clients from external ones. Networks apply only to clients
+    /// of their own family, as in kube-proxy. `networks` are the current ones.
     pub fn families(&self, networks: &[IpNet]) -> Families {
         match self {
             Self::Never => Families::NONE,
@@ -81,8 +81,8 @@ impl DetectLocal {
         missing.map(problem).collect()
     }
 
-    /// Interface indices of the interfaces that only internal clients use. They include the ports of a bridge, because
-    /// the programs handle packets before the bridge does.
+    /// Indices of the interfaces whose clients count as internal. They include the ports of the bridge, because the
+    /// programs handle packets before the bridge does.
     pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
         let links = network.links.iter();
         match self {

@@ -5,7 +5,7 @@ use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings, settings_fla
 
 use super::Primary;
 
-/// Inputs of the settings that apply to every packet.
+/// The inputs of the map `SETTINGS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsInputs {
     /// Networks of internal clients; `None` until the API server names them.
@@ -75,7 +75,7 @@ fn unspecified() -> Address {
     bytemuck::Zeroable::zeroed()
 }
 
-/// Merges adjacent networks and keeps as many as the settings can hold.
+/// Merges adjacent networks and keeps as many as the settings can hold. Returns a condition that names the others.
 fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     let mut merged = IpNet::aggregate(&networks.to_vec());
     merged.sort_unstable();

@@ -1,12 +1,12 @@
-//! Seconds until an idle flow expires: the timeout of its [`Phase`], longer when masqueraded, shorter under
-//! [`Pressure`].
+//! Seconds until an idle flow expires: the timeout of its [`Phase`], longer for the second flow of a masqueraded
+//! connection, shorter under [`Pressure`].
 
 use super::{Flow, Phase, Tick, flow_flags};
 
 /// How full the flow table is: no pressure up to three quarters of its capacity, the most from fifteen sixteenths on.
 ///
 /// The higher the pressure, the shorter the timeout of flows that may be evicted ([`Phase::is_evictable`]). In a flood
-/// of connections without a completed handshake these expire within seconds. Established connections keep their
+/// of SYNs, connections without a completed handshake expire within seconds. Established connections keep their
 /// timeout, unless they are tunnelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Pressure(u8);
@@ -34,8 +34,8 @@ impl Pressure {
     }
 }
 
-/// Seconds by which the second flow of a masqueraded connection outlives the first: at no moment may packets go to the
-/// backend without being masqueraded.
+/// Seconds by which the second flow of a masqueraded connection outlives the first: without the second flow, packets
+/// would go to the backend with the client's address.
 const MASQUERADE_EXTRA_SECONDS: u32 = 15;
 
 /// Seconds until the idle flow expires without pressure; 0 when it has expired.
@@ -50,8 +50,8 @@ pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now:
         if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of(forward, reply);
     let full = phase.timeout_seconds() + extra;
-    // A tunnelled flow counts as evictable even when established: this node sees only the client's side, so the
-    // handshake may be forged.
+    // A tunnelled flow counts as evictable even when established: the replies bypass this node, so the handshake may be
+    // forged.
     let timeout = if phase.is_evictable() || forward.is_tunnelled() {
         pressure.shorten(full, phase.least_timeout_seconds())
     } else {

@@ -17,12 +17,12 @@ pub mod flow_flags {
     /// own.
     pub const SECOND_OF_MASQUERADED: u8 = 8;
     /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter, in
-    /// one step for VIP and masquerading, and leave at once, bypassing the stack.
+    /// one step for VIP and masquerading, and then bypass the stack. Tunnelled flows also have this bit: see
+    /// [`TUNNEL`].
     pub const ROUTED: u8 = 16;
     /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel.
     /// [`Flow::to`](super::Flow::to) holds the ends of the tunnel, this node's address and the backend's, and the
-    /// backend's port, which identifies the backend. The flow has only this entry: replies bypass this node. Always
-    /// with [`ROUTED`].
+    /// backend's port. The flow has only this entry: replies bypass this node. Always with [`ROUTED`].
     pub const TUNNEL: u8 = 32;
     /// The tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of the GUE datagrams.
     pub const GUE: u8 = 64;
@@ -47,17 +47,18 @@ pub mod flow_flags {
     }
 }
 
-/// Bits of [`Flow::seen`]: what this direction has sent so far.
+/// Bits of [`Flow::seen`]: what this direction has sent so far. SCTP chunks count as the segments that
+/// [`Segment::of_chunk`](crate::conntrack::Segment::of_chunk) makes of them.
 pub mod seen {
-    /// A packet of any kind.
+    /// A packet other than a RST.
     pub const PACKET: u8 = 1;
-    /// A TCP SYN.
+    /// A SYN.
     pub const SYN: u8 = 2;
-    /// A TCP segment with ACK.
+    /// A segment with ACK.
     pub const ACK: u8 = 4;
-    /// A TCP FIN.
+    /// A FIN.
     pub const FIN: u8 = 8;
-    /// A TCP RST within the window.
+    /// A RST that the receiver accepts: see [`Flow::accepts_reset`](super::Flow::accepts_reset).
     pub const RST: u8 = 16;
     /// Datagrams over more than about 2 s: more than one query and its answer.
     pub const STREAM: u8 = 32;
@@ -77,7 +78,7 @@ pub struct Flow {
     pub to: Tuple,
     /// [`crate::Service::id`] of the service port.
     pub service: u32,
-    /// When this direction sent its last packet.
+    /// When this direction sent its last packet, rejected RSTs left out; at first, when the entry was created.
     pub last_seen: Tick,
     /// TCP: sequence number after the last byte sent. SCTP: verification tag that this direction sends. UDP: tick of
     /// the first datagram.
@@ -92,7 +93,7 @@ pub struct Flow {
     pub seen: u8,
     /// Bits of [`flow_flags`].
     pub flags: u8,
-    /// TCP and SCTP: how many SYNs (or INITs) this direction has sent, retransmissions included.
+    /// TCP and SCTP: how many SYNs (or INITs) of this direction were recorded, retransmissions included.
     pub syns: u16,
     /// Slot of `ACTIVE` that counts this flow while it is active; 0 means none. Only the entry of the client's
     /// direction counts; its reverse entry has a copy of the number.
@@ -145,7 +146,7 @@ impl Flow {
         flow
     }
 
-    /// Like [`Self::new`], but writes the entry in place: the stack of a BPF program has no room for an entry.
+    /// Like [`Self::new`], but writes the entry in place: an entry would take too much of a BPF program's stack.
     #[inline(always)]
     pub fn init(&mut self, from: &Tuple, to: &Tuple, service: u32, flags: u8, now: Tick) {
         let addresses = Sum::ZERO
@@ -187,7 +188,8 @@ impl Flow {
         if self.is_tunnelled() { &self.to } else { tuple }
     }
 
-    /// Whether packets of the flow may bypass the stack. `all` is whether the node lets all flows do so (`--forwarding
+    /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack; false for tunnelled
+    /// flows, whose packets get other headers. `all` is whether the node lets all flows bypass the stack (`--forwarding
     /// direct`). The second translation of a masqueraded connection happens at the egress of the device towards the
     /// backend, so its packets must get there.
     #[inline(always)]
@@ -201,10 +203,11 @@ impl Flow {
             && !flow_flags::is_of_node(self.flags)
     }
 
-    /// Counts a packet of `bytes`, its network header included.
+    /// Counts a packet of `bytes` bytes, network header included.
     ///
     /// In place, without a lock: packets of one direction mostly arrive on one CPU at a time. If two CPUs count at
-    /// once, one packet may be missed. A packet that a device will cut into segments counts as one, as in nf_conntrack.
+    /// once, one of the packets may be missed. A packet that a device will cut into segments counts as one, as in
+    /// nf_conntrack.
     #[inline(always)]
     pub const fn count_packet(&mut self, bytes: u32) {
         self.packets = self.packets.wrapping_add(1);
@@ -234,7 +237,7 @@ impl Flow {
     /// Merges into this copy of an entry what the programs have observed in the original, `other`, since the copy was
     /// made.
     pub fn merge(&mut self, other: &Self) {
-        // In the copy, another connection has replaced this flow since the copy was made.
+        // In the copy, another connection has replaced the flow since the copy was made.
         if self.to != other.to || self.syns > other.syns {
             return;
         }

@@ -1,9 +1,10 @@
 //! Connection tracking: the entries of the flow table and the life cycle of a flow.
 //!
-//! A flow has two entries, one for each direction. An entry holds the whole translated tuple, so the key of its reverse
-//! entry can be computed (`entry.to.reversed()`), and only what *its own direction* has sent. So a packet of an
-//! established flow needs one lookup, and no CPU writes to a cache line that the other direction's CPU writes to. The
-//! rare events that depend on both directions (RST, a SYN on an existing entry, expiry) look at both entries.
+//! A flow has two entries, one for each direction; a tunnelled flow has only that of the client's direction. An entry
+//! holds the whole translated tuple, so the key of its reverse entry can be computed (`entry.to.reversed()`), and only
+//! what *its own direction* has sent. So a packet of an established flow needs one lookup, and the CPUs of both
+//! directions write to different cache lines. The rare events that depend on both directions (such as a RST, a SYN on
+//! an existing entry, or expiry) look at both entries.
 //!
 //! ```text
 //! tuple     key of an entry                    observe   what a packet changes in the entry of its direction

@@ -18,7 +18,8 @@ pub struct NextHop {
     pub mtu: u16,
     /// Bits of [`next_hop_flags`].
     pub flags: u16,
-    /// When the kernel gave this answer. The programs look the route up again once per tick; 0 means never.
+    /// The tick of the route lookup; 0 before the first lookup, and if the last one found no neighbour. The answer is
+    /// valid in that tick only.
     pub resolved_at: Tick,
     /// MAC address of frames for this node on the device that the packets came in through.
     pub entrance: [u8; 6],
@@ -28,15 +29,24 @@ pub struct NextHop {
 
 const _: () = assert!(size_of::<NextHop>() == 32);
 
+impl NextHop {
+    /// Both MAC addresses as they lie in an Ethernet header, destination first, in words.
+    #[inline(always)]
+    pub fn macs(&self) -> [u32; 3] {
+        let [a, b, c, ..]: &[u32; 8] = bytemuck::must_cast_ref(self);
+        [*a, *b, *c]
+    }
+}
+
 /// Bits of [`NextHop::flags`].
 pub mod next_hop_flags {
-    /// Route and neighbour are known. Without this bit packets go through the stack, and the other fields mean nothing.
+    /// Route and neighbour are known. Without this bit `destination`, `source`, `device` and `mtu` mean nothing.
     pub const KNOWN: u16 = 1;
     /// The device transmits frames that XDP programs on other devices redirect to it.
     pub const XDP_REDIRECT_TARGET: u16 = 2;
     /// The device is one end of a veth pair, and packets go straight to the other end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u16 = 4;
-    /// No packet has used this answer yet.
+    /// No packet has left by this answer from tc yet.
     pub const FRESH: u16 = 8;
     /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, only those
     /// that also have the same [`RouteInputs`](super::RouteInputs).
@@ -68,8 +78,8 @@ impl NextHopKey {
 
     /// The slot of `NEXT_HOPS` that caches the answer for this key.
     ///
-    /// A sender that chooses colliding addresses only makes the programs look up more routes, as every flow would
-    /// without a cache. So one multiplication without a seed is enough.
+    /// A sender that chooses colliding addresses only makes the programs look up more routes. So one multiplication
+    /// without a seed is enough.
     #[inline(always)]
     pub fn slot(&self) -> u32 {
         /// 2^64 divided by the golden ratio, as in Knuth's multiplicative hashing.
@@ -86,7 +96,7 @@ impl NextHopKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RouteInputs {
-    /// Source of the packets before their translation.
+    /// Source of the packets before their translation; of packets in a tunnel, the outer source.
     pub source: Address,
     /// Source port before the translation, host byte order.
     pub source_port: u16,

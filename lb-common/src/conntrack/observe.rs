@@ -31,8 +31,8 @@ impl Flow {
     /// A segment without SYN is implausible if its numbers are far from the last ones. A SYN is implausible once the
     /// direction is synchronised, unless it [accepts a connection](Self::accepts_connection). An implausible segment
     /// changes nothing but the time of the last packet: it is forged, or it is outside the window and the receiver
-    /// rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that cannot see the connection guesses both numbers
-    /// with a probability of 1 in 1,024.
+    /// rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that is not on the path of the connection guesses both
+    /// numbers with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -51,9 +51,9 @@ impl Flow {
     }
 
     /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated segment of this
-    /// connection, whose numbers both lie in the past. The entries may be those of an older connection whose end the
-    /// node has not seen: both ends no longer know that connection, and begin another one. No client can forge such a
-    /// segment.
+    /// connection, whose numbers both lie a little behind the last ones. The entries may be those of an older
+    /// connection whose end the node has not seen: both ends no longer have that connection, and begin another one. No
+    /// client can forge such a segment.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
         // One comparison for both distances, as the limit is a power of two.
@@ -101,7 +101,7 @@ impl Flow {
     fn note_flags(&mut self, segment: &Segment) {
         self.seen |= seen::PACKET;
         if segment.flags & tcp_flags::SYN != 0 {
-            // A new connection: the FIN of the previous one is void.
+            // A new connection: the FIN or RST of the previous one is void.
             self.seen = self.seen & !(seen::FIN | seen::RST | seen::SYNCHRONISED) | seen::SYN;
             self.syns = self.syns.saturating_add(1);
         }
@@ -114,9 +114,10 @@ impl Flow {
         }
     }
 
-    /// Whether this direction has acknowledged only data that `reverse` is known to have sent. A sender with a forged
-    /// address never sees the replies and can only guess; without this check its SYN and ACK would hold an entry for a
-    /// day. (If it guesses too low a number, the backend answers with a RST, which ends the flow.)
+    /// Whether this direction has acknowledged only data that `reverse` is known to have sent, and at most
+    /// [`Self::UNSEEN`] bytes more; always true for SCTP. A sender with a forged address never receives the replies and
+    /// can only guess; without this check its SYN and ACK would hold an entry for a day. (If it guesses too low a
+    /// number, the backend answers with a RST, which ends the flow.)
     #[inline(always)]
     pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
         self.to.protocol != protocol::TCP
@@ -128,7 +129,7 @@ impl Flow {
     /// The sequence number of the RST must lie between what the other direction has acknowledged and what this
     /// direction has sent. This range is narrower than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs
     /// no window scale. The number that the receiver expects is always accepted, even if a SYN with other numbers has
-    /// come in the meantime: by such a RST a client ends a connection that it no longer knows. A RST that answers a SYN
+    /// come in the meantime: by such a RST a client ends a connection that it no longer has. A RST that answers a SYN
     /// must acknowledge exactly that SYN.
     ///
     /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
@@ -272,7 +273,7 @@ mod tests {
 
     /// The client has reused a port, and the node has not seen the end of the earlier connection.
     #[test]
-    fn connection_that_both_ends_have_forgotten_begins_again() {
+    fn new_connection_from_the_port_of_an_open_flow_is_accepted() {
         let (before, mut reply) = synchronised();
         for first in [1 << 30, 1_400] {
             let mut forward = before;
@@ -290,7 +291,7 @@ mod tests {
         }
     }
 
-    /// The client has closed its side of the old connection, which the backend no longer knows.
+    /// The client has closed its side of the old connection, which the backend no longer has.
     #[test]
     fn connection_may_begin_again_after_the_end_of_the_client() {
         let (mut forward, mut reply) = synchronised();

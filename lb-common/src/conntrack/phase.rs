@@ -13,11 +13,11 @@ pub enum Phase {
     Established,
     /// One direction has sent FIN.
     HalfClosed,
-    /// Both directions have sent FIN.
+    /// Both directions have sent FIN; of a tunnelled flow, the client has.
     TimeWait,
     /// A RST has ended the connection.
     Closed,
-    /// UDP: the backend has not answered yet; or a tunnelled flow, whose replies this node does not see.
+    /// UDP: the backend has not answered yet; or a tunnelled flow, whose replies bypass this node.
     Unreplied,
     /// UDP: the backend has answered, and the datagrams of neither direction span more than about 2 s.
     Replied,
@@ -73,8 +73,8 @@ impl Phase {
         }
     }
 
-    /// The phase of a flow of which this node sees only the client's packets. An ACK after a SYN stands for the
-    /// backend's answer, and the client's FIN for both FINs.
+    /// The phase of a flow whose replies bypass this node. An ACK after a SYN stands for the backend's answer, and the
+    /// client's FIN for both FINs.
     pub const fn of_one_way(forward: &Flow) -> Self {
         const BEGUN: u8 = seen::SYN | seen::ACK;
         if forward.to.protocol == protocol::UDP {
@@ -91,9 +91,10 @@ impl Phase {
         }
     }
 
-    /// Whether a nearly full flow table may evict the flow early: any but an established connection. A sender
-    /// with a forged address can begin the other flows: UDP has no handshake, and a stream is two datagrams and an
-    /// answer. A connection that is closing may be evicted as in nf_conntrack (`tcp_can_early_drop`).
+    /// Whether a flow in this phase may be evicted when the flow table is nearly full: any but an established
+    /// connection. (Tunnelled flows may be evicted in every phase.) A sender with a forged address can begin the other
+    /// flows: UDP has no handshake, and a stream is two datagrams and an answer. A connection that is closing may be
+    /// evicted as in nf_conntrack (`tcp_can_early_drop`).
     pub const fn is_evictable(self) -> bool {
         !matches!(self, Self::Established)
     }

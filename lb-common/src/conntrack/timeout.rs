@@ -6,8 +6,9 @@ impl Phase {
     /// The timeout of a flow in this phase: seconds without a packet after which it expires.
     ///
     /// The timeouts of established and half-closed TCP connections are those that kube-proxy sets (24 h, 1 h), the
-    /// others are nf_conntrack's defaults. Only that of `Opening` is shorter: it limits how many entries a SYN flood
-    /// can hold, and still spans the gap between two retransmissions of a SYN.
+    /// others are nf_conntrack's defaults for TCP and UDP. Only that of `Opening` is shorter: it limits how many
+    /// entries a SYN flood can hold, and still spans the gap between two retransmissions of a SYN. SCTP has the
+    /// timeouts of TCP.
     ///
     /// The UDP timeout of `Stream` also applies to the backends that UDP sockets keep:
     /// [`SocketBackend::is_valid`](crate::SocketBackend::is_valid). CONTRIBUTING.md has the recipe for a change.
@@ -42,8 +43,7 @@ impl Phase {
     }
 }
 
-/// The least timeout without pressure. GC runs every 5 s, and the traffic sums of Services miss packets of entries that
-/// are deleted within 10 s after their last packet.
+/// The least timeout without pressure: twice the 5 s between two runs of GC, which also sums the traffic of Services.
 const LEAST_SECONDS: u32 = 10;
 
 const _: () = {

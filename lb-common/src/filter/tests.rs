@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{MAX_NETWORKS, protocol};
 
-/// A filter in memory, with words that were never written left out.
+/// The words of a filter; a missing one is 0.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Words(RefCell<BTreeMap<usize, u64>>);
 
@@ -192,11 +192,11 @@ proptest! {
     }
 }
 
-/// Every interleaving of programs that insert entries and ask the filter with an agent that rebuilds it.
+/// Every interleaving of programs that insert entries and read the filter with an agent that rebuilds it.
 mod interleavings {
     use super::*;
 
-    /// The steps of the agent, in the order of the module's documentation; two rebuilds.
+    /// A step of the agent that rebuilds the filter; [`PROTOCOL`] has their order.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     enum Agent {
         Grace,
@@ -217,7 +217,7 @@ mod interleavings {
         Ended,
     }
 
-    /// The next step of a program that asks for an entry that was visible before it began.
+    /// The next step of a program that looks for an entry that was visible before the program began.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     enum Asker {
         Begin,

@@ -12,7 +12,7 @@
 /// | free | no flow; the lower half of the word is 0 | claimed |
 /// | claimed | one CPU (or the agent) writes a flow, or evicts one | tentative, free |
 /// | tentative | the flow is complete; its key may also be in another place | live, killed, free |
-/// | killed | another insert of the same key won; the owner frees the slot | free |
+/// | killed | another insert of the same key takes precedence; the owner frees the slot | free |
 /// | live | an entry of the table | changing, claimed (to evict it), free (removed) |
 /// | changing | one CPU writes another flow for the same key | live |
 #[repr(transparent)]

@@ -36,7 +36,7 @@ pub fn insert_new<M: Overflow>(
     })
 }
 
-/// The first part of [`insert_new`], which evicts nothing: `None` if every place has an entry.
+/// The first part of [`insert_new`], which evicts nothing: `None` if no place is free.
 #[inline(always)]
 pub fn insert_free<M: Overflow>(
     table: &M,
@@ -57,7 +57,8 @@ pub fn insert_free<M: Overflow>(
     Some(if is_new { Insert::Inserted(claim.slot) } else { Insert::Exists })
 }
 
-/// The second part of [`insert_new`]: evicts an expired entry, or else an unproven one, from one of the places.
+/// The second part of [`insert_new`]: evicts an expired entry, or else an unproven one, from one of the places, if
+/// there is one.
 #[inline(always)]
 pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Places) {
     // (One loop, because LLVM would unroll the outer one of two.)
@@ -132,7 +133,7 @@ fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
     None
 }
 
-/// Makes the complete slot a live entry, unless another place has the key.
+/// Makes the complete slot a live entry, unless another place or the overflow has the key.
 #[inline(always)]
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());
@@ -141,14 +142,14 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
         && !(table.count() != 0 && table.has(key))
         && table.compare_exchange(claim.slot, tentative, tentative.live());
     if !wins {
-        // Only the owner frees a tentative or killed slot.
+        // Another insert may have killed the entry, but leaves the slot to its owner.
         table.set(claim.slot, tentative.freed());
     }
     wins
 }
 
-/// The last part of [`insert_new`]: inserts into the overflow. If a slot holds a tentative entry with the same key, the
-/// entry in the overflow wins.
+/// The last part of [`insert_new`]: inserts into the overflow. A tentative entry with the same key in a slot gives way
+/// to the one in the overflow, unless only the latter is the agent's.
 #[inline(always)]
 pub fn insert_into_overflow<M: Overflow>(
     table: &M,
@@ -156,8 +157,8 @@ pub fn insert_into_overflow<M: Overflow>(
     key: &M::Key,
     value: &M::Value,
 ) -> Insert<M::Slot> {
-    // Counts the entry before inserting it: then either another insert of the key sees the count, or this insert sees
-    // the other's entry below.
+    // Counts the entry before inserting it: then either another insert of the key reads this count, or this insert
+    // finds the other's entry below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
         OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
@@ -171,8 +172,8 @@ pub fn insert_into_overflow<M: Overflow>(
     result
 }
 
-/// Whether no other place has an entry with this key. Kills tentative entries that lose to this insert.
-/// `own` is the place of this insert; `None` is the overflow.
+/// Whether no other place has an entry with this key. Kills tentative entries that [give way](gives_way) to this
+/// insert. `own` is the place of this insert; `None` is the overflow.
 #[inline(always)]
 fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
     for place in 0..PLACES {
@@ -194,7 +195,7 @@ fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opt
 }
 
 /// Whether this place, whose slot has the fingerprint of the key, has no entry with the key. Kills a tentative entry
-/// that loses to this insert. `comes_first` is whether the place of this insert comes before the entry's.
+/// that gives way to this insert. `comes_first` is whether the place of this insert comes before the entry's.
 #[inline(always)]
 pub fn wins_place<M: Memory>(
     table: &M,
@@ -222,8 +223,8 @@ pub fn wins_place<M: Memory>(
     false
 }
 
-/// Whether another tentative entry of the same key loses to this one. An agent's entry loses to a program's, because
-/// the agent may have been killed; otherwise the entry in the later place loses.
+/// Whether another tentative entry of the same key gives way to this one. An agent's entry gives way to a program's,
+/// because the agent may have been killed; otherwise the entry in the later place gives way.
 #[inline(always)]
 const fn gives_way<M: Memory>(other: Control, comes_first: bool) -> bool {
     if other.is_agents() == M::IS_AGENT { comes_first } else { other.is_agents() }

@@ -35,7 +35,7 @@ pub trait Memory: Sized {
     /// Sets the control word by an atomic exchange. Fully ordered.
     fn set(&self, slot: Self::Slot, to: Control);
 
-    /// Whether the slot holds this key. (Compares words of eight bytes.)
+    /// Whether the slot holds this key.
     fn has_key(&self, slot: Self::Slot, key: &Self::Key) -> bool;
 
     /// Writes the key.
@@ -120,8 +120,8 @@ pub trait Overflow: Memory {
     /// Whether new entries go to the overflow even if the table has a place: see [`Header::takes_all`](super::Header).
     fn takes_all(&self) -> bool;
 
-    /// The number of entries, plus the inserts that have not ended. While it is 0, the algorithms do not search the
-    /// overflow.
+    /// At least the number of entries: see [`Header::overflow`](super::Header::overflow). While it is 0, the algorithms
+    /// do not search the overflow.
     fn count(&self) -> u64;
 
     /// Adds to the number of entries. Fully ordered.
@@ -154,11 +154,12 @@ pub enum OverflowInsert {
 
 /// Decides about entries whose places a new flow may take.
 pub trait Evict<M: Memory> {
-    /// Whether the entry in this slot may be evicted. It may change meanwhile; then it is not evicted.
+    /// Whether the entry in this slot may be evicted. If the slot changes meanwhile, the caller does not evict the
+    /// entry.
     fn verdict(&mut self, slot: M::Slot) -> Verdict;
 
-    /// Called after the slot was claimed from its entry. Key and value are still there until this returns: it is the
-    /// time to delete the reverse entry and to count the flow as ended.
+    /// Called after the slot was claimed from its entry. Key and value are still there until this returns, so that it
+    /// can delete the reverse entry and count the flow as ended.
     fn evicted(&mut self, slot: M::Slot);
 }
 
@@ -168,8 +169,8 @@ pub trait Evict<M: Memory> {
 pub enum Verdict {
     /// The entry has expired.
     Expired = 0,
-    /// A sender with a forged address may have begun the flow, or the flow has ended; and it has been idle for long
-    /// enough.
+    /// A sender with a forged address may have begun the flow, or the connection is closing or over; and the flow has
+    /// been idle for long enough.
     Unproven = 1,
     /// The entry stays.
     Keep = 2,

@@ -1,10 +1,10 @@
 //! The flow table: flows by tuple in an array of slots (`FLOWS`) that programs and the agent change at the same time,
 //! without locks.
 //!
-//! Every tuple has eight places: four neighbouring slots at each of two positions that a keyed hash determines. A flow
-//! takes the first free one. If there is none, a program evicts an expired or unproven entry from one of the places;
-//! without such an entry, the flow goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts nothing to insert
-//! a flow.
+//! Every tuple has eight places: four neighbouring slots at each of two positions that a keyed hash determines. An
+//! entry takes the first free one. If there is none, a program evicts an expired or unproven entry from one of the
+//! places; if no entry can be evicted, the new one goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts
+//! nothing to insert an entry.
 //!
 //! ```text
 //! slot     what the array holds                  find     lookup, and reading a flow whole

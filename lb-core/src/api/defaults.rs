@@ -1,5 +1,5 @@
-//! The values of unset fields: the defaults of the API server (`pkg/apis/core/v1/defaults.go`). Objects from manifests
-//! also need them. An empty string counts as unset.
+//! The values of unset fields: the defaults of the API server (for Services, `pkg/apis/core/v1/defaults.go`). An object
+//! from a manifest has not passed an API server, so it lacks them. An empty string counts as unset.
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
 
@@ -48,7 +48,7 @@ impl ServiceSpec {
         self.is_load_balancer() && self.external_traffic_policy.as_deref() == Some("Local")
     }
 
-    /// `clusterIPs`, or `clusterIP` if there is no list.
+    /// `clusterIPs` without its empty items, or `clusterIP` if no item is left.
     pub fn requested_ips(&self) -> Vec<&str> {
         let list = self.cluster_ips.iter().flatten().map(String::as_str);
         let list: Vec<&str> = list.filter(|ip| !ip.is_empty()).collect();
@@ -58,7 +58,7 @@ impl ServiceSpec {
         }
     }
 
-    /// Whether the Service is headless: its `clusterIP` is `None`.
+    /// Whether the Service is headless: its first [`requested_ips`](Self::requested_ips) is `None`.
     pub fn is_headless(&self) -> bool {
         self.requested_ips().first() == Some(&"None")
     }
@@ -81,7 +81,7 @@ impl ServicePort {
         or(&self.protocol, "TCP")
     }
 
-    /// `targetPort`; the number of the port if unset.
+    /// `targetPort`; the number of the port if unset or 0.
     pub fn target(&self) -> IntOrString {
         match &self.target_port {
             None | Some(IntOrString::Int(0)) => IntOrString::Int(self.port),

@@ -1,4 +1,5 @@
-//! The fields of MetalLB's kinds (`metallb.io/v1beta1`), and of the parts of the Kubernetes API that they use.
+//! The fields of MetalLB's IPAddressPool and L2Advertisement (`metallb.io/v1beta1`), and of the label selectors of
+//! Kubernetes that MetalLB's kinds use.
 
 use std::collections::BTreeMap;
 

@@ -44,7 +44,7 @@ pub struct ObjectMeta {
     pub labels: Option<BTreeMap<String, String>>,
     #[serde(deserialize_with = "tolerant::text_map")]
     pub annotations: Option<BTreeMap<String, String>>,
-    /// `creationTimestamp`, as RFC 3339 in UTC, so that texts compare as times.
+    /// `creationTimestamp`; the API server writes it as RFC 3339 in UTC, so texts compare as times.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub creation_timestamp: Option<String>,
     /// Whether `deletionTimestamp` is set.
@@ -95,10 +95,10 @@ pub struct ServiceSpec {
     #[serde(deserialize_with = "tolerant::list")]
     pub load_balancer_source_ranges: Option<Vec<String>>,
     pub health_check_node_port: Option<i32>,
-    /// `ipFamilies`; only for the allocation of cluster IPs.
+    /// `ipFamilies`; only for validation and for the allocation of cluster IPs.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub ip_families: Option<Vec<String>>,
-    /// `ipFamilyPolicy`; only for the allocation of cluster IPs.
+    /// `ipFamilyPolicy`; only for validation and for the allocation of cluster IPs and load balancers' addresses.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub ip_family_policy: Option<String>,
     /// `allocateLoadBalancerNodePorts`; only for the allocation of node ports.

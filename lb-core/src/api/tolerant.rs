@@ -1,11 +1,11 @@
-//! Deserializers for fields of API objects. JSON `null` is the zero value, as in the Go types of the API server.
+//! Deserializers for fields of API objects. JSON `null` reads as the zero value, as in the Go types of the API server.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-/// A required field: `null` is the zero value of its type.
+/// A field whose type is no `Option`: `null` reads as the zero value of the type.
 pub(super) fn value<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -41,7 +41,8 @@ where
     Ok(serde_json::from_value(Value::deserialize(deserializer)?).ok())
 }
 
-/// Labels or annotations: a value `null` is the empty string, as in Go; values of other types are left out.
+/// A map of strings, such as labels: a value `null` is the empty string, as in Go; values of other types are left out.
+/// Anything but a map counts as absent.
 pub(super) fn text_map<'de, D>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error>
 where
     D: Deserializer<'de>,

@@ -21,7 +21,7 @@ pub(super) struct Categories<'a> {
     pub(super) any: bool,
 }
 
-/// Which ready endpoints the hints select. They always select at least one, so no fallback is needed.
+/// Which ready endpoints the hints select: at least one, if any endpoint is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,

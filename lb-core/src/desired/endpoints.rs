@@ -21,7 +21,7 @@ pub type Serving = Arc<BTreeSet<(Address, u16)>>;
 pub(crate) type Endpoints<'a> = BTreeMap<(Address, u16), &'a Endpoint>;
 
 /// The endpoints that have this port. If several slices contain one endpoint, as they may while it moves from one slice
-/// to another, a running entry wins over a terminating one.
+/// to another, the entry with the greater [`preference`] counts: a running one rather than a terminating one.
 pub(super) fn of_port<'a>(
     port: &ServicePort,
     family: Family,
@@ -51,8 +51,8 @@ pub(super) fn of_port<'a>(
 type Name = Option<Arc<str>>;
 type Preference<'a> = (bool, bool, bool, &'a Name, &'a Name, &'a Name, &'a Option<Arc<Hints>>);
 
-/// The entry with the greater preference wins if an endpoint has two. The order is total, so the order of the slices
-/// does not matter.
+/// Orders several entries of one endpoint: the greatest counts. The order is total, so the order of the slices does not
+/// matter.
 pub(crate) fn preference(endpoint: &Endpoint) -> Preference<'_> {
     let Endpoint { address: _, ready, serving, terminating, node, zone, pod, hints } = endpoint;
     (!terminating, *ready, *serving, node, zone, pod, hints)
@@ -104,7 +104,8 @@ pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     }
 }
 
-/// The text as the map keeps it, cut to `N` bytes, so that a restart of the agent does not write long names again.
+/// The text as the map keeps it, cut to `N` bytes, so that a restart of the agent does not write long names again;
+/// `None` if it is empty.
 fn as_kept<const N: usize>(text: &Arc<str>) -> Option<Arc<str>> {
     if text.is_empty() {
         return None;
@@ -115,7 +116,8 @@ fn as_kept<const N: usize>(text: &Arc<str>) -> Option<Arc<str>> {
     Some(lb_common::from_fixed(&lb_common::to_fixed::<N>(text)).into())
 }
 
-/// Keeps one label for each address: the greatest, so that the order of events does not matter and unset labels lose.
+/// Keeps one entry for each address: the greatest, so that the order of events does not matter, and a set label is kept
+/// rather than an unset one.
 pub(crate) fn unique_labels(labels: &mut Vec<(IpAddr, Arc<EndpointLabels>)>) {
     labels.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| b.1.cmp(&a.1)));
     labels.dedup_by_key(|(address, _)| *address);

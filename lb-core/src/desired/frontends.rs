@@ -16,8 +16,8 @@ pub(super) struct Places {
     places: Vec<(ServiceKey, FrontendKind)>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
-    /// Whether a load balancer address or external IP is an address of this node. If so, other such addresses are
-    /// usually those of other nodes.
+    /// Whether a load balancer address or external IP of the Service is an address of this node. If so, the Service's
+    /// other ones are usually addresses of other nodes.
     at_nodes: bool,
 }
 
@@ -26,7 +26,8 @@ pub(super) struct Places {
 pub(super) struct Lists {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
-    /// Like the slice `cluster`, for direct server return: backends on other nodes answer external clients directly.
+    /// The slice for direct server return: the backends of `cluster`, of which those on other nodes answer external
+    /// clients directly, and the other backends on this node with weight 0.
     pub(super) direct: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
@@ -62,13 +63,13 @@ impl Places {
         Self { family, places, internal, external, at_nodes }
     }
 
-    /// Whether some frontend uses the endpoints of the whole cluster. Under `externalTrafficPolicy: Local` this
-    /// includes frontends for internal clients.
+    /// Whether some frontend may use the endpoints of the whole cluster. Under `externalTrafficPolicy: Local`, external
+    /// addresses use them for internal clients.
     pub(super) fn use_cluster(&self) -> bool {
         self.internal == TrafficPolicy::Cluster || self.is_external()
     }
 
-    /// Whether some frontend uses the endpoints on this node.
+    /// Whether some frontend may be limited to the endpoints on this node.
     pub(super) fn use_local(&self) -> bool {
         self.internal == TrafficPolicy::Local || self.external == TrafficPolicy::Local && self.is_external()
     }
@@ -82,7 +83,7 @@ impl Places {
         self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
     }
 
-    /// The frontends; `has_ranges` is whether load balancer addresses have source ranges.
+    /// The frontends; `has_ranges` is whether load balancer addresses of this family have source ranges.
     pub(super) fn frontends(
         self,
         lists: &Lists,
@@ -108,9 +109,9 @@ impl Places {
     }
 }
 
-/// Whether an outgoing connection of a node can have this source port. Ports below 1024 never are source ports, so
-/// frontends at these ports accept packets of established connections without a SYN: another node may have had the
-/// address before.
+/// Whether this port is outside of the privileged ports, which outgoing connections of a node rarely have as their
+/// source port. So frontends at privileged ports also accept packets of established connections without a SYN: another
+/// node may have had the address before.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
@@ -124,7 +125,8 @@ struct Route {
 }
 
 /// The route of cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on
-/// another node. So external clients are masqueraded if the node can distinguish them from internal ones.
+/// another node. So external clients are masqueraded if the node can distinguish them from internal ones; under
+/// `masquerade_all`, every client is.
 fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) -> Route {
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE

@@ -153,14 +153,14 @@ impl Port {
             any: endpoints.any,
         };
         for (_, endpoint) in cluster.iter().chain(named) {
-            // Also without any label: programs recognise the addresses of endpoints by these entries.
+            // An endpoint without labels also has an entry: by these entries, programs recognise endpoints' addresses.
             self.endpoint_labels.push((endpoint.address, Arc::new(endpoints::labels(endpoint))));
         }
         let has_ranges = source_ranges::has_ranges(&self.source_ranges, family);
         self.frontends.extend(places.frontends(&lists, has_ranges, node));
     }
 
-    /// The index in `slices` of a slice with these backends, added if it is new; `None` if there are none.
+    /// The index in `slices` of a slice with these backends, added if it is new; `None` if `backends` is empty.
     fn slice(&mut self, backends: Vec<Backend>) -> Option<usize> {
         if backends.is_empty() {
             return None;
@@ -203,9 +203,9 @@ impl Backends<'_> {
         backend
     }
 
-    /// The endpoints of the cluster, and those on this node that are not among them because their hints name other
-    /// nodes or because they terminate. The latter have weight 0: they are there because packets that other nodes send
-    /// through a tunnel must find their backend.
+    /// The endpoints in `cluster`, and those on this node that are not among them because their hints name other nodes
+    /// or because they terminate. These endpoints on this node have weight 0: they are included because packets that
+    /// other nodes send through a tunnel must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();

@@ -47,7 +47,8 @@ struct Known {
     /// The Service's addresses before the last write: a watch may still report a version from before that write.
     replaced: Option<Vec<IpAddr>>,
     refused: Option<AddressError>,
-    /// The problem with the Service's addresses that the last Event has reported.
+    /// The problem with the Service's addresses, which an Event has reported; `None` if there was none in the last
+    /// pass for this Service.
     told: Option<String>,
 }
 
@@ -119,8 +120,7 @@ pub struct Pass {
 }
 
 impl Controller {
-    /// A controller that knows no object. Only Services of this class get addresses; `None` means those without a
-    /// class.
+    /// A controller without objects. Only Services of this class get addresses; `None` means those without a class.
     pub fn new(class: Option<&str>) -> Self {
         Self { class: class.map(str::to_owned), pools_changed: true, ..Self::default() }
     }
@@ -257,7 +257,7 @@ impl Controller {
             Ok(None) if given.is_some() => Role::Leaves,
             Ok(None) => Role::Foreign,
             // With a class, no other controller serves the Service. Without one, addresses that this controller did not
-            // give come from a cloud.
+            // give and that are in no pool come from a cloud.
             Ok(Some(_)) | Err(_) if self.class.is_none() && !is_bare && !has.iter().any(is_ours) => {
                 Role::Foreign
             }
@@ -370,7 +370,7 @@ impl Controller {
                     note,
                 };
                 let lost = format!(
-                    "{ip} is an address of Service {other}, too, and the two cannot share it; this Service loses it"
+                    "{ip} is also an address of Service {other}, and the two cannot share it; this Service loses it"
                 );
                 let kept = format!("{ip} was also an address of Service {name}; this Service keeps it");
                 pass.notices.push(notice(name, known, lost));

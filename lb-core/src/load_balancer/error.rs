@@ -18,13 +18,13 @@ pub enum AddressError {
         /// Whether the Service asks for an internal load balancer.
         internal: bool,
     },
-    /// The pool that the Service names does not exist, or is not used because it is invalid.
+    /// The pool that the Service names does not exist, or is not used.
     #[error("there is no pool {0:?}")]
     UnknownPool(String),
     /// `serviceAllocation` of the pool does not admit the Service.
     #[error("serviceAllocation of pool {0:?} does not admit this Service")]
     NotAdmitted(String),
-    /// The named address is in no pool.
+    /// The named address is in no used pool, or its pool avoids it.
     #[error("{0} is in no pool")]
     InNoPool(IpAddr),
     /// The named address is in another pool than the named one.
@@ -47,12 +47,12 @@ pub enum AddressError {
         /// Why the two cannot share it.
         why: &'static str,
     },
-    /// All addresses are in use.
+    /// No pool that the Service may use has free addresses for it.
     #[error("no free address ({}) in {}", names(families), listed(pools))]
     Exhausted {
         /// The pools that were tried.
         pools: Vec<String>,
-        /// The families that one pool must have for this Service.
+        /// The families of the Service.
         families: Vec<Family>,
     },
 }
@@ -63,10 +63,10 @@ pub enum Concern {
     /// No pool has the address any more.
     #[error("{0} is in no pool; the Service keeps it until it is deleted")]
     NoPool(IpAddr),
-    /// The Service has begun or ceased to ask for an internal load balancer since it got the address.
+    /// The Service asks for an internal load balancer and has an address of another pool, or the reverse.
     #[error(
         "the Service asks for {} load balancer and keeps {ip} of pool {pool:?}, which is for {} ones; name a pool by the \
-         annotation metallb.io/address-pool, or create the Service anew",
+         annotation metallb.io/address-pool, or delete the Service and create it again",
         if *internal { "an internal" } else { "a public" },
         if *internal { "public" } else { "internal" }
     )]

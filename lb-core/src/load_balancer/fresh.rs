@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{AddressRange, Pool};
 
-/// The lowest address of each range that no Service had since the agent started.
+/// The lowest address of each range that no Service had since the agent started and that the pool does not avoid.
 ///
-/// An address that was given once is never fresh again, so that each search begins where the last one ended: giving all
-/// addresses of a range costs as many steps as it has addresses.
+/// An address that was given once is never fresh again, so that each search begins where the last one ended: while the
+/// pools stay the same, giving all addresses of a range costs as many steps as it has addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fresh {
     /// A range without a fresh address has no entry.
@@ -18,7 +18,7 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    /// Searches all ranges of the pools again. `was_given` returns whether any Service has or had an address.
+    /// Searches all ranges of the pools again. `was_given` returns whether a Service has or had the address.
     pub(super) fn set_pools(&mut self, pools: &[Pool], was_given: impl Fn(IpAddr) -> bool) {
         self.lowest.clear();
         for pool in pools {

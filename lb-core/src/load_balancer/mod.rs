@@ -34,7 +34,8 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 
 /// The pools, and which Service has which address.
 ///
-/// Two Services have one address only if they share it. A Service keeps its addresses while its request stays the same.
+/// [`assign`](Self::assign) gives two Services one address only if they may share it. A Service keeps its addresses
+/// while its request stays the same, unless it has them in common with a Service that it may not share them with.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {
     /// In the order in which they are tried for Services that name no pool.
@@ -45,8 +46,8 @@ pub struct LoadBalancers {
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
     /// The addresses of each Service, in the order of its families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
-    /// Released addresses, with the number of the release. They are given last, the earliest released first, because
-    /// hosts may still send packets for their former Service.
+    /// Released addresses, with the number of the release. Unless a Service names them, they are given last of their
+    /// pool, the earliest released first, because hosts may still send packets for their former Service.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
     /// The addresses that are given first.
@@ -165,7 +166,7 @@ impl LoadBalancers {
     }
 
     /// Repeats assignments until no further Service gets its addresses, because one Service may release what another
-    /// requests. Returns the requests that failed.
+    /// requests. Returns the indices of the requests that failed.
     fn assign_in_turn(
         &mut self,
         requests: &[Request],
@@ -183,7 +184,8 @@ impl LoadBalancers {
         open
     }
 
-    /// Assigns to Services that name each other's addresses: all of them first release theirs.
+    /// Assigns to those Services of `open` that have addresses, after all of them have released theirs: Services that
+    /// name each other's addresses exchange them. Changes nothing unless all of them get what they name.
     fn exchange(&mut self, requests: &[Request], open: &[usize], errors: &mut [Option<AddressError>]) {
         let holders: Vec<usize> = open
             .iter()
@@ -284,8 +286,9 @@ impl LoadBalancers {
         Ok(request.addresses.clone())
     }
 
-    /// The addresses that the Service has, unless it asks for others: for other families, for another pool, or for
-    /// terms on which it cannot share them any more. A family that is missing is added if the pool has one.
+    /// The addresses that the Service has; `None` if it asks for others: for other families, for another pool, or for
+    /// terms on which it cannot share them any more. A missing family is added from the same pool; `None` if that has
+    /// no address of the family, and one family is not enough.
     fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
         kept.retain(|ip| request.families.contains(&Family::of(*ip)));
@@ -367,8 +370,9 @@ impl LoadBalancers {
         holders.iter().find(opposes).map(|(name, terms)| (name, terms.as_ref()))
     }
 
-    /// One address of each of these families from a pool: the lowest one that no Service has had or that the Service
-    /// may share, else the one that was released first.
+    /// One address of each of these families from a pool: the lowest one, in the first range that has one, which no
+    /// Service has had or which the Service may share; else the one that was released first. `None` if a family has
+    /// neither.
     fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
         let one = |family: &Family| {
             let ranges = pool.ranges.iter().filter(|range| range.family() == *family);
@@ -435,7 +439,7 @@ fn was_given<H>(holders: &BTreeMap<IpAddr, H>, released: &BTreeMap<IpAddr, u64>)
     |ip| holders.contains_key(&ip) || released.contains_key(&ip)
 }
 
-/// The addresses that an earlier run of the agent left in the kernel.
+/// The load balancers' addresses that an earlier run of the agent left in the kernel.
 pub fn known_addresses(contents: &Contents) -> BTreeMap<ObjectName, Vec<IpAddr>> {
     let mut known: BTreeMap<ObjectName, Vec<IpAddr>> = BTreeMap::new();
     for (service, ip) in contents.addresses(FrontendKind::LoadBalancer) {

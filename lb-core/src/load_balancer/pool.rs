@@ -35,7 +35,7 @@ pub struct Pool {
     pub ranges: Vec<AddressRange>,
     /// `spec.autoAssign`: whether Services that name no pool get its addresses.
     pub auto_assign: bool,
-    /// `spec.avoidBuggyIPs`: whether IPv4 addresses that end in .0 or .255 are never used.
+    /// `spec.avoidBuggyIPs`: whether the pool gives no IPv4 address that ends in .0 or .255.
     pub avoid_buggy_ips: bool,
     /// `spec.serviceAllocation`: the Services that may use the pool; all, if it is not set.
     pub scope: Option<Scope>,
@@ -43,7 +43,7 @@ pub struct Pool {
     pub internal: bool,
 }
 
-/// How many addresses of a pool are in use. A number that does not fit is `u64::MAX`.
+/// How many addresses of a pool are in use. A total that does not fit is `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
     /// The name of the pool.
@@ -98,8 +98,7 @@ impl Scope {
 pub struct Namespaces(pub BTreeMap<String, Labels>);
 
 impl Namespaces {
-    /// The labels of a namespace. Every namespace has its name as a label, even if the controller does not know its
-    /// object.
+    /// The labels of a namespace. Every namespace has its name as a label, even if its object is not in the map.
     fn labels(&self, namespace: &str) -> Labels {
         let mut labels = self.0.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
@@ -108,7 +107,7 @@ impl Namespaces {
 }
 
 impl Pool {
-    /// A pool of these networks, for every Service.
+    /// A pool of these networks, for every Service that does not ask for an internal load balancer.
     pub fn of_networks(name: &str, networks: &[IpNet]) -> Self {
         Self {
             name: name.into(),
@@ -155,7 +154,7 @@ impl Pool {
         })
     }
 
-    /// Whether the pool has the address and uses it.
+    /// Whether the pool has the address and does not avoid it.
     pub fn has(&self, ip: IpAddr) -> bool {
         !self.avoids(ip) && self.ranges.iter().any(|range| range.contains(ip))
     }

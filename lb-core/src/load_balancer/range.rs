@@ -66,7 +66,7 @@ impl AddressRange {
 
     /// The number of addresses whose last byte has this value.
     pub(super) fn count_with_last_byte(&self, value: u8) -> u128 {
-        // Below `end`, one address in each 256 has the value.
+        // The number of addresses below `end` with this last byte: one in each 256.
         let below = |end: u128| (end + 255 - u128::from(value)) / 256;
         below(self.last + 1) - below(self.first)
     }

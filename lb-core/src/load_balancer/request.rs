@@ -15,7 +15,7 @@ use crate::{
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
 /// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
-/// text.
+/// text that is not empty.
 const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("networking.gke.io/load-balancer-type", &["Internal"]),
     ("cloud.google.com/load-balancer-type", &["Internal"]),
@@ -33,13 +33,13 @@ const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 pub struct Request {
     /// The Service.
     pub service: ObjectName,
-    /// `metadata.creationTimestamp`; none in a manifest.
+    /// `metadata.creationTimestamp`; a manifest usually has none.
     pub created: Option<String>,
     /// `metadata.labels`
     pub labels: Labels,
     /// The families of the cluster IPs: the Service gets one address of each.
     pub families: Vec<Family>,
-    /// Whether one address of the first family is enough if no pool has both families (`PreferDualStack`).
+    /// Whether one address is enough if no pool has a free address of each family (`PreferDualStack`).
     pub one_family_is_enough: bool,
     /// The addresses that the Service names.
     pub addresses: Vec<IpAddr>,
@@ -87,15 +87,15 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a s
     })
 }
 
-/// Whether requests depend on the annotation of this name.
+/// Whether requests may depend on the annotation of this name.
 pub fn is_relevant(name: &str) -> bool {
     let of_metallb = name.split_once('/').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix));
     of_metallb || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
 impl Request {
-    /// Reads the request of a Service that has its cluster IPs. `None` if the Service is no load balancer of this
-    /// class; without a class, only Services without a class count.
+    /// Reads the request of a Service. `None` if the Service is no load balancer of this class; without a class, only
+    /// Services without a class count.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ fn families(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<Family>, Con
     Ok(families)
 }
 
-/// The addresses that the Service names: one of each of its families.
+/// The addresses that the Service names: one of each of its families, or none.
 fn addresses(
     object: &Object,
     metadata: &ObjectMeta,

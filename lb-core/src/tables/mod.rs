@@ -47,7 +47,7 @@ impl TableSize {
 }
 
 impl Default for TableSize {
-    /// With this size, shares differ by less than 1 % for up to 163 backends.
+    /// With this size, no share exceeds the average by more than 1 %, for up to 163 backends of equal weight.
     fn default() -> Self {
         Self(16_381)
     }

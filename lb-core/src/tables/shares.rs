@@ -1,11 +1,12 @@
 //! Turns in proportion to weights, as evenly mixed as they can be.
 
-/// Limit on the entries of a sequence of turns, unless there are more backends.
+/// Approximate limit on the entries of a sequence of turns, unless there are more backends.
 const LONGEST: usize = 4096;
 
 /// A sequence in which each index of `weights` occurs in proportion to its weight and is spread evenly: the `k`-th turn
-/// of a weight `w` is at `(2k + 1) / 2w` of the sequence. Weights are divided by their greatest common divisor; if the
-/// sequence would still be too long, they are reduced to shares of [`LONGEST`]. Only backends of weight 0 are left out.
+/// of a weight `w`, counted from 0, is at `(2k + 1) / 2w` of the sequence. Weights are divided by their greatest common
+/// divisor; if the sequence would still be too long, they are reduced to shares of [`LONGEST`], or of the number of
+/// backends if that is larger. Only backends of weight 0 are left out.
 pub(super) fn turns(weights: &[u32]) -> Vec<u32> {
     let weights = reduced(weights);
     let mut turns: Vec<Turn> = Vec::new();

@@ -55,7 +55,7 @@ pub(crate) struct Lead {
     pub(crate) inside_table: Vec<u32>,
 }
 
-/// Networks, each as the v4-mapped address and prefix length of the map's key.
+/// Networks: each address with its prefix length, which counts an IPv4 address as v4-mapped, as in the map's key.
 pub(crate) type Networks = BTreeSet<(IpAddr, u32)>;
 
 impl Kernel {
@@ -363,7 +363,7 @@ impl Node {
         }
     }
 
-    /// Restarts the agent: the sources must send every object again, but the node's state is known.
+    /// Restarts the agent: the test must send every object again, but not the node's state.
     pub(crate) fn restart(&mut self) {
         let model::Node { policy, zone, addresses, detects_inside } = std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);

@@ -1,6 +1,6 @@
-//! The tables of kube-proxy's own tests (`pkg/proxy/nftables/proxier_test.go`), under the same names. Verdicts are
-//! those of kube-proxy 1.36, except for processes of the node: the socket hooks translate their calls before there is a
-//! packet, so there is nothing to masquerade.
+//! The tables of kube-proxy's own tests (`pkg/proxy/nftables/proxier_test.go`), which the comments name, and some more.
+//! Verdicts are those of kube-proxy 1.36, except for processes of the node: the socket hooks translate their calls
+//! before there is a packet, so there is nothing to masquerade.
 
 use lb_core::model::{Change, ObjectName};
 use serde_json::Value;
@@ -99,7 +99,8 @@ fn check(node: &Node, client: Client, (address, port): (String, u16), expected: 
 }
 
 /// `TestInternalExternalMasquerade`: which clients are masqueraded and which endpoints they get, by the client, the
-/// kind of address, the traffic policies, whether the node can tell pods from other clients, and `--masquerade-all`.
+/// kind of address, the traffic policies, whether the node can distinguish pods from other clients, and
+/// `--masquerade-all`.
 #[test]
 fn internal_external_masquerade() {
     for (all, detects) in [(false, true), (false, false), (true, true), (true, false)] {

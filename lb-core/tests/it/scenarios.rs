@@ -5,8 +5,8 @@ use lb_core::{
     capacity::Capacity,
     family::Families,
     model::{
-        Change, Endpoint, EndpointPort, EndpointSlice, Member, NodeAddresses, ObjectName, Policy, Protocol,
-        Scheduling, Service, ServicePort,
+        Change, Endpoint, EndpointPort, EndpointSlice, External, Member, NodeAddresses, ObjectName, Policy,
+        Protocol, Scheduling, Service, ServicePort,
     },
     plan::{Condition, Plan, Step},
 };
@@ -292,6 +292,35 @@ fn service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
     node.settle();
     assert!(node.kernel.dump().contains("10.0.0.4:8080\n  10.0.0.5:8080"));
     assert_eq!(node.reconciler.problems().count(), 0);
+}
+
+#[test]
+fn service_is_here_at_the_addresses_that_the_kernel_serves() {
+    let balancer = |of: &str, last: u8| {
+        let Change::Service(_, Some(service)) = service(of, last) else { unreachable!() };
+        let external =
+            External { load_balancer_ips: vec![[203, 0, 113, last].into()], ..External::default() };
+        Change::Service(name(of), Some(Service { external, ..service }))
+    };
+    let here = |node: &mut Node, of: &str| -> Vec<String> {
+        node.reconciler.take_holders_changed();
+        node.reconciler.holders()[&name(of)].here.iter().map(ToString::to_string).collect()
+    };
+    let objects = |of: &'static str, last, endpoints: &[u8]| [balancer(of, last), slice(of, endpoints)];
+    let mut node = node(3, [objects("a", 1, &[1, 2]), objects("b", 2, &[3, 4])].concat());
+    assert_eq!(here(&mut node, "a"), ["203.0.113.1"]);
+    assert_eq!(here(&mut node, "b"), [""; 0], "two slots are taken, and one is too few");
+    // The kernel refuses the first step of the update that makes room.
+    node.reconciler.handle(vec![slice("a", &[]), slice("b", &[3])]);
+    node.sync_some(0);
+    assert_eq!((here(&mut node, "a"), here(&mut node, "b")), (vec!["203.0.113.1".to_owned()], Vec::new()));
+    node.settle();
+    assert_eq!((here(&mut node, "a"), here(&mut node, "b")), (Vec::new(), vec!["203.0.113.2".to_owned()]));
+    // A restart finds the Service in the kernel.
+    node.restart();
+    node.reconciler.handle(objects("b", 2, &[3]).to_vec());
+    node.reconciler.plan();
+    assert_eq!(here(&mut node, "b"), ["203.0.113.2"]);
 }
 
 #[test]

@@ -191,7 +191,7 @@ impl World {
         vips
     }
 
-    /// The endpoints of a port in one family. If several slices contain an address, a running endpoint wins.
+    /// The endpoints of a port in one family. If several slices contain an address, the [`best`] entry counts.
     fn endpoints(
         &self,
         service: &ObjectName,
@@ -219,7 +219,7 @@ fn best<'a>(versions: &[&'a Endpoint]) -> Option<&'a Endpoint> {
     versions.iter().max_by_key(order).copied()
 }
 
-/// Every address and port of a service port, with its kind.
+/// Every address and port at which the node serves a service port, with its kind.
 fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKind, ServiceKey)> {
     let external = &service.external;
     let node_ports: &[IpAddr] = if port.node_port.is_some() { &node.addresses.node_ports } else { &[] };

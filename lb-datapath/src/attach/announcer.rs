@@ -1,9 +1,9 @@
 //! Attaches the program that answers ARP requests and neighbour solicitations for announced addresses, at tc ingress of
 //! the devices on which the node announces any.
 //!
-//! It is a separate program, so that it costs nothing on other devices, and runs before the program that serves
-//! Services. Its links are pinned, like those of the other programs. The map `ANNOUNCED` alone determines which
-//! requests it answers.
+//! It is a separate program, so that it costs nothing on other devices. It is attached later than the program that
+//! serves Services, in the first place, so it runs before that program. Its links are pinned, like those of the other
+//! programs. The map `ANNOUNCED` alone determines which requests it answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,8 +1,8 @@
 //! Programs on the tc hooks of devices: by tcx links, or by clsact filters if the kernel has no tcx.
 //!
 //! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, so our
-//! programs process every packet meanwhile. They run first at ingress and last at egress, so that other programs see
-//! consistent addresses.
+//! programs process every packet meanwhile. They are attached in the first place at ingress and in the last at egress,
+//! so that other programs see consistent addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

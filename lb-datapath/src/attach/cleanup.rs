@@ -1,4 +1,4 @@
-//! Removes everything that agents of any version have left.
+//! Removes everything that agents of any version have left on a BPF file system and in a network namespace.
 
 use std::{
     fs, io,
@@ -34,7 +34,7 @@ pub struct Removed {
 /// routes and catch device in this network namespace.
 ///
 /// # Errors
-/// [`DatapathError::Locked`] while an agent runs, or something cannot be removed.
+/// An agent runs ([`DatapathError::Locked`]), or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     let Some(folder) = Folder::find(bpffs) else {
         release_routes()?;
@@ -58,9 +58,10 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     Ok(removed)
 }
 
-/// Removes the unreachable routes and the catch device, which keep untranslated packets to cluster IPs on the node.
+/// Removes the announced routes with their rules, and the unreachable routes and the catch device, which keep untranslated
+/// packets to cluster IPs on the node.
 fn release_routes() -> Result<(), DatapathError> {
-    AnnouncedRoutes::remove_others(None)?;
+    AnnouncedRoutes::release_all()?;
     UnreachableRoutes::release()?;
     CatchDevice::release()
 }

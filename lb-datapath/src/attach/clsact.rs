@@ -1,7 +1,8 @@
 //! Programs as filters of the clsact qdisc, for kernels without tcx (before 6.6).
 //!
 //! Our filters are identified by handle and name. Filters of others, and a qdisc that others have created, stay. Each
-//! map layout has its own handle: during an upgrade both versions have filters, the newer one first.
+//! map layout has its own handle: during an upgrade or downgrade both versions have filters, and those of the agent
+//! that takes over run first.
 
 use std::{fs, io, os::fd::AsRawFd};
 
@@ -22,14 +23,14 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// The job of one of our filters. A hook has at most one filter for each role.
+/// The job of one of our filters. A hook has at most one filter of each map layout for each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Serves Services.
     Serve,
-    /// Answers ARP requests and neighbour solicitations for announced addresses. This filter is created after that of
-    /// [`Role::Serve`], with the same priority, so it runs first: the kernel runs such filters in reverse order of
-    /// creation.
+    /// Answers ARP requests and neighbour solicitations for announced addresses. This filter is normally created after
+    /// that of [`Role::Serve`], with the same priority, so it runs first: the kernel runs such filters in reverse order
+    /// of creation.
     Announce,
 }
 
@@ -233,7 +234,7 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes the qdisc that an agent has created, unless it has other filters. Removes the folder `mark` in any case.
+/// Removes the qdisc that an agent has created, unless it has other filters. Removes the folder `mark` in both cases.
 pub(crate) fn remove_qdisc(
     netlink: &mut Netlink,
     mark: &std::path::Path,
@@ -271,7 +272,7 @@ pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf,
         .collect())
 }
 
-/// Whether the error means that there is no such device, qdisc or filter.
+/// Whether the error may mean that there is no such device, qdisc or filter.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL))
 }

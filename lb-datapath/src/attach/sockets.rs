@@ -107,7 +107,7 @@ fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Result<(), Dat
     Ok(())
 }
 
-/// Detaches the programs of an earlier agent from the control group.
+/// Detaches the programs of an earlier agent from the control group, and removes their pins.
 fn detach(folder: &Folder) -> Result<(), DatapathError> {
     // Detaches in reverse order: replies are translated as long as the hooks connect sockets to backends.
     for hook in SOCKET_HOOKS.iter().rev() {

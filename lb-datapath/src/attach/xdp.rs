@@ -1,9 +1,9 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, like those of tc. Two kinds of devices are left to tc: devices that cannot run the program, and
-//! veths that would lose the frames that the program sends. The far end of a veth accepts such frames only if it also
-//! has an XDP program, or GRO. With GRO alone, it wakes up only for redirected frames, not for frames that the program
-//! sends back (XDP_TX, see `veth_xdp_flush` of the kernel).
+//! Links are pinned, like those of tc. Some devices are left to tc: devices that cannot run the program, devices with
+//! VLANs that strip the tags from frames, and veths that would lose the frames that the program sends. The far end of a
+//! veth accepts such frames only if it also has an XDP program, or GRO. With GRO alone, it wakes up only for redirected
+//! frames, not for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel).
 
 use std::{
     collections::BTreeMap,
@@ -179,8 +179,8 @@ impl XdpAttacher {
         self.at_tc.insert(device.index, why);
     }
 
-    /// A reader of the XDP features of devices; `None` if no device should run the program, or the kernel does not know
-    /// the features of drivers.
+    /// A reader of the XDP features of devices; `None` if no device should run the program, or the kernel does not
+    /// report the features of drivers.
     fn feature_reader(&self) -> Option<XdpFeatureReader> {
         if self.option == XdpOption::Off {
             return None;
@@ -191,7 +191,7 @@ impl XdpAttacher {
         })
     }
 
-    /// The program for this mode. If the verifier has refused it once, the agent does not load it again.
+    /// The program for this mode. If the kernel has refused it once, the agent does not try to load it again.
     fn program(&mut self, mode: XdpMode) -> Result<Arc<LoadedProgram>, DatapathError> {
         let program = mode.program();
         if let Some(reason) = self.refused.get(&mode) {
@@ -235,7 +235,7 @@ impl XdpAttacher {
         self.folder.links().join(format!("{index}-xdp-{}", mode.as_str()))
     }
 
-    /// Removes the links of devices that should not run the program.
+    /// Removes the links of devices that do not run the program, or run it in another mode.
     fn release(&self) -> Result<(), DatapathError> {
         for path in bpffs::entries(&self.folder.links())? {
             if let Some((index, mode)) = parse_pin(&path)
@@ -302,7 +302,7 @@ fn is_ethernet_wire(device: &Device) -> bool {
     device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet
 }
 
-/// The pinned links: interface index, mode and the id of the program.
+/// The pinned links of devices that still exist: interface index, mode and the id of the program.
 pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, DatapathError> {
     let mut links = Vec::new();
     for path in bpffs::entries(&folder.links())? {

@@ -42,7 +42,8 @@ pub(crate) struct Folder {
     bpffs: PathBuf,
 }
 
-/// Locks out other agents from a [`Folder`] as long as it exists; the kernel releases it when the process ends.
+/// Locks out other agents, or other monitors, from a [`Folder`] as long as it exists; the kernel releases the lock when
+/// the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _folder: OwnedFd,
@@ -70,7 +71,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The folder, if a data plane of any layout version is pinned there.
+    /// The folder, if an agent of any layout version has created it.
     pub(crate) fn find(bpffs: &Path) -> Option<Self> {
         let folder = Self { bpffs: bpffs.to_owned() };
         folder.root().is_dir().then_some(folder)
@@ -163,7 +164,7 @@ impl Folder {
     /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it was
     /// unmounted.
     pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
-        // The kernel puts iterators (`maps.debug`, `progs.debug`) into every BPF file system.
+        // The kernel may put iterators (`maps.debug`, `progs.debug`) into a BPF file system.
         let is_iterator = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
         if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_iterator) {
             return Ok(false);
@@ -255,8 +256,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The process that holds the lock of a folder, from `/proc/locks`, for an error message. Unreadable parts are left
-/// out.
+/// The process that holds the lock of a folder, from `/proc/locks`, for an error message. A holder that is not listed
+/// there is assumed to be in another PID namespace.
 fn holder(folder: &OwnedFd) -> String {
     let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
         fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))

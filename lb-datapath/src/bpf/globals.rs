@@ -40,8 +40,8 @@ impl Globals {
     /// Reads the constants of the pinned programs; the defaults if none are pinned.
     ///
     /// # Errors
-    /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or another build has loaded the
-    /// programs.
+    /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or the programs are of a build whose
+    /// constants have another size in total.
     pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
         let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };
         let [direct] = section.constant("DIRECT")?;

@@ -141,7 +141,7 @@ pub(crate) const FLOW_TABLE: MapSpec = MapSpec::new::<u32, Header>("FLOW_TABLE",
 /// The overflow of the flow table.
 pub(crate) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
-/// The filter that programs ask before they look up anything: see [`lb_common::filter`].
+/// The filter that programs read before they look up anything: see [`lb_common::filter`].
 pub(crate) const FILTER: MapSpec = MapSpec::new::<u32, Filter>("FILTER", MapType::Array, 1);
 pub(crate) const FRAGMENTS: MapSpec =
     MapSpec::new::<FragmentKey, FragmentedDatagram>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
@@ -165,7 +165,7 @@ pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLO
 /// Which of the two data planes begins flows during an upgrade: see [`lb_common::handover`].
 pub(crate) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
 
-/// Every socket holds its own entry, so the map has no maximum number of entries.
+/// The kernel stores each entry with its socket, so the map has no maximum number of entries.
 pub(crate) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
 pub(crate) const SOCKET_BACKENDS: MapSpec =
     MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);

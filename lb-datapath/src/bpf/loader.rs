@@ -28,7 +28,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The BPF object, for tests that load it themselves.
+/// The BPF object; public for tests that load it themselves.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
 /// The log of the programs. Its owner must call `flush` whenever its descriptor is readable.
@@ -113,8 +113,8 @@ pub(crate) fn load(
     Ok(Loaded { programs, logger })
 }
 
-/// Loads the programs that every node needs, and `of_devices`. If the kernel refuses a program of a device, attaching that
-/// program reports the error.
+/// Loads the programs that every node needs, and `of_devices`. If the kernel refuses a program of a device, attaching
+/// that program reports the error.
 fn load_first(
     programs: &Programs,
     options: &Options,
@@ -152,8 +152,8 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
-/// Returns a loader, and makes [`linked_object`] ready. The loader reads all types of the kernel, which takes as long as
-/// the rest, so another thread does that.
+/// Returns a loader, and makes [`linked_object`] ready. The loader reads all types of the kernel, which takes about as
+/// long as the rest, so another thread does that.
 fn prepare<'a>() -> Result<EbpfLoader<'a>, DatapathError> {
     thread::scope(|scope| {
         let loader = thread::Builder::new().spawn_scoped(scope, EbpfLoader::new).ok();
@@ -192,7 +192,8 @@ fn check_object() -> Result<(), DatapathError> {
 /// datagrams in transit are lost.
 const GROWS: [&str; 2] = [layout::STATS.name, layout::FRAGMENTS.name];
 
-/// The number of entries that the map has or will have. Fails for a pinned map of another type or other sizes.
+/// The number of entries that the map has or will have. Removes the pin of a map of [`GROWS`] that is too small. Fails
+/// for a pinned map of another type or other sizes.
 fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u32, DatapathError> {
     let wanted = capacities.of(spec);
     let Some(found) = Shape::of_pin(path)? else { return Ok(wanted) };

@@ -57,7 +57,8 @@ impl Default for Capacities {
 }
 
 impl Capacities {
-    /// Raises the size of the map, and of the maps that always have the same size, to at least this number of entries.
+    /// Raises the size of the map, and of the maps whose size the same setting determines, to at least this number of
+    /// entries. Does nothing for a map that no such setting sizes.
     pub(crate) fn raise(&mut self, spec: &MapSpec, entries: u32) {
         let size = match spec.name {
             "SERVICES" | "SERVICE_NAMES" | "VIPS" => &mut self.services,
@@ -163,7 +164,8 @@ impl AttachMode {
     }
 }
 
-/// Which wire devices get the XDP program.
+/// Which wire devices with an Ethernet header get the XDP program. A device with VLANs that strips the tags from frames
+/// does not get it in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
     /// Devices whose drivers run XDP, except veth devices: the other end of a veth may drop the frames that the program

@@ -1,5 +1,5 @@
-//! Checks whether a helper of this kernel accepts a flag: a program of a few instructions calls it once, on an empty
-//! frame.
+//! Checks whether a helper of this kernel accepts a flag: a program of a few instructions calls it once, on a frame of
+//! zeros.
 
 use std::io;
 
@@ -11,7 +11,7 @@ const FIB_LOOKUP: i32 = 69;
 const ROUTE: i16 = 64;
 /// `AF_INET`.
 const IPV4: i32 = 2;
-/// The return value of a helper for a flag that it does not know.
+/// The return value of a helper for a flag that it does not support.
 const EINVAL: u32 = 22_u32.wrapping_neg();
 
 /// `BPF_FIB_LOOKUP_SKIP_NEIGH`.

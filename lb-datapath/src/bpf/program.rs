@@ -57,7 +57,7 @@ impl Programs {
         Self { folder, inner: Mutex::new(Inner { ebpf, loaded: BTreeMap::new() }) }
     }
 
-    /// The program with this name. It is loaded and pinned at the first call; a call after a failure tries again.
+    /// The program with this name. Loads and pins it unless it is loaded; a call after a failure tries again.
     pub(crate) fn get(&self, name: &'static str) -> Result<Arc<LoadedProgram>, DatapathError> {
         let mut loaded = self.load(&[name]);
         loaded
@@ -96,7 +96,8 @@ impl Programs {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).loaded.contains_key(name)
     }
 
-    /// Returns the programs with these names. Loads and pins, in parallel, those that are not loaded yet.
+    /// Returns the programs with these names, or their errors. Loads in parallel those that are not loaded yet, and
+    /// pins them.
     pub(crate) fn load(
         &self,
         names: &[&'static str],

@@ -30,7 +30,7 @@ pub(crate) const ANY: u64 = 0;
 pub(crate) const NO_EXIST: u64 = 1;
 /// `BPF_EXIST`: replace only.
 pub(crate) const EXIST: u64 = 2;
-/// Elements in each batch call: enough to make the cost of the system call negligible.
+/// The most elements in a batch call: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
 /// How often a call is repeated that failed because the kernel was busy or out of memory, and the pause between two
 /// attempts. The kernel refills the allocator of maps without preallocation in the background.
@@ -55,7 +55,8 @@ impl Cursor {
 pub(crate) enum BatchError {
     /// The kernel has no batches for this map.
     Unsupported,
-    /// The element with this index failed. The kernel returns no reason; a write of this element alone returns one.
+    /// The elements before this index are done, and the batch failed. A write of the element with this index alone
+    /// returns the reason, if it also fails.
     At(usize),
 }
 
@@ -244,8 +245,8 @@ impl RawMap {
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Calls `see` for every element; elements that exist during the whole walk are seen at least once. `see` may
-    /// change the map.
+    /// Calls `see` for every element. With batches, it gets elements that exist during the whole walk at least once.
+    /// `see` may change the map.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);
@@ -278,7 +279,7 @@ impl RawMap {
     }
 
     /// Like [`Self::for_each`], without batches. It lists all keys first, because the kernel restarts a walk from the
-    /// first key if the present one has been deleted.
+    /// first key if the present one has been deleted. A list that restarts often may miss keys.
     fn for_each_key(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         let (mut keys, mut key) = (Vec::<Vec<u8>>::new(), vec![0; self.key_size()]);
         while self.next_key(keys.last().map(Vec::as_slice), &mut key)? {

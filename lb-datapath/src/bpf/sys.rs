@@ -1,5 +1,5 @@
-//! `bpf(2)` commands that aya does not support: batches, links by interface index, queries; and the cookie of the
-//! network namespace.
+//! `bpf(2)` commands that aya does not offer, or not in the form that we need: for example batches, links by interface
+//! index, queries. Also the cookie of the network namespace.
 //!
 //! Each attribute is the prefix of `union bpf_attr` (include/uapi/linux/bpf.h) that the command reads; the kernel
 //! accepts any size and treats missing bytes as zero. Pointers are `u64`, as in the UAPI.

@@ -44,7 +44,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 
     /// Sets whether to use the kernel's batch commands (5.6 and newer); on by default. Without them, or if the kernel
-    /// does not support them, each element takes a system call.
+    /// does not support them, each element takes at least one system call.
     pub fn use_batches(&self, yes: bool) {
         self.map.use_batches(yes);
     }
@@ -116,8 +116,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.delete(keys).map_err(|(_, error)| error)
     }
 
-    /// Runs batches until all elements are processed. If a batch stops at an element, that element is written alone,
-    /// which gives the error. Repeating an element is harmless: every operation here is idempotent.
+    /// Runs batches until all elements are processed. If a batch stops at an element, that element is processed alone,
+    /// which gives the error, if there is one. Repeating an element is harmless: every operation here is idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -147,8 +147,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Calls `see` for every element; elements that exist during the whole walk are seen at least once. `see` may
-    /// change the map.
+    /// Calls `see` for every element. With batches, it gets elements that exist during the whole walk at least once.
+    /// `see` may change the map.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,

@@ -16,7 +16,7 @@ use aya::{
 
 use crate::error::DatapathError;
 
-/// The programs that take the verifier longest, the slowest one first. They are loaded in this order, before all others.
+/// The programs that take the verifier longest, the slowest first. They are loaded in this order, before all others.
 pub const SLOWEST_TO_VERIFY: [&str; 10] = [
     "xdp_native",
     "xdp_generic",

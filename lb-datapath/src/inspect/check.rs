@@ -1,4 +1,4 @@
-//! Checks whether this kernel and machine can run the data plane: each probe tries a feature.
+//! Checks whether this kernel and machine can run the data plane: each probe tries a feature, or reads a setting.
 
 use std::{fs, io, ops::RangeInclusive, path::Path};
 

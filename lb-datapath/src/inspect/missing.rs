@@ -1,4 +1,4 @@
-//! Finds pins and programs of a data plane that another process has removed.
+//! Finds pins and programs of a data plane that are missing, for example because another process has removed them.
 
 use lb_common::{DeviceInfo, device_flags};
 

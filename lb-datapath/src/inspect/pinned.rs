@@ -80,9 +80,10 @@ pub struct ProgramStatus {
     pub tag: u64,
     /// When the program was loaded.
     pub loaded_at: Option<SystemTime>,
-    /// How often the program ran, counted while the sysctl `kernel.bpf_stats_enabled` is 1.
+    /// How often the program ran, counted while the sysctl `kernel.bpf_stats_enabled` is 1 or a process has enabled the
+    /// statistics by `BPF_ENABLE_STATS`.
     pub run_count: u64,
-    /// How long the program ran in total, counted while the sysctl `kernel.bpf_stats_enabled` is 1.
+    /// How long the program ran in total, counted like `run_count`.
     pub run_time: Duration,
 }
 
@@ -237,7 +238,7 @@ impl Pinned {
         self.folder.holder()
     }
 
-    /// How full the maps are. Reads every entry.
+    /// How full the maps of Services, flows and session affinity are. Takes time for every entry.
     pub fn fill(&self) -> Result<Vec<MapFill>, DatapathError> {
         let ServiceMaps {
             services,

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Everything that a program reads when it decides about a packet. Lookups return the present contents of the maps;
+/// The maps and constants by which a program decides about a packet. Lookups return the present contents of the maps;
 /// settings and constants are those at the call of [`Pinned::program_view`](crate::Pinned::program_view).
 #[derive(Debug)]
 pub struct ProgramView {

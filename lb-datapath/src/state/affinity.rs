@@ -1,10 +1,10 @@
 //! The agent's part of session affinity: deleting the clients of Service ports that were deleted or no longer have
 //! affinity, and counting evicted clients.
 //!
-//! `AFFINITY` is an LRU map: when it is full, the kernel evicts the client that has been idle for the longest time, and
-//! reports nothing. So a client was evicted if it was in the map in the previous GC pass, is missing in this one, and
-//! has not reached the timeout of its Service. A client that is added and evicted between two passes is not counted:
-//! the number is a lower bound.
+//! `AFFINITY` is an LRU map: when it is full, the kernel evicts clients that have been idle for long, and reports
+//! nothing. So a client was evicted if it was in the map in the previous GC pass, is missing in this one, and has not
+//! reached the timeout of its Service. A client that is added and evicted between two passes is not counted: the number
+//! is a lower bound.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,8 @@ impl AffinityTable {
         self.table.capacity()
     }
 
-    /// Deletes the clients of Service ports that were deleted or no longer have affinity, and counts the others.
+    /// Deletes the clients of Service ports that were deleted or no longer have affinity, and counts the others and
+    /// those that were evicted.
     pub fn collect_garbage(&mut self) -> Result<AffinityReport, DatapathError> {
         self.census.collect_garbage(&self.table, || timeouts(&self.maps), Conntrack::now())
     }
@@ -103,7 +104,7 @@ impl Census {
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
             // An expired client whose Service still has affinity is kept: it may connect again at this moment, and the
             // kernel has no command that deletes an entry only if it is unchanged. When the map is full, the kernel
-            // first evicts the clients that have been idle for longest.
+            // evicts clients that have been idle for long.
             if !timeouts.contains_key(&key.service) {
                 removed += usize::from(clients.delete(&key)?);
             }

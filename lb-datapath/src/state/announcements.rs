@@ -24,8 +24,8 @@ impl Announcements {
         })
     }
 
-    /// The maps of the data plane pinned on `bpffs`, which another process may be writing; `None` if no data plane is
-    /// pinned.
+    /// The maps of the data plane pinned on `bpffs`, which another process may be writing; `None` if `bpffs` has no
+    /// folder of a data plane.
     pub fn pinned(bpffs: &std::path::Path) -> Result<Option<Self>, DatapathError> {
         Folder::find(bpffs).map(|folder| Self::open(&folder)).transpose()
     }

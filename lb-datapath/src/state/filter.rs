@@ -44,7 +44,7 @@ pub struct Filter {
     insertion: Mutex<()>,
 }
 
-/// How full the copy is that programs ask.
+/// How full the copy is that programs read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FilterFill {
     /// Bits that are set.
@@ -90,7 +90,7 @@ impl FilterMemory {
         self.word(ACTIVE).load(Ordering::SeqCst)
     }
 
-    /// Makes the programs ask a copy (0 or 1), or look up every packet (`None`).
+    /// Makes the programs read a copy (0 or 1), or look up every packet (`None`).
     pub fn activate(&self, copy: Option<usize>) {
         self.word(ACTIVE).store(copy.map_or(OFF, activated), Ordering::SeqCst);
     }
@@ -110,7 +110,7 @@ impl FilterMemory {
         }
     }
 
-    /// The fill of the copy that programs ask or, while the filter is off, of the first copy.
+    /// The fill of the copy that programs read or, while the filter is off, of the first copy.
     fn fill(&self) -> FilterFill {
         let mut fill = FilterFill::EMPTY;
         for index in words_of(copy_of(self.active())) {
@@ -178,12 +178,12 @@ impl Filter {
         self.memory.set_ranges(ranges);
     }
 
-    /// Whether the programs ask the filter.
+    /// Whether the programs read the filter.
     pub fn is_on(&self) -> bool {
         self.memory.active() != OFF
     }
 
-    /// The fill of the copy that programs ask or, while the filter is off, of the first copy.
+    /// The fill of the copy that programs read or, while the filter is off, of the first copy.
     pub fn fill(&self) -> FilterFill {
         self.memory.fill()
     }

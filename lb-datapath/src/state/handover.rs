@@ -5,15 +5,15 @@
 //!
 //! 1. Maps that programs write, that both layouts define alike and that keep their size (flows, affinity, sockets) are
 //!    shared: pinned by both.
-//! 2. All other maps are copied, field by field, after the verifier has accepted the new programs. The old programs
-//!    serve meanwhile.
+//! 2. The other maps that must survive are copied, field by field, after the verifier has accepted the new programs.
+//!    The old programs serve meanwhile.
 //! 3. The programs of both versions are on every tc hook, the new ones first. If both have a flow, both translate it
 //!    alike. The new programs leave packets of unknown flows to the old ones: all such packets, until the new programs
 //!    are on all hooks and the flows that began meanwhile are copied; after that only packets from the middle of a
 //!    connection.
 //! 4. The agent copies the remaining old flows, and removes the old data plane.
 //!
-//! So at every moment some program knows each flow. XDP hooks and control groups have one link for both versions, whose
+//! So at every moment some program has each flow. XDP hooks and control groups have one link for both versions, whose
 //! program is replaced atomically.
 
 use std::{
@@ -60,7 +60,8 @@ const CHUNK: usize = 4096;
 /// that finds them.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
-/// Other maps that programs write, and whose contents must survive.
+/// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS` and `SOCKETS`, which
+/// then begin empty.
 const STATE: [&MapSpec; 7] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,

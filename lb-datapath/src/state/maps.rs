@@ -129,7 +129,7 @@ impl ServiceMaps {
         self.services.capacity()
     }
 
-    /// Everything that the control plane keeps in the kernel.
+    /// Reads the contents of these maps.
     pub fn contents(&self) -> Result<Contents, DatapathError> {
         let mut contents = Contents::default();
         self.services.for_each(|key, service| {
@@ -191,7 +191,8 @@ impl ServiceMaps {
     }
 
     /// Applies the steps in order. Consecutive steps of one kind share system calls; the kernel executes such a batch
-    /// element by element, so at any time the maps show the effect of a prefix of the steps.
+    /// element by element, so at any time the maps show the effect of a prefix of the steps, and perhaps a part of the
+    /// elements that the next step writes.
     pub fn apply(&self, steps: &[Step]) -> Result<(), ApplyError> {
         let mut applied = 0;
         for run in steps.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {

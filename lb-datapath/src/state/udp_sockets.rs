@@ -193,7 +193,7 @@ fn destroy(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
 }
 
 /// Tries to destroy a UDP socket of this process. Fails if the kernel lacks `CONFIG_INET_UDP_DIAG` or
-/// `CONFIG_INET_DIAG_DESTROY`.
+/// `CONFIG_INET_DIAG_DESTROY`, or the process lacks CAP_NET_ADMIN.
 pub(crate) fn try_destroy() -> io::Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect(socket.local_addr()?)?;

@@ -64,7 +64,7 @@ impl Frame {
         }
     }
 
-    /// The address that the frame claims, if it claims one: every ARP packet does, except probes.
+    /// The address that the frame claims, if it claims one: every ARP request and reply does, except probes.
     #[inline(always)]
     pub fn claimed(&self) -> Option<Address> {
         let claims = self.operation().is_some() && u32::from_ne_bytes(self.sender) != 0;
@@ -110,7 +110,7 @@ impl Frame {
         }
     }
 
-    /// The announcement that `own` has the address (RFC 5227 §3). Some machines heed only requests and others only
+    /// The announcement that `own` has the address (RFC 5227 §3). Some machines process only requests and others only
     /// replies, so the agent sends both.
     pub fn announcement(address: [u8; 4], own: [u8; 6], operation: Operation) -> Self {
         Self {

@@ -27,7 +27,7 @@ const HOP_LIMIT: u8 = 255;
 /// Options of link-layer addresses, RFC 4861 §4.6.1.
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
-/// Most options that fit into [`MESSAGE`].
+/// The most options that fit into [`MESSAGE`].
 const OPTIONS: u32 = (LONGEST - SHORTEST) / 8;
 
 /// The multicast address of all nodes of the link, RFC 4291 §2.7.1.
@@ -98,7 +98,8 @@ fn target_bytes(message: &[u8; MESSAGE]) -> &[u8; 16] {
 }
 
 /// The meaning of a message about its target, for the machine with the MAC address `own`. `message` is `length` bytes,
-/// followed by zeros. Invalid messages (RFC 4861 §7.1) are [`Message::Other`].
+/// followed by zeros. A message from `own`, or with a wrong checksum or malformed options, is [`Message::Other`], and
+/// so is a solicitation that is sent neither to the target nor to its [`group`], or that contradicts RFC 4861 §7.1.1.
 #[inline(always)]
 pub fn meaning(headers: &Headers, message: &[u8; MESSAGE], length: u32, own: [u8; 6]) -> Message {
     if same(headers.from, own) || sum(headers, message, length) != 0xffff {

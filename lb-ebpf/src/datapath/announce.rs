@@ -1,8 +1,8 @@
 //! ARP and neighbour discovery for the virtual addresses that the node announces at layer 2.
 //!
 //! A program of its own, `tc_announce`, runs before `tc_ingress` on the devices where addresses are announced. It sends
-//! an answer in place of the question, and passes every other packet untouched. A frame whose VLAN tag the kernel has
-//! taken out is for the VLAN device, where the program runs again.
+//! an answer in place of the question, drops a question that it could not turn into an answer, and passes every other
+//! packet untouched. A frame whose VLAN tag the kernel has taken out is for the VLAN device, so the program passes it.
 
 use core::arch::asm;
 
@@ -33,7 +33,7 @@ static ANNOUNCED: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// The numbers of answers and conflicts, and the last conflict, for each address on each device.
+/// The numbers of answers, failures and conflicts, and the last conflict, for each address on each device.
 #[btf_map]
 static ANNOUNCE_HEARD: HashMap<AnnounceKey, Heard, { capacity::ANNOUNCED }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();

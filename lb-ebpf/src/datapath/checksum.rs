@@ -1,4 +1,4 @@
-//! Reads what the kernel knows about the checksums of a packet: `ip_summed` of its `sk_buff`.
+//! Reads the kernel's record of a packet's checksums: `ip_summed` of its `sk_buff`.
 //!
 //! `__sk_buff` lacks the field. Since Linux 6.2 `bpf_cast_to_kern_ctx` leads to the kernel's own structure, and costs
 //! nothing: the verifier makes it a copy of the context pointer. The id of the function and the offset of the field

@@ -1,5 +1,5 @@
-//! Events for `lb-agent monitor`: one for each new flow and for each packet that is dropped or rejected. Further
-//! packets of a flow emit none. While no monitor runs, an event costs one load from a map.
+//! Events for `lb-agent monitor`: see [`Event`]. For further packets of a flow, the programs emit none. While no
+//! monitor runs, an event costs one load from a map.
 
 use aya_ebpf::{
     btf_maps::{Array, RingBuf},
@@ -19,18 +19,18 @@ use super::{context::HookContext, maps, scratch::scratch, stats};
 #[btf_map]
 static EVENTS: RingBuf<Event, { capacity::EVENTS }> = RingBuf::new();
 
-/// The tick until which a monitor listens, and how many events it has lost: see [`monitor`].
+/// The tick until which the programs emit events, and how many events were lost: see [`monitor`].
 #[btf_map]
 static MONITOR: Array<u64, { monitor::SIZE }> = Array::new();
 
-/// Whether a monitor has set the tick until which it listens. This stays true if the monitor is killed, but after that
-/// tick [`emit`] emits nothing.
+/// Whether a monitor has set the tick until which the programs emit events. The answer stays true if the monitor is
+/// killed, but from that tick on [`emit`] emits nothing.
 #[inline(always)]
 pub(crate) fn is_watched() -> bool {
     until() != 0
 }
 
-/// The tick until which a monitor listens.
+/// The tick until which the programs emit events; 0 is off.
 #[inline(always)]
 fn until() -> u64 {
     // SAFETY: `until` points to an element of the array, which lives as long as the program runs. A volatile load of
@@ -75,7 +75,7 @@ pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) 
 fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     match maps::packet() {
         // After `RewriteFailed` the stored packet may be an earlier one: the fast path does not store a packet that it
-        // forwards, and `RewriteFailed` is its only reason to drop such a packet.
+        // forwards. It drops such a packet for no other reason.
         Ok(packet) if !matches!(outcome, Outcome::RewriteFailed) => {
             emit_rejected(&packet.tuple, device, outcome, hook);
         }

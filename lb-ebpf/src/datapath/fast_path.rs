@@ -25,14 +25,15 @@ use super::{
 /// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(super) enum FastPath {
-    /// The fast path has decided about the packet: the caller must neither parse nor count it again.
+    /// The fast path has decided about the packet, and rewritten it if necessary: the caller must not process it again.
     Done(Outcome),
-    /// The headers are unusual or truncated: the slow path has to parse them.
+    /// The headers are unusual or truncated, or there is no Ethernet header: the slow path has to parse the packet.
     NotPlain,
     /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
-    /// The fast path has parsed and stored the packet; the flow with its tuple begins or ends with it, needs a route,
-    /// or is in the overflow.
+    /// The fast path has parsed and stored the packet. A flow has the packet's tuple, and leaves the decision to the
+    /// slow path: the packet may begin or end the flow, or the flow needs a route or is in the overflow. (In the XDP
+    /// program also if the flow is not routed.)
     HasFlow,
 }
 

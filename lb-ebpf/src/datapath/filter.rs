@@ -19,7 +19,7 @@ static FILTER: Array<filter::Filter, 1, { BPF_F_MMAPABLE as usize }> = Array::ne
 pub(crate) struct Filter(*mut filter::Filter);
 
 impl Filter {
-    /// The filter. (An array always has its element; the verifier knows that since Linux 6.14.)
+    /// The filter. (An array always has its element; the verifier relies on that since Linux 6.14.)
     #[inline(always)]
     pub(crate) fn get() -> Option<Self> {
         FILTER.get_ptr_mut(0).map(Self)

@@ -10,7 +10,7 @@ use lb_common::{
 };
 use lb_ebpf::{
     parse::{
-        Headers, Quoted,
+        Headers,
         frame::{Frame as _, half_word, v4_address, v6_address},
         parse_quoted,
     },
@@ -58,7 +58,8 @@ pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Transla
 
 #[inline(always)]
 fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Translated, Outcome> {
-    let quoted = read_quoted(skb, headers)?;
+    // The quoted headers are in the linear part: the caller has pulled headers before it parsed the message.
+    let quoted = parse_quoted(skb, headers)?;
     let key = quoted.tuple.reversed();
     let flow = conntrack::lookup(&key).ok_or(Outcome::UnknownIcmpError)?;
     if !hook.translates(flow) || of_node::is_of_other_flow(skb, headers.l3, hook, flow) {
@@ -89,18 +90,6 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     // without the stack, which might refuse the VIP as a source on that device.
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(Translated::Done(if hairpin { turned(flow) } else { Outcome::IcmpError }))
-}
-
-/// Parses the quoted packet. If it lies outside the linear part of the buffer, it is pulled in first.
-#[inline(always)]
-pub(super) fn read_quoted(skb: &mut Skb, headers: &Headers) -> Result<Quoted, Outcome> {
-    for _ in 0..2 {
-        match parse_quoted(skb, headers) {
-            Err(Outcome::Malformed) if skb.pull_headers() => {}
-            parsed => return parsed,
-        }
-    }
-    Err(Outcome::Malformed)
 }
 
 /// Rewrites the quoted packet; returns the change of the ICMP checksum, which covers it.
@@ -138,8 +127,9 @@ fn transport_checksum(skb: &Skb, quoted: &Headers, protocol: u8) -> Option<u16> 
 
 /// Rewrites the addresses of the ICMP packet itself; returns the change of a checksum over them.
 ///
-/// As in nf_nat, any source of the error is translated: the receiver must not see an address that it never sent to, and
-/// its reverse path filter may not accept it.
+/// As in nf_nat, if the flow changes the source of its packets, the error also gets the new source, whichever router
+/// has sent it: the receiver must not get an address that it never sent to, and its reverse path filter may not accept
+/// it.
 #[inline(always)]
 fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> Result<u16, Outcome> {
     let (old_source, old_destination) = read_addresses(skb, headers)?;

@@ -1,5 +1,5 @@
 //! The link layer: which frames are for this node. All others pass untouched: the stack forwards them between the ports
-//! of a bridge, or drops them.
+//! of a bridge, hands them to a VLAN device, or drops them.
 
 use lb_ebpf::parse::{
     Layer,

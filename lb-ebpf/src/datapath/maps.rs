@@ -22,7 +22,8 @@ const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Endpoints: an arena in which every service port owns one sorted, contiguous slice for each address family.
+/// Endpoints: an arena of sorted, contiguous slices. A frontend has one slice, or a second one for internal clients.
+/// Frontends with equal backends share slices.
 #[btf_map]
 pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new();
 
@@ -30,7 +31,7 @@ pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new(
 #[btf_map]
 pub(super) static TABLES: Array<u32, { capacity::TABLES }> = Array::new();
 
-/// The flow table: flows, with one entry for each direction. The agent maps it.
+/// The flow table: entries of flows, one for each direction. The agent maps it.
 #[btf_map]
 pub(super) static FLOWS: Array<Slot, { capacity::FLOWS }, MMAPABLE> = Array::new();
 
@@ -52,7 +53,7 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capac
 #[btf_map]
 pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
-/// Virtual addresses, with the treatment of packets to ports that no Service has.
+/// Virtual addresses and addresses of the node, with the treatment of packets to ports that no Service has.
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 

@@ -1,14 +1,16 @@
-//! The programs on packets: two tc hooks and XDP.
+//! The programs on packets, at tc ingress, tc egress and XDP.
 //!
 //! Both tc hooks run [`process`]. A client's packets are translated at the device through which they enter the node:
 //! DNATed at its ingress, before the stack routes them. Replies are translated back at its egress, after the stack has
-//! routed them. So the device of a backend and reverse path filters get only addresses that belong there. If the client
-//! address must not reach the backend, a second translation replaces it at the other end: see [`flow::masquerade`].
+//! routed them. So packets at the device of a backend, and those that reverse path filters check, have the addresses
+//! that belong there. (Flows that begin at the catch device are [caught](lb_common::conntrack::flow_flags::CAUGHT)
+//! instead.) If the client address must not reach the backend, a second translation replaces it at the other end: see
+//! [`flow::masquerade`].
 //!
-//! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Its rarer
-//! parts are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A
-//! subprogram returns one register: a plain [`Outcome`], or an enum that encodes its other variants in values that
-//! `Outcome` does not use.
+//! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Rare parts of
+//! the slow path are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A
+//! subprogram that decides about a packet returns one register: a plain [`Outcome`], or an enum that encodes its other
+//! variants in values that `Outcome` does not use.
 
 pub(crate) mod announce;
 mod checksum;
@@ -70,8 +72,8 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
     fragments::remember_outcome(skb, packet, hook, outcome)
 }
 
-/// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet that gets no
-/// flow; such a packet may be in a tunnel.
+/// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet that no flow
+/// translates here; the packet may be in a tunnel.
 #[inline(always)]
 fn process_outside_tunnel(
     skb: &mut Skb,

@@ -1,5 +1,5 @@
-//! Answers in place of a backend: rejections by a service without backends, so that clients fail at once instead of
-//! hanging, ICMP errors of routed packets, and echo replies of virtual addresses.
+//! Answers in place of a backend: rejections, so that clients fail at once instead of hanging, ICMP errors about
+//! packets of routed and tunnelled flows, and echo replies of virtual addresses.
 
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_ktime_get_coarse_ns};
 use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
@@ -97,8 +97,8 @@ extern "C" fn reject_may_send_error() -> u32 {
     // SAFETY: one volatile load of an aligned `u64`, which is never torn.
     let full_at = unsafe { (&raw const FULL_AT).read_volatile() };
     let Some(full_at) = icmp_limit::take(full_at, now) else { return 0 };
-    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If two CPUs store at the same time, both
-    // errors have taken one token, so there is one more than the limit.
+    // SAFETY: one volatile store of an aligned `u64`, which is never torn. If two CPUs store at the same time, their
+    // two errors have taken one token together, so the node sends one more than the limit.
     unsafe { (&raw mut FULL_AT).write_volatile(full_at) };
     1
 }

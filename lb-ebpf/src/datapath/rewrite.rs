@@ -101,8 +101,8 @@ fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outc
     Ok(())
 }
 
-/// Writes the ports of a packet whose checksum the device probably computes. Only the kernel knows whether it does, so
-/// the checksum is updated by the kernel's helper function.
+/// Writes the ports of a packet whose checksum the device probably computes. The kernel does not show whether it does,
+/// so the kernel's helper function updates the checksum.
 #[inline(never)]
 fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;

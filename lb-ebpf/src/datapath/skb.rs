@@ -68,7 +68,7 @@ impl Exit {
     }
 }
 
-/// Bytes from the start of the frame that hold all headers the programs parse.
+/// Bytes from the start of the frame that hold the headers of nearly all packets, quoted headers included.
 const HEADERS: u32 = 256;
 
 impl Frame for Skb {
@@ -142,13 +142,14 @@ impl Skb {
         Self::new(TcContext::new(raw), Layer::Ip)
     }
 
-    /// Pulls the headers into the linear part; returns false if they were there already or the kernel could not pull
-    /// them.
+    /// Pulls the headers into the linear part, unless they are there. If the kernel cannot pull them, nothing changes.
     #[inline(always)]
-    pub(super) fn pull_headers(&mut self) -> bool {
+    pub(super) fn pull_headers(&mut self) {
         let wanted = self.length().min(HEADERS);
-        let linear = self.ctx.data_end() - self.ctx.data();
-        linear < wanted as usize && self.ctx.pull_data(wanted).is_ok()
+        if self.ctx.data_end() - self.ctx.data() < wanted as usize {
+            // Whoever reads a header checks that it is there.
+            let _ = self.ctx.pull_data(wanted);
+        }
     }
 
     /// Writes `value` at `offset`, for a field whose checksums are updated separately.

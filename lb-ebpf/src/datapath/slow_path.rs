@@ -1,5 +1,5 @@
-//! The slow path: packets with unusual headers, those that begin or end a flow, and those whose flow is in the overflow
-//! or needs a route.
+//! The slow path: packets that the fast path leaves over. They have unusual headers, may begin or end a flow, are for
+//! an unlisted cluster IP or in a tunnel, or their flow is in the overflow or needs a route.
 
 use lb_common::{
     Outcome,
@@ -62,7 +62,7 @@ fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
 }
 
 /// Decides about a packet with ports; `known` is the entry of its tuple, if there is one. `Err` is the outcome of a
-/// packet that gets no flow.
+/// packet that no flow translates here.
 #[inline(always)]
 pub(super) fn process(
     skb: &mut Skb,
@@ -133,7 +133,7 @@ fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static 
     }
 }
 
-/// Rewrites a packet and sends it on, as the fast path does; also remembers the ports of a first fragment, and observes
+/// Rewrites a packet and sends it on, as the fast path does; also records the ports of a first fragment, and observes
 /// the answer to a SYN.
 #[inline(never)]
 fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook, is_first: bool) -> Forwarded {

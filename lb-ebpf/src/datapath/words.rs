@@ -1,4 +1,5 @@
-//! Words of map values: atomic operations, fully ordered (`core` has none for BPF), and copies.
+//! Words of map values: copies, and atomic operations (`core` has none for BPF), which are fully ordered, except a
+//! [`compare_exchange`] that fails.
 
 use core::arch::asm;
 

@@ -1,8 +1,8 @@
 //! Bounds that the verifiers of all supported kernels accept.
 //!
-//! LLVM may compare one copy of a value and use another. Newer kernels know that both are equal. Linux 6.1 knows the
-//! bounds only of the copy that was compared, and rejects an access through the other. So each bound here is one block
-//! of assembly, and its output is the only copy of the value that has passed the comparison.
+//! LLVM may compare one copy of a value and use another. Newer verifiers track that both are equal. The verifier of
+//! Linux 6.1 tracks only the bounds of the copy that was compared, and rejects an access through the other. So each
+//! bound here is one block of assembly, and its output is the only copy of the value that has passed the comparison.
 
 use crate::parse::frame::MAX_OFFSET;
 

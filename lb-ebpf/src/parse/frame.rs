@@ -73,6 +73,52 @@ pub fn half_word(bytes: &[u8; 2]) -> u16 {
     u16::from_ne_bytes(*bytes)
 }
 
+/// Writes a word in memory order, by one instruction: see [`word`].
+#[inline(always)]
+pub fn set_word(bytes: &mut [u8; 4], word: u32) {
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: the block writes exactly the four bytes that are borrowed.
+    unsafe {
+        core::arch::asm!(
+            "*(u32 *)({bytes} + 0) = {word}",
+            bytes = in(reg) bytes.as_mut_ptr(),
+            word = in(reg) u64::from(word),
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        *bytes = word.to_ne_bytes();
+    }
+}
+
+/// Writes a 16-bit word in memory order; see [`set_word`].
+#[inline(always)]
+pub fn set_half_word(bytes: &mut [u8; 2], half: u16) {
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: the block writes exactly the two bytes that are borrowed.
+    unsafe {
+        core::arch::asm!(
+            "*(u16 *)({bytes} + 0) = {half}",
+            bytes = in(reg) bytes.as_mut_ptr(),
+            half = in(reg) u64::from(half),
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        *bytes = half.to_ne_bytes();
+    }
+}
+
+/// Writes bytes word by word; see [`set_word`].
+#[inline(always)]
+pub fn set_words<const N: usize>(bytes: &mut [[u8; 4]; N], words: [u32; N]) {
+    for (bytes, word) in bytes.iter_mut().zip(words) {
+        set_word(bytes, word);
+    }
+}
+
 /// The address in an IPv6 header.
 #[inline(always)]
 pub fn v6_address(bytes: &[u8; 16]) -> Address {
@@ -145,7 +191,7 @@ pub mod lengths {
 /// Headers are borrowed, not copied. A function that may move the packet takes `&mut self`, so the borrow checker
 /// rejects the use of a header after the call, as the verifier would.
 pub trait Frame {
-    /// The length in bytes, including the part that is not linear.
+    /// The length in bytes: of an `skb`, including the part that is not linear; of an XDP frame, without it.
     fn length(&self) -> u32;
 
     /// The header that starts `offset` bytes into the frame.

@@ -17,7 +17,7 @@ pub enum Layer {
     Ip,
 }
 
-/// A packet with a transport protocol that has ports, an ICMP error about one, or an ICMP echo request.
+/// A packet with a transport protocol that has ports, a later fragment, an ICMP error, or an ICMP echo request.
 ///
 /// No field is an enum with a payload: the payload of the other variants would be undefined. LLVM then stores
 /// whatever a register happens to hold, and the verifier rejects that if it is a pointer.

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Checks what users of the parser rely on: every header that the programs write lies within the frame, all addresses
-/// are of one family, the filter sees the tuple that the fast path sees, and whatever the plain parser returns agrees
+/// are of one family, the filter gets the tuple that the fast path gets, and whatever the plain parser returns agrees
 /// with the full parser.
 ///
 /// # Panics

@@ -87,7 +87,7 @@ fn tagged(mut bytes: Vec<u8>, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Packets of every kind that [`parse`] accepts.
+/// Packets of every kind that [`parse`] accepts, except fragments.
 fn samples() -> Vec<Vec<u8>> {
     let (segment, datagram) = (tcp(v4(), syn(), b""), udp(v6(), b"question"));
     vec![

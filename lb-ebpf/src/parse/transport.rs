@@ -37,8 +37,7 @@ pub(super) fn udp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Re
     Ok(ip.packet(tuple, Body::Udp))
 }
 
-/// Parses an SCTP packet (RFC 9260 §3). Fragments are not translated: a fragment has neither the length of the packet
-/// nor all bytes that the checksum covers. SCTP itself avoids fragments.
+/// Parses an SCTP packet that is not fragmented: see [`Body::Sctp`].
 #[inline(always)]
 pub(super) fn sctp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> Result<Packet, Outcome> {
     if ip.fragment.part != Part::Whole {
@@ -75,12 +74,13 @@ pub const ECHO_REQUEST_V4: u8 = 8;
 /// The ICMPv6 type of an echo request, RFC 4443 §4.1.
 pub const ECHO_REQUEST_V6: u8 = 128;
 
-/// Parses the packet that an ICMP error with these `headers` quotes. Its transport header may be cut after 8 bytes.
+/// Parses the packet that an ICMP error with these `headers` quotes. The quoted transport header may be cut after 8
+/// bytes.
 ///
 /// # Errors
 ///
-/// The [`Outcome`] of a quote that is too short, or quotes a packet without a flow: a later fragment or another ICMP
-/// message.
+/// The [`Outcome`] of a quote that is too short, or of a packet that has no flow: a later fragment, a packet without
+/// ports (such as another ICMP message), or one of the other address family.
 #[inline(always)]
 pub fn parse_quoted<F: Frame + ?Sized>(frame: &F, headers: &Headers) -> Result<Quoted, Outcome> {
     let ip = Ip::read(frame, headers.l4 + lengths::ICMP)?;

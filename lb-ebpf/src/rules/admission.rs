@@ -50,9 +50,9 @@ pub const fn rejection(protocol: u8) -> Outcome {
 
 /// Whether a TCP or SCTP flow may begin with this segment. (A UDP flow may begin with any datagram.)
 ///
-/// Segments in the middle of a connection may begin one: its entries may be lost, or on another node. At an address of
-/// the node itself only a SYN may, because connections of the node, and those that netfilter masquerades, use ports
-/// there too.
+/// Segments in the middle of a connection may begin a flow: the entries of the connection may be lost, or on another
+/// node. If the service [requires a SYN](Service::requires_syn), only a SYN may: connections of the node, and those
+/// that netfilter masquerades, also use ports at such an address.
 #[inline(always)]
 pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     if service.requires_syn() && !segment.is_syn() {

@@ -5,11 +5,11 @@
 
 use lb_common::{Announcement, Heard};
 
-/// The meaning of a valid ARP packet or neighbour discovery message from another machine, for an address.
+/// The meaning of an ARP packet or a neighbour discovery message for an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Message {
-    /// Nothing that concerns announcements.
+    /// Nothing that concerns announcements: the message is invalid, from this node, or for another machine.
     Other = 0,
     /// A question for the MAC address of the address: an ARP request, an ARP probe (RFC 5227 §2.1), or a neighbour
     /// solicitation from an address (RFC 4861 §4.3).

@@ -22,8 +22,8 @@ impl ClientSide {
     }
 }
 
-/// Decides whether the client is internal. (Only services that [depend](Service::depends_on_client) on the client treat
-/// internal and external clients differently.)
+/// Decides whether the client is internal. (Apart from `--deny-source`, only services that
+/// [depend](Service::depends_on_client) on the client treat internal and external clients differently.)
 #[inline(always)]
 pub fn side(by_address: impl FnOnce() -> bool, by_device: impl FnOnce() -> bool) -> ClientSide {
     if by_address() {

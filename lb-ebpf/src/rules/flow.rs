@@ -84,7 +84,8 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
 /// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number
 /// of retransmissions after which another backend is tried; 0 means never.
 ///
-/// If the service has no backends, only flows that no backend has answered yet are stale: their next SYN is rejected.
+/// That the service has no backends makes only those flows stale that no backend has answered yet: their next SYN is
+/// rejected.
 #[inline(always)]
 pub fn staleness(
     flow: &Flow,
@@ -155,7 +156,7 @@ pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
     (flow.flags & flow_flags::AT_EGRESS != 0) == egress
 }
 
-/// The outcome of a packet that its flow translates on its way through the stack.
+/// The outcome of a packet of a flow that is neither routed nor direct.
 #[inline(always)]
 pub const fn translated(flow: &Flow) -> Outcome {
     match flow.flags {

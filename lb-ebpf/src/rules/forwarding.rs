@@ -11,8 +11,8 @@ pub enum Forwarding {
     /// The backend has an address of this node, so packets keep the client's own address although the service
     /// masquerades.
     PlainOnNode = 1,
-    /// Client and backend are the same pod. Packets go back to the pod with the VIP as source, because a pod's packets
-    /// to its own address never leave the pod.
+    /// Client and backend are the same pod: they have the same address. Packets go back to the pod with the VIP as
+    /// source, because a pod's packets to its own address never leave the pod.
     Hairpin = 2,
     /// Packets go unchanged through a tunnel to the backend's node.
     Tunnel = 3,
@@ -59,9 +59,9 @@ pub fn forwarding(
     }
 }
 
-/// Whether packets of a flow are sent on although there is no room for its entries. True for tunnelled flows of a
-/// service with Maglev: no reply passes this node, and the table chooses the same backend for each packet of a
-/// connection. At an address where only a SYN begins a flow, the packets after the SYN would need the entry.
+/// Whether packets of a flow are sent on although there is no room for its entry. True for tunnelled flows of a service
+/// with Maglev: no reply passes this node, and the table chooses the same backend for each packet of a connection until
+/// the backends change. At an address where only a SYN begins a flow, the packets after the SYN would need the entry.
 #[inline(always)]
 pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
     is_tunnelled && service.scheduler == Scheduler::Maglev as u8 && !service.requires_syn()

@@ -2,8 +2,9 @@
 //! datagrams to the forged source as it sends to the node.
 //!
 //! The limit has the default values of the kernel's own limit for the whole node (`net.ipv4.icmp_msgs_per_sec` and
-//! `icmp_msgs_burst`, net/ipv4/icmp.c). It is a token bucket whose state is one number: the time at which the bucket
-//! will be full again. As in the kernel, RSTs have no limit: a RST is no larger than the packet that it answers.
+//! `icmp_msgs_burst`, net/ipv4/icmp.c, Linux 6.18). It is a token bucket whose state is one number: the time at which
+//! the bucket will be full again. As in the kernel, RSTs have no limit: a RST is no larger than the packet that it
+//! answers.
 
 use lb_common::Outcome;
 

@@ -1,5 +1,5 @@
-//! The decisions of the data plane, each defined once. The programs (`datapath/`, `sockets/`) and `lb-agent explain`
-//! call them.
+//! The decisions of the data plane, each defined once. The programs (`datapath/`, `sockets/`) call them, and `lb-agent
+//! explain` calls most of them.
 //!
 //! A rule is a pure function over values that its caller has looked up; a closure stands for a lookup that is rarely
 //! needed. A rule with several answers returns an enum without fields, which fits into one register.

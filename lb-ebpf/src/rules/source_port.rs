@@ -1,8 +1,8 @@
 //! How many source ports a new connection tries towards its backend.
 //!
-//! Each attempt tries another port, so many attempts find a free one even when nearly all are taken. When all are
-//! taken, as under a flood, attempts only cost time. So the programs record a backend whose ports ran out, and for the
-//! rest of the tick new connections to it get few attempts.
+//! Each attempt tries a random port (in a small range, the next one), so many attempts mostly find a free one even when
+//! nearly all are taken. When all are taken, as under a flood, attempts only cost time. So the programs record a
+//! backend whose ports ran out, and for the rest of the tick new connections to it get few attempts.
 
 use lb_common::conntrack::Tick;
 
@@ -18,15 +18,15 @@ pub const fn attempts(ran_out: bool) -> u32 {
 }
 
 /// Whether this attempt may take the port of an ended connection from which the other end may still expect packets:
-/// attempts in the second half may. (In a range of at most half as many ports as attempts, [`next`] lets the first half
-/// try every port.)
+/// attempts in the second half may. (Unless the ports ran out, the first half tries every port of a range of at most
+/// `ATTEMPTS / 2` ports: see [`next`].)
 #[inline(always)]
 pub const fn is_eager(attempt: u32, ran_out: bool) -> bool {
     attempt >= attempts(ran_out) / 2
 }
 
 /// The offset of the port to try after the one at `offset`, in a range of `count` ports: `random`, which is below
-/// `count`, or the following offset if half of the attempts suffice for all ports.
+/// `count`, or the following offset if the range has at most `ATTEMPTS / 2` ports.
 #[inline(always)]
 pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     if count > ATTEMPTS / 2 {

@@ -10,7 +10,7 @@ use super::admission::rejection;
 pub enum Unlisted {
     /// Outside the ranges of cluster IPs: left untouched.
     OutOfRange = 0,
-    /// In a range of cluster IPs, but of no Service: dropped, because the range contains only cluster IPs.
+    /// In a range of cluster IPs, but of no Service: dropped.
     UnknownVip = 1,
     /// In a range of cluster IPs, but of no Service: left untouched, because the node does not drop such packets
     /// ([`settings_flags::DROP_UNKNOWN_VIPS`](lb_common::settings_flags::DROP_UNKNOWN_VIPS)).
@@ -36,8 +36,8 @@ impl Unlisted {
     }
 }
 
-/// The kind of an address at which no Service has the port. If they were not dropped, packets to an unknown address in
-/// a range of cluster IPs would follow the default route out of the cluster, or loop.
+/// The kind of an address at which no Service has the port. Packets to an unknown address in a range of cluster IPs are
+/// dropped, if the node is set to, because they would follow the default route out of the cluster, or loop.
 #[inline(always)]
 pub fn unlisted(
     in_range: bool,

@@ -1,7 +1,7 @@
 //! The choice of a backend for a new flow: the arithmetic of each scheduler.
 //!
 //! Schedulers that do not count flows draw a number. It selects an entry of the service's table or, if the service has
-//! no table, a backend. Schedulers that count flows compare all backends.
+//! no table, a backend. Schedulers that count flows compare the backends.
 
 use core::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use lb_common::{
     hash,
 };
 
-/// No slot: the arena has far fewer slots.
+/// No slot: `BACKENDS` has far fewer slots.
 pub const NONE: u32 = u32::MAX;
 
 /// How a scheduler picks a backend.
@@ -68,7 +68,8 @@ pub const fn entries(service: &Service) -> u32 {
     if service.table_count > 0 { service.table_count } else { service.backends_count }
 }
 
-/// The slot of `BACKENDS` that the `nth` entry selects; `table` reads `TABLES`. [`NONE`] if no backend takes new flows.
+/// The slot of `BACKENDS` that the `nth` entry selects; `table` reads `TABLES`. [`NONE`] if the entry selects no
+/// backend of the service.
 #[inline(always)]
 pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> u32 {
     let place = if service.table_count > 0 {
@@ -79,8 +80,8 @@ pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> 
     if place < service.backends_count { service.backends_base.wrapping_add(place) } else { NONE }
 }
 
-/// The number below `entries` that a hashing scheduler draws for the tuple of a client: the same one on every node
-/// with the same `seed`.
+/// The number below `entries` that a hashing scheduler draws for the tuple of a client: the same one on all nodes that
+/// have the same `seed` and `entries`.
 #[inline(always)]
 pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u32 {
     let address = if scheduler == Scheduler::DestinationHash { &tuple.destination } else { &tuple.source };
@@ -110,14 +111,14 @@ impl Load {
         (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
     }
 
-    /// Whether no other backend can have less load.
+    /// Whether the search ends with this backend: `nq` takes the first idle one.
     #[inline(always)]
     pub fn is_best(&self, scheduler: Scheduler) -> bool {
         scheduler == Scheduler::NeverQueue && self.active == 0
     }
 }
 
-/// Maps 32 random bits evenly to `0..count`, by a multiplication, which costs less than a division.
+/// Maps 32 random bits nearly evenly to `0..count`, by a multiplication, which costs less than a division.
 #[inline(always)]
 pub fn scale(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
@@ -175,7 +176,8 @@ impl BackendSearch {
     }
 }
 
-/// The slot of the backend `address:port` of `service`. (BPF programs let the kernel run the steps.)
+/// The slot of the backend `address:port` of `service`; `None` if the service has no such backend, or `slot` returns
+/// `None`. (BPF programs let the kernel run the steps.)
 pub fn find<'a>(
     service: &Service,
     address: &Address,

@@ -101,7 +101,7 @@ impl Call {
         SERVE_PODS.load() != 0 || self.is_on_node()
     }
 
-    /// The cookie of the socket, which no other socket ever has.
+    /// The cookie of the socket, which no other socket has until the machine reboots.
     #[inline(always)]
     pub(super) fn cookie(&self) -> u64 {
         // SAFETY: the helper takes the context of this program type.

@@ -17,7 +17,7 @@ use crate::datapath::{
 };
 
 /// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
-/// leaves the address as it is, any other outcome makes the call fail.
+/// leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
 ///
 /// Sockets of other network namespaces are served only if any client may use the service and it has backends. Otherwise
 /// the tc programs decide about their packets, which have a source address and can be dropped silently.
@@ -126,9 +126,9 @@ fn process() -> u32 {
     (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32
 }
 
-/// The client address in affinity entries. The source address is unknown until the kernel has found the route.
-/// Processes of the node share the node's address; for another network namespace the address encodes the cookie of the
-/// namespace, in a network that no packet comes from (`100::/64`, RFC 6666).
+/// The address that stands for the client in affinity entries, hashes and events. The source address is unknown until
+/// the kernel has found the route. Processes of the node share the node's address; for another network namespace the
+/// address encodes the cookie of the namespace, in a network that no packet comes from (`100::/64`, RFC 6666).
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 fn client(call: &Call, vip: &Address) -> Address {

@@ -105,7 +105,8 @@ fn verdict(call: &Call, result: Result<Outcome, Outcome>) -> i32 {
     REFUSE
 }
 
-/// Counts an outcome. Calls to addresses of no service, the most frequent ones, are not counted.
+/// Counts an outcome. Calls to addresses of no service, the most frequent ones, are not counted, nor are those of
+/// protocols other than TCP and UDP.
 #[inline(always)]
 fn count(outcome: Outcome) {
     if !matches!(outcome, Outcome::NoService | Outcome::NotTransport) {

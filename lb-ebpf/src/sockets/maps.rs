@@ -22,8 +22,8 @@ pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capaci
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 
-/// The connected UDP sockets of the node by their cookies, from which the agent finds those whose backend is gone. A
-/// separate LRU map: most such sockets live for one DNS query, and no hook reports when they are closed.
+/// UDP sockets of the node that are connected to a Service, by their cookies. The agent finds in it those whose backend
+/// is gone. An LRU map, because most of these sockets serve one DNS query, and no hook reports when they are closed.
 #[btf_map]
 pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacity::SOCKETS }> =
     LruHashMap::new();

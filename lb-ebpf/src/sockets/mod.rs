@@ -1,9 +1,10 @@
-//! Socket hooks: they replace the address in the system call that names it, so that no packet carries a virtual address
-//! or needs a translation.
+//! Socket hooks: they replace a virtual address in the system call that names it by that of a backend, so that the
+//! packets of the socket need no translation.
 //!
 //! A connected socket keeps its connection in its own storage. For datagrams of unconnected sockets, the backend of
 //! each socket and virtual address is kept as long as the service has it and the socket keeps sending
-//! ([`SocketBackend::is_valid`]). Replies are translated back only from backends that the same socket has sent to.
+//! ([`SocketBackend::is_valid`]). Replies are translated back only from backends that the same socket has sent to or
+//! connected to.
 
 mod call;
 mod frontend;
@@ -47,9 +48,9 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 }
 
 /// Connects a UDP socket to an address that refuses datagrams, because the call names a port that no service has.
-/// Usually the process only needs to know its source address, and sends nothing: getaddrinfo(3) sorts addresses that
-/// way (RFC 6724). If the process does send, its datagrams must be refused, but the kernel runs no hook for `send(2)`,
-/// which names no address. So they go to port 0 of the node, which no socket can have.
+/// Usually the process only needs its source address, and sends nothing: getaddrinfo(3) sorts addresses that way (RFC
+/// 6724). If the process does send, its datagrams must be refused, but the kernel runs no hook for `send(2)`, which
+/// names no address. So they go to port 0 of the node, which no socket can have.
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);

@@ -148,7 +148,7 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
     Ok(())
 }
 
-/// Starts the agent; returns the seconds until all Services are in the kernel.
+/// Starts the agent; returns the seconds until `/healthz` answers 200.
 fn start(netns: &Netns, settings: &Settings) -> anyhow::Result<(Agent, f64)> {
     let start = Instant::now();
     let agent = Agent::start(netns, settings.clone())?;

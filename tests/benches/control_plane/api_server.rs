@@ -63,7 +63,7 @@ impl ApiServer {
         )
     }
 
-    /// Time at which the last pages of Services and EndpointSlices were sent.
+    /// Time at which the last pages of Services and EndpointSlices were sent; `None` before both were.
     pub(crate) fn listed(&self) -> Option<Instant> {
         let listed = &self.shared.lock().listed;
         Some(*listed.get("services")?.max(listed.get("endpointslices")?))

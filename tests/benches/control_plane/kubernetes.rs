@@ -194,8 +194,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent; returns the seconds until the lists were sent, and from then until all objects were in the
-    /// kernel.
+    /// Starts the agent; returns the seconds until the lists were sent, and from then until `/healthz` answers 200.
     fn start(
         netns: &Netns,
         server: &ApiServer,

@@ -53,7 +53,7 @@ impl Objects {
         ])
     }
 
-    /// Moves one endpoint to another address; each call picks another Service.
+    /// Moves one endpoint to another address, each time of the Service that is [`STRIDE`] further.
     pub(crate) fn move_endpoint(&mut self) -> Moved {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

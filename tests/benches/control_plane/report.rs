@@ -36,8 +36,8 @@ impl Report {
         self.figures.push(figure);
     }
 
-    /// Adds a result with a limit for its maximum. The limit applies only at the default size, because the result grows
-    /// with it.
+    /// Adds a result with a limit for its maximum. The limit applies only to sizes that [`Size::is_ordinary`] accepts,
+    /// because the result grows with the size.
     pub(crate) fn add_limited(&mut self, figure: Figure, limit: f64) {
         let has_limit = self.size.is_ordinary();
         self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });

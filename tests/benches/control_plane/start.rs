@@ -29,8 +29,8 @@ const LIMIT: f64 = 0.7;
 /// Time in which the agent finishes what it does in the background after a start.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Starts the agent `runs` times without maps and as often with those of the last run, and adds the results. With another
-/// agent, both start in turn.
+/// Starts the agent `runs` times without maps, each time again with the maps of that start, and adds the results. With
+/// another agent, both start in turn.
 pub(crate) fn measure(other: Option<&Path>, runs: u32, report: &mut Report) -> anyhow::Result<()> {
     let agents =
         [("start, 100 Services x 5", Some(binary())), ("start, other agent", other.map(PathBuf::from))];

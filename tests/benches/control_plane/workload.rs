@@ -18,7 +18,8 @@ pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
 const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080, node_port: None };
 pub(crate) const NODES: u32 = 100;
-/// Distance between changed Services. A prime, so every Service is changed once before any is changed again.
+/// Distance between changed Services. A prime: unless it divides the number of Services, each of them is changed once
+/// before any is changed again.
 pub(crate) const STRIDE: u32 = 7919;
 
 /// Size of the workload.
@@ -58,7 +59,7 @@ impl fmt::Display for Size {
 /// A folder of manifests, in memory.
 pub(crate) struct Folder {
     size: Size,
-    /// The YAML of each Service with its EndpointSlice.
+    /// The YAML of each Service with its EndpointSlices.
     services: Vec<String>,
     /// Number of Services in each file; the last one may have fewer.
     services_per_file: u32,
@@ -78,7 +79,7 @@ pub(crate) struct Edit {
 }
 
 impl Folder {
-    /// A workload in this number of files.
+    /// A workload in at most this number of files.
     pub(crate) fn new(size: Size, files: u32) -> Self {
         Self {
             size,
@@ -93,7 +94,7 @@ impl Folder {
         (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
     }
 
-    /// Moves one endpoint to another address; each call picks another Service.
+    /// Moves one endpoint to another address, each time of the Service that is [`STRIDE`] further.
     pub(crate) fn move_endpoint(&mut self) -> Edit {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

@@ -20,7 +20,8 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// Chooses the last allowed CPU for clients and servers, or the last two CPUs, one for each.
+    /// Chooses the last allowed CPU for clients and servers, or, if there are two and they are to be apart, the last
+    /// two, one for each.
     pub(crate) fn choose(apart: bool) -> io::Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         let is_allowed = |cpu: &usize| allowed.is_set(*cpu).unwrap_or(false);
@@ -36,7 +37,7 @@ impl Cpus {
     }
 }
 
-/// Binds this thread to a CPU, with priority over all other processes (`SCHED_FIFO`).
+/// Binds this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
 pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;

@@ -1,5 +1,5 @@
 //! Idle flows: connections in the flow table that have no sockets. Test runs send their packets through the pinned
-//! programs, which is a thousand times cheaper than real connections.
+//! programs, which is far cheaper than real connections.
 
 use std::{
     fs, io,

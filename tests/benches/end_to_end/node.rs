@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A *veth* has the kernel's defaults: checksums and segmentation are offloaded to the other end, which is on the same
-//! machine. A *wire* carries frames as a cable does: at most one MTU, with complete checksums. The node's ends of wires
-//! act as network cards: they merge received segments (GRO) and segment outgoing packets.
+//! machine. On a *wire*, frames to the node are as on a cable: at most one MTU, with complete checksums. The node's end
+//! acts as a network card: it merges received segments (GRO) and accepts unsegmented packets (TSO).
 
 use std::net::IpAddr;
 
@@ -83,7 +83,7 @@ fn host(name: &str) -> Result<Netns> {
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_local_port_range", "32768 65000"),
         ("ipv4/tcp_tw_reuse", "1"),
-        // Reno sends as fast as possible on every machine; other congestion controls pace.
+        // Reno does not pace its segments; the machine's default may (BBR does).
         ("ipv4/tcp_congestion_control", "reno"),
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),

@@ -22,7 +22,7 @@ use crate::{
     workload::Workload,
 };
 
-/// Time limit until an agent has started.
+/// Time limit until XDP runs in the requested mode.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A load balancer.

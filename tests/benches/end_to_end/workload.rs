@@ -17,7 +17,7 @@ use crate::{
 
 /// The port of every Service.
 const PORT: u16 = 80;
-/// The first address of an unused Service in each range.
+/// Number of an unused Service's first address in each range.
 const FIRST: u32 = 256;
 /// Number of the first endpoint. Smaller numbers are the addresses of the pods themselves.
 const FIRST_ENDPOINT: u32 = 16;

@@ -158,7 +158,7 @@ fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// The last allowed CPU, where the system runs least of its own work, and the one before it, if any.
+/// The last allowed CPU, and the one before it, if any.
 pub(crate) fn cpus() -> anyhow::Result<(usize, Option<usize>)> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let mut cpus = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
@@ -174,7 +174,7 @@ pub(crate) fn pin(cpu: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Binds this thread to a CPU, with priority over other processes (`SCHED_FIFO`).
+/// Binds this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
 pub(crate) fn claim(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let priority = libc::sched_param { sched_priority: 1 };

@@ -29,7 +29,7 @@ use crate::{
     frames::NODE,
 };
 
-/// The measured programs. Most other packet programs are variants of them that do less.
+/// The measured programs.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
 /// Pod networks of a node. No client of the benchmark is in them.
@@ -64,7 +64,7 @@ impl Datapath {
         for name in PROGRAMS {
             load(&mut ebpf, name)?;
         }
-        // An object of an earlier version has no flow table, or no filter.
+        // An object of an earlier version may have no flow table or no filter.
         if let Some(map) = ebpf.map_mut("FLOW_TABLE") {
             seed_flow_table(map)?;
         }

@@ -147,7 +147,7 @@ impl Memory {
     }
 
     const fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is the only mapping.
+        // SAFETY: as above; `self` is borrowed mutably, and nothing uses another mapping of the array meanwhile.
         unsafe { slice::from_raw_parts_mut(self.start.cast(), self.length) }
     }
 }

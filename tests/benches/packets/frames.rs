@@ -52,7 +52,7 @@ const BALANCE: u16 = 0x7fff;
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
 /// The MAC address of the node.
 pub(crate) const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
-/// Bytes after the transport header: enough to restore all headers of the smallest frame.
+/// Bytes after the transport header: a datagram has all bytes that `restore` writes.
 const PAYLOAD: usize = 18;
 const TTL: u8 = 61;
 const SEQUENCE: u32 = 1000;

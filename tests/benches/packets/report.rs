@@ -20,7 +20,7 @@ use crate::{
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: Machine,
-    /// The CPU that all programs ran on.
+    /// The CPU on which the cases ran.
     pub(crate) cpu: usize,
     /// Load average of the last minute at the end of the benchmark.
     pub(crate) load_after: f64,
@@ -150,7 +150,7 @@ impl Row {
         cells
     }
 
-    /// The program and its baselines.
+    /// The bars of the program, of that of the other build, if any, and of the fastest baseline.
     fn bars(&self) -> Vec<Bar> {
         let bar = |label, samples: &Samples, is_reference| Bar {
             label,

@@ -1,8 +1,8 @@
 //! Measures in many short rounds. In each round the programs, their baselines and a program that returns at once (the
 //! overhead) take turns on one CPU.
 //!
-//! Machines change their speed, and neighbours slow down virtual ones. So values to compare are measured within a tenth
-//! of a second, and a round is dropped if the overhead at its beginning differs from that at its end.
+//! Machines change their speed, and virtual ones share theirs with other guests. So values to compare are measured in
+//! the same short round, and a round is dropped if the overhead at its beginning differs from that at its end.
 
 use std::time::Duration;
 
@@ -73,8 +73,8 @@ enum Turn {
 }
 
 impl Runner {
-    /// Prepares measurements with packets of existing flows or, with `makes_flows`, packets that create a flow each, so
-    /// that each packet runs once.
+    /// Prepares measurements with packets of existing flows or, with `makes_flows`, packets that create a flow each, of
+    /// which a measurement sends each once.
     fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
         if makes_flows {

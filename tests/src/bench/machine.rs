@@ -8,15 +8,15 @@ use serde::Serialize;
 /// The machine and its kernel.
 #[derive(Debug, Serialize)]
 pub struct Machine {
-    /// Model of the first CPU.
+    /// Model of the first CPU; the architecture if `/proc/cpuinfo` names no model.
     pub cpu: String,
-    /// Number of CPUs.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
     /// Memory in bytes.
     pub memory: u64,
     /// Release of the kernel.
     pub kernel: String,
-    /// The measured commit, with "-dirty" if files differ from it.
+    /// The commit of the working tree, with "-dirty" if files differ from it; "unknown" outside a repository.
     pub commit: String,
     /// Load average of the last minute at the start of the benchmark; a load near the number of CPUs disturbs the
     /// figures.
@@ -58,7 +58,7 @@ fn commit() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| output.status.success() && !name.is_empty())
 }
 
-/// Number of runnable processes, averaged over the last minute.
+/// The load average of the last minute.
 pub fn load() -> anyhow::Result<f64> {
     let text = read("/proc/loadavg")?;
     let first = text.split(' ').next().unwrap_or_default();

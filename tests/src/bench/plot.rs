@@ -37,7 +37,7 @@ pub struct Bar {
 const WIDTH: f64 = 900.0;
 /// Left end of the bars; labels are left of it.
 const LEFT: f64 = 380.0;
-/// Right end of the longest bar; its number is right of it.
+/// Right end of the line from minimum to maximum that reaches farthest; its number is right of it.
 const RIGHT: f64 = 820.0;
 const ROW: f64 = 20.0;
 const LINE: f64 = 16.0;
@@ -112,7 +112,7 @@ fn text(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", x).set("y", y).set("fill", INK)
 }
 
-/// Formats a value with three significant digits.
+/// Formats a value: no decimals from 100 on, one from 10 on, else two.
 fn number(value: f64) -> String {
     match value.abs() {
         at if at >= 100.0 => format!("{value:.0}"),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_significant_digits() {
+    fn numbers_below_100_have_decimals() {
         assert_eq!([0.5, 13.04, 512.3].map(number), ["0.50", "13.0", "512"]);
     }
 }

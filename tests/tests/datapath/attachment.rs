@@ -1,4 +1,4 @@
-//! Tests where the tc programs are attached: order, tcx or clsact, and devices that change.
+//! Attachment of the tc programs: their order, by tcx or clsact, and on devices that change.
 
 use std::fs;
 

@@ -102,7 +102,7 @@ async fn attach_within_a_second(watcher: &mut DeviceWatcher, attacher: &mut Atta
 
 /// Programs for devices without link-layer header are loaded when the first such device appears.
 #[test]
-fn late_device_without_link_layer_header_gets_its_programs() {
+fn new_device_without_link_layer_header_gets_its_programs() {
     let sandbox = Sandbox::new();
     let wire = wire("wire0", 50);
     let is_loaded = |name: &str| sandbox.pin(&format!("programs/{name}")).exists();
@@ -131,7 +131,7 @@ fn late_device_without_link_layer_header_gets_its_programs() {
     assert_eq!(link_inodes(&sandbox), links);
     drop((attacher, datapath));
 
-    // An agent that knows its devices loads their programs at once.
+    // `Datapath::open` loads the programs of the devices in its options.
     let options = Options { devices: both.to_vec(), ..sandbox.options() };
     drop(Datapath::open(&options).unwrap());
     assert!(programs.iter().all(|name| is_loaded(name)));

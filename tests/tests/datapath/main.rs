@@ -1,10 +1,10 @@
-//! The agent's side of the kernel: pins, maps, attachment, devices, conntrack. Needs root.
+//! What the agent creates and changes in the kernel: pins, maps, attachments, flows. Needs root.
 //!
 //! Each test runs in its own network and mount namespaces and leaves nothing behind.
 //!
 //! ```text
 //! sandbox    the namespaces, the bpffs and the devices of a test    contents   services and endpoints as map contents
-//! flows      conntrack entries of a given age                       cost       CPU time of a piece of work
+//! flows      conntrack entries of a given age                       cost       CPU time of a function
 //! ```
 #![expect(clippy::unwrap_used, reason = "tests")]
 

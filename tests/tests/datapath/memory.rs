@@ -20,9 +20,9 @@ const LIMIT: u64 = 128 << 20;
 const LIMIT_OF_OTHERS: u64 = 60_000_000;
 /// Maps of flows, whose size `--max-connections` sets.
 const OF_FLOWS: [&str; 3] = ["CONNTRACK", "FLOWS", "FLOW_TABLE"];
-/// The map whose elements are allocated one by one: a kernel that does not count their memory shows its size unchanged.
+/// A map whose elements are allocated one by one: a kernel that does not count their memory reports an unchanged size.
 const NAMES: &str = "ENDPOINT_NAMES";
-/// Up to this many CPUs the maps that grow with CPUs have their smallest size.
+/// The most CPUs with which the maps whose size depends on the number of CPUs have their smallest size.
 const MOST_CPUS: usize = 32;
 /// The default of `--max-connections` on a machine with few CPUs.
 const CONNECTIONS: u32 = 131_072;

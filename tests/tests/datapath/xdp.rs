@@ -132,9 +132,9 @@ fn native_program_is_not_attached_to_a_veth_that_sends_none_of_its_frames() {
     }
 }
 
-/// A veth, as most network cards, takes VLAN tags out of frames: its XDP programs see frames of every VLAN untagged.
+/// A veth, like most network cards, takes VLAN tags out of frames, so its XDP programs cannot tell the VLANs apart.
 #[test]
-fn no_program_is_attached_to_a_device_that_hides_the_tags_of_its_vlans() {
+fn no_program_is_attached_to_a_device_that_strips_vlan_tags() {
     let sandbox = Sandbox::new();
     let wire = wire("wire0", 50);
     for option in [XdpOption::Native, XdpOption::Generic] {
@@ -185,7 +185,7 @@ fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
 }
 
 #[test]
-fn device_with_a_foreign_xdp_program_is_served_at_tc() {
+fn device_keeps_a_foreign_xdp_program() {
     let sandbox = Sandbox::new();
     let wire = wire("wire0", 50);
     let others = open_with(&sandbox, XdpOption::Native);

@@ -83,7 +83,7 @@ fn virtual_addresses_answer_pings() {
     }
 }
 
-/// An external IP is often the address of a node. While that node is down, no other node may answer its pings.
+/// An external IP may be the address of a node. While that node is down, no other node may answer its pings.
 #[test]
 fn pings_to_the_address_of_another_node_reach_that_node() {
     let lan = Lan::with(&[]);

@@ -50,7 +50,7 @@ fn affinity_pins_a_client_to_one_backend_through_every_kind_of_address() {
 }
 
 #[test]
-fn affinity_repins_when_the_backend_leaves_and_follows_edits_live() {
+fn affinity_selects_a_new_backend_after_removal_and_follows_edits() {
     let lan = Lan::with(&[]);
     lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
     let first = chosen(&lan, "client", 1, NodePort(1));

@@ -154,8 +154,8 @@ fn downgrade_to_another_layout_keeps_every_connection() {
     changes_layout(Some(agent::next_binary()), None);
 }
 
-/// Traffic to the node ports of service 1, whose backend is on node 1, and of service 2, whose backend is on node 2: it
-/// is masqueraded in the stack and by XDP.
+/// Traffic to the node ports of service 1, whose backend is on node 1, and of service 2, whose backend is on node 2:
+/// part of it is masqueraded at tc, part by XDP.
 fn exposed_traffic(lan: &Lan) -> Traffic {
     let mut clients = Vec::new();
     for (number, source) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {
@@ -202,7 +202,7 @@ fn upgrade_killed_halfway_is_completed_by_the_next_agent() {
 }
 
 #[test]
-fn second_agent_names_the_running_one_and_breaks_nothing() {
+fn second_agent_fails_with_the_pid_of_the_running_one_and_breaks_nothing() {
     let bed = Bed::with_web(&PODS);
     let traffic = bed.traffic();
     for binary in [None, Some(agent::next_binary())] {
@@ -279,7 +279,7 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// An agent that cannot pin everything again keeps running: no other process keeps the data plane alive.
+/// An agent that cannot pin everything again keeps running, because the data plane would end with it.
 #[test]
 fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let mut bed = Bed::with_web(&PODS);

@@ -1,5 +1,5 @@
-//! Attacks on connection tracking by senders who cannot see the replies: forged segments neither keep other clients out
-//! nor end other clients' connections.
+//! Attacks on connection tracking by senders that do not receive the replies: after forged segments new clients are
+//! served, and established connections stay.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -21,13 +21,13 @@ use crate::{
     flood::{self, Forged, forge},
 };
 
-/// Connections that fit into the maps; every attack begins more.
+/// Connections that fit into the maps; each flood begins more.
 const ROOM: u32 = 400;
 /// `--masquerade-ports` for 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
 /// Under pressure, streams are evicted last, after 10 s without a packet; twice that for slow machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
-/// A stream that is not evicted lives much longer than [`RECOVERY`], so the tests can tell the difference.
+/// A stream that is not evicted stays much longer than [`RECOVERY`], so the tests can tell the difference.
 const _: () = assert!(Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs());
 
 /// A Service with one backend; node1 routes the forged addresses to the client.
@@ -101,7 +101,7 @@ fn forged_syns_exhaust_no_source_ports() {
 }
 
 #[test]
-fn forged_udp_streams_give_way_to_new_clients() {
+fn entries_of_forged_udp_streams_are_evicted_for_new_clients() {
     let bed = bed(&["--max-connections", &ROOM.to_string()]);
     let client = &bed.cluster.client;
     let mut last_wave = Instant::now();
@@ -118,9 +118,9 @@ fn forged_udp_streams_give_way_to_new_clients() {
     assert!(recovered < Duration::from_secs(Phase::Stream.timeout_seconds().into()), "{recovered:?}");
 }
 
-/// Without an agent the programs alone evict what the floods have left.
+/// Without an agent the programs alone evict the entries of the floods.
 #[test]
-fn floods_keep_no_client_out_while_no_agent_runs() {
+fn new_clients_are_served_after_floods_without_an_agent() {
     let mut bed = bed(&["--max-connections", &ROOM.to_string()]);
     let client = bed.cluster.client.clone();
     let to = http(WEB[0]);

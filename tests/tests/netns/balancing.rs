@@ -1,4 +1,4 @@
-//! Distribution over backends, and the addresses that client and backend see.
+//! Distribution over backends, and the source addresses of the packets that client and backend receive.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ fn flow_stays_with_its_backend() {
 }
 
 #[test]
-fn backends_on_both_nodes_see_the_address_of_internal_and_external_clients() {
+fn backends_on_both_nodes_receive_the_address_of_internal_and_external_clients() {
     let bed = Bed::with_web(&["pod2"]);
     bed.put("far", vips(11), &["pod3"]);
     for source in ["client", "pod1"] {
@@ -145,7 +145,7 @@ fn one_client_port_reaches_one_backend_through_two_services() {
 }
 
 #[test]
-fn session_affinity_follows_edits_live() {
+fn session_affinity_follows_edits() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     let servers = |source: &str| -> BTreeSet<String> {
         (0..30).map(|_| ask_http(bed.netns(source), http(WEB[0])).unwrap().server).collect()

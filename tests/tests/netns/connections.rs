@@ -1,4 +1,4 @@
-//! Established connections through node ports, masqueraded and not.
+//! Established connections through node ports and load balancer addresses, masqueraded and not.
 
 use std::{
     io,

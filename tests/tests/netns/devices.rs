@@ -1,4 +1,4 @@
-//! Devices that appear late, carry VLAN tags, lack an Ethernet header, or already have foreign programs.
+//! Devices that appear after the agent's start, carry VLAN tags, lack an Ethernet header, or also have foreign filters.
 
 use std::{fs, io, time::Duration};
 
@@ -13,13 +13,13 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// Asserts that the client gets answers in both families, and that servers see its own address; `pod2` is local, `pod3`
-/// remote.
+/// Asserts that the client is served in both families, and that HTTP servers receive its own address; `pod2` is on
+/// node1, `pod3` on node2.
 fn assert_works_for_the_client(bed: &Bed) {
     assert_serves_the_client(bed, |answer| answer.seen == answer.local);
 }
 
-/// Asserts that the client gets answers in both families that `is_right` accepts.
+/// Asserts that the client is served in both families, over TCP and UDP, and that `is_right` accepts the HTTP answers.
 fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
     for vip in WEB {
         for _ in 0..10 {
@@ -99,7 +99,7 @@ fn vlan_device_on_a_served_parent_device_is_served() {
     for masquerade in [false, true] {
         let arguments = ["--forwarding", "direct", "--masquerade-all"];
         let mut bed = Bed::without_agent(ClientLink::Vlan(100), &["pod2", "pod3"]);
-        // With its own address, the parent is a wire device. Its programs run before those of the VLAN device, and see
+        // With its own address, the parent is a wire device. Its programs run before those of the VLAN device, on
         // frames without tags.
         bed.cluster.node1.ip("address add 192.0.2.77/24 dev eth0\n").unwrap();
         bed.start_agent_with(&arguments[..if masquerade { 3 } else { 2 }]);
@@ -151,7 +151,7 @@ fn sent_packets(netns: &Netns, device: &str) -> u64 {
 fn foreign_tc_filters_keep_working() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let node1 = &bed.cluster.node1;
-    // Mirror all packets that enter and leave, as a monitoring tool would.
+    // Mirrors all IPv4 packets that enter and leave, as a monitoring tool would.
     veth((node1, "mirror0"), (node1, "mirror1")).unwrap();
     node1.ip("link set mirror0 up\nlink set mirror1 up\n").unwrap();
     tc(node1, "qdisc replace dev eth0 clsact");

@@ -45,7 +45,7 @@ impl Deref for Nodes {
 }
 
 impl Nodes {
-    /// Nodes whose agents have these arguments; the third node's agent has others. Pods 5 and 6 are on node 3.
+    /// The agents of nodes 1 and 2 have `arguments`, that of node 3 has `third`. Pods 5 and 6 are on node 3.
     fn new(arguments: &[&str], third: &[&str], xdp: bool) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
         let mut lan = Lan::without_agents(wiring);
@@ -119,7 +119,7 @@ fn annotated(mut service: Service, name: &'static str, value: &str) -> Service {
 }
 
 #[test]
-fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
+fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
     for (tunnel, xdp) in
         [("ipip", "off"), ("gue", "off"), ("ipip", "native"), ("gue", "native"), ("gue", "generic")]
     {
@@ -158,7 +158,7 @@ fn dsr_backends_on_other_nodes_see_the_client_and_reply_directly() {
     }
 }
 
-/// A device without Ethernet header leads to clients behind a VPN, for example.
+/// A device without Ethernet header may lead to clients behind a VPN.
 #[test]
 fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
     for tunnel in ["ipip", "gue"] {
@@ -228,7 +228,7 @@ fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
     nodes.assert_nothing_was_lost();
 }
 
-/// Without DSR, backends on a third node see the address of the node that forwards the client's packets.
+/// Without DSR, backends on a third node receive the client's packets from the address of the node that forwards them.
 #[test]
 fn default_mode_masquerades_external_clients() {
     for xdp in ["off", "native"] {
@@ -243,7 +243,7 @@ fn default_mode_masquerades_external_clients() {
 /// Large transfers in both directions: the node sends ICMP "too big" for packets that do not fit into the tunnel, and
 /// for segments that the device would build (GSO).
 #[test]
-fn clients_learn_the_mtu_of_the_tunnel() {
+fn tunnel_mtu_is_reported_to_clients() {
     for (tunnel, xdp, overheads) in [
         ("ipip", "off", [20, 40]),
         ("gue", "off", [28, 48]),
@@ -278,9 +278,10 @@ fn clients_learn_the_mtu_of_the_tunnel() {
     }
 }
 
-/// The path back is narrow: an ICMP error that a router sends to the virtual address reaches the pod on the other node.
+/// The path back has a smaller MTU: an ICMP error that a router sends to the virtual address reaches the pod on the
+/// other node.
 #[test]
-fn dsr_backends_learn_the_path_mtu_to_the_client() {
+fn path_mtu_errors_reach_dsr_backends() {
     let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
     nodes.serve(&[nodes.service(1, &["pod5"])]);
     let router = nodes.cluster.router.as_ref().unwrap();
@@ -300,7 +301,7 @@ fn settled_sum(nodes: &Nodes, outcome: &str) -> u64 {
     (1..=3).map(|node| nodes.counted(node, outcome)).sum()
 }
 
-/// Node 1 fails, and node 2, which has no state of the connections, continues them for every backend.
+/// The router switches to node 2, which has no state of the connections and continues them for every backend.
 #[test]
 fn dsr_node_failover_keeps_established_connections() {
     const PODS: [&str; 5] = ["pod1", "pod3", "pod4", "pod5", "pod6"];
@@ -394,21 +395,28 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
 }
 
-/// Agents restart, one of them with another mode: connections keep their original mode.
+/// Node 1's agent restarts twice, each time with another mode, and the open connections continue.
 #[test]
 fn dsr_connections_survive_agent_restarts_and_mode_changes() {
     let mut nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
     nodes.serve(&[nodes.service(1, &["pod5"])]);
-    let open = |nodes: &Nodes| -> Vec<Connection> {
+    // Connections, and the client's address that their backend sees.
+    let open = |nodes: &Nodes| -> Vec<(Connection, SocketAddr)> {
         let to = |family| LoadBalancer.of(1, (Protocol::Tcp, family));
-        [0, 1].map(|family| Connection::open(nodes.netns("client"), to(family)).unwrap()).into()
+        let open = |family| {
+            let mut connection = Connection::open(nodes.netns("client"), to(family)).unwrap();
+            let seen = connection.ask().unwrap().seen;
+            (connection, seen)
+        };
+        [0, 1].map(open).into()
     };
     let mut connections = open(&nodes);
     for (mode, seen) in [("snat", Seen::Node(1)), ("dsr", Seen::Client)] {
         let arguments = [&["--north-south-mode", mode][..], &PEERS, &CLUSTER_CIDR].concat();
         nodes.lan.start_agent(1, &arguments);
-        for connection in &mut connections {
-            assert_eq!(connection.ask().unwrap().server, "pod5", "{mode}");
+        for (connection, seen) in &mut connections {
+            let answer = connection.ask().unwrap();
+            assert_eq!((answer.server.as_str(), answer.seen), ("pod5", *seen), "{mode}");
             assert_eq!(connection.upload(1 << 20).unwrap().server, "pod5", "{mode}");
         }
         nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], seen));
@@ -416,8 +424,9 @@ fn dsr_connections_survive_agent_restarts_and_mode_changes() {
     }
     // The backend is removed from the service: its connections continue, new ones go to another backend.
     nodes.serve(&[nodes.service(1, &["pod6"])]);
-    for connection in &mut connections {
-        assert_eq!(connection.ask().unwrap().server, "pod5");
+    for (connection, seen) in &mut connections {
+        let answer = connection.ask().unwrap();
+        assert_eq!((answer.server.as_str(), answer.seen), ("pod5", *seen));
     }
     nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod6"], Seen::Client));
 }

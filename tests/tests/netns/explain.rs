@@ -1,4 +1,4 @@
-//! Compares `lb-agent explain` on a node with real connections. (`packet::explain` covers every kind of service.)
+//! Compares `lb-agent explain` on a node with real connections. (`packet::explain` covers more kinds of services.)
 
 use std::net::SocketAddr;
 

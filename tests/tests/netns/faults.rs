@@ -27,7 +27,8 @@ fn others(bed: &Bed) -> Traffic {
     Traffic::start(clients).unwrap()
 }
 
-/// Sets the device of pod1 up with its addresses and routes, which the kernel removes when a device goes down.
+/// Sets the device of pod1 up with its addresses and routes. The kernel removes routes and IPv6 addresses when a device
+/// goes down.
 fn wire_pod1(bed: &Bed, device: &str) {
     bed.cluster
         .node1

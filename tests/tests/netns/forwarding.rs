@@ -1,4 +1,4 @@
-//! `--forwarding direct`: packets of Services bypass the stack. (All other tests can also run in this mode:
+//! `--forwarding direct`: packets of Services bypass the stack. (Other tests can also run in this mode:
 //! `LB_AGENT_FORWARDING=direct cargo test -p lb-tests --test netns`.)
 
 use std::{io, net::SocketAddr, thread, time::Duration};
@@ -77,7 +77,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         let lan = Lan::with(arguments);
         lan.apply(&[lan.service(1, &["pod2"])]);
         let to = ClusterIp.of(1, (Protocol::Tcp, 0));
-        // Resolves the neighbours; otherwise packets would go through the stack.
+        // Resolves the neighbours; otherwise packets might go through the stack.
         transfer(&lan, "pod1", to).unwrap();
         let node = &lan.cluster.node1;
         assert!(node.command("nft").arg(RULES).status().unwrap().success());

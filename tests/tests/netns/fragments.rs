@@ -33,7 +33,7 @@ const SIZE: usize = 1000;
 const PAYLOAD: usize = 2500;
 const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
-/// An identification that no other datagram has.
+/// The next identification; it repeats after 65,536 datagrams.
 fn next_identification() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -158,7 +158,7 @@ fn fragments_in_every_order_pass_a_device_without_ethernet() {
     }
 }
 
-/// The connections are masqueraded; with `--forwarding direct` they also bypass the stack.
+/// The flows are masqueraded; with `--forwarding direct` their packets also bypass the stack.
 #[test]
 fn fragments_in_every_order_reach_the_backends_of_node_ports_and_load_balancers() {
     const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
@@ -258,7 +258,7 @@ fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
 /// A datagram can be complete before all duplicates of its fragments have come back. The programs drop the rest: if
 /// these were held again, each further datagram with this identification would send all of them into the node.
 #[test]
-fn fragment_that_has_waited_never_waits_again() {
+fn fragment_is_held_only_once() {
     const REPEATED: usize = 99;
     let bed = Bed::with_web(&["pod2"]);
     for vip in WEB {

@@ -178,7 +178,7 @@ fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
 }
 
 /// Deletes the agent's flows and waits until those of IPVS expire. Otherwise a client port that reaches one backend
-/// through two virtual addresses would meet its earlier flow: the replies of both have the same tuple.
+/// through two virtual addresses would collide with its earlier flow: the replies of both have the same tuple.
 fn forget_flows(bed: &Bed) {
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
     // The UDP timeout of IPVS is one second, see `--set` below.

@@ -70,7 +70,7 @@ pub(crate) fn node_addresses(node: u8) -> [IpAddr; 2] {
     [IpAddr::from([172, 18, 0, node]), IpAddr::from([0xfd00, 0x172, 0x18, 0, 0, 0, 0, u16::from(node)])]
 }
 
-/// Addresses in the networks that the router sends to a node.
+/// Addresses in the networks whose packets the router sends to a node.
 pub(crate) fn external(number: u8) -> [IpAddr; 2] {
     [IpAddr::from([192, 0, 2, number]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(number)])]
 }
@@ -146,7 +146,7 @@ fn probe_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol)
     }
 }
 
-/// The client address that a backend sees.
+/// The client address that a backend receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     /// The client's own address. (Its port changes only if two of its flows would otherwise be equal for the backend.)
@@ -160,7 +160,7 @@ pub(crate) enum Seen {
 /// The expected result of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect<'a> {
-    /// An answer of one of these servers, which sees this source address.
+    /// An answer of one of these servers, which received the request from this source address.
     Answer(&'a [&'a str], Seen),
     Refused,
     Silence,
@@ -187,7 +187,7 @@ impl Lan {
         Self { agents: [None, None], cluster, generation: AtomicU16::new(1) }
     }
 
-    /// Starts the agent on a node; stops a running one first.
+    /// Starts the agent on a node; kills a running one first.
     pub(crate) fn start_agent(&mut self, node: u8, arguments: &[&str]) {
         self.agents[usize::from(node - 1)] = None;
         let agent = self.spawn_agent(node, arguments);

@@ -60,7 +60,7 @@ impl Snapshot {
     }
 }
 
-/// All readable sysctls, except counters.
+/// All readable sysctls, except a counter and those of the device pod1.
 fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut values = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
@@ -103,7 +103,7 @@ fn live_objects() -> (BTreeSet<u32>, BTreeSet<u32>) {
 
 /// Faults: an agent killed while it starts, a refused second agent, a renamed device, and a killed agent.
 #[test]
-fn cleanup_after_any_fault_leaves_nothing_behind() {
+fn cleanup_after_faults_leaves_nothing_behind() {
     let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &PODS);
     let (node1, bpffs) = (bed.cluster.node1.clone(), bed.cluster.bpffs(1));
     let before = Snapshot::of(&bed);

@@ -81,16 +81,19 @@ impl Piped {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// The first line of its output; calls `again` until the line arrives.
+    /// The first line of its output; calls `again` until the line arrives. Kills the process if none does.
     fn first(&mut self, again: impl Fn() + Sync) -> Value {
         let stdout = self.0.stdout.take().unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                wait_for(LIMIT, || {
+                let arrived = wait_for(LIMIT, || {
                     again();
                     done.load(std::sync::atomic::Ordering::Relaxed).then_some(())
-                })
+                });
+                if arrived.is_none() {
+                    self.0.kill().unwrap();
+                }
             });
             let line = BufReader::new(stdout).lines().next().unwrap().unwrap();
             done.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -125,7 +125,7 @@ fn load_balancer_gets_its_address_from_a_pool_and_keeps_it_over_a_restart() {
 }
 
 #[test]
-fn service_type_and_node_port_follow_edits_live() {
+fn service_type_and_node_port_follow_edits() {
     let lan = Lan::with(&RANGES);
     let service = |kind: Type| {
         let mut service = lan.service(1, &["pod3"]);
@@ -167,7 +167,7 @@ fn service_type_and_node_port_follow_edits_live() {
 }
 
 /// Load balancers without their own addresses use those of nodes. A connection of the node, or one that netfilter
-/// masquerades, may use such a port as its source port.
+/// masquerades, may use a Service's port there as its source port.
 #[test]
 fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;
@@ -185,7 +185,7 @@ fn node_connections_from_a_service_port_are_left_untouched() {
     }
 }
 
-/// netfilter could not deny these clients: it sees packets only after their translation.
+/// netfilter could not deny these clients: it processes their packets only after the translation.
 #[test]
 fn denied_sources_reach_no_kind_of_address() {
     let denied = ["--deny-source", "198.51.100.0/24,fd00:198:51:100::/64"];

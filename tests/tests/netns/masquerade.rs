@@ -1,6 +1,6 @@
-//! The client address that backends see, and source ports of masqueraded connections.
+//! The client address that backends receive, and source ports of masqueraded connections.
 
-use std::{io, net::SocketAddr, thread, time::Duration};
+use std::{collections::HashSet, io, net::SocketAddr, thread, time::Duration};
 
 use lb_tests::{
     agent::Agent,
@@ -17,8 +17,8 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend sees the node's address for the [`CLIENTS`] in `source`, and the own address of each other
-/// client. pod4's node has no agent, so its packets come over the wire like the client's.
+/// Asserts that the backend receives the node's address for the [`CLIENTS`] in `source`, and the own address of each
+/// other client. pod4's node has no agent, so its packets come over the wire like the client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));
@@ -127,12 +127,15 @@ fn concurrent_clients_get_distinct_source_ports() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect()
     });
     assert_eq!(seen.len(), 800);
+    // All connections are open at the same time. Clients on node 1 and outside share the node's address.
+    let distinct: HashSet<SocketAddr> = seen.iter().copied().collect();
+    assert_eq!(distinct.len(), 800, "two connections have the same source: {seen:?}");
     assert!(seen.iter().all(|seen| (10_000..=29_999).contains(&seen.port())), "{seen:?}");
 }
 
 /// The client keeps sending, so the flow never expires.
 #[test]
-fn udp_flow_changes_to_another_masquerade_address_when_its_own_is_gone() {
+fn udp_flow_changes_to_another_masquerade_address_when_its_own_is_removed() {
     for xdp in ["off", "generic"] {
         let lan = Lan::with(&["--xdp", xdp]);
         lan.apply(&[lan.service(1, &["pod3"])]);

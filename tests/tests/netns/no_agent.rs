@@ -115,8 +115,8 @@ fn pod_that_starts_without_an_agent_reaches_every_kind_of_backend() {
     }
 }
 
-/// An agent that is killed before the catch device has its programs leaves no route to it: the device would drop what the
-/// `unreachable` routes answer.
+/// An agent that is killed before the catch device has its programs leaves no route to it: the device would drop
+/// packets that the `unreachable` routes answer with an error.
 #[test]
 fn routes_lead_to_the_catch_device_only_once_it_has_programs() {
     if skip::is_older_than(6, 6) {
@@ -151,7 +151,7 @@ fn routes_lead_to_the_catch_device_only_once_it_has_programs() {
     assert!(has_programs(&bed, "lb-catch"));
 }
 
-/// The kernel's connection tracking sees packets to cluster IPs before and after their translation. CNI plugins
+/// The kernel's connection tracking processes packets to cluster IPs before and after their translation. CNI plugins
 /// masquerade packets from pods to addresses outside the pods' network, and cluster IPs are outside.
 #[test]
 fn catch_device_works_beside_netfilter_rules() {
@@ -182,7 +182,7 @@ fn catch_device_works_beside_netfilter_rules() {
 }
 
 #[test]
-fn connections_from_before_the_agent_returns_go_on() {
+fn connections_begun_without_an_agent_survive_its_start() {
     let mut bed = orphaned(STRICT);
     let pod = bed.netns("pod5").clone();
     let mut clients = Vec::new();
@@ -204,7 +204,7 @@ fn connections_from_before_the_agent_returns_go_on() {
     traffic.stop().assert_unharmed();
 }
 
-/// A reset frees the port at once on both sides.
+/// Makes the connection end with a RST when it is closed, which frees the port at once on both sides.
 fn reset(connection: &Connection) {
     let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
     nix::sys::socket::setsockopt(connection.stream(), nix::sys::socket::sockopt::Linger, &at_once).unwrap();
@@ -226,10 +226,11 @@ fn earlier_flows(bed: &Bed, client: SocketAddr, vip: SocketAddr) -> u16 {
     pinned.conntrack().table().get(&key).unwrap().unwrap().generation()
 }
 
-/// The next connection from a port takes the entries of the ended one, where its SYN comes out of the catch device. (If it
-/// began a flow where the SYN leaves by the device, that flow would take a port, and be replaced at once.)
+/// The next connection from a port reuses the entries of the ended one: its flow begins at the ingress hook of the
+/// catch device, through which its SYN enters the node again. (If it began at the egress hook, that flow would take a
+/// source port, and be replaced at once.)
 #[test]
-fn client_port_is_used_again_after_a_caught_connection() {
+fn client_port_can_be_reused_after_a_caught_connection() {
     const PORT: u16 = 40_001;
     let bed = orphaned(STRICT);
     let pod = bed.netns("pod5");
@@ -251,7 +252,7 @@ fn client_port_is_used_again_after_a_caught_connection() {
 }
 
 #[test]
-fn explain_names_the_address_that_a_backend_of_a_caught_client_sees() {
+fn explain_shows_the_source_address_that_a_backend_of_a_caught_client_receives() {
     let bed = orphaned(STRICT);
     for vip in WEB {
         let client = bed.cluster.pod("pod5").unwrap().http(vip).ip().to_string();
@@ -285,7 +286,7 @@ fn catch_device_rejects_and_drops_as_other_devices_do() {
 
 /// IP protocol 253 has no ports, so no program translates its packets.
 #[test]
-fn untranslated_packet_never_circles_through_the_catch_device() {
+fn untranslated_packet_never_loops_through_the_catch_device() {
     let bed = orphaned(Wiring { strict: false, ..STRICT });
     let before = count_of(&bed, "untranslated");
     let script = "import socket,sys

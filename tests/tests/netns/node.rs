@@ -153,7 +153,7 @@ fn kernel_settings_follow_the_node() {
              address del fd00:172:18::1/64 dev eth0\naddress del 172.18.0.1/24 dev eth0\n\
              address add 172.18.0.12/24 dev eth0\n")
         .unwrap();
-    // The kernel removes the secondary addresses with the first address of their network.
+    // The kernel removes secondary IPv4 addresses with the first address of their network.
     let expected = (address("172.18.0.12"), address("fd00:172:18::11"));
     let moved = || {
         let now = settings(&bpffs);
@@ -277,7 +277,7 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
 
 /// Rules as a blocklist, firewalld and the AWS VPC CNI write them.
 #[test]
-fn check_and_start_name_rules_that_never_see_packets_to_services() {
+fn check_and_start_list_rules_that_service_packets_bypass() {
     let mut bed = bed(ClientLink::Ethernet, &[]);
     let probe = |bed: &Bed| {
         let probes = json(bed, &["check", "-o", "json"]);
@@ -319,7 +319,7 @@ fn check_and_start_name_rules_that_never_see_packets_to_services() {
 
 /// Replies are translated after the kernel has looked up xfrm policies.
 #[test]
-fn check_and_status_name_ipsec_policies_for_virtual_addresses() {
+fn check_and_status_list_ipsec_policies_for_virtual_addresses() {
     let bed = bed(ClientLink::Ethernet, &[]);
     let policy = |source: &str| {
         let command = format!(

@@ -30,7 +30,7 @@ fn lan(wiring: Wiring) -> Lan {
 
 const POINT_TO_POINT: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
 
-/// Asserts the results that are the same with any reverse path filter and any CNI plugin.
+/// Asserts the results that depend neither on reverse path filters nor on the wiring of pods.
 fn assert_main_paths(lan: &Lan) {
     for (number, pod) in [(1, "pod2"), (2, "pod3")] {
         for node in [1, 2] {
@@ -171,7 +171,7 @@ fn node_address_serves_as_external_ip() {
     }
 }
 
-/// Asserts that a pod that is the only backend of a service reaches itself through each of its addresses.
+/// Asserts that a pod that is the only backend of a service reaches itself through each address of the service.
 fn assert_hairpins(lan: &Lan) {
     lan.apply(&[lan.service(4, &["pod1"])]);
     lan.check(&["pod1"], 4, &FRONTENDS, Expect::Answer(&["pod1"], Seen::Vip));
@@ -294,7 +294,7 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
                 assert_eq!(known_mtu(lan.netns(source), http), 1400, "{source} → {http}");
             }
         }
-        // A datagram with "don't fragment": the ICMP error comes from the address that the sender used.
+        // A datagram with "don't fragment": the sender's connected socket gets the ICMP error.
         let socket = udp_socket(lan.netns("client2"), at(NodePort(1), Protocol::Udp)).unwrap();
         never_fragment(&socket).unwrap();
         socket.send(pattern::at(0, 1_450)).unwrap();
@@ -304,7 +304,7 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
         assert_eq!(echo(&socket, pattern::at(0, 1_300)).unwrap().server, "pod3");
 
         narrow(lan.cluster.router.as_ref().unwrap(), client, "eth0");
-        // The client must not have learned a small MTU for this address; otherwise it would announce a small MSS.
+        // The client has no cached MTU for this address yet; with a small one it would announce a small MSS.
         let mut connection = Connection::open(lan.netns("client"), at(ExternalIp, Protocol::Tcp)).unwrap();
         assert_eq!(connection.download(4 << 20).unwrap(), "pod3");
         let node1 = SocketAddr::new(lan.source(1, "pod3", client), 1);

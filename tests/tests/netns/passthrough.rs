@@ -66,7 +66,7 @@ fn one_client_port_connects_directly_and_through_a_service() {
 /// To the pod, both connections would be one: they have the same addresses and ports. netfilter would give the direct
 /// one another source port.
 #[test]
-fn direct_connection_from_the_port_of_a_live_flow_fails_and_harms_nothing() {
+fn direct_connection_from_the_port_of_an_established_flow_fails_and_leaves_the_flow_intact() {
     let bed = Bed::with_web(&["pod2"]);
     let client = &bed.cluster.client;
     client.sysctls(&[("ipv4/tcp_syn_retries", "1")]).unwrap();

@@ -21,13 +21,13 @@ fn narrow(hop: &Netns, to: IpAddr, via: &str) {
     hop.ip(&format!("route replace {to}/{length} {via} mtu lock 1400\n")).unwrap();
 }
 
-/// The path MTU to `to` that `netns` has learned.
+/// The path MTU to `to` that the kernel has cached for `netns`.
 fn known_mtu(netns: &Netns, to: IpAddr) -> u32 {
     path_mtu(&udp_socket(netns, udp(to)).unwrap()).unwrap()
 }
 
 #[test]
-fn tcp_uploads_discover_a_narrow_hop_before_the_backend() {
+fn tcp_uploads_discover_a_smaller_mtu_before_the_backend() {
     let bed = Bed::with_web(&["pod3"]);
     for source in ["client", "pod1"] {
         for vip in WEB {
@@ -41,7 +41,7 @@ fn tcp_uploads_discover_a_narrow_hop_before_the_backend() {
 }
 
 #[test]
-fn tcp_downloads_discover_a_narrow_hop_before_the_client() {
+fn tcp_downloads_discover_a_smaller_mtu_before_the_client() {
     let bed = Bed::with_link_and_web(ClientLink::Routed, &["pod1", "pod3"]);
     let router = bed.cluster.router.as_ref().unwrap();
     for (vip, client) in WEB.into_iter().zip(CLIENT) {
@@ -58,7 +58,7 @@ fn tcp_downloads_discover_a_narrow_hop_before_the_client() {
 }
 
 #[test]
-fn udp_sockets_learn_the_path_mtu_of_the_virtual_address() {
+fn path_mtu_of_the_virtual_address_reaches_udp_sockets() {
     let bed = Bed::with_web(&["pod3"]);
     for vip in WEB {
         narrow(&bed.cluster.node2, bed.cluster.pod("pod3").unwrap().address(vip), "dev pod3");
@@ -72,7 +72,7 @@ fn udp_sockets_learn_the_path_mtu_of_the_virtual_address() {
             errno: Errno::EMSGSIZE,
             from_icmp: true,
             info: 1400,
-            // The client knows only the virtual address, so the error must come from that address, not from the hop.
+            // The client sends to the virtual address, so the error must come from that address, not from the hop.
             offender: Some(vip),
             destination: udp(vip),
         };

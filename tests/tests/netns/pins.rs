@@ -37,7 +37,7 @@ fn map_id(path: &PathBuf) -> u64 {
 }
 
 #[test]
-fn running_agent_restores_removed_pins_and_says_so() {
+fn running_agent_restores_removed_pins_and_logs_it() {
     let bed = Bed::with_web(&PODS);
     let names = ["SERVICES", "FLOWS", "LAYOUT", "programs/tc_ingress", "links/sock_recvmsg4"];
     let ids: Vec<u64> = names[..2].iter().map(|name| map_id(&pin(&bed, name))).collect();
@@ -59,7 +59,7 @@ fn running_agent_restores_removed_pins_and_says_so() {
 }
 
 #[test]
-fn status_names_a_device_that_lost_its_program_until_the_agent_attaches_it_again() {
+fn status_lists_a_device_without_its_program_until_the_agent_attaches_it_again() {
     let bed = Bed::with_web(&PODS);
     let link = any_link(&bed);
     fs::remove_file(&link).unwrap();
@@ -73,7 +73,7 @@ fn status_names_a_device_that_lost_its_program_until_the_agent_attaches_it_again
 }
 
 #[test]
-fn status_says_what_is_missing_while_no_agent_runs() {
+fn status_lists_what_is_missing_while_no_agent_runs() {
     let mut bed = Bed::with_web(&PODS);
     bed.agent.take().unwrap().kill().unwrap();
     assert!(status(&bed).starts_with("Agent     not running"), "{}", status(&bed));

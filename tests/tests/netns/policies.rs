@@ -56,6 +56,8 @@ fn every_address_rejects_when_no_endpoint_is_usable() {
     for number in [1, 2, 3, 4] {
         lan.check(&["client", "pod1"], number, &FRONTENDS, Expect::Refused);
         lan.check(&["client", "pod4"], number, &[NodePort(2)], Expect::Refused);
+        // A node sends 50 ICMP errors at once, then 1,000 per second. A service takes 16 here.
+        thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -94,7 +96,7 @@ fn internal_clients_bypass_the_local_external_policy_where_the_node_detects_them
     lan.start_agent(1, &[]);
     lan.check(&["pod1"], 1, &EXTERNAL, Expect::Silence);
     lan.check(&["pod1", "client"], 1, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
-    // A pod of another node arrives over the wire and is still internal.
+    // Packets of another node's pod arrive over the wire, and the pod is still internal.
     lan.start_agent(1, &CLUSTER_CIDR);
     lan.apply(&[external_local(lan.service(1, &["pod1"]))]);
     lan.check(&["pod4"], 1, &[NodePort(1)], Expect::Answer(&["pod1"], Seen::Client));
@@ -122,7 +124,7 @@ fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
     lan.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
     lan.check(&["pod4"], 3, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["client"], 4, &EXTERNAL, Expect::Silence);
-    // With `publishNotReadyAddresses` the API server reports unready and terminating pods as ready.
+    // With `publishNotReadyAddresses` EndpointSlices list unready and terminating pods as ready.
     let mut published = terminating(lan.service(5, &["pod1", "pod2"]), &["pod1"]);
     published.endpoints[0].ready = true;
     lan.apply(&[published]);
@@ -160,7 +162,8 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
 }
 
 /// Sends requests to node ports of service 1 without a pause during `change`, and repeats the change until there were
-/// enough requests. Every request must be answered, by a backend that sees the client's own address or the node's.
+/// enough requests. Every request must be answered, by a backend that receives it from the client's own address or the
+/// node's.
 fn under_traffic(lan: &Lan, change: impl Fn()) {
     const ENOUGH: u32 = 100;
     let (stop, asked) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -194,7 +197,7 @@ fn under_traffic(lan: &Lan, change: impl Fn()) {
 }
 
 #[test]
-fn policy_change_under_traffic_loses_no_request() {
+fn no_request_fails_during_a_policy_change() {
     let lan = Lan::with(&[]);
     let service = lan.service(1, &["pod1", "pod2"]);
     lan.apply(from_ref(&service));
@@ -209,7 +212,7 @@ fn policy_change_under_traffic_loses_no_request() {
 }
 
 #[test]
-fn rolling_update_loses_no_request() {
+fn no_request_fails_during_a_rolling_update() {
     let lan = Lan::with(&[]);
     for local in [false, true] {
         let service = |pods: &[&str]| {

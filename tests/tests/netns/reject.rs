@@ -43,7 +43,7 @@ fn service_with_only_unready_endpoints_rejects_clients() {
     bed.cluster.manifests.put(&service).unwrap();
     let refused = || ask_http(&bed.cluster.client, http(WEB[0])).is_err().then_some(());
     lb_tests::wait_for(Duration::from_secs(1), refused).unwrap();
-    // The agent switches both ports of the Service together, so UDP is rejected as soon as TCP is.
+    // One plan of the agent changes all frontends of the Service.
     assert_rejected(&bed, "client");
 }
 
@@ -85,7 +85,7 @@ fn flood(vip: IpAddr, datagrams: u32) -> io::Result<()> {
     let socket = UdpSocket::bind(any)?;
     for _ in 0..datagrams {
         match socket.send_to(b"?", udp(vip)) {
-            // The send returns the error that an earlier datagram has caused.
+            // The send may return the error that an earlier datagram has caused.
             Err(error) if error.kind() == REFUSED => {}
             sent => drop(sent?),
         }

@@ -1,4 +1,4 @@
-//! Distribution of connections by each scheduler, as clients see it.
+//! Distribution of connections by each scheduler, as clients observe it.
 
 use std::{
     collections::BTreeMap,
@@ -69,8 +69,8 @@ impl Held {
         shares(self.0.iter().map(|(name, _)| name.as_str()))
     }
 
-    /// Closes the connections to a pod and waits until the client has received the FIN of each: then the node has seen
-    /// both FINs.
+    /// Closes the connections to a pod and waits until the client has received the FIN of each: then both FINs have
+    /// passed the node.
     pub(crate) fn end(&mut self, client: &Netns, pod: &str) {
         self.0.retain(|(name, _)| name != pod);
         let closed = || (closing_connections(client).unwrap() == 0).then_some(());

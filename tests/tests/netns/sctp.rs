@@ -51,7 +51,7 @@ fn open(netns: &Netns, from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Answers each message with the server's name and the client's address as the server sees it, until the test ends.
+/// Answers each message with the server's name and the address from which the association came, until the test ends.
 fn serve(netns: &Netns, name: &'static str, address: IpAddr) {
     let listener = netns.run(|| {
         let socket = bound_socket(SocketAddr::new(address, TARGET))?;

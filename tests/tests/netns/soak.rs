@@ -1,5 +1,5 @@
 //! Churn for a configurable time: Services and endpoints change at random, agents are killed and restarted. All
-//! requests succeed, and maps, memory and descriptors do not leak.
+//! requests to Services with pods succeed, and maps, memory and descriptors do not leak.
 //!
 //! `cargo xtask soak --minutes 30` runs it for that long (`LB_SOAK_SECONDS`, `LB_SOAK_SEED`).
 
@@ -172,7 +172,7 @@ impl Soak {
 }
 
 #[test]
-fn churn_fails_no_request_and_leaks_nothing() {
+fn no_request_fails_and_nothing_leaks_under_churn() {
     let (seconds, seed) = (number("LB_SOAK_SECONDS", SHORT), number("LB_SOAK_SEED", 5));
     let mut soak = Soak {
         bed: Bed::with_web(&PODS),

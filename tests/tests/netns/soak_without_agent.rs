@@ -1,4 +1,4 @@
-//! The agent is dead for a part of the time, by default for half of it, under floods and churn: no transaction fails.
+//! No agent runs for a part of the time, by default for half of it, under floods and churn: no transaction fails.
 //! Services do not change, because a change needs an agent.
 //!
 //! `cargo xtask soak --agent-dead 50 --minutes 20` runs it for that long (`LB_SOAK_SECONDS`, `LB_SOAK_AGENT_DEAD`).
@@ -30,7 +30,7 @@ use crate::{
 /// Default duration in seconds, and percentage of the time without an agent.
 const SHORT: u64 = 20;
 const HALF: u64 = 50;
-/// The longest time from one death of the agent to the next.
+/// The longest time from one kill of the agent to the next.
 const LONGEST_PERIOD: Duration = Duration::from_secs(240);
 /// The agent's `--max-connections`: low enough that the floods and the churn fill the flow table within a minute
 /// without an agent.
@@ -39,11 +39,11 @@ const CONNECTIONS: u32 = 8_000;
 const FLOOD: u32 = 2;
 const FLOOD_PAUSE: Duration = Duration::from_millis(20);
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
-/// A pod that starts while the agent is dead for the first time.
+/// A pod that starts in the first period without an agent.
 const LATE_POD: &str = "pod5";
 /// The virtual addresses of a Service with session affinity are `vips(STICKY)`.
 const STICKY: u8 = 20;
-/// The cluster, and what the maps have held.
+/// The cluster, and the measurements of the test.
 struct Soak {
     bed: Bed,
     /// The greatest number of entries of each map, and the limit for it.
@@ -80,7 +80,7 @@ impl Soak {
         start_agent(&mut self.bed);
     }
 
-    /// Watches the maps and the traffic for a time.
+    /// Checks the maps and the traffic repeatedly for a time.
     fn hold(&mut self, time: Duration, traffic: &Traffic) {
         let begun = Instant::now();
         while begun.elapsed() < time {
@@ -163,7 +163,7 @@ fn assert_affinity(report: &Report) {
 }
 
 #[test]
-fn connections_need_no_agent() {
+fn churn_and_floods_without_an_agent_break_no_connection() {
     let time = Duration::from_secs(number("LB_SOAK_SECONDS", SHORT));
     let percent = u32::try_from(number("LB_SOAK_AGENT_DEAD", HALF)).unwrap();
     let period = if percent < 100 { (time / 2).min(LONGEST_PERIOD) } else { time };

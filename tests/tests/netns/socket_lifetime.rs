@@ -27,7 +27,7 @@ use crate::{
 };
 
 #[test]
-fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
+fn connected_udp_socket_gets_an_error_when_its_backend_is_removed() {
     let bed = Bed::with_web(&["pod1"]);
     let connect = |to| udp_socket(&bed.cluster.node1, to).unwrap();
     let sockets = names(udp).map(connect);
@@ -39,7 +39,7 @@ fn connected_udp_socket_gets_an_error_when_its_backend_leaves() {
     bed.put("web", WEB, &["pod3"]);
     for (socket, to) in sockets.iter().zip(names(udp)) {
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        // Whether a pending or later read fails with this error.
+        // A read that is pending, or a later one, fails with `ECONNABORTED`.
         let told = || {
             let error = socket.recv(&mut [0; 128]).err()?;
             (error.kind() == io::ErrorKind::ConnectionAborted).then_some(())
@@ -270,7 +270,7 @@ fn replies_to_direct_datagrams_keep_the_backend_address() {
     }
 }
 
-/// A DNS client opens one connected socket per query.
+/// A DNS client may open one connected socket per query.
 #[test]
 fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
     let bed = Bed::with_web(&["pod2"]);
@@ -290,7 +290,7 @@ fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
     }
 }
 
-/// Sends a request with the SYN (TCP Fast Open), without connect().
+/// Sends a request by sendto() with `MSG_FASTOPEN` (TCP Fast Open), without connect().
 fn send_unconnected(bed: &Bed, to: SocketAddr) -> io::Result<std::net::TcpStream> {
     bed.cluster.node1.run(|| {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };

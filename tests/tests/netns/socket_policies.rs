@@ -184,7 +184,8 @@ fn udp_connect_to_any_port_of_a_cluster_ip_yields_a_source_address() {
                 let source = socket.local_addr().unwrap().ip().to_canonical();
                 assert!(ADDRESSES[..4].contains(&&*source.to_string()), "{to} from {source}");
                 let error = socket.send(b"?").and_then(|_| socket.recv(&mut [0; 8])).unwrap_err();
-                // Linux itself fails a send from an IPv6 socket to port 0 of an IPv4 address.
+                // The hook has connected the socket to port 0 of the node. Linux itself fails a send from an IPv6
+                // socket to port 0 of an IPv4 address.
                 let is_mapped = vip.is_ipv4() && to.is_ipv6();
                 assert_eq!(
                     error.kind(),

@@ -68,7 +68,7 @@ pub(crate) fn exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String
 }
 
 #[test]
-fn unconnected_udp_sockets_see_the_virtual_address_and_keep_their_backend() {
+fn unconnected_udp_sockets_get_replies_from_the_virtual_address_and_keep_their_backend() {
     let bed = Bed::with_web(&["pod1", "pod2", "pod3", "pod4"]);
     for to in names(udp) {
         let servers: BTreeSet<String> = (0..100)

@@ -74,8 +74,8 @@ impl Senders {
         }
     }
 
-    /// Keeps sending until every socket gets replies from one of these servers, and asserts that the servers do not
-    /// change.
+    /// Keeps sending until every socket gets replies from one of these servers, and asserts that then only these
+    /// servers answer.
     #[track_caller]
     fn reach(&self, servers: &[&str]) {
         for (what, socket) in &self.0 {
@@ -255,7 +255,7 @@ fn udp_flows_of_internal_clients_follow_a_replaced_endpoint_under_a_local_policy
 }
 
 impl Senders {
-    /// Keeps sending for longer than an agent takes to delete a flow; all replies must come from this server.
+    /// Keeps sending for at least 250 ms; all replies must come from this server.
     #[track_caller]
     fn stay_with(&self, server: &str) {
         for _ in 0..5 {
@@ -330,7 +330,7 @@ fn udp_flows_stay_with_a_remote_endpoint_when_a_local_policy_is_set() {
 }
 
 /// The agent deletes stale flows after a grace period. It must keep flows to an endpoint that was added during that
-/// period. (After a deletion, the backend would see another masquerade port.)
+/// period. (After a deletion, the backend would receive packets from another masquerade port.)
 #[test]
 fn udp_flows_survive_rapid_endpoint_replacement() {
     let lan = Lan::with(&[]);
@@ -347,7 +347,7 @@ fn udp_flows_survive_rapid_endpoint_replacement() {
             change(pod);
             wait_for(PROMPTLY, || ask().filter(|(_, answer)| answer.server == pod)).unwrap();
         }
-        // Some of these flows begin while the flows to pod3 await deletion.
+        // Some of these flows may begin while the flows to pod3 await deletion.
         let flows: Vec<_> = (0..40).map(|_| ask().expect("an answer")).collect();
         thread::sleep(Duration::from_millis(100));
         for (socket, answer) in &flows {

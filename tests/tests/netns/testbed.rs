@@ -11,7 +11,7 @@ use lb_tests::{
 };
 
 #[test]
-fn clients_and_pods_reach_every_pod_in_every_wiring() {
+fn clients_and_pods_reach_every_pod_in_each_tested_wiring() {
     let links = [
         ClientLink::Ethernet,
         ClientLink::Routed,
@@ -62,7 +62,7 @@ fn dropped_cluster_leaves_nothing_behind() {
     assert!(!folder.exists());
     let left = fs::read_dir("/run/netns").unwrap().any(|entry| entry.unwrap().file_name() == *name);
     assert!(!left);
-    // Creating a cluster takes 80 ms on an idle machine.
+    // Creating a cluster takes about 80 ms on an idle machine.
     assert!(made < Duration::from_secs(1), "making a cluster took {made:?}, without waits");
 }
 

@@ -1,4 +1,4 @@
-//! XDP forwards external clients to backends on other nodes.
+//! XDP forwards packets of external clients to backends on other nodes.
 
 use std::{io, ops::Deref, slice::from_ref, thread, time::Duration};
 
@@ -51,8 +51,8 @@ impl Deref for Wires {
     }
 }
 
-/// A LAN whose agents run with `--xdp` in this mode. Frames carry checksums, and the far ends of the nodes' veths
-/// accept frames that XDP sends. Service 1 has a backend on node 1, service 2 one on node 2.
+/// A LAN whose agents run with `--xdp` in this mode. Frames carry complete checksums, and the far ends of the nodes'
+/// veths accept frames that XDP sends. Service 1 has a backend on node 1, service 2 one on node 2.
 pub(crate) fn wires(mode: &str) -> Wires {
     let lan = Lan::without_agents(WIRING);
     let ends = PORTS.map(|port| passing_program(lan.cluster.router.as_ref().unwrap(), port));
@@ -73,8 +73,8 @@ fn with_checksums(mut lan: Lan, mode: &str) -> Lan {
     lan
 }
 
-/// Attaches an XDP program to a veth, because a veth accepts frames that an XDP program sends at its other end only if
-/// it has an XDP program itself. (The program is a copy of the agent's: with empty maps it passes every packet.)
+/// Attaches an XDP program to a veth, because a veth end with an XDP program accepts all frames that an XDP program
+/// sends at the other end. (The program is a copy of the agent's: with empty maps it passes every packet.)
 pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
     let mut loader = EbpfLoader::new();
     for map in [
@@ -189,9 +189,9 @@ fn becomes(lan: &Lan, native: bool) {
     assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{:#}", status(lan, 1)["agent"]);
 }
 
-/// The far end of a veth decides whether it takes frames that XDP sends back.
+/// Whether frames that XDP sends back arrive depends on the far end of the veth.
 #[test]
-fn native_xdp_is_refused_on_a_veth_that_loses_its_frames() {
+fn native_xdp_is_not_attached_to_a_veth_that_drops_its_frames() {
     if skip::is_older_than(6, 3) {
         return skip::whole(NO_FEATURES);
     }
@@ -218,7 +218,7 @@ fn native_xdp_is_refused_on_a_veth_that_loses_its_frames() {
     assert!(counted(&lan, "routed") > 100);
 }
 
-/// With GRO alone, the far end does not wake up for frames that XDP sends back.
+/// With GRO alone, the far end does not process frames that XDP sends back.
 #[test]
 fn native_xdp_sends_no_frames_back_through_a_veth_whose_far_end_has_only_gro() {
     let lan = Lan::without_agents(WIRING);

@@ -1,5 +1,5 @@
-//! Packets that arrive in a tunnel at the node of their backend. (Only with an Ethernet header: a test run treats the
-//! first 14 bytes of any packet as one, and the kernel would move the bytes after it.)
+//! Packets that arrive in a tunnel at the node of their backend. (Packets that are decapsulated have an Ethernet
+//! header: a test run treats the first 14 bytes of any packet as one, and the kernel would move the bytes after it.)
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -245,7 +245,7 @@ fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
 }
 
 /// This node has tunnelled the connection to another node before. A packet that arrives in a tunnel never enters
-/// another one, so that nodes that disagree send no packet in circles.
+/// another one, so that no packet loops between nodes that disagree.
 #[test]
 fn decapsulated_packet_never_enters_another_tunnel() {
     super::wire::each_on_wires("tunnel to tunnel", |bed, family| {
@@ -331,7 +331,7 @@ fn icmp_errors_about_direct_replies_reach_the_backend() {
 
 /// A node in another mode accepts the tunnels of a peer.
 #[test]
-fn tunnels_are_decapsulated_in_every_mode() {
+fn tunnels_are_decapsulated_in_snat_mode() {
     each_ethernet("decapsulated, SNAT here", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.settings(&settings(Kind::Ipip));

@@ -98,8 +98,8 @@ fn other_ethertypes_pass_untouched() {
 
 /// The frame ends within a header: every length up to the last byte that the programs read.
 ///
-/// The kernel runs no program on frames of less than 15 bytes, nor on those with an IP EtherType and an incomplete IP
-/// header. So the Ethernet frames have a VLAN tag, and the packets of a bare device at least 15 bytes.
+/// A test run rejects frames of less than 15 bytes, and those with an IP EtherType and an incomplete IP header. So the
+/// Ethernet frames have a VLAN tag, and the packets of a bare device at least 15 bytes.
 #[test]
 fn truncated_headers_pass_untouched() {
     each("truncated", |bed, family| {
@@ -270,7 +270,7 @@ fn unknown_later_fragment_passes_untouched() {
 
 /// The bytes after the header of a later fragment are payload, even if they look like an extension header.
 #[test]
-fn later_fragment_with_an_extension_header_is_not_parsed() {
+fn payload_of_a_later_fragment_is_not_parsed_as_an_extension_header() {
     each("later fragment, destination options", |bed, family| {
         if family == Family::V4 {
             return;

@@ -1,7 +1,6 @@
-//! The filter: it hides no flow and no frontend, and packets without either never reach the lookups.
+//! The filter: packets of flows and of frontends reach the lookups, and packets without a mark do not.
 //!
-//! Every packet test runs with the filter on, and asserts the marks of all entries that it looks at
-//! ([`Testbed::flows`]).
+//! The other packet tests run with the filter on, and [`Testbed::flows`] asserts the marks of all entries.
 
 use lb_common::{Outcome::*, conntrack::flow_flags};
 

@@ -35,7 +35,7 @@ fn fragments_follow_the_first_one_in_both_directions() {
 }
 
 /// A later fragment to an address outside `VIPS` is unknown if it arrives before the first fragment. After the first
-/// one, it is known, in any order and repeatedly.
+/// one, later fragments are translated, in any order and repeatedly.
 #[test]
 fn fragments_before_the_first_one_are_unknown() {
     each("fragments out of order", |bed, family| {
@@ -54,7 +54,7 @@ fn fragments_before_the_first_one_are_unknown() {
 
 /// Identifications of two hosts, and of two datagrams of one host, are kept apart.
 #[test]
-fn fragments_of_interleaved_datagrams_are_told_apart() {
+fn fragments_of_interleaved_datagrams_are_distinguished() {
     each("interleaved fragments", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         let other_backend = family.other_backend();
@@ -117,9 +117,10 @@ fn early_fragments_wait_no_longer_than_2_seconds() {
     });
 }
 
-/// A CPU that was interrupted for a whole turn of the ring has an older ticket than the fragment in its place.
+/// If a CPU is interrupted while others fill the whole ring, its ticket is older than that of the fragment in its
+/// place.
 #[test]
-fn late_fragment_takes_no_place_of_a_newer_one() {
+fn fragment_with_an_older_ticket_replaces_no_newer_one() {
     each("interrupted CPU", |bed, family| {
         let vip = family.vip();
         bed.service(vip, UDP, &[family.backend()]);
@@ -133,8 +134,8 @@ fn late_fragment_takes_no_place_of_a_newer_one() {
     });
 }
 
-/// Asserts that the programs drop the later fragments of a datagram like the first one, and that none is held once the
-/// first one has arrived.
+/// Asserts that the programs drop the later fragments of a datagram like the first one, and hold none that arrives
+/// after the first one.
 fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)) {
     let parts = fragments(datagram, 77, 128);
     first(bed.send(Hook::Ingress, &parts[0]));
@@ -197,7 +198,7 @@ fn first_fragment_keeps_the_sum_over_its_frame() {
 
 /// The address is in `VIPS`, so later fragments are held, but the datagram is for no Service.
 #[test]
-fn early_fragments_of_no_service_are_let_go() {
+fn early_fragments_of_no_service_are_released() {
     each("early fragments of others", |bed, family| {
         bed.service(family.vip(), UDP, &[family.backend()]);
         bed.add_vip(family.stranger().ip(), 0);
@@ -237,7 +238,7 @@ fn early_fragments_of_answers_are_held_at_ingress() {
 
 /// The entry of a datagram does not apply to another one with the same identification.
 #[test]
-fn fragment_after_a_complete_datagram_is_of_another_one() {
+fn fragment_after_a_complete_datagram_is_held_for_another_one() {
     each("complete datagrams", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
@@ -256,7 +257,7 @@ fn fragment_after_a_complete_datagram_is_of_another_one() {
 }
 
 #[test]
-fn early_fragments_larger_than_a_place_pass_untouched() {
+fn early_fragments_too_large_to_hold_pass_untouched() {
     each("large early fragments", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
         bed.service(vip, UDP, &[family.backend()]);
@@ -300,7 +301,8 @@ fn fragments_of_no_service_pass_untouched() {
     });
 }
 
-/// After IPv6 options, only the first fragment shows the transport protocol: every fragment header names the options.
+/// If IPv6 options follow the fragment header, only the first fragment contains the transport protocol: every fragment
+/// header names the options.
 #[test]
 fn fragments_after_ipv6_options_are_translated() {
     each("fragments with options", |bed, family| {

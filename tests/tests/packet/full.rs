@@ -71,7 +71,7 @@ fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(us
 
 /// A flow whose places all have established connections goes to the overflow, and works as any other.
 #[test]
-fn flow_without_a_place_overflows_and_evicts_no_established_connection() {
+fn flow_without_a_free_slot_enters_the_overflow_and_evicts_no_established_connection() {
     let mut bed = Testbed::new();
     for family in Family::BOTH {
         bed.start(&format!("no place, {family:?}"), Device::Ethernet);
@@ -96,7 +96,7 @@ fn flow_without_a_place_overflows_and_evicts_no_established_connection() {
 
 /// A new flow evicts an expired entry, or else one of an unproven connection, together with its reverse entry.
 #[test]
-fn flow_without_a_place_evicts_an_expired_or_else_an_unproven_connection() {
+fn flow_without_a_free_slot_evicts_an_expired_or_else_an_unproven_connection() {
     const OPENING: [u8; 2] = [seen::PACKET | seen::SYN, 0];
     for (case, idle, expected) in [
         ("the fifth has expired, all others are unproven", [20, 20, 20, 20, MOST_IDLE, 20, 20, 20], 4),
@@ -125,7 +125,7 @@ fn flow_without_a_place_evicts_an_expired_or_else_an_unproven_connection() {
 
 /// Without room in the overflow either, the packet is dropped and leaves no entry.
 #[test]
-fn flow_without_place_and_overflow_is_dropped() {
+fn flow_without_free_slot_and_overflow_is_dropped() {
     let mut bed = Testbed::with_size("CONNTRACK", 1);
     for family in Family::BOTH {
         bed.start(&format!("no place and no overflow, {family:?}"), Device::Ethernet);

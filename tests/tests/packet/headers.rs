@@ -1,4 +1,5 @@
-//! Translation with every kind of header and padding: no bytes change except addresses, ports and checksums.
+//! Translation with options, extension headers, tags and padding: no bytes change except addresses, ports and
+//! checksums.
 
 use std::net::SocketAddr;
 
@@ -127,7 +128,7 @@ fn routing(final_destination_options: Option<Ipv6RawExtHeader>) -> Option<Ipv6Ro
     Some(Ipv6RoutingExtensions { routing: raw(22), final_destination_options })
 }
 
-/// The length field of this header is in units of 4 bytes; that of all others is in units of 8.
+/// The length field of this header is in units of 4 bytes; that of the other extension headers is in units of 8.
 fn authentication(bytes: usize) -> Option<IpAuthHeader> {
     Some(IpAuthHeader::new(IpNumber::TCP, 7, 8, &vec![0x5a; bytes]).unwrap())
 }

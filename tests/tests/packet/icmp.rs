@@ -270,7 +270,7 @@ fn quoted_udp_checksum_never_becomes_zero() {
 
 /// Errors that quote a packet of no tracked flow pass.
 #[test]
-fn errors_of_no_known_flow_pass_untouched() {
+fn errors_about_untracked_flows_pass_untouched() {
     each("ICMP, unknown", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         open(bed, UDP, family);

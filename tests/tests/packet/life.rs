@@ -132,9 +132,9 @@ fn rst_closes_a_connection_only_within_the_window() {
     });
 }
 
-/// An attacker who knows the client's port cannot see the connection, so the forged sequence numbers are far from the
-/// window. If the programs accepted them, each segment would end an idle connection, make it unproven, or let a
-/// following RST end it.
+/// An attacker that does not receive the connection's packets can only guess, so the forged sequence numbers are far
+/// from the window. If the programs accepted them, each segment would end an idle connection, make it unproven, or let
+/// a following RST end it.
 #[test]
 fn forged_segments_far_from_the_window_end_no_connection() {
     const FAR: u32 = 1 << 30;
@@ -170,7 +170,7 @@ fn forged_segments_far_from_the_window_end_no_connection() {
 /// Both ends have crashed, and the client uses the port again. The backend's answer shows that the client's SYN is not
 /// forged.
 #[test]
-fn connection_that_both_ends_have_forgotten_begins_again() {
+fn new_connection_from_the_port_of_an_open_flow_is_accepted() {
     const FAR: u32 = 1 << 30;
     each("TCP, both ends have forgotten", |bed, family| {
         let tcp = Connection { family };
@@ -376,9 +376,10 @@ fn syn_rebuilds_a_lost_reverse_entry() {
     });
 }
 
-/// Each entry records the packets of its direction. A RST that the receiver ignores does not keep a flow alive.
+/// Each entry records the packets of its direction. A RST that the receiver ignores does not postpone the flow's
+/// expiry.
 #[test]
-fn only_accepted_packets_keep_a_flow_alive() {
+fn only_accepted_packets_postpone_expiry() {
     each("last seen", |bed, family| {
         let tcp = Connection { family };
         tcp.open(bed);

@@ -1,4 +1,4 @@
-//! Masqueraded clients: the backend sees the node's address instead of the client's.
+//! Masqueraded clients: the backend receives packets from the node's address instead of the client's.
 //!
 //! A packet passes two hooks: ingress of the client's device and egress towards the backend. Its reply passes the
 //! opposite hooks. `there` and `back` run both.
@@ -196,7 +196,7 @@ fn internal_clients_are_not_masqueraded() {
 
 /// Packets for the node itself never pass an egress hook, which would translate the address.
 #[test]
-fn backend_on_the_node_sees_the_client_address() {
+fn backend_on_the_node_receives_the_client_address() {
     each_without_routes("backend on the node", |bed, family| {
         bed.settings(&settings(family, 100));
         let (backends_base, backends_count) = bed.slice(&[family.backend()], backend_flags::HOST);
@@ -210,7 +210,7 @@ fn backend_on_the_node_sees_the_client_address() {
 
 /// Until the agent writes the settings there are no address and no ports for masquerading.
 #[test]
-fn clients_are_not_masqueraded_without_settings() {
+fn flows_that_need_masquerade_are_dropped_without_settings() {
     each_without_routes("no settings", |bed, family| {
         masqueraded(bed, family, UDP, 100);
         bed.settings(&Settings::zeroed());

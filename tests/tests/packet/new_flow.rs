@@ -55,7 +55,7 @@ fn every_backend_is_chosen_and_no_other() {
     });
 }
 
-/// After a restart of the agent, or after the entry has expired, a packet without SYN opens a flow as well.
+/// If the entry of a connection has expired or was lost, a packet without SYN opens a flow as well.
 #[test]
 fn mid_connection_segment_opens_a_flow() {
     each("no SYN", |bed, family| {
@@ -155,7 +155,7 @@ fn service_without_valid_backends_drops_packets() {
     });
 }
 
-/// A newer agent may have schedulers that this program does not know.
+/// A newer agent may have schedulers that this program lacks.
 #[test]
 fn unknown_scheduler_falls_back_to_a_random_backend() {
     each("unknown scheduler", |bed, family| {
@@ -174,7 +174,8 @@ fn unknown_scheduler_falls_back_to_a_random_backend() {
 }
 
 /// Connections of the node, and those that netfilter masquerades, may use a node port's number as source port: replies
-/// to them must pass. A SYN-ACK of no tracked flow answers a connection that bypassed the programs, at any address.
+/// to them must pass. A SYN-ACK of no tracked flow answers a connection that bypassed the programs: it also passes at a
+/// load balancer's own address.
 #[test]
 fn replies_to_untracked_connections_pass_untouched() {
     each("answers to others", |bed, family| {
@@ -203,7 +204,7 @@ fn replies_to_untracked_connections_pass_untouched() {
             bed.send(Hook::Ingress, &syn).passes(Outcome::NewFlow, &syn.clone().to(backend));
             bed.clear_flows();
         }
-        // Such a packet also passes if the Service has no backends.
+        // A SYN-ACK to a node port also passes if the Service has no backends.
         let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
         bed.service_with(vip, TCP, &[], record);
         let accepts = Packet::tcp(client, vip, 5000, b"").syn().ack(1001);

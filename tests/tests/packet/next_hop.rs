@@ -51,7 +51,7 @@ fn routers(family: Family) -> [&'static str; 2] {
     ["2001:db8:b::fe", "2001:db8:d::1"]
 }
 
-/// Sends packets that match `rule` to the router behind the device `other`.
+/// Makes the router behind the device `other` the next hop of packets that match `rule`.
 fn add_rule(family: Family, rule: &str) {
     let [_, other] = routers(family);
     let family = if family == Family::V4 { "-4" } else { "-6" };

@@ -19,7 +19,7 @@ fn flow_of_client(bed: &mut Testbed, family: Family) -> SocketAddr {
     source_of(&there(bed, family, &Packet::udp(family.client(), family.vip(), b"?"), true))
 }
 
-/// Begins a connection of the node from this source; returns the source that the backend sees.
+/// Begins a connection of the node from this source; returns the source from which the backend receives it.
 fn flow_of_node(bed: &mut Testbed, family: Family, source: SocketAddr) -> SocketAddr {
     let packet = Packet::udp(source, family.backend(), b"?");
     let sent = bed.send_from_node(&packet);
@@ -52,7 +52,7 @@ fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
 
 /// An error that another machine sends is about the masqueraded flow, and its quote is translated already.
 #[test]
-fn icmp_errors_about_the_flow_with_the_port_of_a_socket_are_not_the_sockets() {
+fn icmp_errors_about_a_masqueraded_flow_are_not_delivered_to_the_socket_with_its_port() {
     each_without_routes("errors about the port's flow", |bed, family| {
         let (source, backend) = (flow_of_client(bed, family), family.backend());
         let seen = flow_of_node(bed, family, source);

@@ -34,7 +34,7 @@ pub(crate) struct Packet {
 pub(crate) struct Ethernet {
     pub(crate) destination: [u8; 6],
     pub(crate) source: [u8; 6],
-    /// Tags from the outside in: EtherType and VLAN.
+    /// Tags from the outside in: EtherType and tag control information.
     pub(crate) tags: Vec<(u16, u16)>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Transport {
     Tcp(TcpHeader),
     Udp {
         ports: (u16, u16),
-        /// Whether the datagram has a checksum; false only in IPv4.
+        /// Whether the datagram has a checksum.
         checksum: bool,
     },
     /// An ICMP message of the packet's IP version.
@@ -400,7 +400,7 @@ impl Packet {
     }
 }
 
-/// The fragments of a packet, each with `size` bytes (a multiple of 8) of transport.
+/// The fragments of a packet, each but the last with `size` bytes (a multiple of 8) of transport.
 pub(crate) fn fragments(packet: &Packet, identification: u32, size: usize) -> Vec<Packet> {
     let segment = packet.segment();
     let last = (segment.len() - 1) / size;

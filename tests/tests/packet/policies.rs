@@ -140,7 +140,7 @@ fn source_ranges_apply_per_service_and_family() {
 
 /// A packet to a loopback address is invalid on the wire: the programs leave it to the stack, which drops it.
 #[test]
-fn loopback_node_ports_take_no_packets() {
+fn packets_to_loopback_node_ports_are_not_translated() {
     each("sockets only", |bed, family| {
         let record = Service { id: 9, flags: service_flags::SOCKETS_ONLY, ..Service::zeroed() };
         bed.service_with(family.vip(), TCP, &[family.backend()], record);

@@ -1,5 +1,5 @@
-//! Random flows against etherparse: for any addresses, ports and payload both directions are translated correctly, and
-//! so are ICMP errors about them.
+//! Random flows against etherparse: the programs translate both directions correctly, and ICMP errors about the
+//! client's packets.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -22,7 +22,7 @@ struct Flow {
     backend: SocketAddr,
     protocol: u8,
     payload: Vec<u8>,
-    /// How many bytes of the transport header and payload the ICMP error quotes.
+    /// How many bytes of the transport header and payload the ICMP error quotes at most.
     quote: usize,
 }
 

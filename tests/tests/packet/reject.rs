@@ -110,7 +110,7 @@ fn datagram_is_answered_by_port_unreachable() {
 
 /// If the answer is as long as the packet, the kernel keeps the sum over the frame, which must be correct.
 #[test]
-fn answer_of_the_same_length_keeps_the_sum_over_the_frame() {
+fn checksum_complete_stays_correct_for_an_answer_of_the_same_length() {
     each("reject, same length", |bed, family| {
         empty_services(bed, family);
         rejected(bed, &segment(family, b"").syn(), RejectTcp, &reset(family, 0).ack(1001));

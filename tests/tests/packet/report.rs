@@ -27,7 +27,7 @@ pub(crate) fn assert_same_packet(case: &str, ethernet: bool, input: &[u8], found
     );
 }
 
-/// A hexdump with 16 bytes per line; `>` marks lines that differ from `other`.
+/// A hexdump with 16 bytes per line; `>` marks bytes that differ from `other`.
 fn hexdump(bytes: &[u8], other: &[u8]) -> String {
     let mut text = String::new();
     for (line, chunk) in bytes.chunks(16).enumerate() {

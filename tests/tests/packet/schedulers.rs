@@ -75,7 +75,7 @@ fn wrr_takes_turns_by_weight() {
 }
 
 #[test]
-fn random_and_hashes_follow_the_weights() {
+fn random_and_mh_follow_the_weights() {
     for scheduler in [Scheduler::Random, Scheduler::Maglev] {
         each(scheduler.as_str(), |bed, family| {
             bed.service_with_scheduler(family.vip(), UDP, scheduler, &backends(family, &[1, 3]));
@@ -155,7 +155,7 @@ fn backend_of_weight_0_gets_no_new_flow() {
     }
 }
 
-/// Backends of weight 0 are treated as if they did not exist.
+/// For new flows, backends of weight 0 are treated as if they did not exist.
 #[test]
 fn new_flows_are_rejected_if_all_weights_are_0() {
     for scheduler in Scheduler::ALL {
@@ -183,7 +183,7 @@ fn open(bed: &mut Testbed, family: Family, clients: std::ops::Range<u16>) -> Vec
 }
 
 #[test]
-fn lc_evens_out_regardless_of_weights() {
+fn lc_spreads_connections_evenly_regardless_of_weights() {
     each("lc", |bed, family| {
         bed.set_active_flows(&[7, 0, 5]);
         bed.service_with_scheduler(
@@ -199,7 +199,7 @@ fn lc_evens_out_regardless_of_weights() {
 }
 
 #[test]
-fn wlc_and_sed_even_out_by_weight() {
+fn wlc_and_sed_spread_connections_by_weight() {
     for scheduler in [Scheduler::WeightedLeastConnection, Scheduler::ShortestExpectedDelay] {
         each(scheduler.as_str(), |bed, family| {
             bed.set_active_flows(&[0, 0, 0]);
@@ -226,7 +226,7 @@ fn sed_prefers_the_fast_backend_and_nq_an_idle_one() {
 }
 
 #[test]
-fn schedulers_take_any_number_of_backends() {
+fn schedulers_work_with_any_number_of_backends() {
     each("many", |bed, family| {
         bed.set_active_flows(&[9; 40]);
         bed.service_with_scheduler(

@@ -34,12 +34,12 @@ impl Family {
         self.pick("203.0.113.1:80", "[2001:db8:f::1]:80")
     }
 
-    /// A second Service, with the same backends.
+    /// The address of a second Service.
     pub(crate) fn other_vip(self) -> SocketAddr {
         self.pick("203.0.113.2:443", "[2001:db8:f::2]:443")
     }
 
-    /// A Service without backends.
+    /// The address of a Service without backends.
     pub(crate) fn empty_vip(self) -> SocketAddr {
         self.pick("203.0.113.3:80", "[2001:db8:f::3]:80")
     }
@@ -62,7 +62,7 @@ impl Family {
         self.pick("198.51.100.254:0", "[2001:db8:b::fe]:0").ip()
     }
 
-    /// A host that is neither client nor backend of a Service.
+    /// Another host, in the client's network.
     pub(crate) fn stranger(self) -> SocketAddr {
         self.pick("192.0.2.99:53", "[2001:db8:c::99]:53")
     }

@@ -267,7 +267,7 @@ fn packet_too_large_for_the_tunnel_is_answered_with_the_mtu() {
             let (kind, at) = if family == Family::V4 { ([3, 4], 34) } else { ([2, 0], 54) };
             assert_eq!(run.output[at..at + 2], kind);
             assert_eq!(run.output[at + 4..at + 8], u32::try_from(room).unwrap().to_be_bytes());
-            // The error comes from the VIP and quotes the client's packet.
+            // The error comes from the VIP.
             let answer = etherparse::SlicedPacket::from_ethernet(&run.output).unwrap();
             let (from, to) = match answer.net.unwrap() {
                 etherparse::NetSlice::Ipv4(ip) => {
@@ -412,7 +412,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
 
 /// No packet of a connection needs an entry, neither the first one nor a later one.
 #[test]
-fn without_room_for_an_entry_every_packet_goes_where_the_maglev_table_says() {
+fn packets_follow_the_maglev_table_while_the_flow_table_is_full() {
     each_on_wires("tunnelled, full", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
         let backends = [family.backend(), family.other_backend()].map(|backend| (backend, 1));

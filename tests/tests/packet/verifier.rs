@@ -1,4 +1,4 @@
-//! The verifier gate: every program in every configuration that the agent loads.
+//! The verifier gate: every program of the agent loads, and the number of its verified instructions is bounded.
 
 use std::collections::BTreeMap;
 

@@ -26,7 +26,7 @@ pub(crate) const NARROW: u32 = 54;
 pub(crate) const NARROW_MTU: u32 = 1300;
 
 /// Clients and backends of the stage are beyond [`WIRE`], and so is the default router. 203.0.113.192/26 is beyond
-/// [`OTHER`], 203.0.113.128/26 beyond [`NARROW`]; .193 and .129 are routers there.
+/// [`OTHER`], 203.0.113.128/26 beyond [`NARROW`]; .194 and .130 are neighbours there.
 const SETUP: &str = "
 link set lo address 00:00:5e:00:53:02
 link set lo up

@@ -42,7 +42,7 @@ pub(super) fn translated(bed: &Testbed, packet: &Packet) -> Packet {
     packet.clone().from(end(to.source, to.source_port)).to(end(to.destination, to.destination_port))
 }
 
-/// Asserts that `run` opened the flow of `packet`; returns the packet that leaves.
+/// Asserts that `run` opened the flow of `packet` and sent it out; returns the packet after its translation.
 #[track_caller]
 fn begins(bed: &Testbed, family: Family, packet: &Packet, run: Run) -> Packet {
     let expected = translated(bed, packet);
@@ -275,7 +275,7 @@ fn xdp_counts_its_drops() {
 }
 
 #[test]
-fn flows_of_tc_are_left_to_tc() {
+fn flows_begun_at_tc_are_left_to_tc() {
     each_on_wires("flows of tc", |bed, family| {
         bed.service(family.vip(), TCP, &[family.backend()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
@@ -297,7 +297,7 @@ fn clients_are_masqueraded_in_two_steps_without_wires() {
 }
 
 #[test]
-fn route_with_a_smaller_mtu_takes_no_routed_flows() {
+fn flows_over_a_route_with_a_smaller_mtu_are_left_to_tc() {
     each_on_wires("narrow", |bed, family| {
         if family == Family::V6 {
             return;
@@ -471,8 +471,9 @@ fn both(
     runs
 }
 
-/// Asserts that XDP and tc agree on a packet in the same state at the same time. If XDP forwards it, tc forwards the
-/// same bytes, and both leave the same state. If XDP leaves it to tc, XDP has not changed the packet.
+/// Asserts that XDP and tc agree on a packet in the same state at the same time. If XDP forwards it in an existing
+/// flow, tc forwards the same bytes, and both leave the same state. If XDP leaves it to tc, XDP has not changed the
+/// packet.
 fn agree(bed: &mut Testbed, case: &Case) {
     let family = if case.v4 { Family::V4 } else { Family::V6 };
     let whole = case.packet(family, bed);

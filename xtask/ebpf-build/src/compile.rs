@@ -47,7 +47,7 @@ pub struct Object {
 ///
 /// # Errors
 ///
-/// A part of the toolchain is missing, or the programs do not compile.
+/// A part of the toolchain is missing, cargo cannot be started, or the programs do not compile or link.
 pub fn build(binary: Binary, target_dir: &Path, arch: &str) -> Result<Object, BuildError> {
     let toolchain = Toolchain::find()?;
     let mut command = cargo(&toolchain, binary, target_dir, arch);

@@ -68,7 +68,7 @@ impl Toolchain {
 pub struct Compiler {
     /// The compiler itself, not rustup's proxy.
     pub rustc: PathBuf,
-    /// The cargo of the same release.
+    /// The cargo of the same release; if the sysroot has none, the cargo in use.
     pub cargo: PathBuf,
     /// Whether its `core` for BPF is compiled or source.
     pub core: CoreLibrary,
@@ -148,7 +148,8 @@ fn sysroot_in_use() -> Option<PathBuf> {
     Some(PathBuf::from(sysroot.trim())).filter(|path| path.is_dir())
 }
 
-/// Subfolders sorted by name, so that the choice does not depend on the file system.
+/// The entries of a folder, sorted by name, so that the choice does not depend on the file system; none if it cannot be
+/// read.
 fn subfolders(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = dir.read_dir() else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

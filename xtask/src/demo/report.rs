@@ -34,7 +34,7 @@ pub(super) struct Traffic {
     pub(super) answers: BTreeMap<String, u32>,
     /// Requests without an answer, by error.
     pub(super) failures: BTreeMap<String, u32>,
-    /// Answers from pods that saw an address other than the client's.
+    /// Answers to requests that reached the pod with another source address than the client's.
     pub(super) address_changed: u32,
 }
 

@@ -177,9 +177,9 @@ impl Scene<'_> {
 impl Traffic {
     fn count(&mut self, answer: &Answer) {
         *self.answers.entry(answer.server.clone()).or_default() += 1;
-        // A pod that reaches itself sees another address than its own, because its answers would otherwise never leave
-        // it. (The client's port may differ: it is replaced if the client used it for the same backend through another
-        // Service just before.)
+        // A pod that reaches itself gets requests with another source address than its own, because its answers would
+        // otherwise never leave it. (The client's port may differ: it is replaced if the client used it for the same
+        // backend through another Service just before.)
         if answer.server != self.client && answer.seen.ip() != answer.local.ip() {
             self.address_changed += 1;
         }
@@ -324,7 +324,7 @@ fn remove_backend(cluster: &Cluster, web: SocketAddr, server: &str, report: &mut
     let others: Vec<&str> = WEB_PODS.into_iter().filter(|pod| *pod != server).collect();
     let start = Instant::now();
     write_web(cluster, &others)?;
-    // The removed pod would get every fourth of these connections.
+    // The removed pod would get about a quarter of these connections.
     let avoided =
         wait_for(PROMPTLY, || (!answers(cluster, web, 60).contains_key(server)).then(|| start.elapsed()));
     let after = answers(cluster, web, REQUESTS);

@@ -87,7 +87,7 @@ fn configure_network() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads a module with its dependencies; returns false if this kernel has no module of this name.
+/// Loads a module with its dependencies; returns false if that fails, because this kernel lacks the module.
 fn load(module: &str) -> bool {
     Command::new("modprobe").args(["--quiet", module]).status().is_ok_and(|status| status.success())
 }
@@ -178,7 +178,7 @@ impl Guest {
                 }
                 Next::Silence => {
                     self.done(binary, name, TestOutcome::Failed, start.elapsed())?;
-                    let output = format!("the test takes longer than {} s", LIMIT.as_secs());
+                    let output = format!("the test printed nothing for {} s", LIMIT.as_secs());
                     self.report(&Record::Output { name: binary.full_name(name), output })?;
                     return Ok(ran + 1);
                 }

@@ -10,8 +10,8 @@ use super::report::TestOutcome;
 /// The file. Each line has the name of a test, a tabulator, and a reason.
 pub(super) const SKIPS: &str = "/tmp/skips";
 
-/// The file, and lines of tests that have not ended. (The next test may have written its own before the guest reads those
-/// of the last one.)
+/// The file, and lines of tests that have not ended. (The next test may have written its own before the guest reads
+/// those of the last one.)
 pub(super) struct Skips {
     file: File,
     lines: Lines,

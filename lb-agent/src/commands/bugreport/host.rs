@@ -1,4 +1,4 @@
-//! Facts about the node: network, leftovers of kube-proxy, kernel.
+//! Facts about the node: network, leftovers of kube-proxy, kernel, location of the agent's log.
 
 use std::{
     fs,
@@ -14,9 +14,9 @@ use super::Collection;
 use crate::leftovers::{self, Findings};
 use lb_datapath::Routes;
 
-/// Time limit of each program that the command runs.
+/// Time limit of each program that [`run`] starts.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Search path of the programs that the command runs: they do not inherit the environment.
+/// Search path of the programs that [`run`] starts: they do not inherit the environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Files of the archive, each with the command line whose output it holds.
@@ -55,7 +55,7 @@ pub(super) fn collect(collection: &mut Collection) {
     collection.add_text("kernel-config.txt", kernel_config());
 }
 
-/// tc filters on both sides of every interface.
+/// tc filters on both sides of the interfaces of this network namespace.
 fn filters() -> anyhow::Result<Vec<u8>> {
     let mut text = String::new();
     for device in Routes::open()?.names() {

@@ -1,8 +1,8 @@
 //! `bugreport`: an archive with the state of a node, for the maintainers.
 //!
-//! The archive contains no environment variables, no credentials and no configuration file, only the settings that a
-//! running agent shows at `/configz` and `/flagz`. It does name machines and pods: addresses, Services, connections.
-//! `errors.txt` lists files that could not be collected.
+//! The archive contains no environment variables, no credentials and not the agent's configuration file, only the
+//! settings that a running agent shows at `/configz` and `/flagz`. It does identify machines and pods: it contains
+//! addresses, names of Services and pods, and connections. `errors.txt` lists files that could not be collected.
 
 mod archive;
 mod host;
@@ -60,7 +60,7 @@ impl Collection {
 /// Runs `bugreport`.
 ///
 /// # Errors
-/// The archive cannot be written.
+/// The archive or standard output cannot be written.
 pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let name = format!("lb-agent-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));

@@ -1,4 +1,4 @@
-//! `top`: traffic of Services and backends, refreshed every few seconds. It reads the pinned maps and works without an
+//! `top`: traffic of Services and backends, refreshed at an interval. It reads the pinned maps and works without an
 //! agent.
 
 mod model;
@@ -64,7 +64,7 @@ impl Source<'_> {
     }
 }
 
-/// Redraws the screen at each key and each sample, until the user quits.
+/// Redraws the screen at each event of the terminal and each sample, until the user quits.
 fn look(
     screen: &mut Screen,
     model: &mut Model,

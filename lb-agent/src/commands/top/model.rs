@@ -14,7 +14,7 @@ use serde::Serialize;
 pub(super) struct Sample {
     /// The service ports by their id.
     pub(super) names: BTreeMap<u32, ServicePortName>,
-    /// Every backend, with the id of its service port.
+    /// The backends, each with the id of its service port.
     pub(super) backends: Vec<(u32, SocketAddr)>,
     /// Flows and traffic of each backend that had a flow recently.
     pub(super) tallies: BTreeMap<ServiceEndpoint, Tally>,

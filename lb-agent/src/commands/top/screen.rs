@@ -1,4 +1,4 @@
-//! The terminal in raw mode. It is restored whenever `top` ends, also by a signal or panic.
+//! The terminal in raw mode. `top` restores it when it returns, panics, or receives SIGHUP, SIGINT, SIGQUIT or SIGTERM.
 
 use std::{
     io, process,
@@ -20,7 +20,7 @@ use signal_hook::{
 /// Serialises writes to the terminal: a signal must not restore it while a frame is drawn.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A terminal in raw mode. Dropping it, a fatal signal and a panic restore it.
+/// A terminal in raw mode; dropping it restores the terminal.
 pub(super) struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -53,8 +53,8 @@ impl Drop for Screen {
     }
 }
 
-/// Restores the terminal before a signal ends the process. Runs in a separate thread: reading keys blocks after the
-/// terminal is closed.
+/// Restores the terminal before one of these signals ends the process. The thread is separate, because reading keys
+/// blocks after the terminal is closed.
 fn give_back_at_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     thread::Builder::new().spawn(move || {
@@ -73,7 +73,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Restores the terminal. Ignores errors: they mean that the terminal is gone.
+/// Restores the terminal. Ignores errors, because the terminal may be gone.
 fn give_back() {
     drop(ratatui::try_restore());
     drop(execute!(io::stdout(), Show));

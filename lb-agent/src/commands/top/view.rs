@@ -62,7 +62,7 @@ fn cell(row: &Row, column: Column) -> Cell<'static> {
     Cell::from(if column == Column::Name { text } else { right(&text) })
 }
 
-/// A rate as text: with one decimal if it is above 0 and below 10.
+/// A rate as text: with one decimal if it is above 0 and below 10, otherwise rounded and scaled.
 fn number(rate: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,

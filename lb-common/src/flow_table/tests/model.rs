@@ -1,5 +1,5 @@
-//! Loom runs the threads of each test in all orders with up to [`PREEMPTIONS`] preemptions, and lets every load return
-//! every value that the memory model allows.
+//! Loom runs the threads of each test in all orders with up to [`PREEMPTIONS`] preemptions (fewer if there are three
+//! threads), and lets every load return every value that the memory model allows.
 //!
 //! Loom follows the memory model of C++, which is weaker than those of x86 and arm64. Here each of BPF's fully ordered
 //! operations is an atomic operation between two sequentially consistent fences; all other operations are relaxed.
@@ -26,7 +26,7 @@ const FINGERPRINT: u32 = 0x10;
 struct Cell {
     control: AtomicU64,
     key: AtomicU64,
-    /// The value and its complement: a reader must never see the words of two values.
+    /// The value and its complement: a reader must never return the words of two values.
     value: [AtomicU64; 2],
 }
 
@@ -44,7 +44,7 @@ struct World {
     overflow_capacity: usize,
 }
 
-/// The world as a program (or the agent) sees it.
+/// The access of a program, or of the agent, to the world.
 #[derive(Clone)]
 struct View<const AGENT: bool>(Arc<World>);
 
@@ -212,7 +212,7 @@ impl<const AGENT: bool> View<AGENT> {
         })
     }
 
-    /// All entries with this key, once the threads have ended.
+    /// The values of all entries with this key, once the threads have ended.
     fn values(&self, key: u64) -> Vec<u64> {
         let in_table = (0..self.0.cells.len()).filter_map(|slot| read(self, slot));
         let mut values: Vec<u64> =

@@ -48,7 +48,7 @@ impl Bed {
     }
 }
 
-/// The bed as a program or the agent sees it.
+/// The access of a program, or of the agent, to the bed.
 #[derive(Clone, Copy)]
 struct View<'a, const AGENT: bool> {
     bed: &'a Bed,

@@ -78,7 +78,7 @@ impl Server {
         gone.into_iter().for_each(|name| controller.set_service(name, None));
     }
 
-    /// Lets the controller see and write until nothing changes; returns the reasons of all Events.
+    /// Applies the writes of passes until a pass has none; returns the reasons of all Events.
     fn settle(&mut self, controller: &mut Controller) -> Vec<String> {
         let mut reasons = Vec::new();
         for _ in 0..10 {
@@ -362,7 +362,7 @@ proptest! {
                     }
                 }
             }
-            // A write changes the addresses of a load balancer only if the Service has requested something.
+            // A write changes the addresses that a load balancer had only if the Service has requested something.
             for service in touched {
                 let (old, new) = (&before.services[&service], &server.services[&service]);
                 let had = old["status"]["loadBalancer"]["ingress"].as_array().is_some_and(|list| !list.is_empty());

@@ -58,7 +58,7 @@ pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
 
 #[inline(never)]
 fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
-    // A newer agent may use a scheduler that this program does not know: any backend is better than none.
+    // A newer agent may use a scheduler that this program does not have: any backend is better than none.
     let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
     let entries = schedule::entries(service);
     if entries == 0 {

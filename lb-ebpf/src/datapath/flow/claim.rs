@@ -37,8 +37,8 @@ const EXHAUSTED_SLOTS: usize = 1024;
 pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();
     (setup.claim, setup.ran_out) = (Claim::Taken, has_run_out(setup));
-    // A copy on this stack frame: the verifier knows the type of the program's context pointer, which `try_claim` loads
-    // from it, only if it has seen the program store it there.
+    // A copy on this stack frame: the verifier tracks the type of the program's context pointer, which `try_claim`
+    // loads from the copy, only if the program has stored the pointer there.
     let mut context = *context;
     let argument = (&raw mut context).cast();
     // SAFETY: `try_claim` has the signature that the kernel calls it with, and `context` outlives the call.

@@ -18,8 +18,8 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 pub(crate) use super::table::lookup;
 
 /// Whether the packet opens a new connection although its five-tuple has an entry: a SYN after the end of the last
-/// connection, or one for a backend that is gone or does not answer. Any other SYN is a retransmission and goes to the
-/// same backend.
+/// connection or the loss of its reverse entry, or one for a backend that is gone or does not answer
+/// ([`flow::staleness`]). Any other SYN is a retransmission and goes to the same backend.
 #[inline(always)]
 pub(crate) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_of_client(&packet.segment, flow) && is_stale(context, packet, flow)

@@ -35,8 +35,8 @@ const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 pub(crate) enum Created {
     /// tc forwards its packets: through the stack, back through their device (hairpin), or bypassing the stack.
     Unrouted = 0,
-    /// [`flow_flags::ROUTED`]: wire devices lead to both client and backend. The programs translate the flow's packets,
-    /// or put them into a tunnel, where they enter, and send them out at once.
+    /// [`flow_flags::ROUTED`]: the programs translate the flow's packets, or put them into a tunnel, where the packets
+    /// enter the node, and send them out without the stack.
     Routed = 1,
     /// No entry: the packet is forwarded with the flow that [`stateless`] returns.
     Stateless = 2,
@@ -48,9 +48,9 @@ pub(crate) fn stateless() -> Result<&'static mut Flow, Outcome> {
     Ok(&mut scratch()?.setup().flow)
 }
 
-/// Inserts the entries of both directions for the first packet of the flow that `SCRATCH` requests, in place of those
-/// of an `earlier` connection with the same five-tuple. With `only_routed`, as for the XDP program, any other flow is
-/// left to tc.
+/// Inserts the entries of the flow that `SCRATCH` requests and that begins with this packet, in place of those of an
+/// `earlier` connection with the same five-tuple. With `only_routed`, as for the XDP program, any other flow is left to
+/// tc.
 #[inline(always)]
 pub(crate) fn create(
     context: &HookContext,
@@ -167,7 +167,7 @@ fn masquerade_caught(context: &HookContext, setup: &mut FlowSetup) -> Result<(),
     Ok(())
 }
 
-/// Makes the flow a tunnelled one; returns false as long as the node does not know its own address.
+/// Makes the flow a tunnelled one; returns false as long as the agent has set no address of the node in this family.
 #[inline(never)]
 fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     let is_v4 = setup.from.source.is_v4();
@@ -183,7 +183,8 @@ fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     true
 }
 
-/// Ends the earlier connection from this client port, and deletes its reverse entry.
+/// Ends the earlier connection from this client port, and deletes its reverse entry, unless the new flow has the same
+/// one.
 #[inline(never)]
 fn delete_earlier(setup: &mut FlowSetup) {
     if let Some(earlier) = lookup(&setup.from) {

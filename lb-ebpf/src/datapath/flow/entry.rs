@@ -9,7 +9,7 @@ pub(super) fn insert(setup: &FlowSetup) -> Claim {
     Claim::of(table::insert(&setup.key, &setup.flow))
 }
 
-/// Deletes the flow that has the key of the entry, if its port may be used again, and inserts the entry.
+/// Deletes the flow that has the key of the entry, if the port of that flow may be used again, and inserts the entry.
 #[inline(always)]
 pub(super) fn replace(setup: &mut FlowSetup) -> Claim {
     if delete_if_over(&setup.key, setup.eager) { insert(setup) } else { Claim::Taken }

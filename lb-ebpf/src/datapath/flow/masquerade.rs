@@ -1,11 +1,11 @@
-//! Masquerading: the node's address replaces the client's if the backend's replies would not come back through this
-//! node otherwise.
+//! Masquerading: the node's address replaces the client's where the Service requires it, because the backend's replies
+//! might not come back through this node otherwise.
 //!
 //! As in netfilter, this is a second translation, after the one from the VIP to the backend. The programs replace the
 //! source where packets leave the node towards the backend, and restore the client's address where the backend's
-//! packets enter. In between, the stack, its reverse path filter and any network policy see the client's address. So a
-//! masqueraded connection is two flows, unless it is routed. The first one gives the client's packets a source port
-//! that the second one has claimed at the node's address.
+//! packets enter. In between, packets have the client's address, for the stack, its reverse path filter and any network
+//! policy. So a masqueraded connection is two flows, unless it is routed. The first one gives the client's packets a
+//! source port that the second one has claimed at the node's address.
 
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{

@@ -2,8 +2,8 @@
 //!
 //! The programs take a packet out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a
 //! service with this backend, or belongs to a flow to it. They send the inner packet to that backend with the address
-//! of its client, and never into another tunnel. All other packets pass unchanged: this node may only be a router on
-//! their path.
+//! of its client, and never into another tunnel; they drop it if it may not come in, for example because its sender is
+//! no node of the cluster. All other packets pass unchanged: this node may only be a router on their path.
 
 use aya_ebpf::{
     Global,
@@ -16,7 +16,7 @@ use lb_common::{
 };
 use lb_ebpf::{
     forward::tunnel::{self, Tunnel},
-    parse::{Body, Packet, frame::lengths, parse_at},
+    parse::{Body, Packet, frame::lengths, parse_at, parse_quoted},
     rules::admission,
     service::schedule,
 };
@@ -274,8 +274,8 @@ fn find_local_backend() -> bool {
 
 /// [`Target::KnownFlow`] if the ICMP error is about a packet of the backend that the tunnel leads to.
 #[inline(never)]
-fn error_target(skb: &mut Skb, packet: &Packet) -> Target {
-    let Ok(quoted) = icmp::read_quoted(skb, &packet.headers) else { return Target::None };
+fn error_target(skb: &Skb, packet: &Packet) -> Target {
+    let Ok(quoted) = parse_quoted(skb, &packet.headers) else { return Target::None };
     let Ok(scratch) = scratch() else { return Target::None };
     match conntrack::lookup(&quoted.tuple.reversed()) {
         Some(flow) if leads_to(flow, &scratch.tunnel().destination) => Target::KnownFlow,

@@ -10,7 +10,10 @@ use lb_common::{
     conntrack::{Flow, NextHop, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    parse::{Body, Packet, Part, frame::lengths},
+    parse::{
+        Body, Packet, Part,
+        frame::{lengths, set_words},
+    },
     rewrite::FrameMut as _,
 };
 
@@ -66,8 +69,9 @@ pub(super) fn forward(
 
 /// Sends a rewritten packet to its next hop.
 ///
-/// The first packet after each lookup of the next hop, about one per second, goes through the kernel's neighbour table,
-/// so that the kernel keeps checking that the neighbour is reachable.
+/// The first packet after each lookup of the next hop, about one per second on each CPU, goes through the kernel's
+/// neighbour table, so that the kernel keeps checking that the neighbour is reachable. (A packet that goes straight to
+/// the other end of a veth pair needs no neighbour.)
 #[inline(always)]
 fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
     let device = hop.device;
@@ -77,7 +81,7 @@ fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
         hop.flags &= !next_hop_flags::FRESH;
         Exit::neighbour(device)
     } else {
-        *skb.header_mut::<[[u8; 6]; 2]>(0)? = [hop.destination, hop.source];
+        set_words(skb.header_mut(0)?, hop.macs());
         Exit::device(device)
     };
     Ok(())

@@ -3,8 +3,8 @@
 //! A masqueraded flow whose packets come in and go out through wire devices needs neither sockets nor the stack. VIP
 //! and client are exchanged for backend and node in one step where packets enter, and packets leave by the route that
 //! the kernel would take. The flow needs only one pair of entries. The XDP program serves such packets before there is
-//! an skb. This module serves those that XDP passes on: fragments, options that need the stack, neighbours that are not
-//! resolved yet.
+//! an skb. This module serves those that neither XDP nor [`super::direct`] sends on, for example fragments, packets
+//! with options, and those whose neighbour is not resolved yet.
 
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{

@@ -19,8 +19,8 @@
 //!
 //! No fragment stays in the ring if its first fragment arrives on another CPU at the same time. The CPU with the first
 //! fragment writes `FRAGMENTS`, then reads the list, and skips busy places. The CPU with the early fragment adds it to
-//! the list, marks its place as held, then looks into `FRAGMENTS` again, and takes the fragment back if the datagram is
-//! known by now.
+//! the list, marks its place as held, then looks into `FRAGMENTS` again, and takes the fragment back if the datagram
+//! has an entry by now.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS},
@@ -93,7 +93,7 @@ static EARLY_LISTS: Array<Lists, 1> = Array::new();
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Held {
-    /// The fragment is too long, or other CPUs use its place or change its list.
+    /// The fragment is empty, truncated or too long, or other CPUs use its place or change its list.
     No = 0,
     /// The fragment waits.
     Yes = 1,
@@ -119,7 +119,7 @@ fn head(lists: *mut Lists, key: &FragmentKey) -> Option<*mut u64> {
     Some(unsafe { (&raw mut (*lists).heads).cast::<u64>().add(list) })
 }
 
-/// Stores a later fragment until the first one of its datagram enters the node.
+/// Stores a later fragment until the first one of its datagram enters the node, or a later fragment takes its place.
 #[inline(always)]
 pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     let (l3, length) = (packet.headers.l3, packet.length);

@@ -2,7 +2,8 @@
 //! transport protocol.
 //!
 //! The programs record the ports and the protocol of a first fragment in `FRAGMENTS` until all fragments of the
-//! datagram have been seen. Later fragments that enter the node before the first one wait in [`early`].
+//! datagram have been seen, for at most about 30 s. Later fragments that enter the node before the first one wait in
+//! [`early`].
 
 mod early;
 
@@ -28,7 +29,8 @@ enum At {
     Ingress = 0,
     /// It leaves the node.
     Egress = 1,
-    /// It enters the node in a tunnel. The node at the other end has sent the fragments in order.
+    /// It enters the node in a tunnel. Such a fragment is not held: the node at the other end holds early fragments,
+    /// and sends the first one before them.
     Tunnel = 2,
 }
 
@@ -43,7 +45,7 @@ impl From<Hook> for At {
 }
 
 /// Sets ports and transport protocol of a later fragment to those of the first fragment of its datagram. A fragment
-/// that enters the node before the first one is held.
+/// that enters the node before the first one is held, if it may belong to a Service.
 ///
 /// # Errors
 ///
@@ -72,7 +74,8 @@ pub(super) fn complete_inner(skb: &Skb, packet: &mut Packet) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Later {
-    /// Nothing is known of its datagram: the first fragment has not arrived, or the datagram is complete.
+    /// `FRAGMENTS` has no valid entry for its datagram: the first fragment has not arrived, the datagram is complete,
+    /// or the entry was evicted.
     Unknown = 0,
     /// The packet has the ports and the protocol of its datagram now.
     Translated = 1,
@@ -147,7 +150,7 @@ fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
         // SAFETY: the pointer is that of an aligned word of an element, see above, which programs change atomically.
         let before = unsafe { words::fetch_xor(boundaries, part) };
         if before ^ part == Span::WHOLE {
-            // An error means that the LRU map has evicted the entry.
+            // An error means that the entry is gone already: evicted, or deleted by another CPU.
             FRAGMENTS.remove(key).unwrap_or_default();
         }
     }
@@ -195,7 +198,7 @@ enum Becomes {
     Dropped = 2,
 }
 
-/// Remembers the ports of a first fragment for the fragments that follow, and sends on those that came before it.
+/// Records the ports of a first fragment for the fragments that follow, and sends on those that came before it.
 ///
 /// # Errors
 ///
@@ -216,7 +219,7 @@ pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
     }
 }
 
-/// Remembers the treatment of a datagram whose first fragment enters the node and gets no flow. If the first fragment
+/// Records the treatment of a datagram whose first fragment enters the node and gets no flow. If the first fragment
 /// passes, the function also sends on the fragments that came before it. `outcome` is that of a packet without flow.
 /// Returns it, or [`Outcome::RewriteFailed`] if the packet could not be restored.
 #[inline(always)]

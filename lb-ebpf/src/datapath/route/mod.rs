@@ -39,11 +39,11 @@ impl Found {
 /// The lookup takes the mark of the packet into account. (Linux 6.10.)
 const BPF_FIB_LOOKUP_MARK: u32 = 1 << 5;
 
-/// A length so short that it always fits: such a lookup checks no size, and reports the MTU.
+/// A length that fits every route. (With 0, the kernel would not report the MTU of the route.)
 pub(crate) const ANY_LENGTH: u16 = 1;
 
-/// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes, 0 for
-/// any size; `flags` are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
+/// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes; `flags`
+/// are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
 ///
 /// The stack would route the packet by the source that it came in with, and the destination that it becomes: netfilter
 /// translates destinations before routing, sources afterwards. So `ip rule from POD` also applies to a pod's replies.
@@ -65,7 +65,7 @@ pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u1
         result = lookup(flags);
     }
     if result == -EINVAL && flags != 0 {
-        // A kernel that does not know these flags (`BPF_FIB_LOOKUP_SRC` before 6.7).
+        // A kernel that does not support these flags (`BPF_FIB_LOOKUP_SRC` before 6.7).
         result = lookup(0);
         route.clear_source();
     }

@@ -65,8 +65,9 @@ pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Fou
     }
 }
 
-/// Stores the result of a route lookup. If the neighbour is not resolved yet, the current packet goes through the
-/// stack, which resolves the neighbour, and the next packet looks it up again.
+/// Stores the result of a route lookup. If the neighbour is not resolved yet, the current packet leaves through the
+/// stack or `bpf_redirect_neigh`, either of which resolves the neighbour, and the next packet makes the program look it
+/// up again.
 #[inline(always)]
 fn note(result: Found, hop: &mut NextHop, now: Tick) {
     hop.flags = if settings::routes_by_destination() { next_hop_flags::OF_DESTINATION } else { 0 };

@@ -10,8 +10,7 @@ pub(crate) struct Route {
     protocol: u8,
     source_port: u16,
     destination_port: u16,
-    /// Before the lookup: bytes of the packet, host byte order; 0 checks no size. After it: the MTU, if a route was
-    /// found.
+    /// Before the lookup: bytes of the packet, host byte order. After it: the MTU of the route, if one was found.
     length: u16,
     /// Before the lookup: the device that the packet came in through. After it: the device that the packet leaves
     /// through.
@@ -30,8 +29,8 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
 impl Route {
-    /// The arguments of a lookup for packets with `length` bytes (0: of any length) that came in through `device` as
-    /// `from`, and have the destination of `to` now.
+    /// The arguments of a lookup for packets with `length` bytes that came in through `device` as `from`, and have the
+    /// destination of `to` now.
     #[inline(always)]
     pub(crate) fn request(from: &Tuple, to: &Tuple, length: u16, device: u32) -> Self {
         let is_v4 = to.destination.is_v4();

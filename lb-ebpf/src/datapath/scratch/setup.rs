@@ -37,7 +37,8 @@ pub(crate) struct FlowSetup {
     /// [`NO_ADDRESS`].
     pub(crate) node: Address,
     /// How the programs forward the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with
-    /// [`flow_flags::TUNNEL`]; [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the
+    /// [`flow_flags::TUNNEL`] (and perhaps [`flow_flags::GUE`]); [`flow_flags::CAUGHT`], alone or with
+    /// [`flow_flags::MASQUERADED`]; [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the
     /// client; or 0.
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
@@ -134,7 +135,7 @@ pub(crate) enum Claim {
     Taken = 0,
     /// The reverse entries are inserted.
     Made = 1,
-    /// The flow table and its overflow are full.
+    /// The flow table and its overflow have no room, or the kernel has no memory.
     NoRoom = 2,
 }
 
@@ -152,7 +153,7 @@ impl Claim {
 
 /// Entries that are deleted together. The stack has no room for their keys.
 pub(crate) struct Keys {
-    /// The place of the reverse entry whose source port another flow wants.
+    /// The place of the reverse entry whose source port a new flow tries to take.
     pub(crate) place: Place,
     /// The key of the other entry of the flow.
     pub(crate) other: Tuple,

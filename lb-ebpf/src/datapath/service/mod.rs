@@ -57,7 +57,8 @@ pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u
     }
 }
 
-/// The slot of the backend `address:port`, if the service has it; port 0 finds the first backend with the address.
+/// The slot of the backend `address:port`; port 0 finds the first backend with the address. If the service has no such
+/// backend, the result is the slot of another one or [`schedule::NONE`]: the caller compares.
 #[inline(never)]
 pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     let mut search = BackendSearch::new(service, *address, port);

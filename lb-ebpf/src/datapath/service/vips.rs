@@ -30,7 +30,7 @@ pub(crate) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
     }
 }
 
-/// Answers an echo request to a virtual address.
+/// Decides about an echo request: answers one to a virtual address with the flag `ECHO`.
 #[inline(never)]
 pub(crate) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
     match lookup(&packet.tuple.destination) {

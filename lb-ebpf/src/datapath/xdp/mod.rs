@@ -1,12 +1,18 @@
-//! XDP: receives packets of routed flows from a wire and sends them out again before the kernel allocates an skb. All
-//! other packets pass to tc unchanged and uncounted, and tc decides about them: every packet is handled once.
+//! XDP: receives packets of routed flows from a wire and sends them out again before the kernel allocates an skb. It
+//! also drops packets that tc would drop for the same reason, for example those of clients that a Service does not
+//! accept. All other packets pass to tc unchanged and uncounted, and tc decides about them: every packet is handled
+//! once.
 
 use lb_common::{
     Outcome,
     conntrack::{Flow, NextHop, Tick, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    parse::{Body, Layer, Packet, Part, frame::lengths, is_plain_and, parse, parse_plain},
+    parse::{
+        Body, Layer, Packet, Part,
+        frame::{lengths, set_words},
+        is_plain_and, parse, parse_plain,
+    },
     rewrite::{self, FrameMut as _},
 };
 
@@ -89,7 +95,7 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     }
 }
 
-/// Decides about a packet that is not plain, or begins or ends a routed flow, or belongs to a flow in the overflow.
+/// Decides about a packet that the fast path has left over.
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
@@ -157,7 +163,7 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) ->
     }
     check(xdp, packet, u32::from(hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
-    // The flow has counted the packet, which may be partly rewritten: tc must not see the packet.
+    // The flow has counted the packet, which may be partly rewritten: tc must not get the packet.
     write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;
     Ok(outcome)
 }
@@ -181,6 +187,6 @@ fn find_exit(xdp: &mut Xdp, packet: &Packet, flow: &Flow, now: Tick) -> Result<&
 fn write(xdp: &mut Xdp, packet: &Packet, flow: &Flow, hop: &NextHop) -> Result<(), Outcome> {
     rewrite::transport(xdp, packet, flow)?;
     rewrite::network(xdp, &packet.headers, flow, 1)?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [hop.destination, hop.source];
+    set_words(xdp.header_mut(0)?, hop.macs());
     Ok(())
 }

@@ -9,7 +9,7 @@ use lb_ebpf::{
     forward::tunnel::{self as headers, Outer},
     parse::{
         Packet,
-        frame::{Frame as _, lengths},
+        frame::{Frame as _, lengths, set_words},
     },
     rewrite::{self, FrameMut as _},
 };
@@ -33,7 +33,7 @@ pub(crate) fn forward(
     observe(packet, flow, hop.resolved_at);
     match encapsulate(xdp, flow, hop) {
         Ok(()) => tunnel::outcome(outcome),
-        // The flow has counted the packet, which may be partly rewritten: tc must not see the packet.
+        // The flow has counted the packet, which may be partly rewritten: tc must not get the packet.
         Err(_) => Outcome::RewriteFailed,
     }
 }
@@ -54,12 +54,12 @@ fn encapsulate(xdp: &mut Xdp, flow: &Flow, hop: &NextHop) -> Result<(), Outcome>
     let ether_type = *xdp.header::<[u8; 2]>(lengths::ETHERNET - 2)?;
     rewrite::take_hop(xdp, lengths::ETHERNET, is_v4)?;
     grow(xdp, tunnel::overhead(flow))?;
-    *xdp.header_mut::<[[u8; 6]; 2]>(0)? = [hop.destination, hop.source];
+    set_words(xdp.header_mut(0)?, hop.macs());
     *xdp.header_mut::<[u8; 2]>(lengths::ETHERNET - 2)? = ether_type;
     write(xdp, is_v4, &outer)
 }
 
-/// Makes room before the frame. Drivers keep 192 bytes free, so only a faulty driver has no room.
+/// Makes room before the frame. Drivers keep 192 or 256 bytes free there, more than a tunnel needs.
 #[inline(always)]
 fn grow(xdp: &mut Xdp, bytes: u32) -> Result<(), Outcome> {
     // SAFETY: the context is that of this program. The call may move the frame, so the program reads its bounds again

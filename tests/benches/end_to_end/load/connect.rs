@@ -43,7 +43,7 @@ pub(super) fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
         if byte == [LAST] {
             return Ok(());
         }
-        // The client closes first, so TIME_WAIT is on its side, as with real clients.
+        // The client closes first, so TIME_WAIT is on its side.
         let _end = stream.read(&mut byte)?;
     }
 }

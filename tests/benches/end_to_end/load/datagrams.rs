@@ -17,7 +17,7 @@ use nix::{
 use super::{Burst, PATIENCE};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// Payload of the smallest Ethernet frame.
+/// Payload of the smallest Ethernet frame over IPv4.
 const PAYLOAD: [u8; 18] = [0; 18];
 /// Datagrams per batch; they fit into the buffer of any socket.
 const BATCH: u32 = 64;
@@ -50,7 +50,7 @@ pub(super) fn run(
             done += receive(server)?;
         }
         let usage = meter.stop()?;
-        // A veth loses datagrams only if there is an error.
+        // A veth should lose no datagrams, so more than 1 % of losses is an error.
         if done * 100 < sent * 99 {
             return Err(io::Error::other(format!("only {done} of {sent} datagrams arrived at {to}")));
         }
@@ -66,7 +66,7 @@ fn connect(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends a datagram back with its destination as source: the server has many addresses.
+/// Receives a datagram and answers from the address to which it was sent: the server has many addresses.
 fn answer(server: &UdpSocket) -> nix::Result<()> {
     let mut payload = [0; 64];
     let mut iov = [IoSliceMut::new(&mut payload)];

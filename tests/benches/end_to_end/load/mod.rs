@@ -33,7 +33,7 @@ use crate::{
 pub(crate) const TCP_PORT: u16 = 8080;
 /// UDP port of the servers.
 pub(crate) const UDP_PORT: u16 = 5353;
-/// Timeout of all socket operations; a burst that reaches it has failed.
+/// Timeout of the socket operations that have one; a burst that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Requests per second of [`Measure::Paced`].
 pub(crate) const PACE: u32 = 2000;
@@ -65,7 +65,7 @@ pub(crate) struct Burst {
     pub(crate) done: u64,
     /// Wall-clock and CPU time.
     pub(crate) usage: Usage,
-    /// Latency of each transaction or connection, in nanoseconds.
+    /// Latency of each transaction or connection, in nanoseconds; empty for datagrams and streams.
     pub(crate) latencies: Vec<u32>,
 }
 
@@ -156,7 +156,7 @@ impl Measure {
     }
 }
 
-/// Connects and closes; returns the client address that the server saw.
+/// Connects and closes; returns the address from which the connection reached the server.
 pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result<IpAddr> {
     let stream = client.run(|| TcpStream::connect_timeout(&to.tcp, PATIENCE))?;
     let (_, peer) = servers.tcp.accept()?;

@@ -31,7 +31,8 @@ pub(super) fn run(
     })
 }
 
-/// Echoes on one connection until it ends. Connections left by an earlier burst end at once.
+/// Echoes on one connection until it ends. It skips connections without a request, which an earlier burst may have
+/// left.
 fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     claim(cpus.server)?;
     let mut answered = 0_u64;

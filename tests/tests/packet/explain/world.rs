@@ -365,7 +365,7 @@ impl World<'_> {
         }
     }
 
-    /// Causes a random event between packets: time passes, a Service changes, or an entry is lost.
+    /// Sometimes causes an event between packets: time passes, a Service changes, or an entry is lost.
     fn disturb(&mut self) {
         match self.dice.u8(..20) {
             0 => self.bed.age_affinity(3),

@@ -8,7 +8,7 @@ use super::Testbed;
 pub(crate) const PLACES: usize = 1024;
 /// Bytes of a place.
 const SIZE: usize = 2048;
-/// Offset of the tick at which the fragment was seen.
+/// Offset of the tick at which the fragment arrived.
 const SEEN: usize = 56;
 /// Offset of the length of the packet, which the packet follows.
 const LENGTH: usize = 60;

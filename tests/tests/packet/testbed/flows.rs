@@ -36,7 +36,7 @@ impl Testbed {
         flows
     }
 
-    /// Inserts an entry, or replaces its flow, with its mark.
+    /// Inserts an entry, or replaces its flow, and sets its marks in the filter.
     pub(crate) fn insert_entry(&mut self, key: &Tuple, flow: &Flow) {
         Mark::of_entry(key, flow.flags).iter().for_each(|mark| mark.set(&self.filter));
         self.put_entry(key, flow);

@@ -126,7 +126,7 @@ impl Testbed {
         bed
     }
 
-    /// Empties all maps and starts a case; returns false if this kernel cannot run it.
+    /// Clears the state of earlier cases and starts a case; returns false if this kernel cannot run it.
     pub(crate) fn start(&mut self, case: &str, device: Device) -> bool {
         namespace::prepare();
         (self.case, self.device, self.slot) = (case.to_owned(), device, 0);

@@ -90,7 +90,7 @@ impl Testbed {
         (TABLE..).zip(&table).for_each(|(slot, entry)| map.set(slot, entry, 0).unwrap());
         let key = ServiceKey::new(Address::from(vip.ip()), vip.port(), protocol);
         let record = Service {
-            // The id differs in every case, so that no case uses the state of another.
+            // The id differs by scheduler and slot, so that the Services of a case share no state.
             id: self.slot + (u32::from(scheduler as u8) + 1) * 1000,
             backends_base: base,
             backends_count: self.slot - base,

@@ -28,7 +28,7 @@ pub(super) struct Element {
 }
 
 impl Table {
-    /// The table. (An array always has its element; the verifier knows that since Linux 6.14.)
+    /// The table. (An array always has its element; the verifier relies on that since Linux 6.14.)
     #[inline(always)]
     pub(super) fn get() -> Option<Self> {
         FLOW_TABLE.get_ptr_mut(0).map(Self)

@@ -1,7 +1,7 @@
 //! The flow table and its overflow, as the programs use them: see [`lb_common::flow_table`].
 //!
-//! Each operation is a global function, which the verifier checks once, not in every path to it. Its arguments are
-//! numbers or pointers to values of a known size. It returns a number.
+//! Most operations run in global functions, which the verifier checks once, not in every path to them. Arguments of a
+//! global function are numbers or pointers to values of a known size, and its result is a number.
 
 mod evict;
 mod memory;
@@ -44,7 +44,7 @@ pub(crate) enum Found {
 }
 
 /// Finds the entry with this key without a call: a call would take a tenth of the time of an established packet. Only
-/// the fast paths inline this function, because the verifier checks each copy; all others use [`lookup`].
+/// the fast paths inline this function, because the verifier checks each copy; all others use [`lookup`] or [`locate`].
 #[inline(always)]
 pub(crate) fn find(key: &Tuple) -> Found {
     let Some(table) = Table::get() else { return Found::Absent };
@@ -148,10 +148,10 @@ pub(crate) fn insert(key: &Tuple, flow: &Flow) -> Inserted {
     }
 }
 
-/// The result of [`flow_insert`] if every place has an entry; all others are those of [`Inserted`].
+/// The result of [`flow_insert`] if no place is free; all others are those of [`Inserted`].
 const NO_PLACE: u32 = 3;
 
-/// Inserts an entry if its key is new. If every place has an entry, it goes to the overflow if `anywhere` is not 0;
+/// Inserts an entry if its key is new. If no place is free, the entry goes to the overflow if `anywhere` is not 0;
 /// otherwise the result is [`NO_PLACE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
