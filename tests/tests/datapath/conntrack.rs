@@ -3,7 +3,7 @@
 use std::{
     sync::atomic::{AtomicI64, Ordering},
     thread,
-    time::Duration,
+    time::Instant,
 };
 
 use aya::maps::{HashMap, Map, MapData};
@@ -267,7 +267,7 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
     /// Flows that the flushes must delete before the test ends.
     const DELETED: i64 = 20;
     /// Flows that the thread inserts at most.
-    const FLOWS: usize = 20_000;
+    const FLOWS: usize = 2_000;
     for overflow_only in [false, true] {
         let sandbox = Sandbox::new();
         let conntrack = open(&sandbox, ENTRIES).conntrack();
@@ -276,6 +276,9 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
         }
         let lost = (0..COUNTERS).map(|_| AtomicI64::new(0)).collect::<Vec<_>>();
         let total = AtomicI64::new(0);
+        let start = Instant::now();
+        conntrack.flush().unwrap();
+        let flush = start.elapsed();
         thread::scope(|scope| {
             let churn = scope.spawn(|| {
                 let table = conntrack.table();
@@ -286,7 +289,7 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
                     // Every fourth flow outlives a whole flush, so that flushes delete some however the two threads
                     // are scheduled; the others are replaced while a flush walks.
                     if slot % 4 == 0 {
-                        thread::sleep(Duration::from_millis(20));
+                        thread::sleep(2 * flush);
                     }
                     if inserted && !table.remove(&key).unwrap() {
                         lost[slot as usize].fetch_add(1, Ordering::Relaxed);
