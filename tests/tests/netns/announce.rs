@@ -348,8 +348,8 @@ impl Drop for StopOnDrop<'_> {
 /// Between two new connections: 500 of them in a second, unless the machine is too slow.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A connection that is open while its packets change the node ends: the other node has no flow for it. The client has one
-/// connection at a time, and its packets change the node twice.
+/// A connection that is open while its packets change the node ends: the other node has no flow for it. The client has
+/// one connection at a time, and its packets change the node twice.
 #[test]
 fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
     let (mut segment, _) = three();
