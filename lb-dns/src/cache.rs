@@ -17,7 +17,7 @@ use crate::message::is_truncated;
 const CAPACITY: usize = 10_000;
 /// Bytes that the cache holds.
 const BYTES: usize = 16 << 20;
-/// Bytes that an entry has besides its answer and its name, about.
+/// About how many bytes an entry takes in addition to its answer and its name.
 const OVERHEAD: usize = 256;
 /// How long an answer is kept at most: with records, and without.
 const LONGEST: Duration = Duration::from_secs(3600);

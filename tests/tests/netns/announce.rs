@@ -373,7 +373,7 @@ fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
         let took = start.elapsed();
         assert!(ended.join().unwrap().success());
         thread::sleep(Duration::from_secs(2));
-        // It comes back, and takes its address again.
+        // The agent of the owner starts again, and takes the address back.
         let members = segment.members();
         let settings = segment.settings(owner, &members.iter().map(String::as_str).collect::<Vec<_>>());
         segment.agents[owner - 1] = Some(Agent::start(&segment.nodes[owner - 1], settings).unwrap());
