@@ -1,6 +1,6 @@
-//! Fuzzes the way of a DNS query: its bytes, and those of an upstream server's answer, never make the server panic; what
-//! it answers is a message that fits, with the ID and the question of the query. The input is two bytes with the length of
-//! the query, the query, and the answer of the upstream server.
+//! Fuzzes the way of a DNS query: its bytes, and those of an upstream server's answer, never make the server panic;
+//! what it answers is a message that fits, with the ID and the question of the query. The input is two bytes with the
+//! length of the query, the query, and the answer of the upstream server.
 #![no_main]
 
 use std::sync::LazyLock;

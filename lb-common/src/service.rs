@@ -158,8 +158,9 @@ pub mod service_flags {
     /// and answer the client directly. Only together with [`MASQUERADE`], which applies to internal clients, and to
     /// backends on other nodes that no tunnel leads to.
     pub const DSR: u16 = 64;
-    /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the address is the node's own, so
-    /// segments of the node's connections, and of those that netfilter masquerades, may carry this port.
+    /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the Service has an address of this
+    /// node, so segments of the node's connections, and of those that netfilter masquerades, may be sent to this port.
+    /// The Service's other load balancer addresses and external IPs also have this bit.
     pub const SYN_ONLY: u16 = 128;
 }
 

@@ -286,7 +286,7 @@ fn only_monotonic_clocks_decide() {
     }
 }
 
-/// Files of the agent, besides its commands, that may read the time of day.
+/// Files of the agent, apart from its commands, that may read the time of day.
 const CALENDARS: [&str; 11] = [
     "announce/report.rs",
     "daemon/shortage.rs",

@@ -17,7 +17,7 @@ use crate::message::is_truncated;
 const CAPACITY: usize = 10_000;
 /// Bytes that the cache holds.
 const BYTES: usize = 16 << 20;
-/// Bytes that an entry has besides its answer and its name, about.
+/// About how many bytes an entry takes in addition to its answer and its name.
 const OVERHEAD: usize = 256;
 /// How long an answer is kept at most: with records, and without.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -32,7 +32,7 @@ const RECHECK: Duration = Duration::from_secs(30);
 const FIRST_FAILURE: Duration = Duration::from_secs(1);
 const LONGEST_FAILURE: Duration = Duration::from_secs(5);
 
-/// A question as the cache tells questions apart.
+/// The parts of a question that select its entry in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     /// In lower case.
@@ -122,8 +122,8 @@ impl Cache {
         known.unwrap_or(Cached::Unknown)
     }
 
-    /// Records that no upstream server has answered. Returns the expired answer to serve instead; the next ones follow
-    /// without asking.
+    /// Records that no upstream server has given a usable answer. Returns the expired answer to serve instead, if there
+    /// is one; for [`RECHECK`], [`Self::get`] also returns it, and no server is asked.
     pub(crate) fn failed(&mut self, key: &Key, now: Instant) -> Option<Message> {
         let mut entry = self.entries.get(key).cloned().unwrap_or_default();
         entry.answer = entry.answer.filter(|answer| answer.age(now) <= answer.lifetime + STALE);
@@ -139,7 +139,7 @@ impl Cache {
         stale
     }
 
-    /// Stores an answer, if answers like it may be stored.
+    /// Stores an answer, if it has a [`lifetime`]. Otherwise removes what the cache has about the question.
     pub(crate) fn insert(&mut self, key: Key, message: &Message, now: Instant) {
         let lifetime = lifetime(message);
         let mut message = message.clone();
@@ -181,7 +181,8 @@ impl Answer {
     }
 }
 
-/// How long the answer may be stored; `None` for one that is truncated, failed, or a denial without SOA.
+/// How long the answer may be stored; `None` for one that is truncated, failed, a denial without SOA, or has a TTL of
+/// 0.
 fn lifetime(message: &Message) -> Option<Duration> {
     let code = message.metadata.response_code;
     let is_known = [ResponseCode::NoError, ResponseCode::NXDomain].contains(&code);

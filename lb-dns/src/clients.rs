@@ -28,7 +28,7 @@ pub struct Access {
     /// The networks whose clients get answers.
     pub allowed: Vec<IpNet>,
     /// UDP queries per second that each source gets answers to; `None` for any number. A source is an IPv4 address or
-    /// an IPv6 /64. The loopback has no limit: nobody else can send from its addresses.
+    /// an IPv6 /64. Loopback addresses have no limit: no other machine can send from them.
     pub rate: Option<NonZeroU32>,
 }
 
@@ -38,7 +38,8 @@ pub(crate) enum Admission {
     Answer,
     /// The client is in no allowed network.
     Refuse,
-    /// The source is over its rate: an empty answer with TC makes a client ask again over TCP, which proves its address.
+    /// The source is over its rate: an empty answer with TC makes a client ask again over TCP, which proves its
+    /// address.
     Slip,
     Drop,
 }
@@ -85,7 +86,8 @@ impl Clients {
         match (is_allowed, excess) {
             (true, 0) => Admission::Answer,
             (false, 0) => Admission::Refuse,
-            // Every second answer, as in BIND and NSD: a victim of forged sources gets less than was sent to it.
+            // Every second query over the rate gets an answer, as in BIND and NSD, so the victim of a forged source
+            // receives less than the attacker sends.
             (true, excess) if excess % 2 == 0 => Admission::Slip,
             _ => Admission::Drop,
         }

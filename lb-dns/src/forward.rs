@@ -24,11 +24,12 @@ use crate::{
 
 /// Questions that may wait for upstream servers at a time, as in the Corefile of most clusters. Each holds a socket.
 pub const MOST_QUESTIONS: usize = 1000;
-/// Clients that may wait for answers of upstream servers at a time; equal questions of several clients are one.
+/// Questions of clients that may wait for answers of upstream servers at a time. Equal ones are sent only once, but
+/// each of them counts here.
 const MOST_CLIENTS: usize = 10_000;
-/// How long the first round waits for each server, if there are several: glibc gives all of us 5 s.
+/// How long the first round waits for each server, if there are several. (glibc waits 5 s for the answer.)
 const FIRST_ROUND: Duration = Duration::from_millis(500);
-/// How long the second round, or the only server, may take.
+/// How long the second round waits for each server. If there is only one server, both rounds wait this long.
 const SECOND_ROUND: Duration = Duration::from_secs(2);
 /// How long a question may take in all: a little less than glibc waits.
 const PATIENCE: Duration = Duration::from_millis(4500);
@@ -166,7 +167,7 @@ async fn ask_all(servers: &[SocketAddr], ask: &Ask) -> Option<Message> {
     failure
 }
 
-/// Whether another server would say the same.
+/// Whether the message settles the question. After another code, such as SERVFAIL, another server may know the answer.
 fn is_answer(message: &Message) -> bool {
     use ResponseCode::{FormErr, NotImp, Refused, ServFail};
     ![ServFail, Refused, NotImp, FormErr].contains(&message.metadata.response_code)

@@ -24,8 +24,8 @@ pub(crate) enum Local {
     Outside(Message, Name),
 }
 
-/// Answers a query from the index; the answer is in the message, without records if the name is not ours. It has not many
-/// more records than fit into `limit` bytes.
+/// Answers a query from the index. The message has few more records than fit into `limit` bytes; encoding it leaves out
+/// the rest. For a name that is not ours it has no records, or the aliases that lead to that name.
 pub(crate) fn answer(names: &Names, query: &Query, limit: u16) -> Local {
     match follow(names, query, limit) {
         Ok(local) => local,
@@ -107,8 +107,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Adds the records, beginning with a random one: so clients that take the first one spread over all, and those that
-    /// a short message leaves out are others each time.
+    /// Adds the records, beginning with a random one: so clients that take the first one spread over all, and those
+    /// that a short message leaves out are others each time.
     fn found(&self, reply: &mut Message, owner: &Name, found: &Found) -> Result<(), ProtoError> {
         let start = rand::random_range(0..found.records.len().max(1));
         let (last, first) = found.records.split_at(start);

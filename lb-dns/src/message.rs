@@ -98,8 +98,8 @@ fn section<'a>(
     Ok(records.len())
 }
 
-/// A record whose owner is written as a pointer, if there is one. `BinEncoder` itself compresses only the first names of
-/// a message.
+/// A record whose owner is written as a pointer, if there is one. `BinEncoder` itself compresses only the first names
+/// of a message.
 struct Pointed<'a> {
     record: &'a Record,
     pointer: Option<u16>,

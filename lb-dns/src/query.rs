@@ -33,7 +33,7 @@ pub(crate) struct ClientEdns {
 /// A message that gets no answer from a zone.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// An answer would help an attacker, or nobody waits for one.
+    /// An answer would help an attacker, or no client waits for one.
     Drop,
     Reply(Box<Message>),
 }

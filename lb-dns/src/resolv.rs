@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 const MOST: usize = 15;
 const PORT: u16 = 53;
 
-/// The addresses of the `nameserver` lines. Other lines are for programs that have search paths, which a server has not.
-/// Comments may have any encoding.
+/// The addresses of the `nameserver` lines. Other lines tell a client how to complete names and how to ask; they do not
+/// apply to a server. Comments may have any encoding.
 pub fn upstreams_of(bytes: &[u8]) -> Vec<SocketAddr> {
     let mut servers = Vec::new();
     for line in String::from_utf8_lossy(bytes).lines() {

@@ -81,7 +81,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// An address that is not ours, or that another server has.
+    /// The machine does not have the address, or another server listens at it.
     pub async fn listen(
         self: Arc<Self>,
         address: SocketAddr,

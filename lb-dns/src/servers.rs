@@ -37,7 +37,7 @@ struct State {
     usable: Arc<[SocketAddr]>,
 }
 
-/// A question with a name that nobody else asks for. If it comes back to us, its server leads to us.
+/// A question with a random name, for which no client asks. If it comes back to us, its server leads to us.
 #[derive(Debug)]
 struct Probe {
     name: Name,

@@ -46,8 +46,7 @@ impl Stats {
         }
         let help = "Messages that arrived at the DNS server";
         registry.register("dns_queries", help, self.queries.clone());
-        let help =
-            "Answers of the DNS server, by response code and by whether the agent knew the name itself";
+        let help = "Answers of the DNS server, by response code and by source (local, upstream or refusal)";
         registry.register("dns_answers", help, self.answers.clone());
         let help = "Messages that the DNS server dropped without an answer";
         registry.register("dns_dropped", help, self.dropped.clone());

@@ -93,7 +93,7 @@ async fn read(
     Ok(())
 }
 
-/// Sends answers until no query is left. An empty one stands for an answer that could not be encoded.
+/// Sends answers until no query is left. An empty one, for an answer that could not be encoded, ends the connection.
 async fn write(mut writer: OwnedWriteHalf, mut due: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
     while let Some(answer) = due.recv().await.filter(|answer| !answer.is_empty()) {
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;

@@ -67,7 +67,8 @@ fn encode(ask: &Ask, id: u16) -> io::Result<Vec<u8>> {
     query.to_vec().map_err(io::Error::other)
 }
 
-/// The message, if it is an answer to a query. Answers to updates may have records that no client can read.
+/// The message, if it is a response to a query. Responses to other operations are useless to clients: those to updates
+/// may even contain records without data, which only updates have (RFC 2136).
 pub(crate) fn read(bytes: &[u8]) -> Option<Message> {
     let message = Message::from_vec(bytes).ok()?;
     let is_answer = message.metadata.message_type == MessageType::Response;

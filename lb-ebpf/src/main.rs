@@ -51,8 +51,8 @@ mod programs {
         run(ctx, Hook::Egress, Layer::Ip)
     }
 
-    /// Packets that leave by the catch device, because no program has translated them. They enter the node through the
-    /// device again, where `tc_ingress` begins flows for those that have none.
+    /// Packets that leave by the catch device, because no program has translated them. The program translates packets
+    /// of caught flows. The others enter the node through the device again, where `tc_ingress` begins flows.
     #[classifier]
     fn tc_catch(ctx: TcContext) -> i32 {
         let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);

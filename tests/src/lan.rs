@@ -52,7 +52,7 @@ pub fn serve(nodes: &[Netns]) -> Result<Vec<Server>> {
         .collect()
 }
 
-/// The YAML of a dual-stack load balancer `web` with one endpoint, and of its pool.
+/// A dual-stack load balancer `web` with one endpoint, and its pool, to be written as YAML.
 #[derive(Clone, Copy, Debug)]
 pub struct Web<'a> {
     /// `spec.addresses` of the pool.

@@ -73,7 +73,7 @@ pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 /// Inputs of the task.
 #[derive(Debug)]
 pub struct Sources {
-    /// Advertisements and pools. The sender is closed if Services come from an API server, without `--announce`.
+    /// Advertisements and pools. Its sender is closed if Services come from an API server, without `--announce`.
     pub advertised: watch::Receiver<Advertised>,
     /// The nodes of the cluster, for members that are its Nodes.
     pub cluster: watch::Receiver<Cluster>,
@@ -178,8 +178,8 @@ impl Announcer {
             let busy = is_member || self.in_use || !self.candidacies.is_empty();
             let Sources { advertised, cluster, holders, network, synchronised, stop } = &mut self.sources;
             tokio::select! {
-                // Both fail without a task that reads them from the API server. Then the announcer only withdraws what
-                // an agent with a folder has announced.
+                // They fail if their senders are closed. Without `--announce`, with an API server, both are: then the
+                // announcer only withdraws what an agent with a directory of manifests has announced.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = cluster.changed() => {}
                 changed = holders.changed() => changed?,

@@ -68,8 +68,8 @@ impl Peers {
         Ok(peers)
     }
 
-    /// The nodes that may announce; this one has these devices. If the members are the cluster's Nodes, takes over their
-    /// addresses and the voters from `cluster`.
+    /// The nodes that may announce; this one has these devices. If the members are the cluster's Nodes, takes over
+    /// their addresses and the voters from `cluster`.
     pub(super) fn nodes(
         &mut self,
         cluster: &Cluster,
@@ -116,7 +116,8 @@ impl Peers {
             let socket = UdpSocket::bind(own)
                 .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
             socket.set_nonblocking(true)?;
-            // Needs CAP_NET_ADMIN, as much else of the agent does. With a smaller buffer lost answers are asked for again.
+            // Needs CAP_NET_ADMIN, as much else of the agent does. With a smaller buffer lost answers are asked for
+            // again.
             if let Err(error) = sockopt::set_socket_recv_buffer_size_force(&socket, WAITING) {
                 debug!("cannot enlarge the receive buffer for messages of members: {error}");
             }

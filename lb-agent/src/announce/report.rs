@@ -21,7 +21,8 @@ pub struct AnnouncementReport {
     pub services: Vec<String>,
     /// The node that announces it, as far as this node knows.
     pub node: Option<String>,
-    /// Whether this node answers ARP requests and neighbour solicitations for the address now.
+    /// Whether this node answers ARP requests and neighbour solicitations for the address now. (False after a claim of
+    /// another machine on any of the interfaces, although the node still answers on the others.)
     pub here: bool,
     /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,

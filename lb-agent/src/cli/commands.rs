@@ -37,8 +37,8 @@ pub enum AnnounceCommand {
     },
     /// List the nodes that vote on announcements at layer 2 in a cluster, and whether their Nodes exist
     Voters {
-        /// Replace all voters, if a majority of them has no Node any more. Only if no agent of these nodes runs: otherwise two
-        /// nodes may announce one address
+        /// Replace all voters, if a majority of them has no Node any more. Use it only if no agent of these nodes runs:
+        /// otherwise two nodes may announce one address
         #[arg(long)]
         replace: bool,
         /// The API server [default: that of the cluster that runs this Pod]
@@ -49,17 +49,18 @@ pub enum AnnounceCommand {
     BirdConfig,
     /// Remove the routes if the agent hangs or dies; runs until a signal ends it
     ///
-    /// Routes outlive the agent that wrote them, and BGP daemons go on announcing them. Run this beside the agent, in the same
-    /// network namespace, as a service or container of its own. It needs CAP_NET_ADMIN.
+    /// Routes outlive the agent that wrote them, and BGP daemons go on announcing them. Run this beside the agent, in
+    /// the same network namespace, as a service or container of its own. It needs CAP_NET_ADMIN.
     Fence {
         /// Routing table of the agent
         #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]
         announce_table: u32,
-        /// Seconds after the last sign of life of the agent; longer than its restart takes
+        /// Seconds from the agent's last heartbeat to the removal; give more than a restart of the agent takes
         #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
         lifetime: u64,
     },
-    /// Remove the routes at once, after the agent was stopped: with a fence they would stay for the next agent
+    /// Remove the routes at once, after the agent was stopped: if a fence runs, a stopped agent leaves them to the next
+    /// one
     Withdraw {
         /// Routing table of the agent
         #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]

@@ -52,8 +52,8 @@ pub enum Command {
     Service(ServiceCommand),
     /// Run a program with the environment variables of Services, such as WEB_SERVICE_HOST
     ///
-    /// The program replaces this command. A variable that is set already stays as it is. The agent must be running. Like
-    /// a container, the program keeps the values that it got when it started.
+    /// The program replaces this command. A variable that is set already stays as it is. The agent must be running.
+    /// Like a container, the program keeps the values that it got when it started.
     Exec(ExecArgs),
     /// List or delete tracked connections
     #[command(subcommand)]

@@ -119,8 +119,8 @@ settings! {
         /// this setting elect the one that does so
         "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
         load_balancer_controller: bool | bool, ();
-        /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; the Nodes of the
-        /// cluster share the addresses, and need --announce-key-file
+        /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; the Nodes of
+        /// the cluster share the addresses, and need --announce-key-file
         "announce" "LB_AGENT_ANNOUNCE" "announce"
         announce: bool | bool, ();
         /// UDP port at which each Node receives the others' messages, with --announce [default: 7947]
@@ -133,18 +133,19 @@ settings! {
         /// File with the key that authenticates the members' messages, at least 16 bytes; the same on all nodes
         "announce-key-file" "LB_AGENT_ANNOUNCE_KEY_FILE" "announceKeyFile"
         announce_key_file: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
-        /// Which of two members announce while they receive no messages from each other: `availability`, both;
-        /// `single`, neither [default: availability]
+        /// Whether two members that receive no messages from each other both announce (`availability`), or neither of
+        /// them (`single`) [default: availability]
         "announce-prefer" "LB_AGENT_ANNOUNCE_PREFER" "announcePrefer"
         announce_prefer: Option<AnnouncePrefer> | Option<AnnouncePrefer>, (value_name = "WHAT");
-        /// Routing table in which each load balancer's address that a BGPAdvertisement announces from this node stands as a route,
-        /// for a BGP daemon on the node [default: none: nothing is announced by BGP]
+        /// With --manifests: routing table in which the agent keeps a route to each load balancer's address that a
+        /// BGPAdvertisement announces from this node, for a BGP daemon on the node [default: none: nothing is announced
+        /// by BGP]
         "announce-table" "LB_AGENT_ANNOUNCE_TABLE" "announceTable"
         announce_table: Option<u32> | Option<u32>, (value_name = "NUMBER");
         /// Configuration file of BIRD 2, which the agent writes from BGPPeers and BGPAdvertisements [default: none]
         "bird-config" "LB_AGENT_BIRD_CONFIG" "birdConfig"
         bird_config: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
-        /// Control socket of BIRD, by which the agent makes it read the file [default: /run/bird/bird.ctl]
+        /// Control socket of BIRD, through which the agent makes BIRD read that file [default: /run/bird/bird.ctl]
         "bird-socket" "LB_AGENT_BIRD_SOCKET" "birdSocket"
         bird_socket: Option<PathBuf> | Option<PathBuf>, (value_name = "PATH");
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
@@ -231,8 +232,8 @@ settings! {
         /// DNS servers for all other names [default: those in /etc/resolv.conf]
         "dns-upstream" "LB_AGENT_DNS_UPSTREAM" "dnsUpstream"
         dns_upstream: Option<Vec<String>> | Option<List>, (value_name = "ADDR[:PORT]", num_args = 1.., value_delimiter = ',');
-        /// Networks whose clients the DNS server answers, besides the node itself [default: private and link-local
-        /// networks, and --cluster-cidr]
+        /// Networks whose clients the DNS server answers, in addition to the node itself [default: private and
+        /// link-local networks, and --cluster-cidr]
         "dns-allow" "LB_AGENT_DNS_ALLOW" "dnsAllow"
         dns_allow: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// DNS queries per second over UDP that the agent answers to each IPv4 address and IPv6 /64; 0: any number
@@ -322,7 +323,7 @@ pub enum DetectLocalMode {
     InterfaceNamePrefix,
 }
 
-/// Which of two members announce while they receive no messages from each other.
+/// What two members do while they receive no messages from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnnouncePrefer {

@@ -21,15 +21,15 @@ use crate::{
 /// Runs `announce`.
 ///
 /// # Errors
-/// No agent runs, its report cannot be read or has no routes, standard output cannot be written, the fence fails, or the
-/// kernel refuses to remove a route. For the voters: the API server cannot be asked, or refuses or does not need the
-/// change.
+/// No agent runs, its report cannot be read or has no routes, standard output cannot be written, the fence fails, or
+/// the kernel refuses to remove a route. For the voters: the API server cannot be asked, or refuses or does not need
+/// the change.
 pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Result<()> {
     match command {
         AnnounceCommand::List { output } => {
             let report = socket::ask(&paths.bpffs)?;
             let report = report.context(
-                "no agent runs: addresses are answered until their deadlines, see `lb-agent status`",
+                "no agent runs: the programs answer for addresses until their deadlines; see `lb-agent status`",
             )?;
             match output {
                 TableOrJson::Json => print_json(&report.announcements),

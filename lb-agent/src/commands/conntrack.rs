@@ -23,10 +23,10 @@ pub(super) struct FlowView {
     /// `TCP`, `UDP` or `SCTP`
     protocol: &'static str,
     client: SocketAddr,
-    /// The virtual address and port.
+    /// The virtual address and port; for a connection of the node itself, its destination, like `backend`.
     vip: SocketAddr,
     backend: SocketAddr,
-    /// The source that the backend sees, if it is not the client.
+    /// The source that the backend sees, if a second flow masquerades the connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     phase: &'static str,
@@ -34,7 +34,7 @@ pub(super) struct FlowView {
     idle_seconds: u32,
     /// Seconds until the flow expires without another packet.
     seconds_left: u32,
-    /// `namespace/name` of the Service; `None` if it was deleted.
+    /// `namespace/name` of the Service; `None` if it was deleted, and for a connection of the node itself.
     service: Option<String>,
     /// Whether packets reach the backend's node through a tunnel; such a flow has no reverse entry.
     tunnelled: bool,
@@ -48,7 +48,7 @@ impl FlowView {
         self.phase
     }
 
-    /// `namespace/name` of the Service; `None` if it was deleted.
+    /// `namespace/name` of the Service; `None` if it was deleted, and for a connection of the node itself.
     pub(super) fn service(&self) -> Option<&str> {
         self.service.as_deref()
     }

@@ -199,8 +199,8 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// The scheduler for mode ipvs: the configured one, or round robin if there is none or the agent lacks it. `None` in
-    /// other modes. Adds `ipvs.scheduler` to `without_effect` if the agent ignores the configured one.
+    /// The scheduler for mode ipvs: the configured one, or round robin if there is none or the agent lacks it. `None`
+    /// in other modes. Adds `ipvs.scheduler` to `without_effect` if the agent ignores the configured one.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();

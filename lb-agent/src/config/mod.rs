@@ -148,7 +148,7 @@ pub struct AnnounceConfig {
     pub port: Option<u16>,
     /// The file with the key that authenticates the members' messages; `Some` if there are `members` or a `port`.
     pub key_file: Option<PathBuf>,
-    /// Which of two members announce while they receive no messages from each other.
+    /// What two members do while they receive no messages from each other.
     pub prefer: Prefer,
 }
 

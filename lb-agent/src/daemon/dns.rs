@@ -18,9 +18,9 @@ use super::{open_files, state::State, tasks::Tasks};
 use crate::config::DnsConfig;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The servers that systemd-resolved itself asks.
+/// The file with the servers that systemd-resolved itself asks.
 const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
-/// Where systemd-resolved listens.
+/// The address at which systemd-resolved listens.
 const RESOLVED: &str = "127.0.0.53:53";
 /// How often `resolv.conf` is read again.
 const REREAD: Duration = Duration::from_secs(5);

@@ -371,8 +371,8 @@ fn spawn_announcer(
     Ok(())
 }
 
-/// Spawns the task that announces load balancers' addresses by BGP. Without it, the routes of an earlier agent of this data
-/// plane go.
+/// Spawns the task that announces load balancers' addresses by BGP. Without it, the routes of an earlier agent of this
+/// data plane go.
 fn spawn_route_announcer(
     config: &Config,
     opened: &Opened,

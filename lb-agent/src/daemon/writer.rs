@@ -65,8 +65,8 @@ pub(super) struct Listeners {
     pub(super) holders: watch::Sender<HolderMap>,
     /// Whether at least one synchronisation has completed. `holders` is up to date before it becomes true.
     pub(super) synchronised: watch::Sender<bool>,
-    /// Whether the source has shown every object, and a synchronisation since has completed. `holders` is up to date before it
-    /// becomes true.
+    /// Whether the source has shown every object, and a synchronisation since has completed. `holders` is up to date
+    /// before it becomes true.
     pub(super) complete: watch::Sender<bool>,
 }
 

@@ -77,7 +77,8 @@ pub enum TraceStep {
         /// The kind of the address.
         is: Unlisted,
     },
-    /// The service's address is one of the node, so only a SYN begins a flow, and this packet is no SYN.
+    /// This packet is no SYN, and only a SYN begins a flow at this address and port: packets of the node's own
+    /// connections may also have them.
     #[serde(rename = "isNotOpened")]
     NotSyn,
     /// A RST of no flow.

@@ -289,7 +289,7 @@ mod tests {
         object(value)
     }
 
-    /// The changes as `+name address` and `-name`.
+    /// The changes as text: `+name`, followed by the first cluster IP of a Service, or `-name` for a deletion.
     fn texts(changes: Vec<Change>) -> Vec<String> {
         let text = |change| match change {
             Change::Service(name, Some(service)) => format!("+{} {}", name.name, service.cluster_ips[0]),

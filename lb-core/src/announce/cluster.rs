@@ -26,8 +26,8 @@ pub struct Member {
     pub labels: Labels,
     /// Where it receives messages.
     pub address: Option<IpAddr>,
-    /// Whether it may announce, by MetalLB's rules: a Node that is excluded, is being deleted or has no network does
-    /// not; one that is cordoned or tainted does. It still votes.
+    /// Whether it may announce. A Node that has the label `exclude-from-external-load-balancers`, is being deleted or
+    /// has no network may not, but still votes; one that is cordoned or tainted may, as in MetalLB.
     pub may_announce: bool,
 }
 

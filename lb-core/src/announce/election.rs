@@ -39,8 +39,8 @@ pub struct Candidacy {
 pub struct Candidate {
     /// Its labels.
     pub labels: Labels,
-    /// The devices on which it says that it can announce, of those that advertisements name; `None` for all of these, as
-    /// long as it has not said.
+    /// The devices on which it says that it can announce, of those that advertisements name; `None` for all of these,
+    /// as long as it has not said.
     pub devices: Option<BTreeSet<String>>,
 }
 

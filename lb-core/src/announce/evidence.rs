@@ -34,7 +34,7 @@ impl Evidence {
         self.voters.binary_search(name).ok()
     }
 
-    /// Adds the grant of a voter, in answer to a question that was sent then.
+    /// Adds a voter's grant of a question that the candidate sent at the time `sent`.
     pub(super) fn add(&mut self, address: IpAddr, voter: usize, sent: Nanos) {
         let times = self.times.entry(address).or_insert_with(|| vec![None; self.voters.len()]);
         if let Some(time) = times.get_mut(voter) {
@@ -42,7 +42,8 @@ impl Evidence {
         }
     }
 
-    /// The latest time since when `quorum` voters have granted questions; `None` if fewer have granted any.
+    /// The latest time for which each of `quorum` voters has granted a question sent then or later; `None` if fewer
+    /// voters have granted any.
     pub(super) fn since(&self, address: IpAddr, quorum: usize) -> Option<Nanos> {
         let mut times = self.times.get(&address)?.clone();
         let rank = times.len().checked_sub(quorum)?;

@@ -1,17 +1,17 @@
 //! Distinguishes a new question from a copy of an earlier one, which an attacker without the key may have recorded.
 //!
-//! A question has the random number of its sender's start (its *incarnation*) and a number that grows with each question
-//! since. A receiver accepts a question of the incarnation that it knows if the number is greater than all before. It
-//! accepts another incarnation only if the question echoes the receiver's *challenge*, which the receiver has given in
-//! an answer and replaces as soon as a question has echoed it. So no question from before the receiver's own start is
-//! accepted, and none of an incarnation that another one has followed.
+//! A question has the random number of its sender's start (its *incarnation*) and a number that grows with each
+//! question since. A receiver accepts a question of the incarnation that it knows if the number is greater than all
+//! before. It accepts another incarnation only if the question echoes the receiver's *challenge*, which the receiver
+//! has given in an answer and replaces as soon as a question has echoed it. So no question from before the receiver's
+//! own start is accepted, and none of an incarnation that another one has followed.
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a question of a member, among all of its questions since ever.
+/// Identifies a question among all that a member has sent, also before it last started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuestionId {
-    /// A random number that the member has chosen when it started.
+    /// A random number that the member chose when it started.
     pub incarnation: u64,
     /// Grows with each question since the start.
     pub number: u64,
@@ -25,8 +25,8 @@ pub type Challenge = u64;
 pub(super) struct Challenges(Challenge);
 
 impl Challenges {
-    /// The challenges of a member with this incarnation: consecutive numbers, which another incarnation has with a
-    /// probability of next to nothing. They need not be secret, because only a member can sign an echo.
+    /// The challenges of a member with this incarnation: consecutive numbers, so another incarnation almost certainly
+    /// gives others. They need not be secret, because only a member can sign an echo.
     pub(super) const fn new(incarnation: u64) -> Self {
         Self(incarnation)
     }

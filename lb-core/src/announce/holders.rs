@@ -18,8 +18,8 @@ pub struct Holder {
     /// The nodes with a ready or serving endpoint, also a terminating one: only they may announce under
     /// `externalTrafficPolicy: Local`. `None` under `Cluster`: all nodes may.
     pub nodes: Option<BTreeSet<Arc<str>>>,
-    /// The addresses at which this node's kernel sends external clients to endpoints. A Service that waits for room in a
-    /// map, or whose update the kernel has refused, may lack some, or all.
+    /// The addresses at which this node's kernel sends external clients to endpoints. A Service that waits for room in
+    /// a map, or whose update the kernel has refused, may lack some, or all.
     pub here: BTreeSet<IpAddr>,
 }
 

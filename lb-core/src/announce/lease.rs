@@ -13,8 +13,8 @@
 //! was paused wakes up with a right that has expired for all other members; it loses that right when it receives the
 //! new owner's announcement (`lb_ebpf::rules::announce`).
 //!
-//! The belief of a member about which others are alive only determines whether it asks. A wrong belief delays a
-//! takeover, but never gives two members the right (apart from the exception above).
+//! The belief of a member about which others are alive only determines whether it asks, and which voters it proposes. A
+//! wrong belief delays a takeover, but never gives two members the right (apart from the exception above).
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -87,7 +87,8 @@ pub struct Ask {
     /// [`Voters::generation`] that it knows.
     #[serde(default)]
     pub generation: u64,
-    /// Whether it ends, and has given back everything: the others need not wait until they miss it.
+    /// Whether it ends, and has given back all addresses, so that the others take them over without waiting for
+    /// [`Timing::silence`].
     #[serde(default)]
     pub retires: bool,
     /// The devices on which it can announce, as far as an advertisement names any; `None` if the question does not say.
@@ -245,8 +246,8 @@ impl Leases {
         self.others = others.collect();
     }
 
-    /// Whether a majority of the voters has known the present ones for longer than a promise lasts. Its promises to
-    /// members that know older ones have ended then.
+    /// Whether as many voters as must agree have known the present voters for longer than a promise lasts. Their
+    /// promises to members that know older ones have ended then.
     pub fn may_change(&self, now: Nanos) -> bool {
         let Timing { promise, right, .. } = self.timing;
         let settled = |since: Nanos| now.saturating_sub(since) >= promise + (promise - right);
@@ -271,8 +272,9 @@ impl Leases {
         (is_due && !self.retired && self.may_change(now)).then_some(next)
     }
 
-    /// Whether these voters would be two, of which this member does not hear the other. Under [`Prefer::Availability`] this
-    /// one could then announce alone, while the other has a majority of the present voters in another part of the network.
+    /// Whether these voters would be two, of which this member does not hear the other. Under [`Prefer::Availability`]
+    /// this one could then announce alone, while the other has a majority of the present voters in another part of the
+    /// network.
     fn leaves_a_pair_apart(&self, next: &Voters, now: Nanos) -> bool {
         let becomes_pair = next.names.len() == 2 && self.voters.names.len() > 2;
         let is_apart = !next.names.iter().all(|name| self.lives(name, now, 0));
@@ -377,10 +379,10 @@ impl Leases {
         Ask { echo: self.others.get(to).and_then(|peer| peer.echo), ..ask.clone() }
     }
 
-    /// Answers the question of another member. There is no answer to a member that is not configured, nor to a question
-    /// that is not newer than one already answered. The answer to an incarnation that has not echoed the challenge
-    /// contains nothing else, and the question has no effect. A member that has missed a change of the voters gets them
-    /// with the answer, in several ones if they are many.
+    /// Answers the question of another member. There is no answer to a sender that is not a member, nor to a question
+    /// that is not newer than one already answered. An incarnation that has not echoed the challenge gets the challenge
+    /// and nothing else, and its question has no effect. For a member that has missed a change of the voters, more
+    /// answers follow with parts of the list of voters.
     pub fn asked(&mut self, from: &Arc<str>, ask: &Ask, now: Nanos) -> Vec<Answer> {
         let Some(peer) = self.others.get_mut(from) else { return Vec::new() };
         let empty = Answer { id: ask.id, grants: Vec::new(), challenge: None, voters: None };
@@ -421,8 +423,8 @@ impl Leases {
         self.count(from, answer, now);
     }
 
-    /// Takes over voters of a newer generation. A member that has just started has to read them from the API server
-    /// first: what another member tells could be older than what this one knew before.
+    /// Takes over voters of a newer generation. A member that has just started has to read voters from the API server
+    /// first: those of another member could be older than those that this one knew before.
     fn learn(&mut self, answer: &Answer, now: Nanos) {
         let Some(part) = answer.voters.as_ref().filter(|_| self.voters.generation > 0) else { return };
         if let Some(voters) = self.parts.add(part).cloned() {

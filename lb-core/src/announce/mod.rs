@@ -10,12 +10,13 @@
 //! schedule       when an announcement is repeated
 //! voters         the members that grant the right to announce, while nodes come and go
 //! evidence       the promises that a candidate has
-//! freshness      tells a new message from a copy of an earlier one
+//! freshness      distinguishes a new question from a copy of an earlier one
 //! lease          the right to announce, for nodes that share addresses
 //! bgp            the routes that a node offers, and the configuration of its BGP daemon
 //! ```
 //!
-//! At layer 2 an election is a proposal: nodes see changes at different times. Only the right to announce makes a node answer.
+//! At layer 2 an election is a proposal: nodes see changes at different times. Only the right to announce makes a node
+//! answer.
 
 pub mod advertisement;
 pub mod bgp;

@@ -1,5 +1,5 @@
-//! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates. Each
-//! may lose the API server, on which nodes come and go and the object with the voters changes; an attacker replays
+//! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates.
+//! Each may lose the API server, on which nodes come and go and the object with the voters changes; an attacker replays
 //! messages. Two members must never have the right to announce one address at the same time.
 
 use std::{
@@ -181,7 +181,7 @@ impl World {
         self.members[index].alive = false;
     }
 
-    /// The agent ends, and says so. A restart needs the API server.
+    /// The agent ends, and announces its end to the other members.
     fn retire(&mut self, index: usize) {
         let member = &mut self.members[index];
         let now = member.clock(self.time);
@@ -446,8 +446,8 @@ fn voters_follow_the_nodes() {
 /// The rest of the table of docs/announce.md: partitions while nodes come and go.
 #[test]
 fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_go() {
-    // n0 and n1 lose the others and the API server. There, nodes are added until n0 and n1 are few, or their Nodes
-    // deleted.
+    // n0 and n1, two of the three voters, lose the others and the API server; in the second run, their Nodes are
+    // deleted as well. The others must not add voters until n0 and n1 are a minority, nor remove them.
     for deleted in [false, true] {
         let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
         world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
@@ -463,7 +463,7 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
         world.run(40 * SECOND);
         assert_eq!(world.voters.names, world.nodes);
     }
-    // n0 loses the API server only, and the others become nine. Then n0 and n1, who would be two of its three, lose the
+    // n0 loses the API server only, and the three voters become nine. Then n0 and n1, a majority of the three, lose the
     // rest.
     let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
     world.members[0].has_api = false;
@@ -473,8 +473,8 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
     world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
     world.run(10 * SECOND);
     assert_eq!(world.answering(), [2]);
-    // n0 loses the API server only, and the others become nine. Then n1, who would be the second of its three, starts
-    // again without the API server and cannot know that it must refuse.
+    // n0 loses the API server only, and the three voters become nine. Then n0 and n1 lose the rest, and n1 starts again
+    // without the API server: it does not know the voters, so it must not help n0 to a majority of the three.
     let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
     world.members[0].has_api = false;
     world.run(40 * SECOND);
@@ -647,7 +647,8 @@ proptest! {
                         world.nodes.insert(name);
                     }
                 }
-                // An agent that starts now, and reaches no other, would believe the older ones.
+                // Only while a member can write the voters back: an agent that starts before that, and reaches no
+                // other, would believe the older ones.
                 8 if world.voters_can_be_restored() => world.object = None,
                 9 if world.voters_can_be_restored() => {
                     let old = world.random.below(world.history.len() as u64);

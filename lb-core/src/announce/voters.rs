@@ -18,7 +18,8 @@
 //!
 //! The rules need members that never return to an older generation. An agent that starts knows none, so it votes only
 //! after it has read one from the API server. If the object was deleted or replaced by an older one, the agents that
-//! know the newest generation write its voters back in a new one ([`Voters::restored`]).
+//! know the newest generation write its voters back in a new one ([`Voters::restored`]). [`Voters::vacated`] breaks
+//! rule 1: an administrator may use it only after the agents of the voters that are gone have ended.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -75,14 +76,14 @@ impl Voters {
     /// The highest generation that members accept. It leaves room for more changes than there will ever be.
     pub const LAST: u64 = u64::MAX / 2;
 
-    /// How many of them must agree.
+    /// The number of voters that must agree.
     pub fn majority(&self) -> usize {
         self.names.len() / 2 + 1
     }
 
     /// The next generation: without a voter whose node is gone, else with a member that lives and has no vote yet;
-    /// `None` if there is nothing to change, or after [`Self::LAST`]. `exists` says whether a node exists; `alive` are the members that are
-    /// heard.
+    /// `None` if there is nothing to change, or after [`Self::LAST`]. `exists` returns whether a node exists; `alive`
+    /// are the members that are heard.
     pub fn next<'a>(
         &self,
         exists: impl Fn(&str) -> bool,
@@ -123,7 +124,7 @@ impl Voters {
         }
     }
 
-    /// The next generation without any voter, from which the agents begin with one.
+    /// The next generation, without any voter. An agent that reads it writes one with its own node as the only voter.
     pub fn vacated(&self) -> Option<Self> {
         Some(Self { generation: self.next_generation()?, names: BTreeSet::new() })
     }
@@ -140,13 +141,13 @@ impl Voters {
     }
 }
 
-/// Bytes of JSON that the names or addresses of one message may take. With two names of nodes of 63 bytes and the rest of
-/// the message, they fit into the 1,280 bytes that each IPv6 link carries.
+/// Bytes of JSON that the names or addresses of one message may take. Together with the rest of the message, which has
+/// two names of nodes of up to 63 bytes, they fit into the 1,280 bytes that each IPv6 link carries.
 const LIST: usize = 600;
 /// Quotation marks and comma of an element.
 const AROUND: usize = 3;
 
-/// Splits a list into those for one message each. `length` returns the length of an element as text.
+/// Splits a list into parts that fit into one message each. `length` returns the length of an element as text.
 pub(super) fn chunks<T: Clone>(list: &[T], length: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut chunks: Vec<Vec<T>> = Vec::new();
     let mut left = 0;

@@ -7,7 +7,7 @@ use crate::{
     rules,
 };
 
-/// A field of an object that an API server would reject.
+/// An error in a field of an object: the field is invalid, or the agent does not support it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} \"{object}\" is invalid: {field}: {why}")]
 pub struct ConvertError {
@@ -27,7 +27,7 @@ pub struct ConvertError {
 pub struct Converted<T> {
     /// The part of the object that can be served.
     pub value: T,
-    /// The fields that an API server would reject.
+    /// The errors in the fields that were left out.
     pub left_out: Vec<ConvertError>,
 }
 

@@ -1,5 +1,5 @@
 //! The names of Services, by version 1.1 of the DNS specification of Kubernetes: objects become [`NameChange`]s, and an
-//! index of them answers questions. Messages, transports and other domains are handled elsewhere.
+//! index of them answers questions. The crate `lb-dns` has the messages, the transports and the upstream servers.
 //!
 //! The proxy ignores headless Services, ExternalName, and Services that another proxy serves; all of them have names.
 
@@ -44,7 +44,7 @@ pub enum NameChange {
 pub struct NamedService {
     /// What its name leads to.
     pub target: Target,
-    /// The named ports.
+    /// The ports, with and without a name.
     pub ports: Vec<NamedPort>,
     /// `spec.publishNotReadyAddresses`: whether endpoints that are not ready have names.
     pub publishes_not_ready: bool,
@@ -61,7 +61,7 @@ pub enum Target {
     Name(Box<str>),
 }
 
-/// A port of a Service or of a slice. `_NAME._protocol` below the Service's name is its SRV record.
+/// A port of a Service or of a slice. `_NAME._protocol` below the Service's name has its SRV records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
     /// The name; empty for an unnamed port, which only SRV at the Service's own name lists.

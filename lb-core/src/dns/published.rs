@@ -183,8 +183,8 @@ impl Drafts {
 }
 
 impl Draft {
-    /// As CoreDNS does, counts a number that two ports of the Service have once for each cluster IP, and each port of
-    /// each endpoint.
+    /// Counts pairs as CoreDNS does: with cluster IPs, ports with the same number count once for each address; with
+    /// endpoints, each port of each endpoint counts.
     fn add(&mut self, port: u16, host: &str, addresses: Hosted<'_>) {
         let is_new = self.targets.insert((port, host.to_owned()));
         let (addresses, counts) = match addresses {

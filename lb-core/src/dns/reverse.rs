@@ -60,7 +60,7 @@ impl Reverse {
     }
 }
 
-/// The smallest zone that has the name and lies inside the range, without a dot at its end. A range that ends inside a
+/// The largest zone that has the name and lies inside the range, without a dot at its end. A range that ends inside a
 /// label, such as /12, consists of several zones.
 pub(super) fn zone(range: &IpNet, name: &Reverse) -> String {
     let address = match name {

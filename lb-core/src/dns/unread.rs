@@ -27,7 +27,8 @@ pub fn words(manifest: &str) -> Option<Words> {
     if HIDING.iter().any(|hiding| manifest.contains(hiding)) {
         return None;
     }
-    // A word with one of these three is an address, a path or a key such as app.kubernetes.io/name, and no name.
+    // A word with a dot, an underscore or a slash is an address, a path or a key such as app.kubernetes.io/name, and no
+    // name.
     let is_part = |character: char| character.is_ascii_alphanumeric() || "-._/".contains(character);
     let is_label = |word: &&str| {
         let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

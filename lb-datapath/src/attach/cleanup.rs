@@ -58,8 +58,8 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     Ok(removed)
 }
 
-/// Removes the announced routes with their rules, and the unreachable routes and the catch device, which keep untranslated
-/// packets to cluster IPs on the node.
+/// Removes the announced routes with their rules, and the unreachable routes and the catch device, which keep
+/// untranslated packets to cluster IPs on the node.
 fn release_routes() -> Result<(), DatapathError> {
     AnnouncedRoutes::release_all()?;
     UnreachableRoutes::release()?;

@@ -1,5 +1,6 @@
-//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole`: BIRD and
-//! FRR overlook routes of type `local`, and packets that no program translates end there (see [`announced_rule`]).
+//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole`:
+//! BIRD and FRR overlook routes of type `local`, and packets that no program translates end there (see
+//! [`announced_rule`]).
 
 use std::{collections::BTreeSet, io};
 
@@ -40,7 +41,8 @@ impl AnnouncedRoutes {
     }
 
     /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Asks the kernel each
-    /// time, so that it notices what a fence or other software has removed. A route that the kernel refuses stops no other.
+    /// time, so that it notices what a fence or other software has removed. A route that the kernel refuses stops no
+    /// other.
     ///
     /// # Errors
     /// The kernel refuses to list routes.
@@ -75,8 +77,8 @@ impl AnnouncedRoutes {
         Ok(done)
     }
 
-    /// Adds the rule that leads forwarded packets to the table, unless it exists. There they end, because the routes are of
-    /// type `blackhole`, or find no route and go on to the next rule.
+    /// Adds the rule that leads forwarded packets to the table, unless it exists. There they end, because the routes
+    /// are of type `blackhole`, or find no route and go on to the next rule.
     ///
     /// # Errors
     /// The kernel refuses the rule.

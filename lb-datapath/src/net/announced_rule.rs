@@ -1,5 +1,6 @@
-//! The rule that ends packets to announced addresses in the table of announced routes. Without it the node would send packets
-//! that no program translates, such as those to ports that no Service has, back to the router that they came from.
+//! The rule that ends packets to announced addresses in the table of announced routes. Without it the node would send
+//! packets that no program translates, such as those to ports that no Service has, back to the router that they came
+//! from.
 
 use std::io;
 
@@ -18,8 +19,8 @@ use crate::net::netlink::Netlink;
 const PRIORITY: u32 = 32_000;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
-/// Adds the rule of a table for both families, unless it exists. It matches forwarded packets only: those of local processes
-/// have `lo` as input device, and programs may still translate them where they leave.
+/// Adds the rule of a table for both families, unless it exists. It matches forwarded packets only: those of local
+/// processes have `lo` as input device, and programs may still translate them where they leave.
 pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
         match netlink.execute(RouteNetlinkMessage::NewRule(rule(family, table)), NLM_F_CREATE | NLM_F_EXCL) {

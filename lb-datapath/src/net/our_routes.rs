@@ -113,7 +113,8 @@ pub(crate) fn destination(route: &RouteMessage) -> Option<Range> {
     Some((destination?, route.header.destination_prefix_length))
 }
 
-/// Adds a route. Returns false if the table has a route for the same network and with the same metric, of whatever origin.
+/// Adds a route. Returns false if the table has a route for the same network and with the same metric, of whatever
+/// origin.
 pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<bool> {
     match netlink.execute(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_EXCL) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),

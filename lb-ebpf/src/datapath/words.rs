@@ -5,8 +5,8 @@ use core::arch::asm;
 
 use bytemuck::Pod;
 
-/// Copies a value of whole words into a map value, one word after the other. (LLVM would load all words of an assignment
-/// before it stores the first one; those for which there is no register take stack.)
+/// Copies a value of whole words into a map value, one word after the other. (LLVM would load all words of an
+/// assignment before it stores the first one; those for which there is no register take stack.)
 ///
 /// # Safety
 /// The pointer leads to a value of a map, which may be written.

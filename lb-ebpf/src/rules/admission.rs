@@ -52,7 +52,7 @@ pub const fn rejection(protocol: u8) -> Outcome {
 ///
 /// Segments in the middle of a connection may begin a flow: the entries of the connection may be lost, or on another
 /// node. If the service [requires a SYN](Service::requires_syn), only a SYN may: connections of the node, and those
-/// that netfilter masquerades, also use ports at such an address.
+/// that netfilter masquerades, may also use the service's port.
 #[inline(always)]
 pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     if service.requires_syn() && !segment.is_syn() {

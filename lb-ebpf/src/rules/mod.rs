@@ -11,7 +11,7 @@
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
 //! icmp_limit  how many ICMP errors the node sends
-//! source_port how many ports a new connection tries
+//! source_port which source ports a new connection tries, and how many
 //! unlisted    an address and port that no Service has
 //! socket      what a system call returns
 //! ```

@@ -1,5 +1,5 @@
-//! Measures how long a start takes, most of which is the kernel's verifier: from the start of the process until `/healthz`
-//! succeeds, on a node with few Services.
+//! Measures how long a start takes, most of which is the kernel's verifier: from the start of the process until
+//! `/healthz` succeeds, on a node with few Services.
 
 use std::{
     path::{Path, PathBuf},

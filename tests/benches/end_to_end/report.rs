@@ -90,7 +90,7 @@ impl Report {
 
     /// Adds the results of one batch.
     pub(crate) fn add(&mut self, candidates: &[Candidate], outcome: Outcome) {
-        // Results with another number of endpoints are compared with their own baseline.
+        // Results are compared with the baseline of their own batch, which was measured in the same rounds.
         self.comparisons.extend(compare::all(candidates, &outcome));
         self.repeated += outcome.repeated;
         self.dropped += outcome.dropped;

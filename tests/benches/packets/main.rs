@@ -61,7 +61,7 @@ struct Args {
     /// Name of the measured build in reports
     #[arg(long, default_value = "this tree")]
     name: String,
-    /// Name of the build that it is compared with
+    /// Name of the other build, of --against, in reports
     #[arg(long, default_value = "the other object")]
     against_name: String,
     /// Also write the results to this file, as JSON

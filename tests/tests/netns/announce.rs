@@ -348,8 +348,8 @@ impl Drop for StopOnDrop<'_> {
 /// Between two new connections: 500 of them in a second, unless the machine is too slow.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A connection that is open while its packets change the node ends: the other node has no flow for it. The client has one
-/// connection at a time, and its packets change the node twice.
+/// A connection that is open while its packets change the node ends: the other node has no flow for it. The client has
+/// one connection at a time, and its packets change the node twice.
 #[test]
 fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
     let (mut segment, _) = three();
@@ -373,7 +373,7 @@ fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
         let took = start.elapsed();
         assert!(ended.join().unwrap().success());
         thread::sleep(Duration::from_secs(2));
-        // It comes back, and takes its address again.
+        // The agent of the owner starts again, and takes the address back.
         let members = segment.members();
         let settings = segment.settings(owner, &members.iter().map(String::as_str).collect::<Vec<_>>());
         segment.agents[owner - 1] = Some(Agent::start(&segment.nodes[owner - 1], settings).unwrap());

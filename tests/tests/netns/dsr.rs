@@ -74,7 +74,7 @@ impl Nodes {
         Self::new(&arguments, &arguments, xdp)
     }
 
-    /// Like [`Lan::apply`], also for the third node.
+    /// Like [`Lan::apply`]; also waits for the agent of the third node.
     fn serve(&self, services: &[Service]) {
         self.apply(services);
         for service in services {

@@ -202,7 +202,7 @@ impl State {
         with_data.chain(wrong.iter().copied()).collect()
     }
 
-    /// What a segment outside the window may do with the entries besides keeping them alive.
+    /// What a segment outside the window may do with the entries, apart from keeping them alive.
     const fn exceptions(self, sender: Sender, flags: u8) -> &'static [&'static str] {
         use Sender::{Backend, Client};
         match (self, sender, flags & !URG) {
@@ -215,7 +215,7 @@ impl State {
             // The first segments of the backend begin its numbers.
             (Self::SynSent, Backend, SYN | SYN_ACK | ACK | FIN_ACK) => &["accepted"],
             (Self::SynReceived, Backend, SYN | SYN_ACK) => &["numbers"],
-            // The backend accepts a connection from the port of one that both ends have forgotten.
+            // The backend accepts a new connection from the same port: both ends have lost the old one.
             (Self::Established | Self::ClosedByClient | Self::ClosedByBackend, Backend, SYN_ACK) => {
                 &["accepted"]
             }

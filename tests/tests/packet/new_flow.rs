@@ -174,8 +174,8 @@ fn unknown_scheduler_falls_back_to_a_random_backend() {
 }
 
 /// Connections of the node, and those that netfilter masquerades, may use a node port's number as source port: replies
-/// to them must pass. A SYN-ACK of no tracked flow answers a connection that bypassed the programs: it also passes at a
-/// load balancer's own address.
+/// to them must pass. A SYN-ACK of no tracked flow answers a connection that bypassed the programs: it passes at every
+/// address of a Service, also at one that is not an address of the node.
 #[test]
 fn replies_to_untracked_connections_pass_untouched() {
     each("answers to others", |bed, family| {

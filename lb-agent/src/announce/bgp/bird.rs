@@ -18,7 +18,7 @@ use tracing::info;
 
 /// Timeout of a conversation with BIRD: much shorter than the lifetime of routes, because heartbeats wait for it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Updates between two attempts to reach BIRD.
+/// Updates after a failed attempt during which the same text is not tried again.
 const RETRY: u32 = 5;
 
 /// BIRD's files.
@@ -111,7 +111,7 @@ impl Bird {
             write(&new, &file, text).map_err(cannot_write)?;
             let is_accepted = match ask(&self.socket, &check(&new)).await {
                 Ok(_) => true,
-                // BIRD may have refused the old file, so it starts with the new one.
+                // BIRD has not accepted the old file, so it shall start with the new one.
                 Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
                 Err(Refusal::Unreachable(error)) => {
                     return Err(format!(
@@ -206,7 +206,8 @@ async fn ask(socket: &Path, command: &str) -> Result<String, Refusal> {
     if code.starts_with(['8', '9']) { Err(Refusal::Invalid(text)) } else { Ok(text) }
 }
 
-/// The code and the text of the last line of an answer. A hyphen or a space at the beginning continues it.
+/// The code and the text of the last line of an answer. Lines with a hyphen after the code, or with a space in place of
+/// the code, are not the last one.
 async fn answer(stream: &mut BufReader<UnixStream>) -> io::Result<(String, String)> {
     loop {
         let mut line = String::new();

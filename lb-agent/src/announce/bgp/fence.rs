@@ -1,5 +1,5 @@
-//! The fence: a small process that removes the announced routes if the agent hangs or dies. Routes outlive the agent that
-//! wrote them, and BGP daemons go on announcing them.
+//! The fence: a small process that removes the announced routes if the agent hangs or dies. Routes outlive the agent
+//! that wrote them, and BGP daemons go on announcing them.
 //!
 //! The agent sends it a heartbeat each second, through a socket whose name has the network namespace and the table.
 
@@ -46,17 +46,18 @@ impl Heart {
     }
 }
 
-/// Watches over the routes of a table until a signal ends the process: `lifetime` after the last heartbeat it removes them.
+/// Watches over the routes of a table until a signal ends the process: `lifetime` after the last heartbeat it removes
+/// them.
 ///
 /// # Errors
 /// Another fence runs, the socket cannot be bound, or heartbeats cannot be received.
 pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
     let mut socket = Socket::bind(table)?;
     let routes = AnnouncedRoutes::new(table);
-    // Also an agent that has died before gets the whole time.
+    // The fence does not know when the agent was last alive, so the whole lifetime begins now.
     let mut deadline = Instant::now() + lifetime;
     let mut is_down = false;
-    eprintln!("fence: watching over table {table}, {} s", lifetime.as_secs());
+    eprintln!("fence: removes the routes in table {table} {} s after the last heartbeat", lifetime.as_secs());
     loop {
         if !socket.is_reachable() {
             warn!(table, "the socket of the fence has been removed: binding it again");

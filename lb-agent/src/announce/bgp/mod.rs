@@ -1,4 +1,5 @@
-//! The task that announces load balancers' addresses by BGP: it keeps routes for a BGP daemon, and the configuration of BIRD.
+//! The task that announces load balancers' addresses by BGP: it keeps routes for a BGP daemon, and the configuration of
+//! BIRD.
 //!
 //! ```text
 //! folder ──Advertised──▶ task ──routes────────▶ kernel table ──▶ BIRD, FRR ──▶ routers
@@ -76,7 +77,7 @@ pub struct Sources {
     pub node: watch::Receiver<NodeInfo>,
 }
 
-/// The task.
+/// The task that keeps the routes, and the configuration of BIRD, up to date.
 #[derive(Debug)]
 pub struct RouteAnnouncer {
     node: Arc<str>,
@@ -97,8 +98,8 @@ pub struct RouteAnnouncer {
     conditions: Vec<String>,
 }
 
-/// Ends the announcements of an agent that a signal stops. If a fence runs, it removes the routes after their lifetime, unless
-/// an agent has started by then: a restart withdraws nothing. Without a fence the routes go at once.
+/// Ends the announcements of an agent that a signal stops. If a fence runs, it removes the routes after their lifetime,
+/// unless an agent has started by then: a restart withdraws nothing. Without a fence the routes go at once.
 ///
 /// # Errors
 /// The kernel refuses to list or to remove a route.
@@ -162,7 +163,7 @@ impl RouteAnnouncer {
             self.update().await;
             let Sources { advertised, holders, synchronised, complete, node } = &mut self.sources;
             tokio::select! {
-                // These two fail where there is no such source, and then never change.
+                // These two fail if their senders are closed, as without an API server; then they never change.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = node.changed() => {}
                 changed = holders.changed() => changed?,
@@ -174,8 +175,8 @@ impl RouteAnnouncer {
         }
     }
 
-    /// Brings routes and configuration up to date. The heartbeat comes first, so that the fence lets new routes be. An agent
-    /// that does not follow its Services sends none, and adds no routes: the fence may have removed them.
+    /// Brings routes and configuration up to date. The heartbeat comes first, so that the fence lets new routes be. An
+    /// agent that does not follow its Services sends none, and adds no routes: the fence may have removed them.
     async fn update(&mut self) {
         let mut conditions = Vec::new();
         let is_healthy = self.state.health().healthy;

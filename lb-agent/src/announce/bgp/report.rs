@@ -10,13 +10,13 @@ pub struct BgpReport {
     pub table: u32,
     /// Whether a fence runs.
     pub fence: bool,
-    /// The routes in the table.
+    /// The routes that the agent wants in the table. (`status` lists those that the kernel refuses.)
     pub routes: Vec<RouteReport>,
     /// The configuration of BIRD, without passwords.
     pub bird_config: String,
 }
 
-/// A route of the table.
+/// A route that the agent wants in the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteReport {
     /// The destination.

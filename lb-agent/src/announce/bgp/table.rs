@@ -82,8 +82,8 @@ fn network((ip, length): Range) -> Option<IpNet> {
     IpNet::new(ip, length).ok()
 }
 
-/// Removes the routes of the earlier agent of the same data plane if they are in another table than `table`. `record` is the
-/// file that has the number of its table.
+/// Removes the routes of the earlier agent of the same data plane if they are in another table than `table`. `record`
+/// is the file that has the number of its table.
 ///
 /// # Errors
 /// The kernel refuses to list or to remove a route.

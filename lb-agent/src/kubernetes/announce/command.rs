@@ -1,5 +1,5 @@
-//! `lb-agent announce voters`: reads the voters on announcements from the API server, and replaces them if they have lost
-//! their majority.
+//! `lb-agent announce voters`: reads the voters on announcements from the API server, and replaces them if they have
+//! lost their majority.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ impl VotersObject {
         Ok(Self { config_maps, version: object.metadata.resource_version, voters, nodes })
     }
 
-    /// Removes all voters, so that the agents begin with one of the nodes that are left.
+    /// Removes all voters. An agent of a Node that exists then writes itself as the first new voter.
     ///
     /// # Errors
     ///

@@ -102,7 +102,7 @@ struct Follower {
     is_vacant: bool,
     /// That the voters have lost their majority, if they have.
     lost: Option<String>,
-    /// When a write that has failed is tried again, and why it has failed.
+    /// The time before which the task writes nothing, and why the last write has failed, if it has.
     again: Option<(Instant, Option<String>)>,
 }
 

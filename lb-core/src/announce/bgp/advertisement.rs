@@ -28,7 +28,7 @@ pub struct BgpAdvertisement {
     pub(super) peers: BTreeSet<String>,
 }
 
-/// A set of routes: those of this length within the network. A shorter length is that of the one route around the network.
+/// A set of routes: those with the prefix length `length` within `network`, whose own prefix is not longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RouteSet {
     pub(super) network: IpNet,

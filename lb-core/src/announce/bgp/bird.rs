@@ -1,7 +1,8 @@
 //! The configuration of BIRD 2.
 //!
-//! Communities and local preference are set where routes leave towards a peer. Only advertisements, peers and pools change
-//! the text, and equal objects give equal text, so that BIRD is never configured for the change of a Service.
+//! Communities and local preference are set where routes leave towards a peer. Only the options of the agent, the
+//! labels of the node and MetalLB's objects determine the text, and equal objects give equal text, so that BIRD is
+//! never reconfigured for the change of a Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,9 +44,11 @@ pub struct Configuration {
     sessions: BTreeMap<ObjectName, String>,
     /// The peers with errors, or to which an advertisement with an error applies: their sessions stay as they are.
     pub held_back: BTreeSet<ObjectName>,
-    /// Objects that refer to missing objects or contradict others; and advertisements whose routes to a pool are refused.
+    /// Objects that refer to missing objects or contradict others; and advertisements whose routes to a pool are
+    /// refused.
     pub errors: Vec<ConvertError>,
-    /// References without effect.
+    /// Fields without the effect that they ask for: references to missing objects, and a local preference that another
+    /// advertisement overrides.
     pub warnings: Vec<ConvertError>,
 }
 
@@ -65,9 +68,9 @@ pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Co
 }
 
 impl Configuration {
-    /// The text of the file. It may have passwords. Sessions that are held back are those of `last`, the text in use; one
-    /// that is new appears without the objects that have errors. Unless every object has been read (`is_complete`), all
-    /// sessions of `last` are held back, because an unread object may be the one that they come from.
+    /// The text of the file. It may have passwords. Sessions that are held back are those of `last`, the text in use;
+    /// one that is new appears without the objects that have errors. Unless every object has been read (`is_complete`),
+    /// all sessions of `last` are held back, because an unread object may be the one that they come from.
     pub fn text(&self, last: &str, is_complete: bool) -> String {
         let known = sessions_of(last);
         let mut sessions: BTreeMap<String, &str> =
@@ -232,7 +235,7 @@ impl<'a> Builder<'a> {
         profile.copied().map(Some).ok_or("there is no such BFDProfile in the namespace of the peer")
     }
 
-    /// Finds names of peers and pools that nothing has.
+    /// Warns of names of peers and pools that no object has.
     fn check_references(&mut self) {
         let peers: BTreeSet<&str> = self.advertised.bgp.peers.keys().map(|name| &*name.name).collect();
         let pools: BTreeSet<&str> = self.advertised.pools.iter().map(|pool| &*pool.name).collect();
@@ -251,7 +254,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Whether both announce a route to a peer, with different preferences.
+/// Whether both announce the same route to the same peer, with different preferences.
 fn contradict(one: &Resolved<'_>, other: &Resolved<'_>) -> bool {
     let share_peer = one.advertisement.peers.is_empty()
         || other.advertisement.peers.is_empty()

@@ -1,18 +1,18 @@
-//! Announcing by BGP. The agent speaks no BGP: it offers routes to a BGP daemon on the node, and writes the configuration of
-//! one (BIRD) from MetalLB's objects.
+//! Announcing by BGP. The agent speaks no BGP: it offers routes to a BGP daemon on the node, and writes the
+//! configuration of one (BIRD) from MetalLB's objects.
 //!
 //! ```text
 //! advertisement  BGPAdvertisement: which pools are announced, as which routes, with which attributes
 //! community      values of communities, and their names
-//! objects        all of them
+//! objects        the valid objects of these kinds
 //! peer           BGPPeer and BFDProfile: to whom
 //! routes         the routes that this node offers
 //! bird           the configuration of BIRD
-//! token          texts of objects within it
+//! token          names and texts of objects in that configuration
 //! ```
 //!
-//! A route means that the node serves the addresses now. Its attributes are a matter of the configuration, which changes with
-//! the objects only, so that no Service changes it.
+//! A route means that the node serves the addresses now. The attributes of routes are in the configuration of BIRD,
+//! which changes only with MetalLB's objects, never with a Service.
 
 mod advertisement;
 mod bird;

@@ -35,8 +35,9 @@ pub struct Peer {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     pub(super) source: Option<IpAddr>,
-    /// Seconds; 0 for sessions that never expire.
+    /// The hold time in seconds; 0 for sessions that never expire.
     pub(super) hold: u64,
+    /// Seconds between two keepalive messages.
     pub(super) keepalive: u64,
     /// Seconds between two attempts to connect.
     pub(super) connect: u64,
@@ -63,9 +64,9 @@ pub(super) enum RemoteAsn {
 /// How the failure of a router is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BfdProfile {
-    /// Milliseconds.
+    /// The shortest interval at which this end accepts packets, in milliseconds.
     pub(super) receive: u32,
-    /// Milliseconds.
+    /// The shortest interval at which this end sends packets, in milliseconds.
     pub(super) transmit: u32,
     pub(super) multiplier: u32,
     pub(super) passive: bool,

@@ -20,8 +20,8 @@ pub struct Offer {
     pub advertisements: BTreeSet<ObjectName>,
 }
 
-/// The routes that the node `this`, which has these labels, offers: to addresses of Services that have an endpoint, under
-/// `externalTrafficPolicy: Local` one on this node, and that the kernel of the node serves.
+/// The routes that the node `this`, which has these labels, offers: to addresses of Services that have an endpoint,
+/// under `externalTrafficPolicy: Local` one on this node, and that the kernel of the node serves.
 pub fn routes(
     advertised: &Advertised,
     holders: &BTreeMap<ObjectName, Holder>,

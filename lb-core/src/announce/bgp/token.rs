@@ -1,5 +1,5 @@
-//! The parts of BIRD's configuration that come from names and texts of objects. BIRD has no escapes, so a text that could
-//! end its token has no form here.
+//! The parts of BIRD's configuration that come from names and texts of objects. BIRD has no escapes, so these types
+//! hold no character that could end their token.
 
 use std::fmt;
 
@@ -23,8 +23,8 @@ impl fmt::Display for Quoted {
     }
 }
 
-/// The name of an object within a comment or a symbol. Names that were read have only the characters that stay; any other
-/// becomes a hyphen.
+/// The name of an object within a comment or a symbol. Any character but letters, digits and dots is written as a
+/// hyphen, which changes no valid name.
 pub(super) struct Word<'a>(pub(super) &'a str);
 
 impl fmt::Display for Word<'_> {

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 pub(super) const VIP: &str = "203.0.113.1";
 pub(super) const VIP6: &str = "2001:db8:100::1";
-/// Time limit of a session, or of a change of routes.
+/// Time limit until a session is established, or a change of routes has arrived.
 pub(super) const SOON: Duration = Duration::from_secs(15);
 /// Time after which a fence removes the routes of an agent without heartbeats.
 pub(super) fn lifetime() -> Duration {
@@ -66,7 +66,7 @@ metadata: {name: fast, namespace: metallb-system}
 spec: {receiveInterval: 100, transmitInterval: 100, detectMultiplier: 3}
 ";
 
-/// The same, with BFD for all sessions.
+/// [`OBJECTS`], with BFD for all sessions.
 fn objects_with_bfd() -> String {
     OBJECTS.replace("peerPort: 1790", "peerPort: 1790, bfdProfile: fast") + FAST
 }
@@ -128,7 +128,7 @@ impl Bed {
         Self::prepare(count, table, false).with_router_and_agents()
     }
 
-    /// The same, with BFD for all sessions: on a busy machine BFD ends them although all nodes are alive.
+    /// Like [`Self::new`], with BFD for all sessions. On a busy machine BFD ends sessions although all nodes are alive.
     pub(super) fn with_bfd(count: usize, table: u32) -> Self {
         Self::prepare(count, table, true).with_router_and_agents()
     }
@@ -169,7 +169,7 @@ impl Bed {
         let daemon = self.bird(&self.router, "router");
         self.daemons.push(daemon);
         for number in 1..=self.nodes.len() {
-            // It is there before the agent, which otherwise reports that none runs.
+            // The fence starts before the agent, which otherwise reports that no fence runs.
             let fence = self.fence(number);
             self.daemons.push(fence);
             self.folders[number - 1].write("bgp", &objects).unwrap();
@@ -292,7 +292,7 @@ impl Bed {
         hops.filter_map(|gateway| self.number_of(&gateway)).collect()
     }
 
-    /// The node with this address, or with the link-local one that the session of this router names.
+    /// The node with this address, which may be the link-local one: BGP also sends that as the next hop of IPv6 routes.
     fn number_of(&self, gateway: &str) -> Option<usize> {
         (1..=self.nodes.len()).find(|number| {
             [format!("10.9.0.{number}"), format!("fd00:9::{number:x}"), format!("fe80::{number:x}")]
@@ -352,7 +352,7 @@ impl Bed {
         self.agents[number - 1] = Some(agent);
     }
 
-    /// Prints each change of the routes of a node.
+    /// Starts `ip monitor route` on a node; returns once it listens.
     pub(super) fn monitor(&self, number: usize) -> Monitor {
         let file = self.path(&format!("monitor-{number}"));
         let log = fs::File::create(&file).unwrap();
@@ -369,7 +369,7 @@ impl Bed {
         monitor
     }
 
-    /// How many packets the router has forwarded.
+    /// How many packets of the family of `vip` the router has forwarded.
     pub(super) fn forwarded(&self, vip: &str) -> u64 {
         let (file, counter) = if vip.contains(':') {
             ("/proc/net/snmp6", "Ip6OutForwDatagrams")
@@ -472,7 +472,8 @@ fn router_config(nodes: usize, bfd: bool) -> String {
     text
 }
 
-/// The configuration of FRR on a node: communities are set towards the router, not where routes are taken over.
+/// The configuration of FRR on a node. It sets communities where routes leave towards the router, not where FRR takes
+/// them from the table.
 fn frr_config(table: u32) -> String {
     format!(
         "router bgp 64500\n bgp router-id 10.9.0.1\n no bgp ebgp-requires-policy\n neighbor 10.9.0.254 remote-as 64501\n \

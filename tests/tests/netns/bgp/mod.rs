@@ -1,4 +1,5 @@
-//! Announcements by BGP, with BIRD and FRR: agents keep routes and BIRD's configuration, and a router learns from the daemons.
+//! Announcements by BGP, with BIRD and FRR: agents keep routes and BIRD's configuration, and a router learns from the
+//! daemons.
 
 mod bed;
 
@@ -255,7 +256,7 @@ fn routes_of_other_software_and_of_other_tables_stay() {
         problems.iter().any(|it| it.contains("203.0.113.1/32") && it.contains("other software")).then_some(())
     };
     assert!(wait_for(SOON, named).is_some(), "{:?}", bed.problems(1));
-    // It delays no other change.
+    // The refused route delays no other change.
     bed.serve(1, "Local", 2);
     let left = || (bed.table(1).lines().count() == 1).then_some(());
     assert!(wait_for(SOON, left).is_some(), "{}", bed.table(1));

@@ -1,4 +1,4 @@
-//! What dig, glibc and musl make of the answers.
+//! What dig and musl make of the answers.
 
 use lb_tests::resolver::build_for_musl;
 

@@ -37,7 +37,7 @@ metadata: {name: alias}
 spec: {type: ExternalName, externalName: web.default.svc.cluster.local}
 ";
 
-/// A cluster whose node asks the agent.
+/// A cluster with a node whose resolver sends its queries to the agent.
 struct Names {
     bed: Bed,
     resolver: Resolver,
@@ -106,7 +106,8 @@ fn names_return_after_the_agent_was_killed() {
     assert_eq!(names.addresses("ahostsv4", "web"), ["10.96.0.10"]);
 }
 
-/// The agent starts while something holds its address for DNS; names come once the address is free.
+/// Asserts that the agent starts and serves packets while another socket holds its address for DNS, and that it answers
+/// queries once the address is free.
 fn assert_waits_for_its_address<T>(holder: impl FnOnce(&Bed) -> T, transport: &str) {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.agent = None;
