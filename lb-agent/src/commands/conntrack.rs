@@ -26,7 +26,7 @@ pub(super) struct FlowView {
     /// The virtual address and port; for a connection of the node itself, its destination, like `backend`.
     vip: SocketAddr,
     backend: SocketAddr,
-    /// The source that the backend sees, if a second flow masquerades the connection.
+    /// The source that the backend sees, if the connection is masqueraded.
     #[serde(skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     phase: &'static str,

@@ -52,8 +52,8 @@ pub struct Connection {
     pub forward: Flow,
     /// The reverse entry. A flow in a tunnel has none; if another flow lacks it, a GC pass restores it.
     pub reply: Option<Flow>,
-    /// The tuple with which packets of a masqueraded connection leave the node, if a second flow masquerades them. A
-    /// routed flow has no second flow: if it is masqueraded, its forward entry also replaces the source.
+    /// The tuple with which packets of a masqueraded connection leave the node; `None` if they keep the client's
+    /// address.
     pub masqueraded: Option<Tuple>,
 }
 
@@ -165,8 +165,10 @@ impl Conntrack {
                 from: *from,
                 forward: *forward,
                 reply: of_flow(forward, &forward.to.reversed()).copied(),
+                // A routed flow has no second flow: its forward entry replaces both addresses.
                 masqueraded: of_flow(forward, &forward.to)
                     .filter(|flow| is_masquerade(flow))
+                    .or_else(|| masquerade_source(from, forward).map(|_| forward))
                     .map(|flow| flow.to),
             })
             .collect();

@@ -188,6 +188,23 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     }
 }
 
+/// A routed flow has no second flow: its forward entry also replaces the source.
+#[test]
+fn masquerading_of_a_routed_flow_is_listed() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let [(key, forward), _] = flow(protocol::UDP, 1, ago(1));
+    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), source_port: 10_017, ..forward.to };
+    let routed =
+        |key: &Tuple, to: &Tuple, flags| (*key, Flow::new(key, to, 7, flow_flags::ROUTED | flags, ago(1)));
+    insert(
+        &conntrack,
+        &[routed(&key, &outside, 0), routed(&outside.reversed(), &key.reversed(), flow_flags::REPLY)],
+    );
+    let listed = conntrack.list().unwrap();
+    assert_eq!((listed.len(), listed[0].masqueraded), (1, Some(outside)));
+}
+
 #[test]
 fn purge_deletes_matching_flows_and_flush_deletes_all() {
     let sandbox = Sandbox::new();
