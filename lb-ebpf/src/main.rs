@@ -92,7 +92,7 @@ mod programs {
             stats::count(Outcome::OtherHost);
             return TC_ACT_UNSPEC;
         }
-        let outcome = process(&mut skb, hook);
+        let Some(outcome) = process(&mut skb, hook) else { return TC_ACT_UNSPEC };
         let outcome = send(&mut skb, outcome);
         stats::count(outcome);
         match outcome.verdict() {
@@ -135,7 +135,7 @@ mod programs {
     #[inline(always)]
     fn run_xdp(ctx: XdpContext) -> u32 {
         let mut xdp = Xdp::new(ctx);
-        let outcome = xdp::process(&mut xdp);
+        let Some(outcome) = xdp::process(&mut xdp) else { return xdp.send() };
         match outcome.verdict() {
             // tc handles and counts the packet.
             Verdict::Pass | Verdict::Bounce | Verdict::Hold => xdp_action::XDP_PASS,

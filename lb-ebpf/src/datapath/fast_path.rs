@@ -4,7 +4,7 @@
 //! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
 //! the same rules.
 
-use lb_common::{Outcome, conntrack::Tuple};
+use lb_common::{Outcome, Verdict, conntrack::Tuple};
 use lb_ebpf::parse::{Layer, Packet, TupleRule, is_plain_and, parse_plain};
 
 use super::{
@@ -12,11 +12,12 @@ use super::{
     filter::Filter,
     flow::{
         of_node,
-        table::{self, Found},
+        table::{self, Found, Table},
     },
     forward::{self, Forwarded, decapsulate},
     maps, service, settings,
     skb::Skb,
+    stats,
 };
 
 /// The result of the fast path.
@@ -27,6 +28,10 @@ use super::{
 pub(super) enum FastPath {
     /// The fast path has decided about the packet, and rewritten it if necessary: the caller must not process it again.
     Done(Outcome),
+    /// The fast path has translated and counted the packet, which goes on to the stack. (In the XDP program: leaves
+    /// through its exit.) Counting it after the return from the fast path would cost several nanoseconds: the CPU waits
+    /// for the memory of the counter there, and has nothing else to do.
+    Counted,
     /// The headers are unusual or truncated, or there is no Ethernet header: the slow path has to parse the packet.
     NotPlain,
     /// The fast path has parsed and stored the packet; no flow has its tuple.
@@ -45,8 +50,10 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     if skb.layer != Layer::Ethernet {
         return FastPath::NotPlain;
     }
+    // The CPU loads the address of the table while it parses the packet.
+    let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
-    let known = match table::find(&plain.tuple) {
+    let known = match table::find(table, &plain.tuple) {
         Found::Flow(flow) => Some(flow),
         // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
         // twice.
@@ -57,7 +64,7 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     };
     match known {
         Some(flow) if plain.continues_flow() => match forward::packet(skb, &plain, flow, hook) {
-            Forwarded::Done(outcome) => FastPath::Done(outcome),
+            Forwarded::Done(outcome) => counted(outcome),
             Forwarded::NeedsRoute => stored(&plain, FastPath::HasFlow),
         },
         None if hook == Hook::Egress && !of_node::begins(skb, &plain) => FastPath::Done(Outcome::NoService),
@@ -102,6 +109,16 @@ impl TupleRule for NotAtIngress {
             && !self.0.may_be_in_service_range(&tuple.destination)
             && !decapsulate::may_be_gue(tuple)
     }
+}
+
+/// Counts a packet that only has to go on to the stack.
+#[inline(always)]
+fn counted(outcome: Outcome) -> FastPath {
+    if !matches!(outcome.verdict(), Verdict::Pass) {
+        return FastPath::Done(outcome);
+    }
+    stats::count(outcome);
+    FastPath::Counted
 }
 
 /// Stores the packet for the slow path.

@@ -48,13 +48,20 @@ use lb_ebpf::parse::Packet;
 pub(crate) use self::{context::Hook, skb::Skb};
 use self::{fast_path::FastPath, flow::conntrack, forward::decapsulate};
 
-/// Decides about a packet and rewrites it accordingly.
+/// Decides about a packet and rewrites it accordingly. `None` is the outcome of a packet that is counted already and
+/// goes on to the stack.
 #[inline(always)]
-pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Outcome {
-    let known = fast_path::process(skb, hook);
-    if let FastPath::Done(outcome) = known {
-        return outcome;
+pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Option<Outcome> {
+    match fast_path::process(skb, hook) {
+        FastPath::Counted => None,
+        FastPath::Done(outcome) => Some(outcome),
+        known => Some(process_slow(skb, hook, known)),
     }
+}
+
+/// Decides about a packet that the fast path has left over.
+#[inline(always)]
+fn process_slow(skb: &mut Skb, hook: Hook, known: FastPath) -> Outcome {
     let packet = match maps::packet() {
         Ok(packet) => packet,
         Err(outcome) => return outcome,
@@ -82,8 +89,8 @@ fn process_outside_tunnel(
     known: FastPath,
 ) -> Result<Outcome, Outcome> {
     let known = match known {
-        FastPath::Done(outcome) => return Ok(outcome),
-        FastPath::NoFlow => None,
+        // (`process` has handled the first two.)
+        FastPath::Done(_) | FastPath::Counted | FastPath::NoFlow => None,
         FastPath::HasFlow => conntrack::lookup(&packet.tuple),
         FastPath::NotPlain => match slow_path::parse(skb, packet, hook)? {
             Some(outcome) => return Ok(outcome),

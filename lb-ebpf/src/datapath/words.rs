@@ -20,6 +20,27 @@ pub(super) unsafe fn copy<T: Pod>(from: &T, to: *mut T) {
     }
 }
 
+/// Whether two values, given as words, are equal: one branch instead of one for each word, for the verifier and the CPU.
+/// (In assembly, because LLVM would make a comparison for each word of it.)
+#[inline(always)]
+pub(super) fn are_equal<const WORDS: usize>(left: [u32; WORDS], right: [u32; WORDS]) -> bool {
+    let mut difference = 0u64;
+    for (left, right) in left.into_iter().zip(right) {
+        // SAFETY: only registers change.
+        unsafe {
+            asm!(
+                "{left} ^= {right}",
+                "{difference} |= {left}",
+                left = inout(reg) u64::from(left) => _,
+                right = in(reg) u64::from(right),
+                difference = inout(reg) difference,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+    }
+    difference == 0
+}
+
 /// Adds to a word and returns its previous value.
 ///
 /// # Safety

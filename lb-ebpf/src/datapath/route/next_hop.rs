@@ -10,7 +10,7 @@ use lb_common::{
 };
 
 use super::{ANY_LENGTH, Found, found, lookup};
-use crate::datapath::{context::HookContext, device, settings};
+use crate::datapath::{context::HookContext, device, settings, words};
 
 /// Next hops by [`NextHopKey::slot`]; a new one replaces an older one with the same slot.
 ///
@@ -28,7 +28,8 @@ pub(crate) fn find(
 ) -> Option<&'static mut NextHop> {
     let key = NextHopKey::new(to, context.device);
     let cached = cached(&key)?;
-    if !cached.answers(&key, || RouteInputs::new(from, to, context.mark), now) {
+    let is_same = words::are_equal::<6>(bytemuck::must_cast(cached.key), bytemuck::must_cast(key));
+    if !(is_same && cached.is_valid(|| RouteInputs::new(from, to, context.mark), now)) {
         renew(context, from, to, cached, now);
     }
     (cached.hop.flags & next_hop_flags::KNOWN != 0).then_some(&mut cached.hop)

@@ -4,7 +4,7 @@
 //! once.
 
 use lb_common::{
-    Outcome,
+    Outcome, Verdict,
     conntrack::{Flow, NextHop, Tick, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
@@ -29,39 +29,40 @@ use super::{
     flow::{
         conntrack, create,
         new::{self, Begin, FlowCreation},
-        table::{self, Found},
+        table::{self, Found, Table},
     },
     link, maps,
     route::next_hop,
-    service,
+    service, stats,
 };
 
 /// Decides about a frame and rewrites it. Only outcomes that drop or route it count here: tc decides about all
-/// others.
+/// others. `None` is the outcome of a frame that is counted already and leaves through its exit.
 #[inline(always)]
-pub(crate) fn process(xdp: &mut Xdp) -> Outcome {
-    either(decide(xdp))
-}
-
-#[inline(always)]
-fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
+pub(crate) fn process(xdp: &mut Xdp) -> Option<Outcome> {
     // (LLVM would compile a closure here as a subprogram.)
     if let Some(filter) = Filter::get()
         && is_plain_and(xdp, NoFlow(filter))
     {
-        return Ok(Outcome::OtherHook);
+        return Some(Outcome::OtherHook);
     }
-    let known = fast_path(xdp);
-    if let FastPath::Done(outcome) = known {
-        return Ok(outcome);
+    match fast_path(xdp) {
+        FastPath::Counted => None,
+        FastPath::Done(outcome) => Some(outcome),
+        known => Some(either(decide(xdp, known))),
     }
+}
+
+/// Decides about a frame that the fast path has left over.
+#[inline(always)]
+fn decide(xdp: &mut Xdp, known: FastPath) -> Result<Outcome, Outcome> {
     if !link::is_for_node(xdp, xdp.context().device) {
         return Ok(Outcome::OtherHook);
     }
     let packet = maps::packet()?;
     let known = match known {
-        FastPath::Done(outcome) => return Ok(outcome),
-        FastPath::NoFlow => None,
+        // (`process` has handled the first two.)
+        FastPath::Done(_) | FastPath::Counted | FastPath::NoFlow => None,
         FastPath::HasFlow => conntrack::lookup(&packet.tuple),
         FastPath::NotPlain => {
             parse_routable(xdp, packet)?;
@@ -76,8 +77,9 @@ fn decide(xdp: &mut Xdp) -> Result<Outcome, Outcome> {
 /// stores them; it stores any other plain packet for the slow path.
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp) -> FastPath {
+    let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
-    let known = match table::find(&plain.tuple) {
+    let known = match table::find(table, &plain.tuple) {
         Found::Flow(flow) => Some(flow),
         // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
         // twice.
@@ -88,14 +90,24 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     };
     match known {
         Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {
-            FastPath::Done(either(forward(xdp, &plain, flow, Outcome::Routed)))
+            counted(either(forward(xdp, &plain, flow, Outcome::Routed)))
         }
         None if !service::exists(&plain.tuple) => FastPath::Done(Outcome::OtherHook),
         known => stored(&plain, if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }),
     }
 }
 
-/// Decides about a packet that the fast path has left over.
+/// Counts a frame that only has to leave.
+#[inline(always)]
+fn counted(outcome: Outcome) -> FastPath {
+    if !matches!(outcome.verdict(), Verdict::Route) {
+        return FastPath::Done(outcome);
+    }
+    stats::count(outcome);
+    FastPath::Counted
+}
+
+/// Decides about a packet that has no flow yet, or may begin or end one.
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();

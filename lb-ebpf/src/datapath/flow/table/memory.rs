@@ -18,11 +18,11 @@ static FLOW_SLOTS: Global<u32> = Global::new(capacity::FLOWS as u32);
 
 /// The pointer to the header of the table, looked up once.
 #[derive(Clone, Copy)]
-pub(super) struct Table(*mut Header);
+pub(crate) struct Table(*mut Header);
 
 /// A slot: its index, and its element of `FLOWS`.
 #[derive(Clone, Copy)]
-pub(super) struct Element {
+pub(crate) struct Element {
     pub(super) index: u32,
     slot: *mut Slot,
 }
@@ -30,7 +30,7 @@ pub(super) struct Element {
 impl Table {
     /// The table. (An array always has its element; the verifier relies on that since Linux 6.14.)
     #[inline(always)]
-    pub(super) fn get() -> Option<Self> {
+    pub(crate) fn get() -> Option<Self> {
         FLOW_TABLE.get_ptr_mut(0).map(Self)
     }
 
@@ -98,6 +98,13 @@ impl Memory for Table {
     #[inline(always)]
     fn acquire(&self, slot: Element, control: Control) -> Element {
         let Element { index, mut slot } = slot;
+        if cfg!(bpf_target_arch = "x86_64") {
+            // This CPU loads in order. An address that depends on `control` would only keep it from loading both cache
+            // lines of a slot at once.
+            // SAFETY: the pointer stays the same. The compiler moves no load across the block.
+            unsafe { asm!("{0} += 0", inout(reg) slot, options(nostack)) };
+            return Element { index, slot };
+        }
         let mut index = u64::from(index);
         // SAFETY: only registers change, and pointer and index remain the same: 0 is added to them. The CPU can compute
         // that 0 only once `control` is loaded, so it loads afterwards through the pointer, and through any pointer
@@ -139,23 +146,7 @@ impl Memory for Table {
     fn has_key(&self, slot: Element, key: &Tuple) -> bool {
         // SAFETY: see above. A key may be written meanwhile, words at a time; then the caller finds another control
         // word afterwards, or ends up with a packet of another flow as described at `Element::flow`.
-        let (left, right) = (words_of(unsafe { &(*slot.slot).key }), words_of(key));
-        // One branch instead of ten, for the verifier and the CPU. (In assembly, because LLVM would make ten of it.)
-        let mut difference = 0u64;
-        for (left, right) in left.into_iter().zip(right) {
-            // SAFETY: only registers change.
-            unsafe {
-                asm!(
-                    "{left} ^= {right}",
-                    "{difference} |= {left}",
-                    left = inout(reg) u64::from(left) => _,
-                    right = in(reg) u64::from(right),
-                    difference = inout(reg) difference,
-                    options(pure, nomem, nostack, preserves_flags),
-                );
-            }
-        }
-        difference == 0
+        words::are_equal(words_of(unsafe { &(*slot.slot).key }), words_of(key))
     }
 
     #[inline(always)]

@@ -15,15 +15,12 @@ use lb_common::{
     flow_table::{self, Control, Entry, Insert, Memory as _, Replace, Slot},
 };
 
-use self::{
-    evict::Eviction,
-    memory::{Element, Table},
-    place::IN_OVERFLOW,
-};
+use self::{evict::Eviction, memory::Element, place::IN_OVERFLOW};
 use crate::datapath::{filter, maps::FLOWS};
 
 pub(super) use self::evict::{end_first_flow, end_other, remove_other};
 pub(crate) use self::{
+    memory::Table,
     overflow::has as is_in_overflow,
     place::{Inserted, Place},
 };
@@ -46,8 +43,7 @@ pub(crate) enum Found {
 /// Finds the entry with this key without a call: a call would take a tenth of the time of an established packet. Only
 /// the fast paths inline this function, because the verifier checks each copy; all others use [`lookup`] or [`locate`].
 #[inline(always)]
-pub(crate) fn find(key: &Tuple) -> Found {
-    let Some(table) = Table::get() else { return Found::Absent };
+pub(crate) fn find(table: Table, key: &Tuple) -> Found {
     match flow_table::find(&table, &table.places(key), key) {
         Some(entry) => Found::Flow(entry.slot.flow()),
         None if table.has_overflow() => Found::MayBeInOverflow,
