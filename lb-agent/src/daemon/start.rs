@@ -468,11 +468,13 @@ fn spawn_source(
     tasks: &mut Tasks,
 ) {
     let state = Arc::clone(&opened.state);
+    let pod_networks = config.detect_local.pod_networks().to_vec();
     match config.source {
         Source::Manifests(dir) => {
             let options = ManifestsOptions {
                 dir,
                 cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
+                pod_networks,
                 load_balancer_pool: config.load_balancer_pool,
                 load_balancer_class: config.load_balancer_class,
                 names: opened.names.clone(),
