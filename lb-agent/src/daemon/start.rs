@@ -28,6 +28,7 @@ use super::{
     dns, environment, http,
     ipsec::Ipsec,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
+    routes,
     shortage_watch::{self, FlowCounts},
     socket,
     state::State,
@@ -36,10 +37,7 @@ use super::{
     writer::{Listeners, Writer},
 };
 use crate::{
-    announce::{
-        self, Announcer, HolderMap, Key, Members, Who,
-        bgp::{self, RouteAnnouncer},
-    },
+    announce::{self, Announcer, HolderMap, Key, Members, Who},
     cli::{DsrEncapsulation, SocketLb},
     config::{AnnounceConfig, Config, Source},
     health::{self, Checks, Servers},
@@ -253,12 +251,11 @@ fn spawn(
         senders.events.try_send(event)?;
     }
     tasks.spawn("node", node.run(facts, senders.events.clone()));
-    let by_bgp = bgp::Sources {
+    let by_bgp = routes::Inputs {
         advertised: receivers.advertised.clone(),
         holders: receivers.holders.clone(),
         synchronised: receivers.synchronised.clone(),
         complete: receivers.complete,
-        node: receivers.node_info.clone(),
     };
     let announced = announce::Sources {
         advertised: receivers.advertised,
@@ -269,7 +266,8 @@ fn spawn(
         stop: stop.subscribe(),
     };
     spawn_announcer(&config, &opened, announced, senders.ballots, tasks)?;
-    spawn_route_announcer(&config, &opened, by_bgp, tasks)?;
+    let observers = (Arc::clone(&opened.state), Arc::clone(&opened.metrics));
+    routes::spawn(&config, by_bgp, observers, tasks)?;
     if let Some(names) = &opened.names {
         let stats = opened.metrics.dns();
         let ranges = receivers.service_cidrs.clone();
@@ -368,22 +366,6 @@ fn spawn_announcer(
     let observers = (Arc::clone(state), Arc::clone(metrics));
     let announcer = Announcer::new(node, sources, kernel, (members, ballots), observers)?;
     tasks.spawn("announcer", announcer.run());
-    Ok(())
-}
-
-/// Spawns the task that announces load balancers' addresses by BGP. Without it, the routes of an earlier agent of this data
-/// plane go.
-fn spawn_route_announcer(
-    config: &Config,
-    opened: &Opened,
-    sources: bgp::Sources,
-    tasks: &mut Tasks,
-) -> anyhow::Result<()> {
-    bgp::leave_other_table(&config.kernel.bpffs, config.bgp.as_ref())?;
-    let Some(options) = config.bgp.clone() else { return Ok(()) };
-    let node = config.node_name.as_str().into();
-    let announcer = RouteAnnouncer::new(node, options, sources, Arc::clone(&opened.state))?;
-    tasks.spawn("routes for BGP", announcer.run());
     Ok(())
 }
 
