@@ -50,6 +50,7 @@ EVERYTHING = {
     "updateStrategy": {"type": "OnDelete"},
     "loadBalancerController": {"enabled": True, "class": "example.com/lb"},
     "announce": {"enabled": True, "keySecret": "key", "port": 7000, "prefer": "single"},
+    "bgp": {"enabled": True, "image": "registry.example/bird:2", "table": 200, "lifetime": 60},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
@@ -71,6 +72,10 @@ REFUSED = [
     {"announce": {"keySecret": ""}},
     {"announce": {"port": 0}},
     {"announce": {"prefer": "both"}},
+    {"bgp": {"enabled": "yes"}},
+    {"bgp": {"image": ""}},
+    {"bgp": {"table": 0}},
+    {"bgp": {"lifetime": "30s"}},
     {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
 ]
@@ -229,7 +234,7 @@ def check_manifests():
 
 def check_image():
     run = subprocess.run(
-        [Path(sys.executable).parent / "hadolint", "--no-color", DEPLOY / "Dockerfile"],
+        [Path(sys.executable).parent / "hadolint", "--no-color", DEPLOY / "Dockerfile", DEPLOY / "bird.Dockerfile"],
         capture_output=True,
         text=True,
     )

@@ -62,6 +62,7 @@ impl Folder {
             cluster_ip_ranges: ["10.96.0.0/12", "fd00:10:96::/112"]
                 .map(|range| range.parse().expect("a range"))
                 .to_vec(),
+            pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
             names: None,

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::CommandFactory as _;
+use clap::{CommandFactory as _, Parser as _};
 use k8s_openapi::{
     Metadata, Resource,
     api::{
@@ -74,9 +74,12 @@ fn name<T: Metadata<Ty = ObjectMeta>>(object: &T) -> &str {
 }
 
 fn container(daemon_set: &DaemonSet) -> Container {
+    container_named(daemon_set, "lb-agent")
+}
+
+fn container_named(daemon_set: &DaemonSet, name: &str) -> Container {
     let pod = daemon_set.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
-    assert_eq!(pod.containers.len(), 1);
-    pod.containers[0].clone()
+    pod.containers.iter().find(|container| container.name == name).unwrap().clone()
 }
 
 #[test]
@@ -95,6 +98,7 @@ fn manifests_are_valid_objects_that_refer_to_each_other() {
         assert!(!selector.is_empty() && selector.iter().all(|(key, value)| labels.get(key) == Some(value)));
 
         let pod = spec.template.spec.as_ref().unwrap();
+        assert_eq!(pod.containers.len(), 1, "optional containers are off");
         assert_eq!(pod.service_account_name.as_deref(), Some(name(&account)));
         assert_eq!(
             (binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()),
@@ -156,7 +160,9 @@ fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
     everywhere.extend(of(Service::GROUP, "services/status", &["patch"]));
     everywhere.extend(of(Service::GROUP, "namespaces", &["list", "watch"]));
     everywhere.extend(of("metallb.io", "ipaddresspools", &["list", "watch"]));
-    everywhere.extend(of("metallb.io", "l2advertisements", &["list", "watch"]));
+    for resource in ["l2advertisements", "bgpadvertisements", "bgppeers", "bfdprofiles", "communities"] {
+        everywhere.extend(of("metallb.io", resource, &["list", "watch"]));
+    }
     let role: ClusterRole = only(CONTROLLER);
     assert_eq!(granted(&role.rules.unwrap()), everywhere);
 
@@ -200,6 +206,29 @@ fn announcer_gets_its_key_and_net_raw() {
     let volumes = daemon_set.spec.unwrap().template.spec.unwrap().volumes.unwrap();
     let volume = volumes.into_iter().find(|volume| volume.name == mount.name).unwrap();
     assert_eq!(volume.secret.unwrap().secret_name.as_deref(), Some("lb-agent-announce"));
+}
+
+#[test]
+fn containers_for_bgp_share_table_files_and_sockets_with_the_agent() {
+    let daemon_set: DaemonSet = only(CONTROLLER);
+    let [agent, fence, bird] = ["lb-agent", "fence", "bird"].map(|name| container_named(&daemon_set, name));
+    let variables = agent.env.clone().unwrap();
+    let value = |name: &str| variables.iter().find(|it| it.name == name).unwrap().value.clone().unwrap();
+    let (table, file) = (value("LB_AGENT_ANNOUNCE_TABLE"), value("LB_AGENT_BIRD_CONFIG"));
+    // The fence is a command of the agent, with its table.
+    let arguments = fence.args.clone().unwrap();
+    Cli::try_parse_from([&["lb-agent".to_owned()], &arguments[..]].concat()).unwrap();
+    assert!(arguments.windows(2).any(|pair| pair == ["--announce-table", &table]), "{arguments:?}");
+    let start = bird.command.clone().unwrap().concat();
+    assert!(start.contains(&format!("-c {file} -s {}", value("LB_AGENT_BIRD_SOCKET"))), "{start}");
+    let volume = |container: &Container, path: &str| {
+        let mounts = container.volume_mounts.clone().unwrap();
+        mounts.into_iter().find(|mount| mount.mount_path == path).map(|mount| mount.name)
+    };
+    let of_bird = Path::new(&file).parent().unwrap().to_str().unwrap();
+    for (path, other) in [(of_bird, &bird), (socket::FOLDER, &fence)] {
+        assert!(volume(&agent, path).is_some() && volume(&agent, path) == volume(other, path), "{path}");
+    }
 }
 
 #[test]

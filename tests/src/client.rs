@@ -156,6 +156,14 @@ impl Connection {
         self.receive_content(&format!("GET /download/{bytes}"), &Progress::default())
     }
 
+    /// Requests this number of bytes of the pattern. Returns the server's name, the bytes that have arrived so far, and the
+    /// stream from which the others can be read.
+    pub(crate) fn begin_download(mut self, bytes: u64) -> io::Result<(String, Vec<u8>, TcpStream)> {
+        self.send_head(&format!("GET /download/{bytes}"), 0)?;
+        let (_, server) = self.receive_head()?;
+        Ok((server, self.reader.buffer().to_vec(), self.reader.into_inner()))
+    }
+
     /// Starts a download in the background that reads at most 10 MB/s and, unless it fails, does not end before
     /// [`Transfer::hurry`].
     pub fn download_slowly(mut self, bytes: u64) -> Transfer {

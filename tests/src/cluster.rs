@@ -405,8 +405,8 @@ impl Cluster {
         veth((node, "eth0"), (router, &port))?;
         node.ip(&format!(
             "address add 172.18.0.{number}/24 dev eth0\naddress add fd00:172:18::{number}/64 dev eth0 nodad\n\
-             link set eth0 up\n\
-             route add default via 172.18.0.254\nroute add default via fd00:172:18::fe\n"
+             link set eth0 up\n{}",
+            default_routes()
         ))?;
         router.ip(&format!(
             "link set {port} master lan up\n\
@@ -437,6 +437,35 @@ impl Cluster {
             }
         }
         router.ip(&commands)
+    }
+
+    /// Makes the router spread packets to cluster IPs and [`EXTERNAL`] addresses over these nodes, connection by connection if
+    /// its `fib_multipath_hash_policy` is 1. Only with [`ClientLink::Lan`].
+    pub fn spread_services_over(&self, nodes: &[u8]) -> Result<()> {
+        let router = self.router.as_ref().context("the clients have no router")?;
+        let mut commands = String::new();
+        for (networks, via) in [
+            (["10.96.0.0/12", EXTERNAL[0]], "172.18.0."),
+            (["fd00:10:96::/112", EXTERNAL[1]], "fd00:172:18::"),
+        ] {
+            let hops: String = nodes.iter().map(|node| format!(" nexthop via {via}{node}")).collect();
+            for network in networks {
+                writeln!(commands, "route replace {network}{hops}")?;
+            }
+        }
+        router.ip(&commands)
+    }
+
+    /// Connects a node whose device was down, which has lost its IPv6 addresses and all routes by it. Only with
+    /// [`ClientLink::Lan`].
+    pub fn reconnect_lan_node(&self, number: u8) -> Result<()> {
+        let node = self.node(number);
+        node.ip(&format!(
+            "link set eth0 up\naddress replace fd00:172:18::{number}/64 dev eth0 nodad\n{}",
+            default_routes()
+        ))?;
+        let others = (1..).take(2 + self.more_nodes.len()).filter(|other| *other != number);
+        others.into_iter().try_for_each(|other| self.add_pod_routes(number, other))
     }
 
     /// Connects the client to node1, or to its router, and assigns the addresses of the link.
@@ -495,6 +524,11 @@ impl Cluster {
 /// The gateways of the pods of a node.
 fn gateways(node: u8) -> (String, String) {
     (format!("10.244.{node}.1"), format!("fd00:10:244:{node}::1"))
+}
+
+/// The default routes of a node, to the router of the LAN.
+const fn default_routes() -> &'static str {
+    "route add default via 172.18.0.254\nroute add default via fd00:172:18::fe\n"
 }
 
 fn address_client(client: &Netns, device: &str) -> Result<()> {

@@ -12,6 +12,7 @@
 
 pub mod agent;
 pub mod bench;
+pub mod bird;
 pub mod cgroup;
 pub mod cleanup;
 pub mod client;
@@ -28,11 +29,13 @@ pub mod pattern;
 pub mod pump;
 pub mod resolver;
 pub mod server;
+pub mod site;
 pub mod skip;
 pub mod socket;
 pub mod stopwatch;
 pub mod terminal;
 pub mod traffic;
+pub mod transfers;
 
 use std::{thread::sleep, time::Duration};
 

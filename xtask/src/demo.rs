@@ -1,5 +1,6 @@
 //! `cargo xtask demo`: real traffic through the load balancer, in network namespaces of this machine.
 
+mod announce;
 mod kept;
 mod report;
 mod scenario;
@@ -17,7 +18,10 @@ use crate::user::is_root;
 
 /// Arguments of the demo.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    demo: Option<Other>,
     /// Print the results to standard output as JSON
     #[arg(long)]
     json: bool,
@@ -32,6 +36,13 @@ pub(crate) struct Args {
     serve: bool,
 }
 
+/// Demos of their own.
+#[derive(clap::Subcommand)]
+enum Other {
+    /// Kill one of three nodes that announce addresses at layer 2 and by BGP, under downloads
+    Announce(announce::Args),
+}
+
 impl Args {
     /// Whether the demo starts the agent: `--remove` and `--serve` do not.
     pub(crate) fn needs_agent(&self) -> bool {
@@ -42,6 +53,9 @@ impl Args {
 /// Runs the demo; fails if one of its checks fails.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     ensure!(is_root()?, "the demo makes network namespaces and loads BPF programs: run it as root");
+    if let Some(Other::Announce(args)) = args.demo {
+        return announce::run(&args);
+    }
     if args.remove {
         return kept::remove();
     }

@@ -87,8 +87,11 @@ fn run(task: Task) -> anyhow::Result<()> {
     }
 }
 
-/// Builds `target/release/lb-agent`, after installing the toolchain if it is missing.
+/// Builds `target/release/lb-agent`, after installing the toolchain if it is missing. Not if `$LB_AGENT` names an agent.
 fn prepare_agent() -> anyhow::Result<()> {
+    if std::env::var_os("LB_AGENT").is_some() {
+        return Ok(());
+    }
     setup::run()?;
     process::run(agent::build_agent())
 }

@@ -339,7 +339,6 @@ pub(super) fn announce_by_bgp(
     table: Option<u32>,
     file: Option<PathBuf>,
     socket: Option<PathBuf>,
-    source: &Source,
 ) -> Result<Option<BgpOptions>, ConfigError> {
     let Some(table) = table else {
         return match file {
@@ -347,10 +346,6 @@ pub(super) fn announce_by_bgp(
             None => Ok(None),
         };
     };
-    if let Source::ApiServer(_) = source {
-        let why = "it is for --manifests: only from there does the agent announce by BGP";
-        return Err(refused("--announce-table", table, why));
-    }
     if matches!(table, 0 | 253..=255) {
         let why = "the kernel uses this table: give a number from 1 to 252, or a greater one than 255";
         return Err(refused("--announce-table", table, why));

@@ -265,7 +265,6 @@ impl Config {
                 run.announce_table.or(file.announce_table),
                 run.bird_config.or(file.bird_config),
                 run.bird_socket.or(file.bird_socket),
-                &source,
             )?,
             source,
             node_name,

@@ -13,7 +13,7 @@ use super::{
     tasks::Tasks,
 };
 use crate::{
-    config::{Config, DetectLocal, Source},
+    config::{Config, Source},
     kubernetes::{
         Events,
         addresses::{self, AddressOptions, AddressReport},
@@ -44,13 +44,7 @@ pub(super) fn spawn(
 }
 
 fn options(config: &Config) -> AddressOptions {
-    let pods: &[IpNet] = match &config.detect_local {
-        DetectLocal::ClusterCidr(networks) => networks,
-        DetectLocal::Never
-        | DetectLocal::NodeCidr
-        | DetectLocal::BridgeInterface(_)
-        | DetectLocal::InterfaceNamePrefix(_) => &[],
-    };
+    let pods = config.detect_local.pod_networks();
     AddressOptions {
         node_name: config.node_name.clone(),
         class: config.load_balancer_class.clone(),

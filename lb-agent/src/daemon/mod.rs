@@ -24,6 +24,7 @@ pub mod logging;
 mod memory;
 mod node;
 mod open_files;
+mod routes;
 pub mod shortage;
 mod shortage_watch;
 pub mod socket;

@@ -28,6 +28,7 @@ use super::{
     dns, environment, http,
     ipsec::Ipsec,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
+    routes,
     shortage_watch::{self, FlowCounts},
     socket,
     state::State,
@@ -36,10 +37,7 @@ use super::{
     writer::{Listeners, Writer},
 };
 use crate::{
-    announce::{
-        self, Announcer, HolderMap, Key, Members, Who,
-        bgp::{self, RouteAnnouncer},
-    },
+    announce::{self, Announcer, HolderMap, Key, Members, Who},
     cli::{DsrEncapsulation, SocketLb},
     config::{AnnounceConfig, Config, Source},
     health::{self, Checks, Servers},
@@ -253,12 +251,11 @@ fn spawn(
         senders.events.try_send(event)?;
     }
     tasks.spawn("node", node.run(facts, senders.events.clone()));
-    let by_bgp = bgp::Sources {
+    let by_bgp = routes::Inputs {
         advertised: receivers.advertised.clone(),
         holders: receivers.holders.clone(),
         synchronised: receivers.synchronised.clone(),
         complete: receivers.complete,
-        node: receivers.node_info.clone(),
     };
     let announced = announce::Sources {
         advertised: receivers.advertised,
@@ -269,7 +266,8 @@ fn spawn(
         stop: stop.subscribe(),
     };
     spawn_announcer(&config, &opened, announced, senders.ballots, tasks)?;
-    spawn_route_announcer(&config, &opened, by_bgp, tasks)?;
+    let observers = (Arc::clone(&opened.state), Arc::clone(&opened.metrics));
+    routes::spawn(&config, by_bgp, observers, tasks)?;
     if let Some(names) = &opened.names {
         let stats = opened.metrics.dns();
         let ranges = receivers.service_cidrs.clone();
@@ -371,22 +369,6 @@ fn spawn_announcer(
     Ok(())
 }
 
-/// Spawns the task that announces load balancers' addresses by BGP. Without it, the routes of an earlier agent of this
-/// data plane go.
-fn spawn_route_announcer(
-    config: &Config,
-    opened: &Opened,
-    sources: bgp::Sources,
-    tasks: &mut Tasks,
-) -> anyhow::Result<()> {
-    bgp::leave_other_table(&config.kernel.bpffs, config.bgp.as_ref())?;
-    let Some(options) = config.bgp.clone() else { return Ok(()) };
-    let node = config.node_name.as_str().into();
-    let announcer = RouteAnnouncer::new(node, options, sources, Arc::clone(&opened.state))?;
-    tasks.spawn("routes for BGP", announcer.run());
-    Ok(())
-}
-
 /// The part of the configuration that the node task uses.
 fn node_options(config: &Config) -> NodeOptions {
     NodeOptions {
@@ -468,11 +450,13 @@ fn spawn_source(
     tasks: &mut Tasks,
 ) {
     let state = Arc::clone(&opened.state);
+    let pod_networks = config.detect_local.pod_networks().to_vec();
     match config.source {
         Source::Manifests(dir) => {
             let options = ManifestsOptions {
                 dir,
                 cluster_ip_ranges: config.service_ranges.unwrap_or_default(),
+                pod_networks,
                 load_balancer_pool: config.load_balancer_pool,
                 load_balancer_class: config.load_balancer_class,
                 names: opened.names.clone(),

@@ -89,10 +89,11 @@ impl<T: Tables> Walk<'_, T> {
     /// The index of every backend that the scheduler may pick, as `choose::scheduled` does.
     fn scheduled(&mut self, service: &Service, slice: &[Backend]) -> WalkResult<Places> {
         let scheduler = Scheduler::try_from(service.scheduler).unwrap_or_default();
+        let of_hash = schedule::of_hash(scheduler, service);
         let how = match schedule::Method::of(scheduler) {
             schedule::Method::Random => Method::Chance,
             schedule::Method::Turn => Method::Turn,
-            schedule::Method::Hash if scheduler == Scheduler::Maglev && !self.question.knows_port => {
+            schedule::Method::Hash if of_hash == Scheduler::Maglev && !self.question.knows_port => {
                 Method::HashOfPort
             }
             schedule::Method::Hash => Method::Hash,
@@ -112,7 +113,7 @@ impl<T: Tables> Walk<'_, T> {
         let count = schedule::entries(service);
         Ok(if how == Method::Hash {
             let seed = self.tables.globals().hash_seed;
-            place(schedule::hashed(scheduler, &self.question.tuple, seed, count)).into_iter().collect()
+            place(schedule::hashed(of_hash, &self.question.tuple, seed, count)).into_iter().collect()
         } else {
             (0..count).filter_map(place).collect()
         })

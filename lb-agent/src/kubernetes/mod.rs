@@ -11,6 +11,7 @@ mod client;
 mod conditions;
 pub mod events;
 mod kind;
+mod metallb;
 mod names;
 mod node;
 mod objects;

@@ -55,7 +55,7 @@ pub(super) struct Addresses {
     pool_of_flag: Option<Pool>,
     /// `--load-balancer-class`
     class: Option<String>,
-    /// The networks of cluster IPs, which no pool may overlap.
+    /// The networks of cluster IPs and of pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
 }
 
@@ -67,13 +67,14 @@ impl Addresses {
             load_balancers.remember(&service, &addresses);
         }
         let networks = &options.load_balancer_pool;
+        let reserved = options.cluster_ip_ranges.iter().chain(&options.pod_networks);
         let mut addresses = Self {
             allocator: Allocator::new(&options.cluster_ip_ranges, options.node_port_range.clone(), known),
             load_balancers,
             given: BTreeSet::new(),
             pool_of_flag: (!networks.is_empty()).then(|| Pool::of_networks(POOL_OF_FLAG, networks)),
             class: options.load_balancer_class.clone(),
-            reserved: options.cluster_ip_ranges.iter().map(|range: &IpNet| (*range).into()).collect(),
+            reserved: reserved.map(|network: &IpNet| (*network).into()).collect(),
         };
         addresses.set_pools(Vec::new(), Namespaces::default());
         addresses

@@ -10,6 +10,8 @@ pub struct ManifestsOptions {
     pub dir: PathBuf,
     /// The ranges of cluster IPs, at most one of each family. The family of the first one is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
+    /// The networks of pods, as far as they are known. No pool of load balancers' addresses may overlap them.
+    pub pod_networks: Vec<IpNet>,
     /// Networks of load balancers' addresses, in addition to the pools of the folder; empty for none.
     pub load_balancer_pool: Vec<IpNet>,
     /// The class of the load balancers that get addresses; `None` for those without a class.

@@ -288,6 +288,7 @@ mod tests {
         let options = ManifestsOptions {
             dir: dir.clone(),
             cluster_ip_ranges: vec!["10.96.0.0/12".parse().unwrap()],
+            pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
             names: None,

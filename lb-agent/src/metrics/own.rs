@@ -58,6 +58,8 @@ pub(super) struct Own {
     announce_wanted: Gauge,
     announced: Gauge,
     announce_takeovers: Counter,
+    bgp_routes: Gauge,
+    bgp_fence: Gauge,
 }
 
 impl Default for Own {
@@ -84,6 +86,8 @@ impl Default for Own {
             announce_wanted: Gauge::default(),
             announced: Gauge::default(),
             announce_takeovers: Counter::default(),
+            bgp_routes: Gauge::default(),
+            bgp_fence: Gauge::default(),
         }
     }
 }
@@ -133,6 +137,10 @@ impl Own {
         registry.register("announced_addresses", help, self.announced.clone());
         let help = "Addresses of load balancers that this node began to announce at layer 2";
         registry.register("announce_takeovers", help, self.announce_takeovers.clone());
+        let help = "Routes that this node offers its BGP daemon";
+        registry.register("bgp_routes", help, self.bgp_routes.clone());
+        let help = "Whether a fence runs, which removes the routes if the agent hangs or dies";
+        registry.register("bgp_fence", help, self.bgp_fence.clone());
     }
 }
 
@@ -200,6 +208,12 @@ impl Metrics {
     pub(crate) fn set_announced(&self, wanted: usize, here: usize) {
         self.own.announce_wanted.set(gauge(wanted));
         self.own.announced.set(gauge(here));
+    }
+
+    /// Sets how many routes the node offers its BGP daemon, and whether a fence runs.
+    pub(crate) fn set_routes(&self, routes: usize, fence: bool) {
+        self.own.bgp_routes.set(gauge(routes));
+        self.own.bgp_fence.set(i64::from(fence));
     }
 
     /// Counts addresses that this node began to announce.

@@ -79,6 +79,7 @@ fn everything() -> Metrics {
     metrics.set_pools(&[lb_core::load_balancer::PoolUsage { pool: "a".into(), used: 3, total: 256 }]);
     metrics.set_announced(3, 2);
     metrics.count_takeovers(4);
+    metrics.set_routes(5, true);
     for family in Family::ALL {
         metrics.programmed(Trigger { family, time: SystemTime::now() - Duration::from_secs(90) });
         metrics.set_no_local_endpoints(family, 1, 2);

@@ -22,6 +22,14 @@ pub enum DetectLocal {
 }
 
 impl DetectLocal {
+    /// The networks of all pods, as far as the setting contains them.
+    pub fn pod_networks(&self) -> &[IpNet] {
+        match self {
+            Self::ClusterCidr(networks) => networks,
+            Self::Never | Self::NodeCidr | Self::BridgeInterface(_) | Self::InterfaceNamePrefix(_) => &[],
+        }
+    }
+
     /// The name of the mode as kube-proxy spells it; `none` for [`Self::Never`].
     pub const fn as_str(&self) -> &'static str {
         match self {

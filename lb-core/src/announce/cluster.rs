@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use super::voters::Voters;
+use super::{advertisement::labels_of, voters::Voters};
 use crate::{api, load_balancer::Labels};
 
 /// A Node with this label announces nothing, whatever its value.
@@ -20,7 +20,7 @@ pub struct Cluster {
 }
 
 /// A node of a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
     /// The labels of the Node.
     pub labels: Labels,
@@ -32,6 +32,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// A node without a Node object, which may announce.
+    pub fn alone(name: &Arc<str>) -> Self {
+        Self { labels: labels_of(name), address: None, may_announce: true }
+    }
+
     /// Reads a Node with that address.
     pub fn new(node: &api::Node, address: Option<IpAddr>) -> Self {
         let mut conditions = node.status.conditions.iter().flatten();

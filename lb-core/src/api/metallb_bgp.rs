@@ -69,6 +69,7 @@ pub struct BgpPeerSpec {
     pub router_id: Option<String>,
     #[serde(deserialize_with = "tolerant::list")]
     pub node_selectors: Option<Vec<LabelSelector>>,
+    #[serde(deserialize_with = "tolerant::secret")]
     pub password: Option<String>,
     pub password_secret: Option<Value>,
     pub bfd_profile: Option<String>,

@@ -14,6 +14,17 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// A text that no error may quote.
+pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            Err(serde::de::Error::custom("has another type than expected; quote a text of digits"))
+        }
+    }
+}
+
 /// A list: `null` is no list, and a `null` item is an item with all fields unset.
 pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
 where

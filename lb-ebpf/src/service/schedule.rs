@@ -80,6 +80,14 @@ pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> 
     if place < service.backends_count { service.backends_base.wrapping_add(place) } else { NONE }
 }
 
+/// The scheduler whose hash chooses the entry. With ClientIP affinity `mh` hashes the client's address only, as `sh`: then also
+/// a node that does not know to which backend another node has pinned the client chooses that backend.
+#[inline(always)]
+pub fn of_hash(scheduler: Scheduler, service: &Service) -> Scheduler {
+    let by_address = scheduler == Scheduler::Maglev && service.affinity_seconds > 0;
+    if by_address { Scheduler::SourceHash } else { scheduler }
+}
+
 /// The number below `entries` that a hashing scheduler draws for the tuple of a client: the same one on all nodes that
 /// have the same `seed` and `entries`.
 #[inline(always)]
@@ -324,6 +332,15 @@ mod tests {
             assert_eq!(number(scheduler, 1, 1000, 2) != first(scheduler), by_vip, "{scheduler}");
         }
         assert_ne!(first(Maglev), hashed(Maglev, &tuple(1, 1000, 1), 2, 1 << 31), "another seed");
+    }
+
+    #[test]
+    fn affinity_makes_maglev_hash_the_address_only() {
+        use Scheduler::{DestinationHash, Maglev, SourceHash};
+        let pinned = Service { affinity_seconds: 1, ..service(0, 0) };
+        assert_eq!(of_hash(Maglev, &pinned), SourceHash);
+        assert_eq!(of_hash(Maglev, &service(0, 0)), Maglev);
+        assert_eq!(of_hash(DestinationHash, &pinned), DestinationHash);
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl<'a> ControlPlane<'a> {
         let options = ManifestsOptions {
             dir: "/manifests".into(),
             cluster_ip_ranges: vec![CLUSTER_IP_RANGE.parse()?],
+            pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
             names: None,

@@ -107,11 +107,17 @@ impl Segment {
     }
 
     fn start(&mut self) {
+        let key = self.folder.join("key").display().to_string();
+        self.start_with(|_| vec!["--announce".to_owned(), format!("--announce-key-file={key}")]);
+    }
+
+    /// Starts an agent on each node, with these flags.
+    fn start_with(&mut self, flags: impl Fn(usize) -> Vec<String>) {
         for number in 1..=self.nodes.len() {
             let log = File::create(self.folder.join(format!("log-{number}"))).unwrap();
             let mut command = self.nodes[number - 1].command(binary());
             command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
-            command.arg("--announce").arg("--announce-key-file").arg(self.folder.join("key"));
+            command.args(flags(number));
             command.arg("--bpffs").arg(self.bpffs(number)).args(["--node-name", &format!("n{number}")]);
             command.args(["--socket-lb", "off", "--wire-device", "eth*"]);
             command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
@@ -178,6 +184,88 @@ fn node(number: usize, labels: Value) -> Value {
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": format!("n{number}"), "labels": labels}, "status": {"addresses": addresses},
     })
+}
+
+/// The routes for BGP on a node.
+fn routes(segment: &Segment, number: usize) -> String {
+    let mut command = segment.nodes[number - 1].command("ip");
+    let output = command.args(["-4", "route", "show", "table", "1080"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
+    let mut segment = Segment::new(2);
+    segment.fill();
+    let folder = segment.folder.clone();
+    segment.start_with(|number| {
+        let path = |end: &str| folder.join(format!("bird-{number}.{end}")).display().to_string();
+        let (file, socket) = (path("conf"), path("ctl"));
+        ["--announce-table", "1080", "--bird-config", &file, "--bird-socket", &socket]
+            .map(str::to_owned)
+            .to_vec()
+    });
+    let config =
+        |number| fs::read_to_string(segment.folder.join(format!("bird-{number}.conf"))).unwrap_or_default();
+    let waits = |what: &str, probe: &dyn Fn() -> bool| {
+        let reached = wait_for(SOON, || probe().then_some(()));
+        reached.unwrap_or_else(|| {
+            let tables = (routes(&segment, 1), routes(&segment, 2));
+            panic!("{what}: {tables:?}\n{}\n{}", config(1), segment.logs())
+        });
+    };
+    let put = |kind: &str, version: &str, name: &str, spec: Value| {
+        segment.server.put(json!({
+            "apiVersion": format!("metallb.io/{version}"), "kind": kind,
+            "metadata": {"namespace": "metallb-system", "name": name}, "spec": spec,
+        }));
+    };
+    put(
+        "BGPPeer",
+        "v1beta2",
+        "tor",
+        json!({
+            "myASN": 64500, "peerASN": 64501, "peerAddress": "192.0.2.250", "bfdProfile": "fast", "password": "secret",
+            "nodeSelectors": [{"matchLabels": {"rack": "a"}}],
+        }),
+    );
+    put("BFDProfile", "v1beta1", "fast", json!({"receiveInterval": 120}));
+    put("Community", "v1beta1", "names", json!({"communities": [{"name": "gold", "value": "64500:7"}]}));
+    put("BGPAdvertisement", "v1beta1", "all", json!({"communities": ["gold"]}));
+    let has_route = |number| routes(&segment, number).contains(&format!("blackhole {VIP} "));
+    waits("both nodes offer a route", &|| has_route(1) && has_route(2));
+    assert!(!config(1).contains("neighbor"), "{}", config(1));
+    // The labels are those of the Node.
+    segment.server.put(node(1, json!({"rack": "a"})));
+    let statements = [
+        "neighbor 192.0.2.250 port 179 as 64501",
+        "min rx interval 120 ms",
+        "bgp_community.add((64500,7))",
+        "password \"secret\"",
+    ];
+    waits("the peer of the rack", &|| statements.iter().all(|statement| config(1).contains(statement)));
+    assert!(!config(2).contains("neighbor"), "{}", config(2));
+    let shown = ask(&segment.nodes[0], &segment.bpffs(1), &["announce", "bird-config"]).unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("neighbor 192.0.2.250") && !shown.contains("secret"), "{shown}");
+
+    let excluded = json!({"rack": "a", "node.kubernetes.io/exclude-from-external-load-balancers": ""});
+    segment.server.put(node(1, excluded));
+    waits("an excluded node withdraws", &|| !has_route(1) && has_route(2));
+    segment.server.put(node(1, json!({"rack": "a"})));
+    waits("and comes back", &|| has_route(1));
+    segment.endpoints(&[2]);
+    waits("a node without an endpoint withdraws", &|| !has_route(1) && has_route(2));
+    // A mistake is named, and the last good state stays.
+    put("BGPAdvertisement", "v1beta1", "all", json!({"aggregationLength": 99}));
+    let status = || {
+        let status = ask(&segment.nodes[1], &segment.bpffs(2), &["status"]).unwrap();
+        String::from_utf8(status.stdout).unwrap()
+    };
+    waits("the mistake is named", &|| status().contains("spec.aggregationLength"));
+    assert!(has_route(2));
+    put("BGPAdvertisement", "v1beta1", "all", json!({"nodeSelectors": [{"matchLabels": {"rack": "a"}}]}));
+    waits("a node that is not selected withdraws", &|| !has_route(2));
 }
 
 #[test]

@@ -272,7 +272,8 @@ impl ApiServer {
 }
 
 fn key_of(object: &Value) -> Key {
-    let plural = format!("{}s", object["kind"].as_str().unwrap().to_lowercase());
+    let kind = object["kind"].as_str().unwrap().to_lowercase();
+    let plural = kind.strip_suffix('y').map_or_else(|| format!("{kind}s"), |stem| format!("{stem}ies"));
     let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
     (plural, text("namespace"), text("name"))
 }

@@ -56,6 +56,7 @@ mod socket_lifetime;
 mod socket_policies;
 mod sockets;
 mod stale_udp;
+mod survival;
 mod testbed;
 mod transfer;
 mod xdp;

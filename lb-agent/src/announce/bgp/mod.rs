@@ -2,7 +2,7 @@
 //! BIRD.
 //!
 //! ```text
-//! folder ──Advertised──▶ task ──routes────────▶ kernel table ──▶ BIRD, FRR ──▶ routers
+//! source ──Advertised──▶ task ──routes────────▶ kernel table ──▶ BIRD, FRR ──▶ routers
 //! writer ──Holders─────▶  │ └───configuration─▶ file, BIRD's socket ──▲
 //!                         └─────heartbeat─────▶ fence: removes the routes if heartbeats stop
 //! ```
@@ -22,8 +22,9 @@ use std::{
 
 use ipnet::IpNet;
 use lb_core::announce::{
-    advertisement::{Advertised, labels_of},
+    advertisement::Advertised,
     bgp::{Configuration, Offer, configuration, routes, without_passwords},
+    cluster::Member,
 };
 use lb_datapath::AnnouncedRoutes;
 use tokio::{sync::watch, time};
@@ -38,7 +39,7 @@ use self::{
 use super::HolderMap;
 use crate::{
     daemon::{socket, state::State},
-    kubernetes::NodeInfo,
+    metrics::Metrics,
 };
 
 /// Interval of heartbeats, and of looks at the table.
@@ -73,8 +74,10 @@ pub struct Sources {
     pub synchronised: watch::Receiver<bool>,
     /// Whether every object has been read. Becomes true after `advertised` and `holders` have them.
     pub complete: watch::Receiver<bool>,
-    /// Whether the node may get traffic of load balancers.
-    pub node: watch::Receiver<NodeInfo>,
+    /// The labels of the node, and whether it may announce; `None` until `advertised` has what the API server has.
+    pub node: watch::Receiver<Option<Member>>,
+    /// The problems of objects in the API server.
+    pub problems: watch::Receiver<Vec<String>>,
 }
 
 /// The task that keeps the routes, and the configuration of BIRD, up to date.
@@ -86,6 +89,7 @@ pub struct RouteAnnouncer {
     bird: Option<Bird>,
     heart: Heart,
     state: Arc<State>,
+    metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` come from all objects that can be read.
     is_ready: bool,
     /// Whether they come from all objects.
@@ -132,7 +136,7 @@ impl RouteAnnouncer {
         node: Arc<str>,
         options: Options,
         sources: Sources,
-        state: Arc<State>,
+        (state, metrics): (Arc<State>, Arc<Metrics>),
     ) -> anyhow::Result<Self> {
         let Options { table, bird } = options;
         Ok(Self {
@@ -142,6 +146,7 @@ impl RouteAnnouncer {
             bird: bird.map(|BirdPaths { file, socket }| Bird::new(file, socket)),
             heart: Heart::new(table)?,
             state,
+            metrics,
             is_ready: false,
             is_complete: false,
             is_eligible: false,
@@ -161,7 +166,8 @@ impl RouteAnnouncer {
         self.compute();
         loop {
             self.update().await;
-            let Sources { advertised, holders, synchronised, complete, node } = &mut self.sources;
+            let Sources { advertised, holders, synchronised, complete, node, problems: _ } =
+                &mut self.sources;
             tokio::select! {
                 // These two fail if their senders are closed, as without an API server; then they never change.
                 Ok(()) = advertised.changed() => {}
@@ -190,6 +196,7 @@ impl RouteAnnouncer {
         }
         let objects = self.configuration.errors.iter().chain(&self.configuration.warnings);
         conditions.extend(objects.map(ToString::to_string));
+        conditions.extend(self.sources.problems.borrow().iter().cloned());
         // Until the agent has read the objects, routes and configuration of an earlier one stay.
         if self.is_ready {
             let holders = Arc::clone(&self.sources.holders.borrow());
@@ -208,18 +215,19 @@ impl RouteAnnouncer {
     }
 
     fn compute(&mut self) {
-        let Sources { advertised, holders, synchronised, complete, node } = &mut self.sources;
+        let Sources { advertised, holders, synchronised, complete, node, problems: _ } = &mut self.sources;
         // These come first: what is read after them is at least as new.
-        self.is_ready = *synchronised.borrow_and_update();
+        let node = node.borrow_and_update();
+        self.is_ready = *synchronised.borrow_and_update() && node.is_some();
         self.is_complete = *complete.borrow_and_update();
+        let Some(Member { labels, may_announce, .. }) = &*node else { return };
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
-        let labels = labels_of(&self.node);
-        self.wanted = routes(&advertised, &holders, &self.node, &labels);
-        self.is_eligible = node.borrow_and_update().eligible;
+        self.wanted = routes(&advertised, &holders, &self.node, labels);
+        self.is_eligible = *may_announce;
         if !self.is_eligible {
             self.wanted.clear();
         }
-        self.configuration = configuration(&advertised, self.table.number, &labels);
+        self.configuration = configuration(&advertised, self.table.number, labels);
     }
 
     /// Updates what `status` and `announce routes` show, and logs new conditions.
@@ -239,6 +247,7 @@ impl RouteAnnouncer {
             None => self.configuration.text("", true),
         };
         let bird_config = without_passwords(&bird_config);
+        self.metrics.set_routes(self.wanted.len(), fence);
         let report = BgpReport { table: self.table.number, fence, routes: routes.collect(), bird_config };
         self.state.set_bgp(report, conditions);
     }

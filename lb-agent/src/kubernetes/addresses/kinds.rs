@@ -1,11 +1,6 @@
 //! The kinds of objects that the controller of addresses watches.
 
-use std::borrow::Cow;
-
-use k8s_openapi::{
-    NamespaceResourceScope, api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
-use kube::Resource;
+use k8s_openapi::api::core::v1 as core;
 use lb_core::{
     api,
     convert::{ConvertError, Converted},
@@ -14,7 +9,11 @@ use lb_core::{
 };
 use serde::Deserialize;
 
-use super::super::{kind::Kind, watched::Read};
+use super::super::{
+    kind::Kind,
+    metallb::{MetalLb, Schema},
+    watched::Read,
+};
 
 /// A Service of any type: one that is no longer of type LoadBalancer may still have an address.
 #[derive(Clone, Debug, Deserialize)]
@@ -68,41 +67,12 @@ impl Kind for Namespace {
     }
 }
 
-/// The API path of `IPAddressPool`. Its CRD may be installed at any time.
-#[derive(Clone, Debug, Default)]
-pub(in crate::kubernetes) struct PoolSchema(ObjectMeta);
-
-impl Resource for PoolSchema {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "IPAddressPool".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "metallb.io".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1beta1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "ipaddresspools".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.0
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.0
-    }
+impl MetalLb for api::IpAddressPool {
+    const PLURAL: &str = "ipaddresspools";
 }
 
 impl Read for api::IpAddressPool {
-    type Schema = PoolSchema;
+    type Schema = Schema<Self>;
 }
 
 impl Kind for api::IpAddressPool {

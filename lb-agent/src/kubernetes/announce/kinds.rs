@@ -1,56 +1,34 @@
 //! The kinds that announcements watch.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    NamespaceResourceScope, api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
-use kube::Resource;
+use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use lb_core::{
-    announce::{advertisement::Advertisement, cluster::Member, voters::Voters},
+    announce::{
+        advertisement::Advertisement,
+        bgp::{BfdProfile, BgpAdvertisement, Community, Peer},
+        cluster::Member,
+        voters::Voters,
+    },
     api,
     convert::{ConvertError, Converted},
     model::ObjectName,
 };
 use serde::Deserialize;
 
-use super::super::{kind::Kind, node::node_ips, watched::Read};
+use super::super::{
+    kind::Kind,
+    metallb::{MetalLb, Schema},
+    node::node_ips,
+    watched::Read,
+};
 
-/// The API path of `L2Advertisement`. Its CRD may be installed at any time.
-#[derive(Clone, Debug, Default)]
-pub(in crate::kubernetes) struct AdvertisementSchema(ObjectMeta);
-
-impl Resource for AdvertisementSchema {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "L2Advertisement".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "metallb.io".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1beta1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "l2advertisements".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.0
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.0
-    }
+impl MetalLb for api::L2Advertisement {
+    const PLURAL: &str = "l2advertisements";
 }
 
 impl Read for api::L2Advertisement {
-    type Schema = AdvertisementSchema;
+    type Schema = Schema<Self>;
 }
 
 impl Kind for api::L2Advertisement {
@@ -61,6 +39,100 @@ impl Kind for api::L2Advertisement {
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
         Ok((name.clone(), Some(Advertisement::new(self)?)).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
+impl MetalLb for api::BgpAdvertisement {
+    const PLURAL: &str = "bgpadvertisements";
+}
+
+impl Read for api::BgpAdvertisement {
+    type Schema = Schema<Self>;
+}
+
+impl Kind for api::BgpAdvertisement {
+    const NAME: &str = "BGPAdvertisement";
+    const NAMESPACED: bool = true;
+    const OPTIONAL: bool = true;
+    type Change = (ObjectName, Option<BgpAdvertisement>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), Some(BgpAdvertisement::new(self)?)).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
+impl MetalLb for api::BgpPeer {
+    const PLURAL: &str = "bgppeers";
+    const VERSION: &str = "v1beta2";
+}
+
+impl Read for api::BgpPeer {
+    type Schema = Schema<Self>;
+}
+
+impl Kind for api::BgpPeer {
+    const NAME: &str = "BGPPeer";
+    const NAMESPACED: bool = true;
+    const OPTIONAL: bool = true;
+    type Change = (ObjectName, Option<Peer>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), Some(Peer::new(self)?)).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
+impl MetalLb for api::Community {
+    const PLURAL: &str = "communities";
+}
+
+impl Read for api::Community {
+    type Schema = Schema<Self>;
+}
+
+impl Kind for api::Community {
+    const NAME: &str = "Community";
+    const NAMESPACED: bool = true;
+    const OPTIONAL: bool = true;
+    type Change = (ObjectName, Option<BTreeMap<String, Community>>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), Some(Community::names(self)?)).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
+impl MetalLb for api::BfdProfile {
+    const PLURAL: &str = "bfdprofiles";
+}
+
+impl Read for api::BfdProfile {
+    type Schema = Schema<Self>;
+}
+
+impl Kind for api::BfdProfile {
+    const NAME: &str = "BFDProfile";
+    const NAMESPACED: bool = true;
+    const OPTIONAL: bool = true;
+    type Change = (ObjectName, Option<BfdProfile>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        let (profile, left_out) = BfdProfile::new(self)?;
+        Ok(Converted { value: (name.clone(), Some(profile)), left_out })
     }
 
     fn gone(name: ObjectName) -> Self::Change {

@@ -1,4 +1,4 @@
-//! What is announced at layer 2, from the API server: MetalLB's `L2Advertisement` and `IPAddressPool`, the nodes of the
+//! What is announced at layer 2 and ([`bgp`]) by BGP, from the API server: MetalLB's `L2Advertisement` and `IPAddressPool`, the nodes of the
 //! cluster, and the [`Voters`], which agents write as well.
 //!
 //! ```text
@@ -7,6 +7,7 @@
 //!                       ConfigMap ◀── Ballot ───────────┘
 //! ```
 
+mod bgp;
 mod command;
 mod kinds;
 
@@ -34,8 +35,11 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-pub use self::command::VotersObject as WrittenVoters;
 use self::kinds::{AnyNode, Found, VotersObject};
+pub use self::{
+    bgp::{BgpPublished, run_bgp},
+    command::VotersObject as WrittenVoters,
+};
 use super::{
     client::{ApiServer, KubernetesError, own_namespace, watching_client},
     conditions::ServerConditions,

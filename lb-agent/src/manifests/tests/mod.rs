@@ -13,6 +13,7 @@ use super::{Content, Edit, Manifests, ManifestsOptions, Update};
 mod bgp;
 mod edits;
 mod follow;
+mod metallb;
 mod names;
 mod pools;
 mod random_edits;
@@ -27,6 +28,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
     ManifestsOptions {
         dir: "services".into(),
         cluster_ip_ranges: ranges.split(',').map(|range| range.parse().unwrap()).collect(),
+        pod_networks: Vec::new(),
         load_balancer_pool: Vec::new(),
         load_balancer_class: None,
         names: None,

@@ -179,6 +179,18 @@ fn bad_pools_are_reported_and_the_last_good_one_stays() {
 }
 
 #[test]
+fn pool_of_pod_addresses_is_not_used() {
+    let networks = vec!["10.244.0.0/16".parse().unwrap()];
+    let mut folder =
+        Folder::with(ManifestsOptions { pod_networks: networks, ..options() }, &Contents::default());
+    folder.write(&[("pool.yaml", &pool("a", "10.244.3.0/28")), ("web.yaml", &balancer("web"))]);
+    let problems = folder.problems();
+    let why = "overlaps 10.244.0.0-10.244.255.255, which is a network of cluster IPs or pods";
+    assert!(problems.iter().any(|found| found.contains(why)), "{problems:?}");
+    assert_eq!(folder.load_balancer("web"), [""; 0]);
+}
+
+#[test]
 fn addresses_that_manifests_give_or_name_are_given_to_nobody_else_in_any_order() {
     let given = |name: &str| {
         format!("{}status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.0}}]}}}}\n", balancer(name))

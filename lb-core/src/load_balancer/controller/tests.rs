@@ -284,6 +284,46 @@ fn older_pool_stays_in_use_beside_a_new_one_that_overlaps() {
     );
 }
 
+#[test]
+fn pool_of_cluster_ips_or_pods_is_not_used() {
+    for (reserved, addresses) in
+        [("10.96.0.0/12", "10.97.0.0/28"), ("10.244.0.0/16", "10.244.3.0/28"), ("fd00::/48", "fd00::/112")]
+    {
+        let (mut server, mut controller) = (Server::default(), with_pool(&[addresses]));
+        controller.set_reserved(vec![reserved.parse().unwrap()]);
+        server.put("web", json!({"clusterIPs": ["10.96.0.1"]}));
+        server.settle(&mut controller);
+        let conditions = controller.conditions();
+        let why = "which is a network of cluster IPs or pods";
+        assert!(
+            conditions[0].starts_with("pool \"a\" is not used") && conditions[0].ends_with(why),
+            "{conditions:?}"
+        );
+        assert_eq!(server.ingress("web"), "");
+    }
+}
+
+#[test]
+fn sharers_with_a_port_in_common_get_an_event() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    for service in ["db", "web"] {
+        server.put(service, json!({"loadBalancerIP": "192.0.2.1"}));
+        let annotations = &mut server.services.get_mut(&name(service)).unwrap()["metadata"]["annotations"];
+        annotations["metallb.io/allow-shared-ip"] = json!("key");
+    }
+    server.show(&mut controller);
+    let pass = controller.pass();
+    let [notice] = &pass.notices[..] else { panic!("{:?}", pass.notices) };
+    assert_eq!((&*notice.service.name, notice.reason), ("web", "AllocationFailed"));
+    assert!(
+        notice.note.contains("Service default/db has 192.0.2.1: they have a port in common"),
+        "{}",
+        notice.note
+    );
+    let [write] = &pass.writes[..] else { panic!("{:?}", pass.writes) };
+    assert_eq!(&*write.service.name, "db");
+}
+
 #[derive(Clone, Debug)]
 enum Happens {
     Put {

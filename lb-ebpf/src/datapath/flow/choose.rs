@@ -69,7 +69,9 @@ fn scheduled(tuple: &Tuple, service: &Service) -> u32 {
             return least(scheduler, service, schedule::scale(chance(tuple), service.backends_count));
         }
         Method::Turn => turn(service.id).wrapping_add(cpu()) % entries,
-        Method::Hash => schedule::hashed(scheduler, tuple, HASH_SEED.load(), entries),
+        Method::Hash => {
+            schedule::hashed(schedule::of_hash(scheduler, service), tuple, HASH_SEED.load(), entries)
+        }
         Method::Random => schedule::scale(chance(tuple), entries),
     };
     schedule::slot(service, nth, service::entry)

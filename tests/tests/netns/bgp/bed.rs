@@ -5,12 +5,13 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
 use lb_tests::{
     agent::{self, Agent, Settings},
+    bird::{self, Daemon, Router},
     cleanup::{self, Cleanup, Resource},
     client::ask_http,
     lan::{self, Web},
@@ -69,29 +70,6 @@ spec: {receiveInterval: 100, transmitInterval: 100, detectMultiplier: 3}
 /// [`OBJECTS`], with BFD for all sessions.
 fn objects_with_bfd() -> String {
     OBJECTS.replace("peerPort: 1790", "peerPort: 1790, bfdProfile: fast") + FAST
-}
-
-/// A process that is killed when it is dropped.
-pub(super) struct Daemon {
-    child: Child,
-    cleanup: Option<Cleanup>,
-}
-
-impl Daemon {
-    pub(super) fn start(command: &mut Command) -> Self {
-        let (child, cleanup) = Cleanup::spawn(command.stdin(Stdio::null())).unwrap();
-        Self { child, cleanup: Some(cleanup) }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if self.child.kill().and_then(|()| self.child.wait()).is_ok()
-            && let Some(cleanup) = self.cleanup.take()
-        {
-            cleanup.disarm();
-        }
-    }
 }
 
 /// `ip monitor route` in a namespace.
@@ -191,11 +169,7 @@ impl Bed {
     }
 
     fn bird(&self, netns: &Netns, name: &str) -> Daemon {
-        let path = |end: &str| self.path(&format!("{name}.{end}"));
-        let mut command = netns.command("bird");
-        command.arg("-f").arg("-c").arg(path("conf")).arg("-s").arg(path("ctl")).arg("-P").arg(path("pid"));
-        let log = fs::File::create(path("log")).unwrap();
-        Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log))
+        bird::start(netns, &self.dir, name).unwrap()
     }
 
     /// Starts FRR on a node; returns the folder of its sockets.
@@ -217,8 +191,8 @@ impl Bed {
                 .arg(path("pid"))
                 .arg("-z")
                 .arg(dir.join("zserv.api"));
-            let log = fs::File::create(self.path(&format!("{daemon}.log"))).unwrap();
-            self.daemons.push(Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log)));
+            let log = self.path(&format!("{daemon}.log"));
+            self.daemons.push(Daemon::start_with_log(&mut command, &log).unwrap());
             // bgpd reads the routes of the table once zebra listens.
             wait_for(SOON, || dir.join("zserv.api").exists().then_some(())).expect("zebra must listen");
         }
@@ -236,8 +210,7 @@ impl Bed {
             "--lifetime",
             &lifetime().as_secs().to_string(),
         ]);
-        let log = fs::File::create(self.path(&format!("fence-{number}.log"))).unwrap();
-        Daemon::start(command.stdout(log.try_clone().unwrap()).stderr(log))
+        Daemon::start_with_log(&mut command, &self.path(&format!("fence-{number}.log"))).unwrap()
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -355,10 +328,9 @@ impl Bed {
     /// Starts `ip monitor route` on a node; returns once it listens.
     pub(super) fn monitor(&self, number: usize) -> Monitor {
         let file = self.path(&format!("monitor-{number}"));
-        let log = fs::File::create(&file).unwrap();
         let mut command = self.nodes[number - 1].command("ip");
-        command.args(["monitor", "route"]).stdout(log.try_clone().unwrap()).stderr(log);
-        let monitor = Monitor { _daemon: Daemon::start(&mut command), file };
+        let daemon = Daemon::start_with_log(command.args(["monitor", "route"]), &file).unwrap();
+        let monitor = Monitor { _daemon: daemon, file };
         // It shows a change once it listens.
         let node = &self.nodes[number - 1];
         let shows = || {
@@ -448,28 +420,17 @@ fn connect(router: &Netns, nodes: &[Netns], client: &Netns) {
     }
 }
 
-/// The configuration of the router: a session of each family with each node, and equal-cost routes.
+/// The configuration of the router.
 fn router_config(nodes: usize, bfd: bool) -> String {
-    let mut text = "router id 10.9.0.254;\nprotocol device {\n}\n".to_owned();
-    if bfd {
-        text += "protocol bfd {\n}\n";
-    }
-    for family in ["ipv4", "ipv6"] {
-        text += &format!(
-            "protocol kernel {{ merge paths on; {family} {{ import none; export where source = RTS_BGP; }}; }}\n"
-        );
-    }
-    let bfd = if bfd { "bfd { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; };" } else { "" };
-    let options = format!("connect delay time 1; connect retry time 1; error wait time 1, 2;\n  {bfd}");
-    for number in 1..=nodes {
-        text += &format!(
-            "protocol bgp n{number} {{\n  local 10.9.0.254 port 1790 as 64501;\n  neighbor 10.9.0.{number} as 64500;\n  \
-             password \"secret\";\n  {options}\n  ipv4 {{ import all; export none; }};\n}}\n\
-             protocol bgp n{number}x6 {{\n  local fd00:9::fe port 1790 as 64501;\n  neighbor fd00:9::{number:x} as 64500;\n  \
-             {options}\n  ipv6 {{ import all; export none; }};\n}}\n"
-        );
-    }
-    text
+    let router = Router {
+        addresses: ["10.9.0.254", "fd00:9::fe"],
+        networks: ["10.9.0.", "fd00:9::"],
+        nodes,
+        port: 1790,
+        password: Some("secret"),
+        bfd,
+    };
+    router.config()
 }
 
 /// The configuration of FRR on a node. It sets communities where routes leave towards the router, not where FRR takes

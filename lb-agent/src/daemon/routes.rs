@@ -1,0 +1,64 @@
+//! The tasks that announce load balancers' addresses by BGP: one keeps routes and BIRD's configuration, and with an API server
+//! another one reads what to announce.
+
+use std::sync::Arc;
+
+use anyhow::anyhow;
+use lb_core::announce::{advertisement::Advertised, cluster::Member};
+use tokio::sync::watch;
+
+use super::{state::State, tasks::Tasks};
+use crate::{
+    announce::{
+        HolderMap,
+        bgp::{self, RouteAnnouncer},
+    },
+    config::{Config, Source},
+    kubernetes::announce::{BgpPublished, run_bgp},
+    metrics::Metrics,
+};
+
+/// What the source of Services and the writer publish.
+pub(super) struct Inputs {
+    /// From the folder of manifests; with an API server, what is announced at layer 2.
+    pub(super) advertised: watch::Receiver<Advertised>,
+    pub(super) holders: watch::Receiver<HolderMap>,
+    pub(super) synchronised: watch::Receiver<bool>,
+    pub(super) complete: watch::Receiver<bool>,
+}
+
+/// Spawns the tasks if they are configured. Otherwise the routes of an earlier agent of this data plane go.
+pub(super) fn spawn(
+    config: &Config,
+    inputs: Inputs,
+    (state, metrics): (Arc<State>, Arc<Metrics>),
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    bgp::leave_other_table(&config.kernel.bpffs, config.bgp.as_ref())?;
+    let Some(options) = config.bgp.clone() else { return Ok(()) };
+    let name: Arc<str> = config.node_name.as_str().into();
+    let Inputs { advertised, holders, synchronised, complete } = inputs;
+    let (problem_sender, problems) = watch::channel(Vec::new());
+    let (node_sender, node) = watch::channel(None);
+    let advertised = match &config.source {
+        Source::Manifests(_) => {
+            node_sender.send_replace(Some(Member::alone(&name)));
+            advertised
+        }
+        Source::ApiServer(server) => {
+            let (advertised_sender, advertised) = watch::channel(Advertised::default());
+            let published =
+                BgpPublished { advertised: advertised_sender, node: node_sender, problems: problem_sender };
+            let (server, name) = (server.clone(), Arc::clone(&name));
+            tasks.spawn("objects for BGP", async move {
+                run_bgp(server, name, published).await?;
+                Err(anyhow!("the watch of what is announced by BGP has ended"))
+            });
+            advertised
+        }
+    };
+    let sources = bgp::Sources { advertised, holders, synchronised, complete, node, problems };
+    let announcer = RouteAnnouncer::new(name, options, sources, (state, metrics))?;
+    tasks.spawn("routes for BGP", announcer.run());
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! What is announced by BGP, from the API server: MetalLB's kinds, and the Node of this agent.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use kube::Client;
+use lb_core::{
+    announce::{advertisement::Advertised, bgp::Objects, cluster::Member},
+    api::{BfdProfile, BgpAdvertisement, BgpPeer, Community, IpAddressPool},
+    load_balancer::Pool,
+    model::ObjectName,
+};
+use tokio::sync::watch;
+
+use super::{kinds::AnyNode, pools, replace, set};
+use crate::kubernetes::{
+    client::{ApiServer, KubernetesError, watching_client},
+    conditions::ServerConditions,
+    kind::{self, Kind},
+    watch::Watch,
+};
+
+/// Channels for what the source publishes. Each holds the latest value.
+#[derive(Debug)]
+pub struct BgpPublished {
+    /// What is announced, and to whom.
+    pub advertised: watch::Sender<Advertised>,
+    /// The Node of this agent; `None` until every kind has been listed.
+    pub node: watch::Sender<Option<Member>>,
+    /// All current problems, for `lb-agent status`.
+    pub problems: watch::Sender<Vec<String>>,
+}
+
+/// Watches what is announced by BGP. Runs forever.
+///
+/// # Errors
+///
+/// A configuration without a usable API server. A server that does not answer is retried forever.
+pub async fn run_bgp(
+    server: ApiServer,
+    node: Arc<str>,
+    published: BgpPublished,
+) -> Result<(), KubernetesError> {
+    let (client, _) = watching_client(server).await?;
+    Follower::new(&client, &node, published).follow().await
+}
+
+struct Follower {
+    published: BgpPublished,
+    server: ServerConditions,
+    advertisements: Watch<BgpAdvertisement>,
+    peers: Watch<BgpPeer>,
+    communities: Watch<Community>,
+    profiles: Watch<BfdProfile>,
+    pools: Watch<IpAddressPool>,
+    node: Watch<AnyNode>,
+    objects: Objects,
+    known_pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
+    known_node: Option<Member>,
+}
+
+/// The watch of all objects of a kind.
+fn every<K: Kind>(client: &Client) -> Watch<K> {
+    Watch::new(client.clone(), kind::all(), SystemTime::UNIX_EPOCH)
+}
+
+impl Follower {
+    fn new(client: &Client, node: &str, published: BgpPublished) -> Self {
+        Self {
+            published,
+            server: ServerConditions::default(),
+            advertisements: every(client),
+            peers: every(client),
+            communities: every(client),
+            profiles: every(client),
+            pools: every(client),
+            node: Watch::new(client.clone(), kind::named_object(node), SystemTime::UNIX_EPOCH),
+            objects: Objects::default(),
+            known_pools: BTreeMap::new(),
+            known_node: None,
+        }
+    }
+
+    async fn follow(mut self) -> Result<(), KubernetesError> {
+        const ENDED: KubernetesError = KubernetesError::Ended;
+        loop {
+            tokio::select! {
+                changes = self.advertisements.next() => {
+                    replace(&mut self.objects.advertisements, changes.ok_or(ENDED)?);
+                }
+                changes = self.peers.next() => {
+                    replace(&mut self.objects.peers, changes.ok_or(ENDED)?);
+                }
+                changes = self.communities.next() => {
+                    replace(&mut self.objects.communities, changes.ok_or(ENDED)?);
+                }
+                changes = self.profiles.next() => {
+                    replace(&mut self.objects.profiles, changes.ok_or(ENDED)?);
+                }
+                changes = self.pools.next() => replace(&mut self.known_pools, changes.ok_or(ENDED)?),
+                changes = self.node.next() => {
+                    // A Node that was deleted announces nothing.
+                    for (_, member) in changes.ok_or(ENDED)? {
+                        self.known_node = member;
+                    }
+                }
+            }
+            self.publish();
+        }
+    }
+
+    /// Whether all objects have been read. Never while the CRD of a kind is missing.
+    fn is_listed(&self) -> bool {
+        self.pools.is_listed()
+            && self.node.is_listed()
+            && self.advertisements.is_listed()
+            && self.peers.is_listed()
+            && self.communities.is_listed()
+            && self.profiles.is_listed()
+    }
+
+    fn publish(&mut self) {
+        if self.is_listed() {
+            let pools = pools(&self.known_pools);
+            let bgp = self.objects.clone();
+            // First: the announcer reads the others once it knows the node.
+            set(&self.published.advertised, Advertised { bgp, pools, ..Advertised::default() });
+            let gone = Member { may_announce: false, ..Member::default() };
+            set(&self.published.node, Some(self.known_node.clone().unwrap_or(gone)));
+        }
+        let Self { advertisements, peers, communities, profiles, pools, node, .. } = self;
+        let failures = [
+            advertisements.failure(),
+            peers.failure(),
+            communities.failure(),
+            profiles.failure(),
+            pools.failure(),
+            node.failure(),
+        ];
+        let problems = advertisements.problems().chain(peers.problems());
+        let problems = problems.chain(communities.problems()).chain(profiles.problems());
+        let problems = self.server.update(failures.into_iter().flatten(), problems);
+        set(&self.published.problems, problems);
+    }
+}

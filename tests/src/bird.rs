@@ -1,0 +1,119 @@
+//! BIRD in the namespaces of nodes and routers, and other processes that end with a test.
+
+use std::{
+    fs::File,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{cleanup::Cleanup, netns::Netns};
+
+/// A process that is killed when it is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    cleanup: Option<Cleanup>,
+}
+
+impl Daemon {
+    /// Starts the process.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let started = Cleanup::spawn(command.stdin(Stdio::null()));
+        let (child, cleanup) = started.with_context(|| format!("starting {command:?} (is it installed?)"))?;
+        Ok(Self { child, cleanup: Some(cleanup) })
+    }
+
+    /// The same, with its output in a file.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the process cannot be started.
+    pub fn start_with_log(command: &mut Command, log: &Path) -> Result<Self> {
+        let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
+        Self::start(command.stdout(file.try_clone()?).stderr(file))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.kill().and_then(|()| self.child.wait()).is_ok()
+            && let Some(cleanup) = self.cleanup.take()
+        {
+            cleanup.disarm();
+        }
+    }
+}
+
+/// Starts BIRD in a namespace. Its files are in `folder`: `NAME.conf`, which must exist, `NAME.ctl` (its socket), and
+/// `NAME.log`.
+///
+/// # Errors
+/// BIRD cannot be started.
+pub fn start(netns: &Netns, folder: &Path, name: &str) -> Result<Daemon> {
+    let path = |end: &str| folder.join(format!("{name}.{end}"));
+    let mut command = netns.command("bird");
+    command.arg("-f").arg("-c").arg(path("conf")).arg("-s").arg(path("ctl")).arg("-P").arg(path("pid"));
+    Daemon::start_with_log(&mut command, &path("log"))
+}
+
+/// A router that learns routes from nodes, and spreads packets over those with equal routes.
+#[derive(Clone, Copy, Debug)]
+pub struct Router<'a> {
+    /// Its addresses in the network of the nodes, IPv4 first.
+    pub addresses: [&'a str; 2],
+    /// The same networks without the number of a node, which follows: `10.9.0.` and `fd00:9::`.
+    pub networks: [&'a str; 2],
+    /// The numbers of the nodes go from 1 to this one.
+    pub nodes: usize,
+    /// The port of BGP, on both sides.
+    pub port: u16,
+    /// The password of the IPv4 sessions.
+    pub password: Option<&'a str>,
+    /// Whether BFD watches the nodes: it notices a dead one after 300 ms.
+    pub bfd: bool,
+}
+
+/// The AS of the nodes.
+pub const NODES_AS: u32 = 64_500;
+/// The AS of the router.
+pub const ROUTER_AS: u32 = 64_501;
+
+impl Router<'_> {
+    /// BIRD's configuration: a session of each family with each node (`n1`, `n1x6`), and equal-cost routes.
+    pub fn config(&self) -> String {
+        let mut text = format!("router id {};\nprotocol device {{\n}}\n", self.addresses[0]);
+        if self.bfd {
+            text += "protocol bfd {\n}\n";
+        }
+        for family in ["ipv4", "ipv6"] {
+            text += &format!(
+                "protocol kernel {{ merge paths on; {family} {{ import none; export where source = RTS_BGP; }}; }}\n"
+            );
+        }
+        for number in 1..=self.nodes {
+            let [v4, v6] = self.networks;
+            text += &self.session(&format!("n{number}"), 0, &format!("{v4}{number}"));
+            text += &self.session(&format!("n{number}x6"), 1, &format!("{v6}{number:x}"));
+        }
+        text
+    }
+
+    fn session(&self, name: &str, family: usize, neighbour: &str) -> String {
+        let Self { addresses, port, password, bfd, .. } = self;
+        let bfd =
+            if *bfd { "bfd { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; };" } else { "" };
+        let password = password.filter(|_| family == 0).map(|it| format!("password \"{it}\";"));
+        format!(
+            "protocol bgp {name} {{\n  local {} port {port} as {ROUTER_AS};\n  neighbor {neighbour} as {NODES_AS};\n  {}\n  \
+             connect delay time 1; connect retry time 1; error wait time 1, 2;\n  {bfd}\n  \
+             {} {{ import all; export none; }};\n}}\n",
+            addresses[family],
+            password.unwrap_or_default(),
+            ["ipv4", "ipv6"][family]
+        )
+    }
+}

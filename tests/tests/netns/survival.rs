@@ -1,0 +1,183 @@
+//! Which connections survive when another node gets their packets: a node dies, comes, or hands its addresses over.
+
+use std::{collections::BTreeMap, net::SocketAddr, thread::sleep, time::Duration};
+
+use lb_tests::{
+    cluster::Cluster,
+    netns::unique_prefix,
+    site::{Announcement, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
+    transfers::{Download, Transfers},
+    wait_for,
+};
+
+/// A download without a byte for this time is lost.
+const STALLED: Duration = Duration::from_secs(20);
+/// Bytes of a download: more than it receives before [`Transfers::finish`], and than buffers hold.
+const BYTES: u64 = 512 << 10;
+
+fn site(announcement: Announcement, flags: &[&str]) -> Site {
+    start(prepare(announcement, flags))
+}
+
+fn prepare(announcement: Announcement, flags: &[&str]) -> Site {
+    let near = format!("{}-near", unique_prefix());
+    Site::new(Cluster::for_test(WIRING).unwrap(), &near, announcement, flags).unwrap()
+}
+
+fn start(mut site: Site) -> Site {
+    site.start(&NODES).unwrap();
+    site.wait_for_services().unwrap();
+    site
+}
+
+fn http(vips: [&str; 2]) -> [SocketAddr; 2] {
+    vips.map(|vip| SocketAddr::new(vip.parse().unwrap(), 80))
+}
+
+/// Starts downloads from the client behind the router.
+fn far_downloads(site: &Site, count: usize) -> Transfers {
+    Transfers::begin(&site.cluster.client, &http(FAR), count, BYTES).unwrap()
+}
+
+/// Downloads by their node, and by that of their pod.
+struct Paths {
+    forwarders: BTreeMap<SocketAddr, u8>,
+}
+
+impl Paths {
+    fn of(site: &Site) -> Self {
+        Self { forwarders: site.forwarders().unwrap() }
+    }
+
+    /// The node that the client's packets reach first.
+    fn forwarder(&self, site: &Site, download: &Download) -> u8 {
+        let of_pod = || site.node_of(&download.server).unwrap();
+        self.forwarders.get(&download.local).copied().unwrap_or_else(of_pod)
+    }
+}
+
+/// Those of the downloads that have not received everything.
+fn broken(downloads: &[Download]) -> Vec<&Download> {
+    downloads.iter().filter(|download| !download.is_complete()).collect()
+}
+
+#[test]
+fn connections_survive_the_death_and_the_return_of_a_node_behind_ecmp() {
+    const COUNT: usize = 120;
+    let mut site = site(Announcement::None, &MAGLEV_AND_DSR);
+    let transfers = far_downloads(&site, COUNT);
+    let paths = Paths::of(&site);
+    // As after BFD has found out: packets are lost for a while, then the router leaves the dead node out.
+    site.kill(3).unwrap();
+    sleep(Duration::from_millis(300));
+    site.cluster.spread_services_over(&[1, 2]).unwrap();
+    let is_lost = |download: &Download| site.node_of(&download.server) == Some(3);
+    let downloads = transfers.finish(STALLED, is_lost);
+    let (lost, rest): (Vec<Download>, Vec<Download>) = downloads.into_iter().partition(is_lost);
+    let moved = rest.iter().filter(|download| paths.forwarder(&site, download) == 3).count();
+    println!(
+        "{COUNT} downloads, {moved} moved to other nodes, {} had their pods on the dead node",
+        lost.len()
+    );
+    assert_eq!(broken(&rest).len(), 0, "{:?}", broken(&rest));
+    assert!(moved > COUNT / 10 && !lost.is_empty(), "{moved} {}", lost.len());
+    assert!(lost.iter().all(|download| !download.is_complete()), "{lost:?}");
+
+    // The router spreads over three nodes again: it moves connections, and each goes on with its pod.
+    site.revive(3).unwrap();
+    site.wait_for_services().unwrap();
+    site.cluster.spread_services_over(&[1, 2]).unwrap();
+    let transfers = far_downloads(&site, COUNT);
+    let before = Paths::of(&site);
+    site.cluster.spread_services_over(&NODES).unwrap();
+    sleep(Duration::from_secs(1));
+    let after = Paths::of(&site);
+    let downloads = transfers.finish(STALLED, |_| false);
+    let adopted =
+        after.forwarders.iter().filter(|(client, node)| before.forwarders.get(*client) != Some(*node));
+    let adopted = adopted.count();
+    println!("{COUNT} downloads, {adopted} went on through another node");
+    assert_eq!(broken(&downloads).len(), 0, "{:?}", broken(&downloads));
+    assert!(adopted > COUNT / 20, "{adopted}");
+}
+
+#[test]
+fn connections_survive_a_layer_2_takeover_from_a_dead_node() {
+    const COUNT: usize = 60;
+    let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
+    let owner = site.wait_for_announcer(|_| true).unwrap();
+    let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, BYTES).unwrap();
+    site.kill(owner).unwrap();
+    let next = site.wait_for_announcer(|node| node != owner).unwrap();
+    let is_lost = |download: &Download| site.node_of(&download.server) == Some(owner);
+    let downloads = transfers.finish(STALLED, is_lost);
+    let (lost, rest): (Vec<Download>, Vec<Download>) = downloads.into_iter().partition(is_lost);
+    let pause = rest.iter().map(|download| download.longest_pause).max().unwrap_or_default();
+    println!(
+        "{COUNT} downloads moved from node{owner} to node{next}, {} had their pods on the dead node; longest pause {pause:?}",
+        lost.len()
+    );
+    assert_eq!(broken(&rest).len(), 0, "{:?}", broken(&rest));
+    assert!(!rest.is_empty() && !lost.is_empty());
+}
+
+#[test]
+fn planned_handover_under_mh_and_dsr_ends_no_connection() {
+    const COUNT: usize = 60;
+    let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
+    // The best node takes over once it has settled.
+    sleep(Duration::from_secs(6));
+    let owner = site.wait_for_announcer(|_| true).unwrap();
+    let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, BYTES).unwrap();
+    assert!(site.take_agent(owner).unwrap().terminate().unwrap().success());
+    site.wait_for_announcer(|node| node != owner).unwrap();
+    // The pods of the node that hands over go on as well: its programs stay.
+    sleep(Duration::from_secs(1));
+    site.start(&[owner]).unwrap();
+    site.wait_for_announcer(|node| node == owner).unwrap();
+    sleep(Duration::from_secs(1));
+    let downloads = transfers.finish(STALLED, |_| false);
+    assert_eq!(broken(&downloads).len(), 0, "{:?}", broken(&downloads));
+}
+
+/// The schedulers choose by the client's address only, which every node knows.
+#[test]
+fn connections_under_sh_or_under_affinity_with_mh_survive_on_another_node() {
+    let dsr = &MAGLEV_AND_DSR[2..];
+    for (scheduler, affinity) in [("mh", Some(600)), ("sh", None)] {
+        let site = prepare(Announcement::None, &[&["--scheduler", scheduler], dsr].concat());
+        let mut far = site.far();
+        far.exposure.affinity = affinity;
+        site.cluster.manifests.put(&far).unwrap();
+        let site = start(site);
+        site.cluster.route_services_to(1).unwrap();
+        let transfers = far_downloads(&site, 30);
+        for node in [2, 3] {
+            site.cluster.route_services_to(node).unwrap();
+            sleep(Duration::from_millis(500));
+        }
+        let downloads = transfers.finish(STALLED, |_| false);
+        assert_eq!(broken(&downloads).len(), 0, "{scheduler}: {:?}", broken(&downloads));
+    }
+}
+
+/// Under other settings the second node has no way to know the pod of a connection, or the port that the first node gave it.
+#[test]
+fn without_maglev_or_dsr_connections_end_when_another_node_gets_them() {
+    let dsr = &MAGLEV_AND_DSR[2..];
+    for flags in [&[][..], &["--scheduler", "mh"], dsr, &[&["--scheduler", "lc"], dsr].concat()] {
+        let site = site(Announcement::None, flags);
+        site.cluster.route_services_to(1).unwrap();
+        let transfers = far_downloads(&site, 40);
+        site.cluster.route_services_to(2).unwrap();
+        let has_failed = || (!failed(&transfers.downloads()).is_empty()).then_some(());
+        assert!(wait_for(STALLED, has_failed).is_some(), "{flags:?}: {:?}", transfers.downloads());
+        let downloads = transfers.finish(STALLED, |_| false);
+        let reset = failed(&downloads).iter().filter(|why| why.contains("reset")).count();
+        println!("{flags:?}: {} of {} ended, {reset} by a reset", broken(&downloads).len(), downloads.len());
+    }
+}
+
+fn failed(downloads: &[Download]) -> Vec<String> {
+    downloads.iter().filter_map(|download| download.end.clone()?.err()).collect()
+}

@@ -1,0 +1,206 @@
+//! `cargo xtask demo announce`: a node dies, and comes back, under downloads through announced addresses.
+//!
+//! One client is in the nodes' network, where one node answers for the address. The other one is behind a router, which
+//! spreads its connections over all nodes by the routes of BIRD.
+
+mod report;
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use lb_tests::{
+    cleanup,
+    cluster::Cluster,
+    netns::Netns,
+    site::{Announcement, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
+    transfers::{Download, Transfers},
+    wait_for,
+};
+
+use self::report::{Claim, Event, Fate, Outcome, Report, Tally, timeline};
+use super::report::say;
+
+const PREFIX: &str = "lb-announce";
+const FOLDER: &str = "/run/lb-announce";
+/// A download without a byte for this time is lost.
+const STALLED: Duration = Duration::from_secs(20);
+/// Bytes of a download: more than it receives before the node dies, and than buffers hold.
+const BYTES: u64 = 512 << 10;
+/// How long the clients download before something happens, and after it.
+const CALM: Duration = Duration::from_secs(2);
+
+/// Arguments of `demo announce`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Downloads at the same time; a tenth of them by the client in the nodes' network
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(20..=4000))]
+    connections: u32,
+    /// Print the results to standard output as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the demo; fails if a connection ended that another node could have served.
+pub(super) fn run(args: &Args) -> Result<()> {
+    if Path::new("/run/netns").join(format!("{PREFIX}-client")).exists() || Path::new(FOLDER).exists() {
+        bail!(
+            "this demo is running, or one was killed: its namespaces {PREFIX}-* or {FOLDER} are still there"
+        );
+    }
+    cleanup::on_interrupt();
+    say("creating namespaces for three nodes with two pods each, a router, and two clients");
+    let cluster = Cluster::create(PREFIX, Path::new(FOLDER), WIRING).context("creating the namespaces")?;
+    let near = format!("{PREFIX}-near");
+    let mut site = Site::new(cluster, &near, Announcement::Both, &MAGLEV_AND_DSR)?;
+    let report = play(&mut site, args.connections as usize)?;
+    say("removing everything");
+    drop(site);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("\n{}", report.text());
+    }
+    let broken = report.broken();
+    ensure!(broken == 0, "{broken} connections ended that another node could have served");
+    Ok(())
+}
+
+fn play(site: &mut Site, connections: usize) -> Result<Report> {
+    say("starting lb-agent and BIRD on each node, and BIRD on the router");
+    site.start(&NODES)?;
+    site.wait_for_services()?;
+    site.wait_for_hops(&NODES)?;
+    site.wait_for_announcer(|_| true)?;
+    // The best node takes the address over once it has settled.
+    sleep(Duration::from_secs(6));
+    let dead = site.wait_for_announcer(|_| true)?;
+    let died = death(site, dead, connections)?;
+    let came = arrival(site, dead, connections)?;
+    Ok(Report { dead, scenes: vec![died, came] })
+}
+
+/// The downloads of both clients.
+struct Clients {
+    start: Instant,
+    near: Transfers,
+    far: Transfers,
+    events: Vec<Event>,
+}
+
+impl Clients {
+    fn begin(site: &Site, connections: usize) -> Result<Self> {
+        let few = connections / 10;
+        say(&format!(
+            "{few} downloads from {} (layer 2) and {} from {} (by BGP)",
+            NEAR[0],
+            connections - few,
+            FAR[0]
+        ));
+        let begin = |client: &Netns, vips: [&str; 2], count| -> Result<Transfers> {
+            let to =
+                vips.iter().map(|vip| Ok(SocketAddr::new(vip.parse()?, 80))).collect::<Result<Vec<_>>>()?;
+            Transfers::begin(client, &to, count, BYTES).context("opening connections")
+        };
+        let near = begin(&site.near, NEAR, few)?;
+        let far = begin(&site.cluster.client, FAR, connections - few)?;
+        Ok(Self { start: Instant::now(), near, far, events: Vec::new() })
+    }
+
+    fn note(&mut self, what: String) {
+        say(&what);
+        self.events.push(Event { at_ms: millis(self.start.elapsed()), what });
+    }
+
+    /// Lets the downloads end; returns what their clients saw. `died` is a node that is dead.
+    fn end(self, site: &Site, claim: Claim, died: Option<u8>, paths: &Paths) -> Outcome {
+        say("waiting for the end of the downloads");
+        let Self { start, near, far, events } = self;
+        let is_lost = |download: &Download| died.is_some() && site.node_of(&download.server) == died;
+        let samples = [near.samples(), far.samples()];
+        let mut tallies = Vec::new();
+        for (client, transfers) in [("near (layer 2)", near), ("far (BGP, ECMP)", far)] {
+            for download in transfers.finish(STALLED, is_lost) {
+                let fate = paths.fate(site, &download, died);
+                Tally::add(&mut tallies, client, fate, &download);
+            }
+        }
+        Outcome { claim, tallies, events, timeline: timeline(start, &samples) }
+    }
+}
+
+/// The nodes that the packets of connections reach first.
+struct Paths {
+    forwarders: std::collections::BTreeMap<SocketAddr, u8>,
+}
+
+impl Paths {
+    fn of(site: &Site) -> Result<Self> {
+        Ok(Self { forwarders: site.forwarders()? })
+    }
+
+    /// What the death of a node means for a connection.
+    fn fate(&self, site: &Site, download: &Download, died: Option<u8>) -> Fate {
+        let of_pod = site.node_of(&download.server);
+        let first = self.forwarders.get(&download.local).copied().or(of_pod);
+        match died {
+            Some(_) if of_pod == died => Fate::PodDied,
+            Some(_) if first == died => Fate::NodeDied,
+            Some(_) | None => Fate::Untouched,
+        }
+    }
+}
+
+fn death(site: &mut Site, dead: u8, connections: usize) -> Result<Outcome> {
+    let mut clients = Clients::begin(site, connections)?;
+    sleep(CALM);
+    let paths = Paths::of(site)?;
+    site.kill(dead)?;
+    clients.note(format!("node{dead} dies: its wire goes down, its agent and its BIRD are killed"));
+    let rest: Vec<u8> = NODES.into_iter().filter(|node| *node != dead).collect();
+    let (mut left, mut announcer) = (false, None);
+    let settled = || {
+        if !left && site.has_hops(&rest).is_ok_and(|it| it) {
+            left = true;
+            clients
+                .note(format!("the router forwards to the other nodes only (BFD), no longer to node{dead}"));
+        }
+        if announcer.is_none() {
+            announcer = site.announcer().ok().flatten().filter(|node| *node != dead);
+            if let Some(node) = announcer {
+                clients.note(format!("node{node} answers for {}", NEAR[0]));
+            }
+        }
+        (left && announcer.is_some()).then_some(())
+    };
+    wait_for(Duration::from_secs(20), settled).context("the addresses do not move to other nodes")?;
+    sleep(CALM);
+    Ok(clients.end(site, Claim::Death, Some(dead), &paths))
+}
+
+fn arrival(site: &mut Site, node: u8, connections: usize) -> Result<Outcome> {
+    let mut clients = Clients::begin(site, connections)?;
+    sleep(CALM);
+    let before = Paths::of(site)?;
+    clients.note(format!("node{node} comes back with an empty flow table for these connections"));
+    site.revive(node)?;
+    clients.note(format!("the agent of node{node} is ready"));
+    site.wait_for_hops(&NODES)?;
+    clients.note(format!("the router forwards to node{node} as well"));
+    site.wait_for_announcer(|announcer| announcer == node)?;
+    clients.note(format!("node{node} answers for {} again", NEAR[0]));
+    sleep(CALM);
+    let after = Paths::of(site)?;
+    let changed = |client: &SocketAddr| before.forwarders.get(client) != after.forwarders.get(client);
+    let moved = after.forwarders.keys().filter(|client| changed(client)).count();
+    clients.note(format!("{moved} connections go on through another node than before"));
+    Ok(clients.end(site, Claim::Arrival, None, &after))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,267 @@
+//! What the clients saw, as data and as text.
+
+use std::time::{Duration, Instant};
+
+use comfy_table::{Table, presets};
+use lb_tests::transfers::{Download, Sample};
+use serde::Serialize;
+
+/// Length of a line of the timeline.
+const STEP: Duration = Duration::from_millis(250);
+/// The longest bar of the timeline, in characters.
+const BAR: usize = 40;
+
+/// All results, as `--json` prints them.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    /// The number of the node that dies and comes back.
+    pub(super) dead: u8,
+    pub(super) scenes: Vec<Outcome>,
+}
+
+/// What happens in a scene.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Claim {
+    Death,
+    Arrival,
+}
+
+/// One scene.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Outcome {
+    pub(super) claim: Claim,
+    pub(super) tallies: Vec<Tally>,
+    pub(super) events: Vec<Event>,
+    pub(super) timeline: Vec<Line>,
+}
+
+/// What a death means for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Fate {
+    /// Neither its pod nor the node that its packets reach first has died.
+    Untouched,
+    /// Another node can serve it: only the node that its packets reached first has died.
+    NodeDied,
+    /// No node can serve it: its pod is on the dead node.
+    PodDied,
+}
+
+/// Connections of one client with one fate.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Tally {
+    client: &'static str,
+    fate: Fate,
+    connections: usize,
+    /// Those that received every byte.
+    complete: usize,
+    /// The longest time without a byte of those, in ms.
+    longest_pause_ms: u64,
+    /// How the others ended: the first errors.
+    errors: Vec<String>,
+}
+
+/// Something that happened.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Event {
+    /// Since the beginning of the scene.
+    pub(super) at_ms: u64,
+    pub(super) what: String,
+}
+
+/// What the clients received in a part of the time.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Line {
+    at_ms: u64,
+    /// Bytes that each client received: near, far.
+    bytes: [u64; 2],
+    failed: [usize; 2],
+}
+
+impl Tally {
+    /// Counts a download.
+    pub(super) fn add(all: &mut Vec<Self>, client: &'static str, fate: Fate, download: &Download) {
+        let index = all.iter().position(|it| it.client == client && it.fate == fate).unwrap_or_else(|| {
+            all.push(Self {
+                client,
+                fate,
+                connections: 0,
+                complete: 0,
+                longest_pause_ms: 0,
+                errors: Vec::new(),
+            });
+            all.len() - 1
+        });
+        let tally = &mut all[index];
+        tally.connections += 1;
+        if download.is_complete() {
+            tally.complete += 1;
+            tally.longest_pause_ms = tally.longest_pause_ms.max(super::millis(download.longest_pause));
+        } else if tally.errors.len() < 3 {
+            let why =
+                download.end.clone().and_then(Result::err).unwrap_or_else(|| "no more bytes".to_owned());
+            tally.errors.push(why);
+        }
+    }
+
+    /// Connections that ended although a node could serve them.
+    fn broken(&self) -> usize {
+        if self.fate == Fate::PodDied { 0 } else { self.connections - self.complete }
+    }
+}
+
+/// The received bytes in steps of [`STEP`]; the samples are those of the near and of the far client.
+pub(super) fn timeline(start: Instant, samples: &[Vec<Sample>; 2]) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for (client, samples) in samples.iter().enumerate() {
+        for sample in samples {
+            let at = sample.at.saturating_duration_since(start);
+            let index = usize::try_from(at.as_millis() / STEP.as_millis()).unwrap_or_default();
+            while lines.len() <= index {
+                let at_ms = super::millis(STEP) * lines.len() as u64;
+                lines.push(Line { at_ms, ..Line::default() });
+            }
+            lines[index].bytes[client] += sample.bytes;
+            lines[index].failed[client] = sample.failed;
+        }
+    }
+    lines
+}
+
+impl Report {
+    /// Connections that ended although a node could serve them.
+    pub(super) fn broken(&self) -> usize {
+        self.scenes.iter().flat_map(|scene| &scene.tallies).map(Tally::broken).sum()
+    }
+
+    /// Tables and timelines.
+    pub(super) fn text(&self) -> String {
+        self.scenes.iter().map(|scene| scene.text(self.dead)).collect::<Vec<_>>().join("\n\n")
+    }
+}
+
+impl Outcome {
+    fn text(&self, dead: u8) -> String {
+        let title = match self.claim {
+            Claim::Death => format!("node{dead} dies under downloads"),
+            Claim::Arrival => format!("node{dead} comes back under downloads"),
+        };
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY).force_no_tty();
+        table.set_header(["client", "connections", "", "all bytes", "longest pause", "broken"]);
+        for tally in &self.tallies {
+            table.add_row([
+                tally.client.to_owned(),
+                self.of(tally.fate, dead),
+                tally.connections.to_string(),
+                tally.complete.to_string(),
+                format!("{} ms", tally.longest_pause_ms),
+                self.broken(tally),
+            ]);
+        }
+        format!("{title}\n{table}\n{}", self.lines())
+    }
+
+    fn of(&self, fate: Fate, dead: u8) -> String {
+        match (self.claim, fate) {
+            (Claim::Arrival, _) => "all".to_owned(),
+            (Claim::Death, Fate::Untouched) => "through other nodes".to_owned(),
+            (Claim::Death, Fate::NodeDied) => format!("through node{dead}, to pods elsewhere"),
+            (Claim::Death, Fate::PodDied) => format!("to pods of node{dead}"),
+        }
+    }
+
+    fn broken(&self, tally: &Tally) -> String {
+        if tally.fate == Fate::PodDied {
+            return format!("{} (no node can serve them)", tally.connections - tally.complete);
+        }
+        let errors = tally.errors.join(", ");
+        if errors.is_empty() { "0".to_owned() } else { format!("{}: {errors}", tally.broken()) }
+    }
+
+    /// The timeline: bytes of both clients as bars, and the events between them.
+    fn lines(&self) -> String {
+        let most =
+            self.timeline.iter().map(|line| line.bytes[0].max(line.bytes[1])).max().unwrap_or(0).max(1);
+        let bar = |bytes: u64| {
+            let length = usize::try_from(bytes * (BAR as u64 / 2) / most).unwrap_or_default();
+            "█".repeat(length.max(usize::from(bytes > 0)))
+        };
+        let mut text = format!("{:>7}  {:<w$}  {:<w$}\n", "ms", "near", "far", w = BAR / 2);
+        let mut events = self.events.iter().peekable();
+        for line in &self.timeline {
+            while let Some(event) = events.next_if(|event| event.at_ms < line.at_ms) {
+                text += &format!("{:>7}  ▶ {}\n", event.at_ms, event.what);
+            }
+            let [near, far] = line.bytes.map(bar);
+            text += &format!("{:>7}  {near:<w$}  {far:<w$}\n", line.at_ms, w = BAR / 2);
+        }
+        for event in events {
+            text += &format!("{:>7}  ▶ {}\n", event.at_ms, event.what);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn download(end: Result<(), String>) -> Download {
+        let address = SocketAddr::from(([192, 0, 2, 1], 80));
+        Download {
+            local: address,
+            to: address,
+            server: "pod1".to_owned(),
+            received: 1,
+            longest_pause: Duration::from_millis(20),
+            end: Some(end),
+        }
+    }
+
+    #[test]
+    fn only_connections_that_a_node_could_serve_count_as_broken() {
+        let mut tallies = Vec::new();
+        let reset = || download(Err("reset".to_owned()));
+        Tally::add(&mut tallies, "near", Fate::PodDied, &reset());
+        Tally::add(&mut tallies, "near", Fate::NodeDied, &download(Ok(())));
+        let scene =
+            |tallies| Outcome { claim: Claim::Death, tallies, events: Vec::new(), timeline: Vec::new() };
+        assert_eq!(Report { dead: 2, scenes: vec![scene(tallies)] }.broken(), 0);
+        let mut tallies = Vec::new();
+        Tally::add(&mut tallies, "near", Fate::NodeDied, &reset());
+        let report = Report { dead: 2, scenes: vec![scene(tallies)] };
+        assert_eq!(report.broken(), 1);
+        assert!(report.text().contains("1: reset"), "{}", report.text());
+    }
+
+    #[test]
+    fn timeline_shows_events_where_they_happened() {
+        let start = Instant::now();
+        let sample =
+            |ms, bytes| Sample { at: start + Duration::from_millis(ms), bytes, moving: 1, failed: 0 };
+        let samples = [vec![sample(10, 5), sample(20, 5)], vec![sample(600, 40)]];
+        let scene = Outcome {
+            claim: Claim::Death,
+            tallies: Vec::new(),
+            events: vec![Event { at_ms: 300, what: "node2 dies".to_owned() }],
+            timeline: timeline(start, &samples),
+        };
+        let bytes: Vec<[u64; 2]> = scene.timeline.iter().map(|line| line.bytes).collect();
+        assert_eq!(bytes, [[10, 0], [0, 0], [0, 40]]);
+        let text = scene.lines();
+        let position = |what: &str| text.find(what).unwrap();
+        assert!(
+            position("▶ node2 dies") < position("    500") && position("    250") < position("▶"),
+            "{text}"
+        );
+    }
+}
