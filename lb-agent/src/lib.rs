@@ -18,5 +18,6 @@ mod log_few;
 pub mod manifests;
 pub mod metrics;
 pub mod node;
+pub mod probe;
 mod stop;
 pub mod zpages;

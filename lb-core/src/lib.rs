@@ -35,6 +35,7 @@ pub mod model;
 pub mod north_south;
 mod per_address;
 pub mod plan;
+pub mod probe;
 pub mod protocol;
 pub mod reconciler;
 mod records;

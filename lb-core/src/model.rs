@@ -15,6 +15,7 @@ pub use crate::protocol::Protocol;
 use crate::{
     family::{Families, Family},
     north_south::NorthSouthMode,
+    probe::{check::Check, target::Target},
     tables::{Maglev, TableSize},
 };
 
@@ -94,8 +95,17 @@ pub struct Scheduling {
     pub north_south: Option<NorthSouthMode>,
     /// Annotation `lb.dev/weights`.
     pub weights: BTreeMap<Member, u32>,
+    /// The annotation of AWS for cross-zone load balancing: `false` prefers endpoints in the zone of this node, `true` uses
+    /// those of all zones, and both override hints.
+    pub cross_zone: Option<bool>,
+    /// Annotation `lb.dev/health-check` and those of clouds that mean the same.
+    pub check: Option<Arc<Check>>,
+    /// Annotation `lb.dev/fail-closed`: whether new connections are refused while all endpoints are unhealthy.
+    pub fail_closed: bool,
     /// Invalid annotations.
     pub annotation_errors: Vec<AnnotationError>,
+    /// Annotations of clouds that have no effect here.
+    pub ignored: Vec<IgnoredAnnotation>,
 }
 
 impl Scheduling {
@@ -125,6 +135,17 @@ pub enum Member {
     Zone(Arc<str>),
 }
 
+/// An annotation of a cloud that has no effect here.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IgnoredAnnotation {
+    /// The annotation's name.
+    pub annotation: Arc<str>,
+    /// The annotation's value.
+    pub value: Arc<str>,
+    /// Why it has no effect, and what to do instead.
+    pub why: &'static str,
+}
+
 /// An invalid annotation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnotationError {
@@ -137,6 +158,11 @@ pub struct AnnotationError {
 }
 
 impl Service {
+    /// The health check of its endpoints.
+    pub fn check(&self) -> Option<&Arc<Check>> {
+        self.scheduling.as_ref()?.check.as_ref()
+    }
+
     /// Whether the Service has that family. Addresses of other families are not served, including external ones.
     pub fn has(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
@@ -260,6 +286,8 @@ pub struct Node {
     /// The families in which the node can currently distinguish internal clients from external ones
     /// (`--detect-local-mode`). Without `masquerade_all`, clients of cluster IPs are masqueraded only in these.
     pub detects_inside: Families,
+    /// The targets that this node has found unhealthy.
+    pub unhealthy: BTreeSet<Target>,
 }
 
 /// Addresses of this node; each list sorted, each address once.
@@ -311,6 +339,8 @@ pub enum SourceEvent {
     NodeAddresses(NodeAddresses),
     /// The families in which the node can now distinguish internal clients from external ones.
     DetectsInside(Families),
+    /// Endpoints have become unhealthy (`true`), or usable again (`false`).
+    Unhealthy(Vec<(Target, bool)>),
     /// The source has sent every readable object at least once.
     Synchronised,
     /// The source has sent everything except objects of these Services, which it could not read: the agent may delete

@@ -10,7 +10,7 @@ use lb_common::{Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip,
 
 use crate::{
     arena::SlotRange,
-    model::{AnnotationError, ObjectName, Protocol, ServicePortName},
+    model::{AnnotationError, IgnoredAnnotation, ObjectName, Protocol, ServicePortName},
     tables::Digest,
 };
 
@@ -236,7 +236,8 @@ pub enum Condition {
         /// While `VIPS` has fewer addresses than this, Services may add theirs.
         slots: u32,
     },
-    /// An annotation is invalid; the Service is served as if the annotation were unset.
+    /// An annotation is invalid; the Service is served as if the annotation were unset, or, if it is about health checks,
+    /// with the last valid ones.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
         name = .error.annotation, value = .error.value, why = .error.why
@@ -246,6 +247,17 @@ pub enum Condition {
         service: ObjectName,
         /// The annotation, and its error.
         error: AnnotationError,
+    },
+    /// An annotation of a cloud has no effect here.
+    #[error(
+        "annotation {name} of Service {service} is ignored (value {value:?}): {why}",
+        name = .ignored.annotation, value = .ignored.value, why = .ignored.why
+    )]
+    IgnoredAnnotation {
+        /// The Service.
+        service: ObjectName,
+        /// The annotation, and why it has no effect.
+        ignored: IgnoredAnnotation,
     },
     /// Two service ports claim one frontend. The stronger kind owns it (cluster IP, load balancer, external IP, node
     /// port); among equal kinds the smaller name does. The other one takes over when the owner no longer claims it.
@@ -274,7 +286,9 @@ impl Condition {
             Self::FrontendsFull { .. } => Some("SERVICES"),
             Self::SourceRangesFull { .. } => Some("SOURCE_RANGES"),
             Self::VipsFull { .. } => Some("VIPS"),
-            Self::BadAnnotation { .. } | Self::FrontendConflict { .. } => None,
+            Self::BadAnnotation { .. } | Self::IgnoredAnnotation { .. } | Self::FrontendConflict { .. } => {
+                None
+            }
         }
     }
 
@@ -297,7 +311,8 @@ impl Condition {
             | Self::FrontendsFull { service, .. }
             | Self::SourceRangesFull { service, .. }
             | Self::VipsFull { service, .. }
-            | Self::BadAnnotation { service, .. } => service,
+            | Self::BadAnnotation { service, .. }
+            | Self::IgnoredAnnotation { service, .. } => service,
             Self::FrontendConflict { loser, .. } => &loser.service,
         }
     }

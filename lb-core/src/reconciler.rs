@@ -22,9 +22,10 @@ use crate::{
     ids::Ids,
     last_good::{LastGood, Unread},
     mirror::Mirror,
-    model::{AnnotationError, Change, Node, NodeAddresses, ObjectName, Policy},
+    model::{AnnotationError, Change, IgnoredAnnotation, Node, NodeAddresses, ObjectName, Policy},
     per_address::PerAddress,
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
+    probe::{self, Targets, target::alike},
     records::{Placement, count, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     stale_udp::{ServedUdp, StaleFrontends, StaleUdp},
@@ -78,6 +79,7 @@ pub struct Reconciler {
     last_good: LastGood,
     health_checks: HealthChecks,
     holders: Holders,
+    targets: Targets,
     endings: StaleUdp,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
     in_flight: InFlight,
@@ -141,6 +143,7 @@ impl Reconciler {
             last_good,
             health_checks: HealthChecks::default(),
             holders: Holders::default(),
+            targets: Targets::default(),
             endings: StaleUdp::default(),
             problems: BTreeMap::new(),
             in_flight: InFlight::default(),
@@ -177,6 +180,48 @@ impl Reconciler {
         if self.node.detects_inside != families {
             self.node.detects_inside = families;
             self.store.mark_all_dirty();
+        }
+    }
+
+    /// Adopts the targets that an earlier agent has found unhealthy. Call it before the first plan.
+    pub fn adopt_unhealthy(&mut self, targets: impl IntoIterator<Item = probe::Target>) {
+        self.node.unhealthy.extend(targets);
+    }
+
+    /// Records which endpoints have become unhealthy (`true`) or usable again. The next plan covers the Services that use
+    /// them.
+    pub fn set_unhealthy(&mut self, changes: Vec<(probe::Target, bool)>) {
+        for (target, is_unhealthy) in changes {
+            let services = self.targets.users(&target);
+            let is_change = match is_unhealthy {
+                true => !services.is_empty() && self.node.unhealthy.insert(target.clone()),
+                false => self.node.unhealthy.remove(&target),
+            };
+            if is_change {
+                services.iter().cloned().for_each(|service| self.store.mark_dirty(service));
+            }
+        }
+    }
+
+    /// The targets of health checks whose users have changed since the last call, with the Services that use them now;
+    /// without Services, the target is probed no more.
+    pub fn take_target_changes(&mut self) -> Vec<(probe::Target, Vec<ObjectName>)> {
+        let changes = self.targets.take_changes();
+        changes.iter().filter(|(_, users)| users.is_empty()).for_each(|(gone, _)| {
+            self.node.unhealthy.remove(gone);
+        });
+        changes
+    }
+
+    /// Brings the targets of a Service up to date. A new one begins with the verdict of a known one whose probes ask the
+    /// same: a changed interval changes no verdict.
+    fn set_targets(&mut self, service: &ObjectName) {
+        let targets = desired::targets(self.store.service(service), self.store.slices(service));
+        for new in self.targets.set(service, targets) {
+            let unhealthy = &self.node.unhealthy;
+            if alike(unhealthy.range(..&new), unhealthy.range(&new..), &new).is_some() {
+                self.node.unhealthy.insert(new);
+            }
         }
     }
 
@@ -244,7 +289,7 @@ impl Reconciler {
         let mut left = Remaining::new(self.capacity, contents, self.vips.size_after_changes(&contents.vips));
         for (service, ports) in self.desired() {
             let ports = ports.unwrap_or_else(|| self.desired_ports(&service));
-            self.note_annotation_errors(&service);
+            self.note_annotations(&service);
             match self.plan_service(&service, ports, &mut left, &mut draft) {
                 Some(keys) => {
                     given_up.extend(self.frontends_of(&service));
@@ -474,6 +519,7 @@ impl Reconciler {
         let mut desired = BTreeMap::new();
         let mut concerned = BTreeSet::new();
         for service in dirty {
+            self.set_targets(&service);
             let ports = self.desired_ports(&service);
             let slices = self.store.slices(&service);
             self.holders.set(&service, self.store.service(&service), slices.clone());
@@ -581,15 +627,21 @@ impl Reconciler {
         }
     }
 
-    /// Starts the list of conditions of a Service with its invalid annotations.
-    fn note_annotation_errors(&mut self, service: &ObjectName) {
+    /// Starts the list of conditions of a Service with its annotations that are invalid or have no effect.
+    fn note_annotations(&mut self, service: &ObjectName) {
         let scheduling = self.store.service(service).and_then(|service| service.scheduling.as_ref());
-        let annotation_errors = scheduling.into_iter().flat_map(|scheduling| &scheduling.annotation_errors);
-        let problem = |error: &AnnotationError| Condition::BadAnnotation {
+        let bad = |error: &AnnotationError| Condition::BadAnnotation {
             service: service.clone(),
             error: error.clone(),
         };
-        let problems: Vec<Condition> = annotation_errors.map(problem).collect();
+        let ignored = |ignored: &IgnoredAnnotation| Condition::IgnoredAnnotation {
+            service: service.clone(),
+            ignored: ignored.clone(),
+        };
+        let problems: Vec<Condition> = scheduling.map_or_else(Vec::new, |scheduling| {
+            let of_clouds = scheduling.ignored.iter().map(ignored);
+            scheduling.annotation_errors.iter().map(bad).chain(of_clouds).collect()
+        });
         if problems.is_empty() {
             self.problems.remove(service);
         } else {

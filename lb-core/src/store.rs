@@ -5,8 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use crate::environment::{self, Environment};
-use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
+use crate::{
+    convert,
+    environment::{self, Environment},
+    model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Scheduling, Service},
+};
 
 /// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
 #[derive(Clone, Debug, Default)]
@@ -77,6 +80,7 @@ impl Store {
 
     fn apply_service(&mut self, name: ObjectName, service: Option<Service>) {
         let name = self.strings.object_name(name);
+        let service = service.map(|service| self.with_last_good_check(&name, service));
         if self.service(&name) == service.as_ref() {
             return;
         }
@@ -93,6 +97,22 @@ impl Store {
             }
         }
         self.dirty.insert(name);
+    }
+
+    /// The Service; if its annotations about health checks are invalid, with the last valid check.
+    fn with_last_good_check(&self, name: &ObjectName, mut service: Service) -> Service {
+        let is_invalid = |scheduling: &&mut Arc<Scheduling>| {
+            scheduling.annotation_errors.iter().any(|error| convert::is_about_health(error.annotation))
+        };
+        if let Some(scheduling) = service.scheduling.as_mut().filter(is_invalid)
+            && let Some(before) = self.service(name)
+        {
+            let before = before.scheduling.as_deref();
+            let scheduling = Arc::make_mut(scheduling);
+            scheduling.check = before.and_then(|before| before.check.clone());
+            scheduling.fail_closed = before.is_some_and(|before| before.fail_closed);
+        }
+        service
     }
 
     fn apply_slice(&mut self, name: ObjectName, slice: Option<EndpointSlice>) {

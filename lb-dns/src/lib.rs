@@ -36,6 +36,7 @@ pub use self::{
     server::{BindError, Server},
     servers::Servers,
     stats::Stats,
+    upstream::{ServerCode, response_code},
 };
 
 /// Locks, also after a panic of another thread: every change that a lock guards is complete or harmless.

@@ -5,7 +5,10 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use hickory_proto::op::{Message, MessageType, OpCode, Query as Question};
+use hickory_proto::{
+    op::{Message, MessageType, OpCode, Query as Question, ResponseCode},
+    rr::{Name, RecordType},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -25,6 +28,31 @@ pub(crate) struct Ask {
 pub(crate) async fn exchange(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
     let answer = over_udp(server, ask).await?;
     if answer.metadata.truncation { over_tcp(server, ask).await } else { Ok(answer) }
+}
+
+/// The response code of a DNS server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerCode {
+    /// Whether the server answers: it has neither failed nor refused.
+    pub is_usable: bool,
+    /// The name of the code.
+    pub text: String,
+}
+
+/// Asks a server over UDP for an address of `name`, or, if that is empty, for the name servers of the root, as a health
+/// check does.
+///
+/// # Errors
+/// An invalid name, and errors of the socket. The caller limits the time.
+pub async fn response_code(server: SocketAddr, name: &str) -> io::Result<ServerCode> {
+    let of_root = name.is_empty();
+    let mut name = Name::from_ascii(name).map_err(io::Error::other)?;
+    name.set_fqdn(true);
+    let question = Question::query(name, if of_root { RecordType::NS } else { RecordType::A });
+    let ask = Ask { question, dnssec_ok: false, checking_disabled: false };
+    let code = over_udp(server, &ask).await?.metadata.response_code;
+    let is_usable = !matches!(code, ResponseCode::ServFail | ResponseCode::Refused);
+    Ok(ServerCode { is_usable, text: code.to_string() })
 }
 
 /// Every question has its own port and a random ID, which an attacker would have to guess (RFC 5452).
@@ -87,8 +115,6 @@ fn accept(bytes: &[u8], id: u16, ask: &Ask) -> Option<Message> {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::{Name, RecordType};
-
     use super::*;
 
     fn ask(name: &str) -> Ask {

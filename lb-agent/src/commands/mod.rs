@@ -47,9 +47,10 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
         ServiceCommand::Show { name, output } => {
             let (pinned, mut services) = services(paths)?;
             service_view::count_flows(&mut services, &pinned.conntrack().list()?);
-            // The maps do not contain which node announces an address.
+            // The maps contain neither which node announces an address nor the results of health checks.
             if let Ok(Some(report)) = socket::ask(&paths.bpffs) {
                 service_view::name_announcers(&mut services, &report.announcements);
+                service_view::add_health(&mut services, &report.health_checks);
             }
             service::show(services, &name, output)
         }

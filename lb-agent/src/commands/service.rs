@@ -1,6 +1,6 @@
 //! `service list` and `service show`.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::bail;
 use comfy_table::Table;
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     announce::announcer,
     cli::{ServiceOutput, split_name},
+    probe::{CheckReport, EndpointReport},
 };
 
 /// Prints all `services`, or those of one namespace.
@@ -104,6 +105,10 @@ fn page(services: &[ServiceView], wide: bool) -> String {
         } else {
             text.push_str(&render(&backend_table(service, wide)));
         }
+        if let Some(check) = service.health_check.as_ref().filter(|check| !check.failing.is_empty()) {
+            text.push('\n');
+            text.push_str(&render(&failing_table(check)));
+        }
     }
     text
 }
@@ -125,6 +130,9 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     if !service.source_ranges.is_empty() {
         lines.push(("Allowed", format!("sources {}", service.source_ranges.join(", "))));
     }
+    if let Some(check) = &service.health_check {
+        lines.push(("Health", health(check)));
+    }
     for frontend in &service.frontends {
         if let Some(AnnouncedView { node, here, since }) = &frontend.announced {
             let by = announcer(node.as_deref(), *here, *since);
@@ -135,6 +143,29 @@ fn heading(service: &ServiceView, wide: bool) -> String {
         lines.push(("Id", id.to_string()));
     }
     lines.into_iter().map(|(label, value)| format!("{label:<10} {value}\n")).collect()
+}
+
+/// The check, and the numbers of endpoints by their health.
+fn health(check: &CheckReport) -> String {
+    let CheckReport { healthy, unhealthy, unknown, .. } = check;
+    let interval = Duration::from_millis(check.interval_milliseconds);
+    let unknown = if *unknown == 0 { String::new() } else { format!(", {unknown} without a result yet") };
+    format!("{} every {interval:?}: {healthy} healthy, {unhealthy} unhealthy{unknown}", check.check)
+}
+
+/// The endpoints whose probes fail. Unhealthy ones are no backends, unless all are unhealthy.
+fn failing_table(check: &CheckReport) -> Table {
+    let mut table = table(&["PROBED", "HEALTH", "SINCE", "LAST-FAILURE"]);
+    for EndpointReport { address, port, verdict, since, reason } in &check.failing {
+        let mood = if verdict == "unhealthy" { Mood::Bad } else { Mood::Odd };
+        table.add_row(vec![
+            SocketAddr::new(*address, *port).to_string().into(),
+            cell(verdict, mood),
+            since.to_string().into(),
+            reason.into(),
+        ]);
+    }
+    table
 }
 
 fn frontend_table(service: &ServiceView, wide: bool) -> Table {
@@ -296,6 +327,43 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
 10.1.0.6:8080  active  -     -     -    1       -      -        -
 ";
         assert_eq!(page(&service_view::services(&testdata::exposed()), true), expected);
+    }
+
+    #[test]
+    fn page_shows_unhealthy_endpoints_and_their_last_failure() {
+        let endpoint = |last: u8, verdict: &str, reason: &str| EndpointReport {
+            address: [10, 1, 0, last].into(),
+            port: 8080,
+            verdict: verdict.to_owned(),
+            since: "2026-11-25T23:00:00Z".parse().unwrap(),
+            reason: reason.to_owned(),
+        };
+        let check = CheckReport {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+            check: "http://:8080/healthz".to_owned(),
+            interval_milliseconds: 10_000,
+            timeout_milliseconds: 5_000,
+            healthy_threshold: 2,
+            unhealthy_threshold: 3,
+            healthy: 2,
+            unhealthy: 1,
+            unknown: 1,
+            failing: vec![endpoint(5, "healthy", "no answer in 5s"), endpoint(7, "unhealthy", "status 500")],
+        };
+        let mut services = service_view::services(&testdata::contents());
+        service_view::add_health(&mut services, &[check]);
+        assert_eq!(services[1].health_check, None);
+        let text = page(&services[..1], false);
+        let line =
+            "Health     http://:8080/healthz every 10s: 2 healthy, 1 unhealthy, 1 without a result yet\n";
+        assert!(text.contains(line), "{text}");
+        let expected = "
+PROBED         HEALTH     SINCE                 LAST-FAILURE
+10.1.0.5:8080  healthy    2026-11-25T23:00:00Z  no answer in 5s
+10.1.0.7:8080  unhealthy  2026-11-25T23:00:00Z  status 500
+";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

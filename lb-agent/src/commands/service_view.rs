@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use lb_datapath::Connection;
 
-use crate::announce::AnnouncementReport;
+use crate::{announce::AnnouncementReport, probe::CheckReport};
 
 /// One service port. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -56,6 +56,9 @@ pub(super) struct ServiceView {
     /// Weights of backends, by `ADDRESS:PORT`, without those that are 1.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<SocketAddr, u32>,
+    /// The health check of the endpoints; only in `service show`, and while an agent runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) health_check: Option<CheckReport>,
     /// Id of the service port in the maps.
     pub(super) id: u32,
 }
@@ -106,6 +109,14 @@ pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[Ann
             let AnnouncementReport { node, here, since, .. } = it;
             AnnouncedView { node: node.clone(), here: *here, since: *since }
         });
+    }
+}
+
+/// Adds the health checks, and what they show on this node.
+pub(super) fn add_health(services: &mut [ServiceView], checks: &[CheckReport]) {
+    for service in services {
+        let is_of = |check: &&CheckReport| check.namespace == service.namespace && check.name == service.name;
+        service.health_check = checks.iter().find(is_of).cloned();
     }
 }
 
@@ -197,6 +208,7 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
         session_affinity: if record.affinity_seconds == 0 { "None" } else { "ClientIP" },
         session_affinity_seconds: (record.affinity_seconds != 0).then_some(record.affinity_seconds),
         scheduler: Scheduler::try_from(record.scheduler).map_or("unknown", Scheduler::as_str),
+        health_check: None,
         id,
     })
 }

@@ -44,6 +44,7 @@ use crate::{
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
     metrics::{self, Metrics, PacketCounters},
+    probe::{self, Prober},
     zpages::{self, About},
 };
 use lb_datapath::{
@@ -133,6 +134,8 @@ struct Senders {
     counters: watch::Sender<BTreeSet<u32>>,
     /// Counters of new and refused flows: from the shortage task to connection tracking.
     flow_counts: watch::Sender<FlowCounts>,
+    /// Targets of health checks: from the writer to the prober.
+    targets: mpsc::UnboundedSender<probe::Targets>,
     /// Changes: from the source of Services and the node task to the writer.
     events: mpsc::Sender<SourceEvent>,
     /// From the environment socket to the writer.
@@ -155,6 +158,7 @@ struct Receivers {
     stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     counters: watch::Receiver<BTreeSet<u32>>,
     flow_counts: watch::Receiver<FlowCounts>,
+    targets: mpsc::UnboundedReceiver<probe::Targets>,
     events: mpsc::Receiver<SourceEvent>,
     environments: mpsc::Receiver<environment::Request>,
 }
@@ -175,6 +179,7 @@ fn wire() -> (Senders, Receivers) {
     let (stale_udp_sender, stale_udp) = mpsc::unbounded_channel();
     let (counters_sender, counters) = watch::channel(BTreeSet::new());
     let (flow_counts_sender, flow_counts) = watch::channel(FlowCounts::default());
+    let (targets_sender, targets) = mpsc::unbounded_channel();
     let (events_sender, events) = mpsc::channel(QUEUE);
     let (environments_sender, environments) = mpsc::channel(1);
     let senders = Senders {
@@ -192,6 +197,7 @@ fn wire() -> (Senders, Receivers) {
         stale_udp: stale_udp_sender,
         counters: counters_sender,
         flow_counts: flow_counts_sender,
+        targets: targets_sender,
         events: events_sender,
         environments: environments_sender,
     };
@@ -210,6 +216,7 @@ fn wire() -> (Senders, Receivers) {
         stale_udp,
         counters,
         flow_counts,
+        targets,
         events,
         environments,
     };
@@ -273,13 +280,22 @@ fn spawn(
         let ranges = receivers.service_cidrs.clone();
         dns::spawn(config.dns.clone(), names, ranges, stats, &opened.state, tasks);
     }
+    let observers = probe::Observers {
+        board: opened.state.board(),
+        metrics: Arc::clone(&opened.metrics),
+        events: events.clone(),
+    };
+    let file = socket::record(&config.kernel.bpffs, "unhealthy")?;
+    let prober = (receivers.targets, senders.events.clone());
+    let (prober, unhealthy) = Prober::new(&config.node_name, file, prober, observers);
+    tasks.spawn("health checks of endpoints", prober.run());
     let policy = config.policy();
     let from_api_server = (senders.node_info, senders.service_cidrs);
     let announced = Announced {
         advertised: senders.advertised,
         cluster: senders.cluster,
         ballots: receivers.ballots,
-        events,
+        events: events.clone(),
     };
     spawn_source(config, &opened, (senders.events, announced), from_api_server, tasks);
 
@@ -299,12 +315,15 @@ fn spawn(
     let listeners = Listeners {
         stale_udp: senders.stale_udp,
         checks: senders.checks,
+        targets: senders.targets,
+        events,
         holders: senders.holders,
         synchronised: senders.synchronised,
         complete: senders.complete,
     };
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
     writer.adopt_counters(counted);
+    writer.adopt_unhealthy(unhealthy);
     let udp = conntrack::Udp { sockets, stale_udp: receivers.stale_udp, served: writer.served() };
     tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.own, receivers.flow_counts, observers));
     tasks.spawn("writer", writer.run(receivers.events, receivers.counters, receivers.environments));

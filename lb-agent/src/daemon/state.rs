@@ -15,6 +15,7 @@ use super::shortage::{ShortageReport, Shortages};
 use crate::{
     announce::{AnnouncementReport, bgp::BgpReport},
     health::{Freshness, Health, Moment},
+    probe::{Board, CheckReport},
 };
 
 /// The agent's part of `lb-agent status`, sent through the status socket.
@@ -72,6 +73,9 @@ pub struct Report {
     /// The DNS server; `None` without `--dns-bind-address`. Older agents do not report it.
     #[serde(default)]
     pub dns: Option<DnsReport>,
+    /// The health checks of Services, and what they show on this node. Older agents do not report them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub health_checks: Vec<CheckReport>,
 }
 
 /// The DNS server.
@@ -188,6 +192,7 @@ pub struct State {
     node_name: String,
     started: Timestamp,
     inner: Mutex<Inner>,
+    board: Board,
 }
 
 #[derive(Debug, Default)]
@@ -231,7 +236,12 @@ impl Inner {
 impl State {
     /// The state of an agent that has just started.
     pub fn new(node_name: String) -> Self {
-        Self { node_name, started: Timestamp::now(), inner: Mutex::default() }
+        Self { node_name, started: Timestamp::now(), inner: Mutex::default(), board: Board::default() }
+    }
+
+    /// The state of health checks.
+    pub(super) fn board(&self) -> Board {
+        self.board.clone()
     }
 
     /// Ignores poisoning: a task that panics while it holds the lock ends the agent, and leaves the state valid.
@@ -346,6 +356,7 @@ impl State {
             shortages: inner.shortages.report(Instant::now()),
             load_balancers: inner.load_balancers.clone(),
             dns: inner.dns.clone(),
+            health_checks: self.board.report(),
         }
     }
 }

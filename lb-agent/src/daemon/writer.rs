@@ -39,9 +39,10 @@ use super::{
 use crate::{
     announce::HolderMap,
     health::Checks,
-    kubernetes::at,
+    kubernetes::{Events, at},
     log_few::warn_few,
     metrics::{Extent, Metrics},
+    probe,
 };
 use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
@@ -61,6 +62,10 @@ pub(super) struct Listeners {
     pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
     /// Responses for the servers of `healthCheckNodePort`.
     pub(super) checks: watch::Sender<Checks>,
+    /// Targets of health checks: to the prober.
+    pub(super) targets: mpsc::UnboundedSender<probe::Targets>,
+    /// Events about Services.
+    pub(super) events: Events,
     /// The Services with load balancers' addresses.
     pub(super) holders: watch::Sender<HolderMap>,
     /// Whether at least one synchronisation has completed. `holders` is up to date before it becomes true.
@@ -138,6 +143,11 @@ impl Writer {
         self.reconciler.served().clone()
     }
 
+    /// Takes over the endpoints that an earlier agent has found unhealthy.
+    pub(super) fn adopt_unhealthy(&mut self, remembered: probe::Remembered) {
+        self.reconciler.adopt_unhealthy(remembered.into_keys());
+    }
+
     /// Takes over the flow counters of an earlier agent.
     pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, ServiceEndpoint>) {
         self.reconciler.adopt_counters(counters);
@@ -208,6 +218,7 @@ impl Writer {
                 self.next_extent = Extent::Full;
                 self.reconciler.set_detects_inside(families);
             }
+            SourceEvent::Unhealthy(changes) => self.reconciler.set_unhealthy(changes),
             SourceEvent::Synchronised => {}
             SourceEvent::CompleteBut(unread) => self.reconciler.sources_complete_but(&unread),
             SourceEvent::Complete => self.reconciler.sources_complete(),
@@ -274,6 +285,7 @@ impl Writer {
         }
         self.report(failure.map(|error| error.to_string()));
         self.publish_health_checks();
+        self.publish_targets();
         if is_large || extent == Extent::Full {
             memory::return_unused();
         }
@@ -345,12 +357,25 @@ impl Writer {
         }
         self.report_shortages();
         let problems = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
-        let problems: BTreeSet<String> = problems.map(ToString::to_string).collect();
-        warn_few(problems.difference(&self.logged));
+        let problems: BTreeMap<String, &Condition> = problems.map(|it| (it.to_string(), it)).collect();
+        let new = problems.iter().filter(|(text, _)| !self.logged.contains(*text));
+        for (text, problem) in new.clone() {
+            self.emit_annotation(problem, text);
+        }
+        warn_few(new.map(|(text, _)| text));
+        let problems: BTreeSet<String> = problems.into_keys().collect();
         self.logged = problems;
         let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
         let failures = failure.into_iter().collect();
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
+    }
+
+    /// Emits an Event about an annotation that is invalid or has no effect.
+    fn emit_annotation(&self, problem: &Condition, text: &str) {
+        let is_invalid = matches!(problem, Condition::BadAnnotation { .. });
+        if is_invalid || matches!(problem, Condition::IgnoredAnnotation { .. }) {
+            self.listeners.events.annotation(problem.service().clone(), is_invalid, text.to_owned());
+        }
     }
 
     /// The fill of the maps that grow with the Services.
@@ -398,6 +423,14 @@ impl Writer {
         for family in Family::ALL {
             let NoLocalEndpoints { internal, external } = self.reconciler.no_local_endpoints(family);
             self.metrics.set_no_local_endpoints(family, internal, external);
+        }
+    }
+
+    /// Tells the prober which endpoints to probe.
+    fn publish_targets(&mut self) {
+        let targets = self.reconciler.take_target_changes();
+        if !targets.is_empty() && self.listeners.targets.send(targets).is_err() {
+            debug!("endpoints are not probed: the agent is stopping");
         }
     }
 

@@ -44,6 +44,18 @@ enum Occurrence {
         service: ObjectName,
         why: String,
     },
+    /// An endpoint of the Service has become unhealthy, or healthy again.
+    EndpointHealth {
+        service: ObjectName,
+        is_unhealthy: bool,
+        note: String,
+    },
+    /// An annotation of the Service is invalid, or has no effect here.
+    Annotation {
+        service: ObjectName,
+        is_invalid: bool,
+        note: String,
+    },
     /// A notice of the controller that assigns addresses to load balancers.
     Address(Notice),
     /// The voters on announcements have lost their majority, for this reason.
@@ -65,6 +77,16 @@ impl Events {
     /// Queues the Warning `FailedToStartServiceHealthcheck` on a Service whose `healthCheckNodePort` cannot be served.
     pub fn health_check_failed(&self, service: ObjectName, why: impl Into<String>) {
         self.emit(Occurrence::HealthCheckFailed { service, why: why.into() });
+    }
+
+    /// Queues the Warning `EndpointUnhealthy`, or the Event `EndpointHealthy`, on a Service.
+    pub(crate) fn endpoint_health(&self, service: ObjectName, is_unhealthy: bool, note: String) {
+        self.emit(Occurrence::EndpointHealth { service, is_unhealthy, note });
+    }
+
+    /// Queues the Warning `AnnotationInvalid` or `AnnotationIgnored` on a Service.
+    pub(crate) fn annotation(&self, service: ObjectName, is_invalid: bool, note: String) {
+        self.emit(Occurrence::Annotation { service, is_invalid, note });
     }
 
     /// Queues an Event about the address of a load balancer.
@@ -146,6 +168,16 @@ fn event(occurrence: &Occurrence) -> Event {
         Occurrence::HealthCheckFailed { why, .. } => {
             (EventType::Warning, "FailedToStartServiceHealthcheck", "Listen", Some(shortened(why)))
         }
+        Occurrence::EndpointHealth { is_unhealthy: true, note, .. } => {
+            (EventType::Warning, "EndpointUnhealthy", "Probe", Some(shortened(note)))
+        }
+        Occurrence::EndpointHealth { note, .. } => {
+            (EventType::Normal, "EndpointHealthy", "Probe", Some(shortened(note)))
+        }
+        Occurrence::Annotation { is_invalid, note, .. } => {
+            let reason = if *is_invalid { "AnnotationInvalid" } else { "AnnotationIgnored" };
+            (EventType::Warning, reason, "ReadAnnotation", Some(shortened(note)))
+        }
         Occurrence::Address(Notice { is_warning, reason, note, .. }) => {
             let type_ = if *is_warning { EventType::Warning } else { EventType::Normal };
             (type_, *reason, "AssignAddress", Some(shortened(note)))
@@ -167,7 +199,9 @@ fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
     };
     match occurrence {
         Occurrence::Starting | Occurrence::VotersLost(_) => reference("Node", None, node, node.to_owned()),
-        Occurrence::HealthCheckFailed { service, .. } => {
+        Occurrence::HealthCheckFailed { service, .. }
+        | Occurrence::EndpointHealth { service, .. }
+        | Occurrence::Annotation { service, .. } => {
             reference("Service", Some(&service.namespace), &service.name, service.to_string())
         }
         Occurrence::Address(Notice { service, uid, .. }) => {

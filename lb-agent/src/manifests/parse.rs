@@ -359,6 +359,7 @@ fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let ours = |(name, _): &(String, String)| {
         name.starts_with(convert::ANNOTATION_PREFIX)
             || load_balancer::is_relevant(name)
+            || convert::is_of_cloud(name)
             || name == dns::TOLERATE_UNREADY
     };
     let annotations = annotations.map(|all| all.into_iter().filter(ours).collect());

@@ -35,6 +35,16 @@ struct Pool {
     pool: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Probe {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Health {
+    health: &'static str,
+}
+
 #[derive(Debug)]
 pub(super) struct Own {
     sync_latency: Histogram,
@@ -60,6 +70,8 @@ pub(super) struct Own {
     announce_takeovers: Counter,
     bgp_routes: Gauge,
     bgp_fence: Gauge,
+    probes: Family<Probe, Counter>,
+    probed_endpoints: Family<Health, Gauge>,
 }
 
 impl Default for Own {
@@ -88,6 +100,8 @@ impl Default for Own {
             announce_takeovers: Counter::default(),
             bgp_routes: Gauge::default(),
             bgp_fence: Gauge::default(),
+            probes: Family::default(),
+            probed_endpoints: Family::default(),
         }
     }
 }
@@ -141,6 +155,10 @@ impl Own {
         registry.register("bgp_routes", help, self.bgp_routes.clone());
         let help = "Whether a fence runs, which removes the routes if the agent hangs or dies";
         registry.register("bgp_fence", help, self.bgp_fence.clone());
+        let help = "Probes of endpoints with a health check, by their results";
+        registry.register("probes", help, self.probes.clone());
+        let help = "Endpoints with a health check, by what this node has found";
+        registry.register("probed_endpoints", help, self.probed_endpoints.clone());
     }
 }
 
@@ -219,6 +237,16 @@ impl Metrics {
     /// Counts addresses that this node began to announce.
     pub(crate) fn count_takeovers(&self, addresses: usize) {
         self.own.announce_takeovers.inc_by(addresses as u64);
+    }
+
+    /// Counts a probe of an endpoint.
+    pub(crate) fn count_probe(&self, result: &'static str) {
+        self.own.probes.get_or_create(&Probe { result }).inc();
+    }
+
+    /// Sets the number of endpoints with a health check of which this node has found `health`.
+    pub(crate) fn set_probed_endpoints(&self, health: &'static str, count: usize) {
+        self.own.probed_endpoints.get_or_create(&Health { health }).set(gauge(count));
     }
 
     /// Sets the numbers of listening sockets for health checks of Services (`serving`), and of those that could not be

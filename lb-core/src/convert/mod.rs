@@ -1,7 +1,9 @@
 //! Converts objects of the Kubernetes API to the [`model`](crate::model), by the rules of kube-proxy.
 
+mod clouds;
 mod error;
 mod external;
+mod health;
 mod scheduling;
 
 use std::{net::IpAddr, sync::Arc};
@@ -17,8 +19,11 @@ use crate::{
 pub const ANNOTATION_PREFIX: &str = "lb.dev/";
 
 pub(crate) use self::error::Object;
+pub(crate) use self::{clouds::ASKS_FOR_INTERNAL, health::is_about_health};
 pub use self::{
+    clouds::is_of_cloud,
     error::{ConvertError, Converted},
+    health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},
     scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
 };
 

@@ -1,4 +1,5 @@
-//! Reads the annotations of a Service that set how its backends are chosen and reached. An invalid annotation affects
+//! Reads the annotations of a Service: those that set how its backends are chosen, checked and reached, and those of
+//! clouds, which the agent reports. An invalid annotation affects
 //! no other: the Service is served as if that annotation were unset, and a [`Condition`](crate::plan::Condition)
 //! reports it.
 
@@ -20,6 +21,10 @@ pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
 /// `node:NAME` or `zone:NAME`.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
+/// The annotation of AWS that sets whether endpoints of all zones are used: `true` or `false`.
+pub(super) const CROSS_ZONE: &str =
+    "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
+
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
 
@@ -40,6 +45,12 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     if let Some(text) = text(WEIGHTS) {
         scheduling.weights = scheduling.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
     }
+    if let Some(text) = text(CROSS_ZONE) {
+        let parsed = text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned());
+        scheduling.cross_zone = scheduling.noted(CROSS_ZONE, text, parsed);
+    }
+    super::health::read(annotations, &mut scheduling);
+    scheduling.ignored = super::clouds::ignored(annotations);
     (scheduling != Scheduling::default()).then(|| Arc::new(scheduling))
 }
 
@@ -137,6 +148,18 @@ mod tests {
         ] {
             assert_eq!(scheduling.weight(&endpoint), weight, "{endpoint:?}");
         }
+    }
+
+    #[test]
+    fn cross_zone_annotation_is_true_or_false() {
+        let of = |text| of(&[(CROSS_ZONE, text)]).unwrap();
+        assert_eq!((of("true").cross_zone, of("false").cross_zone), (Some(true), Some(false)));
+        assert_eq!(of("false").ignored, []);
+        let invalid = of("no");
+        assert_eq!(
+            (invalid.cross_zone, &*invalid.annotation_errors[0].why),
+            (None, "give \"true\" or \"false\"")
+        );
     }
 
     #[test]

@@ -1,8 +1,11 @@
-//! Selects usable endpoints: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`).
+//! Selects usable endpoints: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`), and then the healthy ones.
 
 use lb_common::Address;
 
-use super::endpoints::{Endpoints, is_local, serves_terminating};
+use super::{
+    endpoints::{Endpoints, is_local, serves_terminating},
+    probed::Health,
+};
 use crate::model::{Endpoint, Node};
 
 /// An endpoint with its address and port.
@@ -17,20 +20,35 @@ pub(super) struct Categories<'a> {
     /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, else those on this node
     /// that still serve while they terminate.
     pub(super) local: Vec<Member<'a>>,
+    /// As `local`, with the unhealthy ones: other nodes, which may find them healthy, send flows to them.
+    pub(super) here: Vec<Member<'a>>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
 }
 
-/// Which ready endpoints the hints select: at least one, if any endpoint is ready.
+/// Which ready endpoints the hints or the Service select: at least one, if any endpoint is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,
+    /// Those with a hint for the zone of this node.
     SameZone,
+    /// Those with a hint for this node.
     SameNode,
+    /// Those in the zone of this node.
+    OwnZone,
 }
 
-pub(super) fn categorize<'a>(endpoints: &Endpoints<'a>, node: &Node) -> Categories<'a> {
-    let topology = topology(endpoints, node);
+pub(super) fn categorize<'a>(
+    endpoints: &Endpoints<'a>,
+    node: &Node,
+    cross_zone: Option<bool>,
+    health: &Health<'_>,
+) -> Categories<'a> {
+    let topology = match cross_zone {
+        Some(true) => Topology::Anywhere,
+        Some(false) => own_zone(endpoints, node),
+        None => topology(endpoints, node),
+    };
     let members = |usable: &dyn Fn(&Endpoint) -> bool| -> Vec<Member<'a>> {
         let all = endpoints.iter().map(|(key, endpoint)| (*key, *endpoint));
         all.filter(|(_, endpoint)| usable(endpoint)).collect()
@@ -41,11 +59,35 @@ pub(super) fn categorize<'a>(endpoints: &Endpoints<'a>, node: &Node) -> Categori
     };
     let cluster =
         first(&|endpoint| endpoint.ready && is_meant(endpoint, topology, node), &serves_terminating);
-    let local = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
+    let here = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
         serves_terminating(endpoint) && is_local(endpoint, node)
     });
+    // Hints are a preference: other endpoints take over from unhealthy ones. A traffic policy is none.
+    let elsewhere = || if topology == Topology::Anywhere { Vec::new() } else { members(&|it| it.ready) };
+    let cluster = healthy(cluster, elsewhere, health);
+    let local = healthy(here.clone(), Vec::new, health);
     let any = !cluster.is_empty();
-    Categories { cluster, local, any }
+    Categories { cluster, local, here, any }
+}
+
+/// The healthy ones of the members; if there are none, those of `others`; if there are none either, all members, because
+/// the checks rather than all endpoints may be wrong, or, under `fail-closed`, none.
+fn healthy<'a>(
+    members: Vec<Member<'a>>,
+    others: impl FnOnce() -> Vec<Member<'a>>,
+    health: &Health<'_>,
+) -> Vec<Member<'a>> {
+    if health.is_unknown() {
+        return members;
+    }
+    let good = |members: &[Member<'a>]| -> Vec<Member<'a>> {
+        members.iter().filter(|(key, _)| health.is_good(*key)).copied().collect()
+    };
+    let mut chosen = good(&members);
+    if chosen.is_empty() {
+        chosen = good(&others());
+    }
+    if chosen.is_empty() && !health.fail_closed { members } else { chosen }
 }
 
 /// Hints for nodes apply if every ready endpoint has some and at least one names this node; else hints for zones by the
@@ -91,7 +133,18 @@ fn is_meant(endpoint: &Endpoint, topology: Topology, node: &Node) -> bool {
         Topology::Anywhere => true,
         Topology::SameNode => is_for_node(endpoint, node),
         Topology::SameZone => is_for_zone(endpoint, node),
+        Topology::OwnZone => is_in_zone(endpoint, node),
     }
+}
+
+/// The zone of this node is preferred if it has a ready endpoint.
+fn own_zone(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
+    let has_endpoint = endpoints.values().any(|endpoint| endpoint.ready && is_in_zone(endpoint, node));
+    if has_endpoint { Topology::OwnZone } else { Topology::Anywhere }
+}
+
+fn is_in_zone(endpoint: &Endpoint, node: &Node) -> bool {
+    node.zone.is_some() && endpoint.zone == node.zone
 }
 
 fn is_for_node(endpoint: &Endpoint, node: &Node) -> bool {

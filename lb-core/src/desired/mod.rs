@@ -3,6 +3,7 @@
 mod categorize;
 pub(crate) mod endpoints;
 mod frontends;
+mod probed;
 mod source_ranges;
 
 use std::{net::IpAddr, sync::Arc};
@@ -20,6 +21,7 @@ use crate::{
 use categorize::{Categories, Member};
 pub use endpoints::Serving;
 pub(crate) use endpoints::unique_labels;
+pub(crate) use probed::targets;
 
 /// The desired state of one port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +126,10 @@ where
         if port.protocol == Protocol::Udp {
             desired.serving[family as usize] = endpoints::serving(&endpoints);
         }
-        desired.add_family(service, port, family, &categorize::categorize(&endpoints, node), node);
+        let health = probed::Health::of(service, port.protocol, node);
+        let cross_zone = scheduling.and_then(|scheduling| scheduling.cross_zone);
+        let categories = categorize::categorize(&endpoints, node, cross_zone, &health);
+        desired.add_family(service, port, family, &categories, node);
     }
     desired.frontends.sort_by_key(|frontend| frontend.key);
     unique_labels(&mut desired.endpoint_labels);
@@ -145,7 +150,7 @@ impl Port {
         let local = if places.use_local() { &endpoints.local[..] } else { &[] };
         let backends = Backends { service, node, direct: is_direct(service, port, node) };
         let is_direct = backends.direct && places.leads_elsewhere();
-        let named = if is_direct { &endpoints.local[..] } else { local };
+        let named = if is_direct { &endpoints.here[..] } else { local };
         let lists = frontends::Lists {
             cluster: self.slice(backends.of(cluster)),
             local: self.slice(backends.of(local)),
@@ -203,13 +208,13 @@ impl Backends<'_> {
         backend
     }
 
-    /// The endpoints in `cluster`, and those on this node that are not among them because their hints name other nodes
-    /// or because they terminate. These endpoints on this node have weight 0: they are included because packets that
+    /// The endpoints in `cluster`, and those on this node that are not among them because their hints name other nodes,
+    /// because they terminate, or because this node finds them unhealthy. These endpoints on this node have weight 0: they are included because packets that
     /// other nodes send through a tunnel must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();
-        let hidden = endpoints.local.iter().filter(|(key, _)| !in_cluster(key));
+        let hidden = endpoints.here.iter().filter(|(key, _)| !in_cluster(key));
         backends.extend(hidden.map(|member| Backend { weight: 0, ..self.one(member) }));
         backends.sort_unstable();
         backends

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::selector::Labels;
 use crate::{
     api::{self, ObjectMeta},
-    convert::{ConvertError, Object, object_name},
+    convert::{ASKS_FOR_INTERNAL, ConvertError, Object, object_name},
     family::Family,
     model::{ObjectName, Protocol},
     rules,
@@ -13,20 +13,6 @@ use crate::{
 
 /// The prefixes of MetalLB's annotations: the present one, and that of its first releases.
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
-
-/// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
-/// text that is not empty.
-const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
-    ("networking.gke.io/load-balancer-type", &["Internal"]),
-    ("cloud.google.com/load-balancer-type", &["Internal"]),
-    ("service.beta.kubernetes.io/aws-load-balancer-internal", &["true", "0.0.0.0/0"]),
-    ("service.beta.kubernetes.io/azure-load-balancer-internal", &["true"]),
-    ("service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", &["private"]),
-    ("service.beta.kubernetes.io/openstack-internal-load-balancer", &["true"]),
-    ("service.beta.kubernetes.io/cce-load-balancer-internal-vpc", &["true"]),
-    ("service.kubernetes.io/qcloud-loadbalancer-internal-subnetid", &[]),
-    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", &["intranet"]),
-];
 
 /// The request of a Service of type LoadBalancer for addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use lb_common::{Backend, FrontendKind, service_flags};
 use lb_core::{
     desired::{Frontend, Port, desired},
-    family::Families,
     model::{
         Endpoint, EndpointPort, EndpointSlice, External, Hints, Node, NodeAddresses, ObjectName, Policy,
         Protocol, Service, ServicePort, TrafficPolicy,
@@ -169,7 +168,7 @@ fn port_of(case: &Case) -> Port {
         policy: Policy { node_name: NODE.into(), ..Policy::default() },
         zone: case.zone.map(Into::into),
         addresses: NodeAddresses { own: here.clone(), primary: here.clone(), node_ports: here },
-        detects_inside: Families::NONE,
+        ..Node::default()
     };
     desired(&name, &service, [&slice].into_iter(), &node).remove(0)
 }

@@ -365,9 +365,11 @@ impl Node {
 
     /// Restarts the agent: the test must send every object again, but not the node's state.
     pub(crate) fn restart(&mut self) {
-        let model::Node { policy, zone, addresses, detects_inside } = std::mem::take(&mut self.node);
+        let model::Node { policy, zone, addresses, detects_inside, unhealthy } =
+            std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);
         *self = Self::incomplete(kernel, self.capacity, policy);
+        self.reconciler.adopt_unhealthy(unhealthy);
         self.reconciler.sources_complete();
         self.set_zone(zone.as_deref());
         self.set_addresses(addresses);

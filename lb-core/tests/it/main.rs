@@ -3,6 +3,7 @@
 mod categorize;
 mod client;
 mod golden;
+mod health;
 mod kernel;
 mod kube_proxy;
 mod properties;

@@ -22,6 +22,7 @@ mod devices;
 mod dns;
 mod dsr;
 mod edits;
+mod endpoint_health;
 mod environment;
 mod explain;
 mod faults;

@@ -1,0 +1,52 @@
+//! HTTP/1.1 probes.
+
+use std::net::SocketAddr;
+
+use http::{
+    Request,
+    header::{CONNECTION, HOST, USER_AGENT},
+};
+use http_body_util::Empty;
+use hyper::{body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use lb_core::probe::{Failure, Reason};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    task::JoinSet,
+};
+
+/// Sends `GET`. A redirect is good like every status below 400; the body is not read.
+pub(super) async fn get<S>(stream: S, server: SocketAddr, path: &str) -> Result<(), Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let request = Request::get(path)
+        .header(HOST, server.to_string())
+        .header(USER_AGENT, concat!("lb-agent/", env!("CARGO_PKG_VERSION")))
+        .header(CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| Failure::new(Reason::Protocol, format!("cannot ask for {path}: {error}")))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| failure(&error))?;
+    // Aborted when it is dropped.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let status = sender.send_request(request).await.map_err(|error| failure(&error))?.status();
+    if (200..400).contains(&status.as_u16()) {
+        return Ok(());
+    }
+    Err(Failure::new(Reason::Status, format!("status {}", status.as_u16())))
+}
+
+/// The meaning of an error of hyper.
+pub(super) fn failure(error: &hyper::Error) -> Failure {
+    use std::error::Error as _;
+    let of_kernel = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    if let Some(error) = of_kernel {
+        return super::send::failure(error);
+    }
+    if error.is_incomplete_message() {
+        return Failure::new(Reason::Refused, "connection closed without an answer");
+    }
+    Failure::new(Reason::Protocol, error.to_string())
+}

@@ -1,0 +1,219 @@
+//! The task that sends the probes.
+
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use lb_core::{
+    model::{ObjectName, SourceEvent},
+    probe::{Failure, Monitor, State, Target, Verdict},
+};
+use tokio::{
+    sync::mpsc,
+    task::{self, JoinSet},
+};
+use tracing::{info, warn};
+
+use super::{
+    board::Board,
+    memory::{self, File, Remembered},
+    send::probe,
+};
+use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
+
+/// Probes that run at once.
+const MOST_PROBES: usize = 512;
+/// The shortest time between two writes of the file.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Targets whose users have changed, with the Services that use them now.
+pub(crate) type Targets = Vec<(Target, Vec<ObjectName>)>;
+
+/// Who learns of verdicts, in addition to the writer.
+pub(crate) struct Observers {
+    pub(crate) board: Board,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Events,
+}
+
+/// The task that sends the probes. Without targets it only waits.
+pub(crate) struct Prober {
+    node: String,
+    targets: mpsc::UnboundedReceiver<Targets>,
+    writer: mpsc::Sender<SourceEvent>,
+    observers: Observers,
+    file: File,
+    /// When the file was written last; `None` if it is up to date.
+    write_at: Option<Instant>,
+    written: Option<Instant>,
+    started: Instant,
+    running: JoinSet<(Target, Result<(), Failure>)>,
+    /// Verdicts that the writer does not know yet.
+    verdicts: Vec<(Target, bool)>,
+    notes: Vec<Note>,
+}
+
+/// What log and Events say about a verdict.
+struct Note {
+    services: Vec<ObjectName>,
+    text: String,
+    is_unhealthy: bool,
+}
+
+impl Prober {
+    /// The task, and the targets that an earlier agent has found unhealthy, which the writer must know before its first
+    /// plan. `file` is where they are kept.
+    pub(crate) fn new(
+        node: &str,
+        file: PathBuf,
+        (targets, writer): (mpsc::UnboundedReceiver<Targets>, mpsc::Sender<SourceEvent>),
+        observers: Observers,
+    ) -> (Self, Remembered) {
+        let remembered = memory::read(&file);
+        if !remembered.is_empty() {
+            info!(endpoints = remembered.len(), "an earlier agent has found endpoints unhealthy");
+        }
+        *observers.board.lock() = Monitor::new(seed(node), remembered.clone());
+        let prober = Self {
+            node: node.to_owned(),
+            targets,
+            writer,
+            observers,
+            file: File::new(file),
+            write_at: None,
+            written: None,
+            started: Instant::now(),
+            running: JoinSet::new(),
+            verdicts: Vec::new(),
+            notes: Vec::new(),
+        };
+        (prober, remembered)
+    }
+
+    /// Runs the task.
+    pub(crate) async fn run(mut self) -> anyhow::Result<Infallible> {
+        loop {
+            let next = self.start_due();
+            tokio::select! {
+                targets = self.targets.recv() => self.set(targets.context("the writer has ended")?),
+                Some(done) = self.running.join_next() => {
+                    self.finish(done.context("probing an endpoint")?);
+                    while let Some(done) = self.running.try_join_next() {
+                        self.finish(done.context("probing an endpoint")?);
+                    }
+                }
+                () = at(next) => {}
+                () = at(self.write_at) => {}
+            }
+            self.publish().await?;
+            self.write();
+        }
+    }
+
+    /// Starts the probes that are due. Returns when the next one is; `None` if enough of them run.
+    fn start_due(&mut self) -> Option<Instant> {
+        let now = self.started.elapsed();
+        let mut monitor = self.observers.board.lock();
+        while self.running.len() < MOST_PROBES {
+            let Some(target) = monitor.start(now) else {
+                return monitor.next_due().map(|due| self.started + due);
+            };
+            self.running.spawn(async move {
+                let result = probe(&target).await;
+                (target, result)
+            });
+        }
+        None
+    }
+
+    fn set(&mut self, targets: Targets) {
+        let now = self.started.elapsed();
+        let mut monitor = self.observers.board.lock();
+        let (new, gone): (Targets, Targets) = targets.into_iter().partition(|(_, users)| !users.is_empty());
+        for (target, users) in new.into_iter().chain(gone) {
+            if monitor.set(&target, users, now) {
+                self.verdicts.push((target, true));
+            }
+        }
+        drop(monitor);
+        self.changed();
+    }
+
+    fn finish(&mut self, (target, result): (Target, Result<(), Failure>)) {
+        let reason = result.as_ref().err().map(|failure| failure.reason);
+        self.observers.metrics.count_probe(reason.map_or("success", |reason| reason.as_str()));
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut monitor = self.observers.board.lock();
+        let changed = monitor.finish(&target, result, self.started.elapsed(), unix).cloned();
+        if let Some(state) = changed {
+            let services = monitor.users(&target).to_vec();
+            let is_unhealthy = state.verdict == Verdict::Unhealthy;
+            self.notes.push(Note { services, text: self.text(&target, &state), is_unhealthy });
+            self.verdicts.push((target, is_unhealthy));
+        }
+    }
+
+    fn text(&self, target: &Target, state: &State) -> String {
+        let (socket, check, node) = (target.socket(), &target.check, &self.node);
+        match &state.failure {
+            Some(failure) if state.verdict == Verdict::Unhealthy => {
+                format!("endpoint {socket} is unhealthy for node {node} ({check}): {failure}")
+            }
+            Some(_) | None => format!("endpoint {socket} is healthy again for node {node} ({check})"),
+        }
+    }
+
+    /// Hands new verdicts to the writer, the log and the API server.
+    async fn publish(&mut self) -> anyhow::Result<()> {
+        if !self.verdicts.is_empty() {
+            let verdicts = std::mem::take(&mut self.verdicts);
+            self.writer.send(SourceEvent::Unhealthy(verdicts)).await.context("the writer has ended")?;
+            self.changed();
+        }
+        let notes = std::mem::take(&mut self.notes);
+        let services =
+            |note: &Note| note.services.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let more = log_few::few(&notes, |note| {
+            if note.is_unhealthy {
+                warn!("Service {}: {}", services(note), note.text);
+            } else {
+                info!("Service {}: {}", services(note), note.text);
+            }
+        });
+        log_few::warn_of_more(more);
+        for note in notes {
+            for service in note.services {
+                self.observers.events.endpoint_health(service, note.is_unhealthy, note.text.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Updates the metrics, and schedules a write of the file.
+    fn changed(&mut self) {
+        let monitor = self.observers.board.lock();
+        for verdict in [Verdict::Unknown, Verdict::Healthy, Verdict::Unhealthy] {
+            self.observers.metrics.set_probed_endpoints(verdict.as_str(), monitor.count(verdict));
+        }
+        let earliest = self.written.map_or_else(Instant::now, |written| written + WRITE_PAUSE);
+        self.write_at.get_or_insert(earliest);
+    }
+
+    fn write(&mut self) {
+        if self.write_at.is_some_and(|at| at <= Instant::now()) {
+            let unhealthy = self.observers.board.lock().unhealthy();
+            task::block_in_place(|| self.file.write(&unhealthy));
+            (self.write_at, self.written) = (None, Some(Instant::now()));
+        }
+    }
+}
+
+/// A number that differs between nodes (FNV-1a), so that not all of them probe an endpoint at once.
+fn seed(node: &str) -> u64 {
+    node.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

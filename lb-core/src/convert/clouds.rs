@@ -1,0 +1,193 @@
+//! The annotations by which clouds configure load balancers, as far as they have no effect here: each is reported, none
+//! is silently ignored.
+
+use std::collections::BTreeMap;
+
+use super::{health, scheduling::CROSS_ZONE};
+use crate::model::IgnoredAnnotation;
+
+/// The prefixes of annotations that only load balancers of clouds have.
+const PREFIXES: [&str; 3] =
+    ["service.beta.kubernetes.io/", "service.kubernetes.io/qcloud-", "service.kubernetes.io/tke-"];
+
+/// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
+/// text that is not empty.
+pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
+    ("networking.gke.io/load-balancer-type", &["Internal"]),
+    ("cloud.google.com/load-balancer-type", &["Internal"]),
+    ("service.beta.kubernetes.io/aws-load-balancer-internal", &["true", "0.0.0.0/0"]),
+    ("service.beta.kubernetes.io/azure-load-balancer-internal", &["true"]),
+    ("service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", &["private"]),
+    ("service.beta.kubernetes.io/openstack-internal-load-balancer", &["true"]),
+    ("service.beta.kubernetes.io/cce-load-balancer-internal-vpc", &["true"]),
+    ("service.kubernetes.io/qcloud-loadbalancer-internal-subnetid", &[]),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", &["intranet"]),
+];
+
+const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
+                   backend, terminate TLS";
+const LOGS: &str =
+    "there are no access logs: `lb-agent monitor` and the metrics of the Service show its connections";
+const BILL: &str = "it is about the bill of a cloud";
+const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";
+
+/// An annotation, the values that need no report because they ask for what happens anyway, and why others have no
+/// effect.
+type Ignored = (&'static str, &'static [&'static str], &'static str);
+
+const IGNORED: [Ignored; 23] = [
+    ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", &[], TLS),
+    ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", &[], TLS),
+    ("service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", &[], TLS),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-backend-protocol",
+        &["tcp", "ssl"],
+        "backends receive the bytes of the client unchanged, without headers of a proxy",
+    ),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol",
+        &[],
+        "the PROXY protocol is not supported; with externalTrafficPolicy: Local, or by direct server return, backends \
+         see the client's address",
+    ),
+    ("service.beta.kubernetes.io/aws-load-balancer-access-log-enabled", &["false"], LOGS),
+    ("service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval", &[], LOGS),
+    ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name", &[], LOGS),
+    ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", &[], LOGS),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-connection-draining-enabled",
+        &["false"],
+        "connections to an endpoint that goes are never cut here",
+    ),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-connection-draining-timeout",
+        &[],
+        "connections to an endpoint that goes are never cut here",
+    ),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout",
+        &[],
+        "idle connections expire after the same time for all Services, as docs/maps.md describes",
+    ),
+    ("service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", &[], BILL),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-healthcheck-success-codes",
+        &["200-399"],
+        "the statuses 200 to 399 are good",
+    ),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-extra-security-groups",
+        &[],
+        "set spec.loadBalancerSourceRanges to limit who may connect",
+    ),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-security-groups",
+        &[],
+        "set spec.loadBalancerSourceRanges to limit who may connect",
+    ),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-type",
+        &["nlb"],
+        "this is always a load balancer of layer 4",
+    ),
+    (
+        "service.kubernetes.io/qcloud-loadbalancer-internal-subnetid",
+        &[],
+        "it makes the load balancer internal, but names a subnet of a cloud: the address is from an internal pool",
+    ),
+    (
+        "service.kubernetes.io/qcloud-loadbalancer-backends-label",
+        &[],
+        "select the nodes that announce the address by nodeSelectors of an L2Advertisement or BGPAdvertisement",
+    ),
+    ("service.kubernetes.io/qcloud-loadbalancer-internet-charge-type", &[], BILL),
+    (
+        "service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out",
+        &[],
+        "there is no limit on the bandwidth of a Service",
+    ),
+    ("service.kubernetes.io/tke-existed-lbid", &[], CLOUD),
+    (
+        "service.kubernetes.io/local-svc-only-bind-node-with-pod",
+        &["false"],
+        "with externalTrafficPolicy: Local only nodes with a pod of the Service announce its address",
+    ),
+];
+
+const OF_TKE: [&str; 3] = [
+    "service.kubernetes.io/loadbalance-type",
+    "service.kubernetes.io/service.extensiveParameters",
+    "service.kubernetes.io/service.listenerParameters",
+];
+
+/// Whether the annotation of this name may be reported.
+pub fn is_of_cloud(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || OF_TKE.contains(&name)
+        || IGNORED.iter().any(|(known, ..)| *known == name)
+}
+
+/// The annotations that have no effect here.
+pub(super) fn ignored(annotations: &BTreeMap<String, String>) -> Vec<IgnoredAnnotation> {
+    let of_cloud =
+        annotations.iter().filter(|(name, _)| is_of_cloud(name) && !health::AWS.contains(&name.as_str()));
+    let ignored = of_cloud.filter_map(|(name, value)| {
+        let why = why(name, value.trim())?;
+        Some(IgnoredAnnotation { annotation: name.as_str().into(), value: value.as_str().into(), why })
+    });
+    ignored.collect()
+}
+
+/// Why an annotation of a cloud has no effect; `None` if it has one.
+fn why(name: &str, value: &str) -> Option<&'static str> {
+    if let Some((_, meant, why)) = IGNORED.iter().find(|(known, ..)| *known == name) {
+        return (!meant.contains(&value)).then_some(why);
+    }
+    if name == CROSS_ZONE || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name) {
+        return None;
+    }
+    Some(if OF_TKE.contains(&name) { CLOUD } else { "this load balancer does not know it" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reported(annotations: &[(&str, &str)]) -> Vec<String> {
+        let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        ignored(&owned.collect()).into_iter().map(|ignored| ignored.annotation.to_string()).collect()
+    }
+
+    #[test]
+    fn annotation_without_effect_is_reported_once() {
+        let names: Vec<&str> = IGNORED.iter().map(|(name, ..)| *name).chain(OF_TKE).collect();
+        for name in names {
+            assert_eq!(reported(&[(name, "x")]), [name]);
+        }
+    }
+
+    #[test]
+    fn annotation_that_asks_for_what_happens_anyway_is_not_reported() {
+        let aws = "service.beta.kubernetes.io/aws-load-balancer-";
+        for (name, value) in [
+            ("backend-protocol", "tcp"),
+            ("type", "nlb"),
+            ("access-log-enabled", "false"),
+            ("cross-zone-load-balancing-enabled", "false"),
+            ("internal", "true"),
+            ("healthcheck-interval", "20"),
+        ] {
+            assert_eq!(reported(&[(&format!("{aws}{name}"), value)]), [] as [String; 0], "{name}");
+        }
+        assert_eq!(
+            reported(&[("cloud.google.com/load-balancer-type", "Internal"), ("a/b", "c")]),
+            [] as [String; 0]
+        );
+    }
+
+    #[test]
+    fn unknown_annotation_of_a_known_prefix_is_reported() {
+        let unknown = "service.beta.kubernetes.io/aws-load-balancer-new";
+        assert_eq!(reported(&[(unknown, "x")]), [unknown]);
+    }
+}

@@ -1,0 +1,299 @@
+//! Reads the annotations that set health checks: those of this project, and those of AWS, which mean the same. Where a
+//! Service has both, the annotation of this project counts. An empty text is the default.
+
+use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration};
+
+use crate::{
+    model::{AnnotationError, Scheduling},
+    probe::check::{Check, Kind, Probe, Timing},
+};
+
+/// The annotation that sets what a health check asks: `none`, or a [`Probe`].
+pub const HEALTH_CHECK: &str = "lb.dev/health-check";
+/// The annotation that sets the time from one probe to the next, such as `10s` or `500ms`; a number is seconds.
+pub const INTERVAL: &str = "lb.dev/health-check-interval";
+/// The annotation that sets how long a probe may take; less than the interval.
+pub const TIMEOUT: &str = "lb.dev/health-check-timeout";
+/// The annotation that sets how many good results in a row make an endpoint healthy.
+pub const HEALTHY_THRESHOLD: &str = "lb.dev/health-check-healthy-threshold";
+/// The annotation that sets how many failures in a row make an endpoint unhealthy.
+pub const UNHEALTHY_THRESHOLD: &str = "lb.dev/health-check-unhealthy-threshold";
+/// The annotation that refuses new connections while all endpoints are unhealthy: `true` or `false`.
+pub const FAIL_CLOSED: &str = "lb.dev/fail-closed";
+
+const TIMINGS: [&str; 4] = [INTERVAL, TIMEOUT, HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD];
+
+/// The annotations of AWS. Each of them alone turns a check on, of TCP unless the protocol is given.
+const AWS_PROTOCOL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol";
+const AWS_PORT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port";
+const AWS_PATH: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path";
+const AWS_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval";
+const AWS_TIMEOUT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-timeout";
+const AWS_HEALTHY: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-healthy-threshold";
+const AWS_UNHEALTHY: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-unhealthy-threshold";
+pub(super) const AWS: [&str; 7] =
+    [AWS_PROTOCOL, AWS_PORT, AWS_PATH, AWS_INTERVAL, AWS_TIMEOUT, AWS_HEALTHY, AWS_UNHEALTHY];
+
+/// Failures that make an endpoint unhealthy if only annotations of AWS turn the check on: AWS's default.
+const AWS_UNHEALTHY_THRESHOLD: u8 = 6;
+
+const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(600);
+const THRESHOLDS: RangeInclusive<u8> = 1..=100;
+
+/// Whether the annotation of this name is about health checks.
+pub(crate) fn is_about_health(name: &str) -> bool {
+    name == HEALTH_CHECK || name == FAIL_CLOSED || TIMINGS.contains(&name) || AWS.contains(&name)
+}
+
+/// Sets the check from the annotations; records those that are invalid.
+pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Scheduling) {
+    let mut reader = Reader { annotations, errors: &mut scheduling.annotation_errors };
+    let fail_closed = reader
+        .of(FAIL_CLOSED, |text| text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned()));
+    scheduling.fail_closed = fail_closed.unwrap_or_default();
+    scheduling.check = reader.check().map(Arc::new);
+}
+
+struct Reader<'a> {
+    annotations: &'a BTreeMap<String, String>,
+    errors: &'a mut Vec<AnnotationError>,
+}
+
+impl Reader<'_> {
+    fn check(&mut self) -> Option<Check> {
+        let is_ours = self.text(HEALTH_CHECK).is_some();
+        let Probe { kind, port } = if is_ours {
+            let probe = |text: &str| if text == "none" { Ok(None) } else { text.parse().map(Some) };
+            self.of(HEALTH_CHECK, probe).flatten()?
+        } else if AWS.iter().any(|name| self.annotations.contains_key(*name)) {
+            self.probe_of_aws()?
+        } else {
+            for name in TIMINGS {
+                self.of(name, |_| Err::<(), _>(format!("it has no effect without {HEALTH_CHECK}")));
+            }
+            return None;
+        };
+        let unhealthy = if is_ours { Timing::default().unhealthy } else { AWS_UNHEALTHY_THRESHOLD };
+        let timing = self.timing(Timing { unhealthy, ..Timing::default() });
+        Some(Check { kind, port, timing })
+    }
+
+    fn probe_of_aws(&mut self) -> Option<Probe> {
+        let path = self.of(AWS_PATH, |text| match text.starts_with('/') {
+            true => Ok(text.to_owned()),
+            false => Err("give a path that begins with /".to_owned()),
+        });
+        let path: Arc<str> = path.as_deref().unwrap_or("/").into();
+        let kind = self.of(AWS_PROTOCOL, |text| match &*text.to_ascii_lowercase() {
+            "tcp" | "ssl" => Ok(Kind::Tcp),
+            "http" => Ok(Kind::Http(path.clone())),
+            "https" => Ok(Kind::Https(path.clone())),
+            _ => Err("give tcp, http or https".to_owned()),
+        });
+        let port = self.of(AWS_PORT, |text| match text {
+            "traffic-port" => Ok(None),
+            text => text.parse().map(Some).map_err(|_invalid| "give a port, or traffic-port".to_owned()),
+        });
+        Some(Probe { kind: kind.unwrap_or(Kind::Tcp), port: port.flatten() })
+    }
+
+    fn timing(&mut self, default: Timing) -> Timing {
+        let aws = |seconds: RangeInclusive<u64>| {
+            Duration::from_secs(*seconds.start())..=Duration::from_secs(*seconds.end())
+        };
+        let interval = self.time(INTERVAL, INTERVALS).or_else(|| self.time(AWS_INTERVAL, aws(5..=300)));
+        let interval = interval.unwrap_or(default.interval);
+        let timeout = self.timeout(TIMEOUT, TIMEOUTS, interval);
+        let timeout = timeout.or_else(|| self.timeout(AWS_TIMEOUT, aws(2..=60), interval));
+        let healthy = self.count(HEALTHY_THRESHOLD, THRESHOLDS).or_else(|| self.count(AWS_HEALTHY, 2..=10));
+        let unhealthy = self.count(UNHEALTHY_THRESHOLD, THRESHOLDS);
+        let unhealthy = unhealthy.or_else(|| self.count(AWS_UNHEALTHY, 2..=10));
+        Timing {
+            interval,
+            timeout: timeout.unwrap_or_else(|| default.timeout.min(interval / 2)),
+            healthy: healthy.unwrap_or(default.healthy),
+            unhealthy: unhealthy.unwrap_or(default.unhealthy),
+        }
+    }
+
+    fn timeout(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<Duration>,
+        interval: Duration,
+    ) -> Option<Duration> {
+        self.of(name, |text| {
+            let timeout = within(text, duration(text), &range)?;
+            if timeout < interval {
+                return Ok(timeout);
+            }
+            Err(format!("it must be less than the interval, {interval:?}"))
+        })
+    }
+
+    fn time(&mut self, name: &'static str, range: RangeInclusive<Duration>) -> Option<Duration> {
+        self.of(name, |text| within(text, duration(text), &range))
+    }
+
+    fn count(&mut self, name: &'static str, range: RangeInclusive<u8>) -> Option<u8> {
+        self.of(name, |text| within(text, text.parse().ok(), &range))
+    }
+
+    /// The value of an annotation; if it is invalid, records the error and returns `None`.
+    fn of<T>(
+        &mut self,
+        annotation: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let text = self.text(annotation)?;
+        let note = |why| AnnotationError { annotation, value: text.to_owned(), why };
+        parse(text).map_err(note).map_err(|error| self.errors.push(error)).ok()
+    }
+
+    /// The text of an annotation, unless it is empty.
+    fn text(&self, name: &str) -> Option<&str> {
+        self.annotations.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
+    }
+}
+
+/// A number of seconds, or one with the unit `ms`, `s` or `m`.
+fn duration(text: &str) -> Option<Duration> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let milliseconds = match &text[number.len()..] {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        _ => return None,
+    };
+    number.parse::<u32>().ok().map(|number| Duration::from_millis(u64::from(number) * milliseconds))
+}
+
+fn within<T: PartialOrd + std::fmt::Debug>(
+    text: &str,
+    value: Option<T>,
+    range: &RangeInclusive<T>,
+) -> Result<T, String> {
+    let why = || format!("{text:?} is not from {:?} to {:?}", range.start(), range.end());
+    value.filter(|value| range.contains(value)).ok_or_else(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::Kind;
+
+    const S: Duration = Duration::from_secs(1);
+    const P: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-";
+
+    fn of(annotations: &[(&str, &str)]) -> (Option<Check>, Vec<(&'static str, String)>, bool) {
+        let owned = annotations.iter().map(|(name, value)| {
+            let name =
+                name.strip_prefix("aws-").map_or_else(|| (*name).to_owned(), |rest| format!("{P}{rest}"));
+            (name, (*value).to_owned())
+        });
+        let mut scheduling = Scheduling::default();
+        read(&owned.collect(), &mut scheduling);
+        let errors = scheduling.annotation_errors.into_iter().map(|error| (error.annotation, error.why));
+        (scheduling.check.map(|check| (*check).clone()), errors.collect(), scheduling.fail_closed)
+    }
+
+    fn timing(annotations: &[(&str, &str)]) -> (u64, u64, u8, u8) {
+        let (check, errors, _) = of(annotations);
+        assert_eq!(errors, [], "{annotations:?}");
+        let Timing { interval, timeout, healthy, unhealthy } = check.unwrap().timing;
+        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap();
+        (milliseconds(interval), milliseconds(timeout), healthy, unhealthy)
+    }
+
+    #[test]
+    fn service_without_annotations_has_no_check() {
+        assert_eq!(of(&[]), (None, vec![], false));
+        assert_eq!(of(&[(HEALTH_CHECK, "")]), (None, vec![], false));
+        assert_eq!(of(&[(HEALTH_CHECK, "none"), ("aws-interval", "20")]), (None, vec![], false));
+    }
+
+    #[test]
+    fn annotations_of_this_project_set_the_check() {
+        assert_eq!(timing(&[(HEALTH_CHECK, "tcp")]), (10_000, 5_000, 2, 3));
+        let all = [
+            (HEALTH_CHECK, "http://:8080/healthz"),
+            (INTERVAL, "500ms"),
+            (TIMEOUT, " 100ms "),
+            (HEALTHY_THRESHOLD, "1"),
+            (UNHEALTHY_THRESHOLD, "4"),
+            (FAIL_CLOSED, "true"),
+        ];
+        assert_eq!(timing(&all), (500, 100, 1, 4));
+        let (check, _, fail_closed) = of(&all);
+        assert_eq!((check.unwrap().to_string().as_str(), fail_closed), ("http://:8080/healthz", true));
+        assert_eq!(timing(&[(HEALTH_CHECK, "dns"), (INTERVAL, "1m")]), (60_000, 5_000, 2, 3));
+        assert_eq!(
+            timing(&[(HEALTH_CHECK, "dns"), (INTERVAL, "4")]),
+            (4_000, 2_000, 2, 3),
+            "a shorter timeout"
+        );
+    }
+
+    #[test]
+    fn annotations_of_aws_mean_the_same() {
+        let seeds = [
+            ("aws-healthy-threshold", ""),
+            ("aws-unhealthy-threshold", "3"),
+            ("aws-interval", "20"),
+            ("aws-timeout", "5"),
+        ];
+        assert_eq!(timing(&seeds), (20_000, 5_000, 2, 3));
+        assert_eq!(of(&seeds).0.unwrap().kind, Kind::Tcp);
+        assert_eq!(timing(&[("aws-interval", "20")]), (20_000, 5_000, 2, 6), "the default of AWS");
+        let check = |annotations: &[(&str, &str)]| of(annotations).0.unwrap().to_string();
+        assert_eq!(
+            check(&[("aws-protocol", "HTTP"), ("aws-path", "/up"), ("aws-port", "81")]),
+            "http://:81/up"
+        );
+        assert_eq!(check(&[("aws-protocol", "https"), ("aws-port", "traffic-port")]), "https:///");
+        assert_eq!(check(&[("aws-interval", "20"), (HEALTH_CHECK, "grpc")]), "grpc");
+        assert_eq!(
+            timing(&[("aws-interval", "20"), (HEALTH_CHECK, "grpc"), (TIMEOUT, "1s")]),
+            (20_000, 1_000, 2, 3)
+        );
+    }
+
+    #[test]
+    fn invalid_annotation_is_reported_and_the_others_count() {
+        for (annotation, value, why) in [
+            (INTERVAL, "50ms", "\"50ms\" is not from 100ms to 3600s"),
+            (INTERVAL, "10h", "\"10h\" is not from 100ms to 3600s"),
+            (TIMEOUT, "10", "it must be less than the interval, 10s"),
+            (HEALTHY_THRESHOLD, "0", "\"0\" is not from 1 to 100"),
+            (UNHEALTHY_THRESHOLD, "x", "\"x\" is not from 1 to 100"),
+            (FAIL_CLOSED, "yes", "give \"true\" or \"false\""),
+            (AWS_INTERVAL, "4", "\"4\" is not from 5s to 300s"),
+            (AWS_TIMEOUT, "1", "\"1\" is not from 2s to 60s"),
+            (AWS_UNHEALTHY, "11", "\"11\" is not from 2 to 10"),
+        ] {
+            let (check, errors, _) = of(&[(HEALTH_CHECK, "tcp"), (annotation, value)]);
+            assert_eq!(errors, [(annotation, why.to_owned())]);
+            let timing = check.unwrap().timing;
+            assert_eq!((timing.interval, timing.timeout, timing.healthy), (10 * S, 5 * S, 2), "{annotation}");
+        }
+        let (check, errors, _) = of(&[(HEALTH_CHECK, "ping"), (INTERVAL, "x")]);
+        assert_eq!((check, errors.len(), errors[0].0), (None, 1, HEALTH_CHECK));
+    }
+
+    #[test]
+    fn timing_without_a_check_is_reported() {
+        let (check, errors, _) = of(&[(INTERVAL, "10s")]);
+        assert_eq!(
+            (check, errors),
+            (None, vec![(INTERVAL, format!("it has no effect without {HEALTH_CHECK}"))])
+        );
+    }
+
+    #[test]
+    fn names_have_the_prefix() {
+        for name in TIMINGS.into_iter().chain([HEALTH_CHECK, FAIL_CLOSED]) {
+            assert!(name.starts_with(super::super::ANNOTATION_PREFIX) && is_about_health(name));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Health checks of endpoints: what to probe, and which endpoints get new flows.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use lb_common::Address;
+
+use super::endpoints::{of_port, serves_terminating};
+use crate::{
+    family::Family,
+    model::{EndpointSlice, Node, Protocol, Service},
+    probe::{check::Check, target::Target},
+};
+
+/// The targets to probe for a Service: its endpoints that may get flows.
+pub(crate) fn targets<'a>(
+    service: Option<&Service>,
+    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+) -> BTreeSet<Target> {
+    let mut targets = BTreeSet::new();
+    let Some((service, check)) = service.and_then(|service| Some((service, service.check()?))) else {
+        return targets;
+    };
+    for port in &service.ports {
+        for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
+            let endpoints = of_port(port, family, slices.clone());
+            let may_serve = endpoints.iter().filter(|(_, it)| it.ready || serves_terminating(it));
+            targets.extend(may_serve.filter_map(|(key, _)| Target::of(check, port.protocol, *key)));
+        }
+    }
+    targets
+}
+
+/// What this node has found out about the endpoints of a service port.
+#[derive(Clone, Copy)]
+pub(super) struct Health<'a> {
+    /// `None` if all endpoints count as healthy.
+    check: Option<&'a Arc<Check>>,
+    protocol: Protocol,
+    unhealthy: &'a BTreeSet<Target>,
+    /// Whether unhealthy endpoints get no new flows even if there are no others.
+    pub(super) fail_closed: bool,
+}
+
+impl<'a> Health<'a> {
+    pub(super) fn of(service: &'a Service, protocol: Protocol, node: &'a Node) -> Self {
+        let unhealthy = &node.unhealthy;
+        Self {
+            check: service.check().filter(|_| !unhealthy.is_empty()),
+            protocol,
+            unhealthy,
+            fail_closed: service.scheduling.as_ref().is_some_and(|scheduling| scheduling.fail_closed),
+        }
+    }
+
+    /// Whether every endpoint counts as healthy.
+    pub(super) const fn is_unknown(&self) -> bool {
+        self.check.is_none()
+    }
+
+    /// Whether the endpoint is healthy, or not checked.
+    pub(super) fn is_good(&self, key: (Address, u16)) -> bool {
+        let target = self.check.and_then(|check| Target::of(check, self.protocol, key));
+        target.is_none_or(|target| !self.unhealthy.contains(&target))
+    }
+}

@@ -1,0 +1,218 @@
+//! How the endpoints of a Service are checked.
+
+use std::{fmt, num::NonZeroU16, str::FromStr, sync::Arc, time::Duration};
+
+use crate::protocol::Protocol;
+
+/// A health check, as the annotations of a Service set it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Check {
+    /// What a probe sends, and which answers are good.
+    pub kind: Kind,
+    /// The port that probes go to. With a port, the check applies to every port of the Service; without, probes go to
+    /// the port of the endpoint, and the check applies to ports of one protocol only ([`Kind::protocol`]).
+    pub port: Option<NonZeroU16>,
+    /// When probes are sent, and how many results decide.
+    pub timing: Timing,
+}
+
+impl Check {
+    /// The port to probe for an endpoint that serves `port`; `None` if the check does not apply to that port.
+    pub fn port_of(&self, protocol: Protocol, port: u16) -> Option<u16> {
+        let own = || (self.kind.protocol() == protocol).then_some(port);
+        self.port.map(NonZeroU16::get).or_else(own)
+    }
+}
+
+/// What a probe sends, and which answers are good.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Connects; an established connection is good.
+    Tcp,
+    /// `GET` of this path over HTTP/1.1; status 200 to 399 is good.
+    Http(Arc<str>),
+    /// As [`Self::Http`], over TLS. Certificates are not verified.
+    Https(Arc<str>),
+    /// `grpc.health.v1.Health/Check` of this service, empty for the whole server; `SERVING` is good.
+    Grpc(Arc<str>),
+    /// Asks for this name over UDP; empty for the name servers of the root. Every answer except `SERVFAIL` and
+    /// `REFUSED` is good.
+    Dns(Arc<str>),
+}
+
+impl Kind {
+    /// The protocol of the ports that a check without a port applies to.
+    pub const fn protocol(&self) -> Protocol {
+        match self {
+            Self::Tcp | Self::Http(_) | Self::Https(_) | Self::Grpc(_) => Protocol::Tcp,
+            Self::Dns(_) => Protocol::Udp,
+        }
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Http(_) => "http",
+            Self::Https(_) => "https",
+            Self::Grpc(_) => "grpc",
+            Self::Dns(_) => "dns",
+        }
+    }
+
+    /// What follows the port in the annotation.
+    fn path(&self) -> String {
+        match self {
+            Self::Tcp => String::new(),
+            Self::Http(path) | Self::Https(path) => path.to_string(),
+            Self::Grpc(name) | Self::Dns(name) if name.is_empty() => String::new(),
+            Self::Grpc(name) | Self::Dns(name) => format!("/{name}"),
+        }
+    }
+}
+
+/// When probes are sent, and how many results decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timing {
+    /// From the start of one probe to the start of the next.
+    pub interval: Duration,
+    /// A probe without an answer in this time has failed; less than `interval`.
+    pub timeout: Duration,
+    /// This many good results in a row make an unhealthy endpoint healthy; at least 1.
+    pub healthy: u8,
+    /// This many failures in a row make a healthy endpoint unhealthy; at least 1.
+    pub unhealthy: u8,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(10), timeout: Duration::from_secs(5), healthy: 2, unhealthy: 3 }
+    }
+}
+
+impl Timing {
+    /// The interval while results contradict the verdict: the verdict should follow soon.
+    pub fn fast(&self) -> Duration {
+        self.interval.min(self.timeout)
+    }
+}
+
+/// Kind and port of a check as users write them: `KIND[://[:PORT][/PATH]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The kind, with its path.
+    pub kind: Kind,
+    /// The port.
+    pub port: Option<NonZeroU16>,
+}
+
+const FORM: &str = "give none, tcp, http://:PORT/PATH, https://:PORT/PATH, grpc or dns; without :PORT probes go to the \
+                    port of the endpoint";
+
+impl FromStr for Probe {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, rest) = text.split_once("://").unwrap_or((text, ""));
+        let (port, path) = match rest.find('/') {
+            Some(slash) => rest.split_at(slash),
+            None => (rest, ""),
+        };
+        let port = match port.strip_prefix(':') {
+            Some(port) => Some(port.parse().map_err(|_invalid| format!("{port:?} is not a port: {FORM}"))?),
+            None if port.is_empty() => None,
+            None => return Err(format!("a host is not possible: {FORM}")),
+        };
+        if !path.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(format!("a path has only visible ASCII characters: {FORM}"));
+        }
+        let url: Arc<str> = if path.is_empty() { "/".into() } else { path.into() };
+        let inner: Arc<str> = path.strip_prefix('/').unwrap_or_default().into();
+        let kind = match name {
+            "tcp" if inner.is_empty() => Kind::Tcp,
+            "http" => Kind::Http(url),
+            "https" => Kind::Https(url),
+            "grpc" => Kind::Grpc(inner),
+            "dns" if is_name(&inner) => Kind::Dns(inner),
+            _ => return Err(FORM.to_owned()),
+        };
+        Ok(Self { kind, port })
+    }
+}
+
+/// Whether a DNS query can ask for the name; the empty one is the root.
+fn is_name(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    name.is_empty() || name.len() < 254 && name.split('.').all(|label| (1..64).contains(&label.len()))
+}
+
+impl fmt::Display for Check {
+    /// Kind, port and path as users write them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.kind.path();
+        write!(f, "{}", self.kind.name())?;
+        match (self.port, path.is_empty()) {
+            (None, true) => Ok(()),
+            (None, false) => write!(f, "://{path}"),
+            (Some(port), _) => write!(f, "://:{port}{path}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> Result<String, String> {
+        let Probe { kind, port } = text.parse()?;
+        Ok(Check { kind, port, timing: Timing::default() }.to_string())
+    }
+
+    #[test]
+    fn probe_is_shown_as_it_is_written() {
+        for text in [
+            "tcp",
+            "tcp://:80",
+            "http://:8080/healthz",
+            "https:///ready?full=1",
+            "grpc",
+            "grpc://:9000/shop.Cart",
+            "dns",
+            "dns://:53/kubernetes.default.svc.cluster.local",
+        ] {
+            assert_eq!(shown(text).as_deref(), Ok(text));
+        }
+        assert_eq!(shown("http").as_deref(), Ok("http:///"));
+        assert_eq!(shown("http://:80").as_deref(), Ok("http://:80/"));
+    }
+
+    #[test]
+    fn invalid_probe_is_rejected_with_the_form() {
+        for text in [
+            "",
+            "udp",
+            "tcp://:0",
+            "tcp://:65536",
+            "tcp://:80/x",
+            "http://host/",
+            "http://host:80/",
+            "http://:80/a b",
+            "http://:80/ü",
+            "dns://:53/a..b",
+        ] {
+            assert!(shown(text).is_err_and(|why| why.contains("give none, tcp")), "{text}");
+        }
+    }
+
+    #[test]
+    fn check_without_a_port_applies_to_ports_of_its_protocol() {
+        let check = |text: &str| {
+            let Probe { kind, port } = text.parse().unwrap();
+            Check { kind, port, timing: Timing::default() }
+        };
+        assert_eq!(check("tcp").port_of(Protocol::Tcp, 80), Some(80));
+        assert_eq!(check("tcp").port_of(Protocol::Udp, 80), None);
+        assert_eq!(check("dns").port_of(Protocol::Udp, 53), Some(53));
+        assert_eq!(check("dns").port_of(Protocol::Tcp, 53), None);
+        assert_eq!(check("http://:9/").port_of(Protocol::Udp, 53), Some(9));
+    }
+}

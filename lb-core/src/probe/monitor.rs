@@ -1,0 +1,422 @@
+//! The state of every target: when the next probe is due, and what the results mean.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use lb_common::{Address, hash::of_endpoint};
+
+use super::{
+    failure::{Failure, Reason},
+    target::{Target, alike},
+};
+use crate::model::ObjectName;
+
+/// How far a round may begin early or late, in hundredths of the interval. The second round is spread over a whole
+/// interval: the first rounds of all endpoints of a node that starts are close together.
+const JITTER: u64 = 10;
+const FIRST_JITTER: u64 = 50;
+
+/// Whether an endpoint gets new flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Verdict {
+    /// No result yet: the endpoint gets new flows, and the first result decides.
+    #[default]
+    Unknown,
+    /// The endpoint gets new flows.
+    Healthy,
+    /// The endpoint gets no new flows.
+    Unhealthy,
+}
+
+impl Verdict {
+    /// The name in outputs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Healthy => "healthy",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
+/// What the probes of a target have shown.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct State {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Seconds since the Unix epoch at which the verdict began; 0 while it is unknown.
+    pub since: u64,
+    /// The last failure, unless enough good results followed.
+    pub failure: Option<String>,
+    /// Results in a row that contradict the verdict.
+    contrary: u8,
+}
+
+/// An unhealthy target, to be kept for the next agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Seconds since the Unix epoch at which it became unhealthy.
+    pub since: u64,
+    /// The last failure.
+    pub failure: String,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Watched {
+    users: Vec<ObjectName>,
+    state: State,
+    round: u64,
+    /// When the next probe is due, or the present one began.
+    at: Duration,
+    is_probed: bool,
+}
+
+/// All targets. Times are durations since any fixed moment; the caller has the clock.
+#[derive(Clone, Debug, Default)]
+pub struct Monitor {
+    /// Makes the schedules of nodes differ.
+    seed: u64,
+    watched: BTreeMap<Target, Watched>,
+    due: BTreeSet<(Duration, Target)>,
+    /// What an earlier agent knew of targets that no Service has used since.
+    remembered: BTreeMap<Target, Memory>,
+    /// Numbers of targets by [`Verdict`].
+    counts: [usize; 3],
+}
+
+impl Monitor {
+    /// A monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent stopped: they
+    /// stay so until good results follow.
+    pub fn new(seed: u64, remembered: BTreeMap<Target, Memory>) -> Self {
+        Self { seed, remembered, ..Self::default() }
+    }
+
+    /// Sets the Services that use a target; without users, it is probed no more. A new target whose probes ask the same
+    /// as those of another one begins with the state of that one, so that a changed interval changes no verdict. Pass new
+    /// targets before those that go. Returns whether the verdict of a new target makes it unhealthy.
+    pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> bool {
+        if users.is_empty() {
+            self.remove(target);
+            return false;
+        }
+        if let Some(watched) = self.watched.get_mut(target) {
+            watched.users = users;
+            return false;
+        }
+        let state = self.first_state(target);
+        let verdict = state.verdict;
+        self.counts[verdict as usize] += 1;
+        let at = now + part(hash(self.seed, target, 0), target.check.timing.fast());
+        self.watched.insert(target.clone(), Watched { users, state, at, ..Watched::default() });
+        self.due.insert((at, target.clone()));
+        verdict == Verdict::Unhealthy
+    }
+
+    fn first_state(&mut self, target: &Target) -> State {
+        if let Some(Memory { since, failure }) = self.remembered.remove(target) {
+            return State { verdict: Verdict::Unhealthy, since, failure: Some(failure), contrary: 0 };
+        }
+        let before = self.watched.range(..target).map(|(other, _)| other);
+        let same = alike(before, self.watched.range(target..).map(|(other, _)| other), target);
+        same.and_then(|same| self.watched.get(same)).map(|watched| watched.state.clone()).unwrap_or_default()
+    }
+
+    fn remove(&mut self, target: &Target) {
+        if let Some(watched) = self.watched.remove(target) {
+            self.counts[watched.state.verdict as usize] -= 1;
+            self.due.remove(&(watched.at, target.clone()));
+        }
+    }
+
+    /// When the next probe is due; `None` without targets, or while all are probed.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// The next target whose probe is due. The caller probes it, and passes the result to [`Self::finish`].
+    pub fn start(&mut self, now: Duration) -> Option<Target> {
+        let (at, _) = self.due.first()?;
+        if *at > now {
+            return None;
+        }
+        let (_, target) = self.due.pop_first()?;
+        if let Some(watched) = self.watched.get_mut(&target) {
+            (watched.at, watched.is_probed) = (now, true);
+        }
+        Some(target)
+    }
+
+    /// Records the result of a probe, and schedules the next one. Returns the new state if the verdict has changed
+    /// between used and not used for new flows. `unix` is the time in seconds since the Unix epoch.
+    pub fn finish(
+        &mut self,
+        target: &Target,
+        result: Result<(), Failure>,
+        now: Duration,
+        unix: u64,
+    ) -> Option<&State> {
+        let seed = self.seed;
+        // The target may have gone, and perhaps come back, since the probe began.
+        let watched = self.watched.get_mut(target).filter(|watched| watched.is_probed)?;
+        let before = watched.state.verdict;
+        if !matches!(&result, Err(failure) if failure.reason == Reason::Local) {
+            watched.state.take(result, target, unix);
+        }
+        let after = watched.state.verdict;
+        watched.round += 1;
+        let timing = &target.check.timing;
+        let pause = if watched.state.contrary > 0 { timing.fast() } else { timing.interval };
+        let jitter = if watched.round == 1 { FIRST_JITTER } else { JITTER };
+        let pause = jittered(pause, jitter, hash(seed, target, watched.round));
+        (watched.at, watched.is_probed) = ((watched.at + pause).max(now), false);
+        self.due.insert((watched.at, target.clone()));
+        self.counts[before as usize] -= 1;
+        self.counts[after as usize] += 1;
+        let is_used = |verdict| verdict != Verdict::Unhealthy;
+        (is_used(before) != is_used(after)).then_some(&watched.state)
+    }
+
+    /// The number of targets with this verdict.
+    pub const fn count(&self, verdict: Verdict) -> usize {
+        self.counts[verdict as usize]
+    }
+
+    /// Every target, with the Services that use it and its state.
+    pub fn targets(&self) -> impl Iterator<Item = (&Target, &[ObjectName], &State)> {
+        self.watched.iter().map(|(target, watched)| (target, &watched.users[..], &watched.state))
+    }
+
+    /// The Services that use a target.
+    pub fn users(&self, target: &Target) -> &[ObjectName] {
+        self.watched.get(target).map_or(&[], |watched| &watched.users)
+    }
+
+    /// The unhealthy targets, to be kept for the next agent.
+    pub fn unhealthy(&self) -> BTreeMap<Target, Memory> {
+        let unhealthy = self.watched.iter().filter(|(_, it)| it.state.verdict == Verdict::Unhealthy);
+        let memory =
+            |state: &State| Memory { since: state.since, failure: state.failure.clone().unwrap_or_default() };
+        unhealthy.map(|(target, watched)| (target.clone(), memory(&watched.state))).collect()
+    }
+}
+
+impl State {
+    fn take(&mut self, result: Result<(), Failure>, target: &Target, unix: u64) {
+        let timing = &target.check.timing;
+        let (says, threshold) = match &result {
+            Ok(()) => (Verdict::Healthy, timing.healthy),
+            Err(_) => (Verdict::Unhealthy, timing.unhealthy),
+        };
+        if says == self.verdict {
+            self.contrary = 0;
+        } else {
+            self.contrary = self.contrary.saturating_add(1);
+            if self.verdict == Verdict::Unknown || self.contrary >= threshold {
+                (self.verdict, self.since, self.contrary) = (says, unix, 0);
+            }
+        }
+        match result {
+            Err(failure) => self.failure = Some(failure.text),
+            Ok(()) if self.verdict == Verdict::Healthy => self.failure = None,
+            Ok(()) => {}
+        }
+    }
+}
+
+fn hash(seed: u64, target: &Target, round: u64) -> u64 {
+    of_endpoint(seed.wrapping_add(round), &Address::from(target.address), target.port.into())
+}
+
+/// A part of `whole` that depends on the hash.
+fn part(hash: u64, whole: Duration) -> Duration {
+    whole.mul_f64((hash >> 11) as f64 / (1_u64 << 53) as f64)
+}
+
+/// `pause`, longer or shorter by at most `percent` hundredths of it.
+fn jittered(pause: Duration, percent: u64, hash: u64) -> Duration {
+    let most = pause.mul_f64(percent as f64 / 100.0);
+    pause.saturating_sub(most) + part(hash, most * 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use super::*;
+    use crate::probe::{Check, Kind, Timing};
+
+    const S: Duration = Duration::from_secs(1);
+
+    fn target(host: u8, interval: u64) -> Target {
+        let timing = Timing { interval: S * u32::try_from(interval).unwrap(), ..Timing::default() };
+        let check = Check { kind: Kind::Tcp, port: None, timing };
+        Target { address: [10, 1, 0, host].into(), port: 80, check: Arc::new(check) }
+    }
+
+    fn users() -> Vec<ObjectName> {
+        vec![ObjectName::new("default", "web")]
+    }
+
+    fn refused() -> Result<(), Failure> {
+        Err(Failure::new(Reason::Refused, "connection refused"))
+    }
+
+    /// A monitor of one target, driven round by round.
+    struct Bed {
+        monitor: Monitor,
+        target: Target,
+        now: Duration,
+    }
+
+    impl Bed {
+        fn new(remembered: BTreeMap<Target, Memory>) -> Self {
+            let mut monitor = Monitor::new(7, remembered);
+            monitor.set(&target(1, 10), users(), S);
+            Self { monitor, target: target(1, 10), now: S }
+        }
+
+        /// One round; returns the new verdict if it changed, and the time since the last round.
+        fn round(&mut self, result: Result<(), Failure>) -> (Option<Verdict>, Duration) {
+            let due = self.monitor.next_due().unwrap();
+            let pause = due - self.now;
+            assert_eq!(self.monitor.start(due.saturating_sub(Duration::from_nanos(1))), None);
+            assert_eq!(self.monitor.start(due).as_ref(), Some(&self.target));
+            assert_eq!(self.monitor.next_due(), None, "one probe of a target at a time");
+            self.now = due;
+            let state = self.monitor.finish(&self.target, result, due, due.as_secs());
+            (state.map(|state| state.verdict), pause)
+        }
+
+        fn verdict(&self) -> Verdict {
+            self.monitor.targets().next().unwrap().2.verdict
+        }
+    }
+
+    #[test]
+    fn first_result_decides() {
+        let mut bed = Bed::new(BTreeMap::new());
+        assert_eq!(bed.verdict(), Verdict::Unknown);
+        let (changed, pause) = bed.round(refused());
+        assert_eq!(changed, Some(Verdict::Unhealthy));
+        assert!(pause <= 5 * S, "{pause:?}");
+        let mut bed = Bed::new(BTreeMap::new());
+        assert_eq!(bed.round(Ok(())).0, None, "it was used already");
+        assert_eq!(bed.verdict(), Verdict::Healthy);
+    }
+
+    #[test]
+    fn thresholds_count_results_in_a_row() {
+        let mut bed = Bed::new(BTreeMap::new());
+        let results = [true, false, false, true, false, false, false, true, false, true, true];
+        let changes: Vec<_> = results.map(|good| bed.round(if good { Ok(()) } else { refused() }).0).into();
+        let mut expected = vec![None; results.len()];
+        (expected[6], expected[10]) = (Some(Verdict::Unhealthy), Some(Verdict::Healthy));
+        assert_eq!(changes, expected);
+        let (_, users_of, state) = bed.monitor.targets().next().unwrap();
+        assert_eq!((users_of, state.failure.as_deref()), (&users()[..], None));
+    }
+
+    #[test]
+    fn transition_uses_the_fast_interval() {
+        let mut bed = Bed::new(BTreeMap::new());
+        let mut pauses = |results: &[bool]| -> Vec<f64> {
+            let round = |good: &bool| bed.round(if *good { Ok(()) } else { refused() }).1.as_secs_f64();
+            results.iter().map(round).collect()
+        };
+        let pauses = pauses(&[true, true, true, false, false, false, false, true, true, true]);
+        for (round, (least, most)) in [
+            (0.0, 5.0),
+            (5.0, 15.0),
+            (9.0, 11.0),
+            (9.0, 11.0),
+            (4.5, 5.5),
+            (4.5, 5.5),
+            (9.0, 11.0),
+            (9.0, 11.0),
+            (4.5, 5.5),
+            (9.0, 11.0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert!((least..=most).contains(&pauses[round]), "round {round}: {pauses:?}");
+        }
+    }
+
+    #[test]
+    fn verdict_of_an_earlier_agent_stays_until_enough_good_results() {
+        let memory = Memory { since: 42, failure: "status 500".into() };
+        let mut bed = Bed::new([(target(1, 10), memory.clone())].into());
+        assert_eq!(bed.verdict(), Verdict::Unhealthy);
+        assert_eq!(bed.monitor.unhealthy(), [(target(1, 10), memory)].into());
+        assert_eq!(bed.round(Ok(())).0, None);
+        assert_eq!(bed.round(Ok(())).0, Some(Verdict::Healthy));
+        assert!(bed.monitor.unhealthy().is_empty());
+    }
+
+    #[test]
+    fn changed_interval_keeps_the_verdict() {
+        let mut bed = Bed::new(BTreeMap::new());
+        bed.round(refused());
+        for (interval, is_unhealthy) in [(5, true), (20, true)] {
+            assert_eq!(bed.monitor.set(&target(1, interval), users(), bed.now), is_unhealthy);
+        }
+        assert!(!bed.monitor.set(&target(2, 5), users(), bed.now), "another address");
+        bed.monitor.set(&target(1, 10), Vec::new(), bed.now);
+        assert_eq!(bed.monitor.targets().count(), 3);
+        assert_eq!(bed.monitor.count(Verdict::Unhealthy), 2);
+    }
+
+    #[test]
+    fn result_for_a_target_that_has_gone_is_ignored() {
+        let mut bed = Bed::new(BTreeMap::new());
+        let due = bed.monitor.next_due().unwrap();
+        bed.monitor.start(due).unwrap();
+        bed.monitor.set(&target(1, 10), Vec::new(), due);
+        assert_eq!(bed.monitor.finish(&target(1, 10), refused(), due, 0), None);
+        bed.monitor.set(&target(1, 10), users(), due);
+        assert_eq!(bed.monitor.finish(&target(1, 10), refused(), due, 0), None, "a probe of the earlier one");
+        assert_eq!(bed.verdict(), Verdict::Unknown);
+        assert!(bed.monitor.next_due().is_some());
+    }
+
+    #[test]
+    fn failure_of_this_node_is_no_result() {
+        let mut bed = Bed::new(BTreeMap::new());
+        let local = || Err(Failure::new(Reason::Local, "too many open files"));
+        assert_eq!(bed.round(local()).0, None);
+        assert_eq!(bed.verdict(), Verdict::Unknown);
+        assert!(bed.monitor.targets().all(|(_, _, state)| state.failure.is_none()));
+    }
+
+    #[test]
+    fn slow_probe_delays_the_next_one() {
+        let mut bed = Bed::new(BTreeMap::new());
+        let due = bed.monitor.next_due().unwrap();
+        bed.monitor.start(due).unwrap();
+        bed.monitor.finish(&bed.target, refused(), due + 60 * S, 0);
+        assert_eq!(bed.monitor.next_due(), Some(due + 60 * S));
+    }
+
+    #[test]
+    fn rounds_of_many_targets_spread_evenly() {
+        let mut monitor = Monitor::new(1, BTreeMap::new());
+        let count = 10_000_u32;
+        for number in 0..count {
+            let mut one = target(1, 10);
+            one.address = std::net::Ipv4Addr::from(0x0a00_0000 + number).into();
+            monitor.set(&one, users(), Duration::ZERO);
+        }
+        let mut starts = vec![0; 60];
+        while let Some(due) = monitor.next_due().filter(|due| due.as_secs() < 60) {
+            starts[usize::try_from(due.as_secs()).unwrap()] += 1;
+            let target = monitor.start(due).unwrap();
+            monitor.finish(&target, Ok(()), due, 0);
+        }
+        // 1000 each second on average.
+        assert!(starts[30..].iter().all(|starts| (500..1500).contains(starts)), "{starts:?}");
+        assert_eq!(monitor.count(Verdict::Healthy), 10_000);
+    }
+}

@@ -1,0 +1,57 @@
+//! The targets of all Services.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::target::Target;
+use crate::model::ObjectName;
+
+/// Which Services use which targets, updated Service by Service. Services without a check take no room.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Targets {
+    of_service: BTreeMap<ObjectName, BTreeSet<Target>>,
+    users: BTreeMap<Target, Vec<ObjectName>>,
+    /// The targets whose users changed since the last [`Self::take_changes`].
+    changed: BTreeSet<Target>,
+}
+
+impl Targets {
+    /// Sets the targets of a Service; none for a Service without a check, and for a deleted one. Returns those that no
+    /// Service has used before.
+    pub(crate) fn set(&mut self, service: &ObjectName, targets: BTreeSet<Target>) -> Vec<Target> {
+        let before = if targets.is_empty() {
+            self.of_service.remove(service)
+        } else {
+            self.of_service.insert(service.clone(), targets.clone())
+        };
+        let before = before.unwrap_or_default();
+        for target in before.difference(&targets) {
+            let users = self.users.entry(target.clone()).or_default();
+            users.retain(|user| user != service);
+            if users.is_empty() {
+                self.users.remove(target);
+            }
+            self.changed.insert(target.clone());
+        }
+        let mut new = Vec::new();
+        for target in targets.difference(&before) {
+            if !self.users.contains_key(target) {
+                new.push(target.clone());
+            }
+            let users = self.users.entry(target.clone()).or_default();
+            users.insert(users.partition_point(|user| user < service), service.clone());
+            self.changed.insert(target.clone());
+        }
+        new
+    }
+
+    /// The Services that use a target.
+    pub(crate) fn users(&self, target: &Target) -> &[ObjectName] {
+        self.users.get(target).map_or(&[], Vec::as_slice)
+    }
+
+    /// The targets whose users have changed since the last call, with their users; without users, the target is gone.
+    pub(crate) fn take_changes(&mut self) -> Vec<(Target, Vec<ObjectName>)> {
+        let changed = std::mem::take(&mut self.changed);
+        changed.into_iter().map(|target| (target.clone(), self.users(&target).to_vec())).collect()
+    }
+}

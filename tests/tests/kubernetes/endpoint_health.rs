@@ -1,0 +1,73 @@
+//! Health checks of endpoints, and annotations without effect, in a cluster.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, LIMIT};
+
+/// The Events on Service `a` with this reason.
+fn events(bed: &Bed, reason: &str) -> Vec<Value> {
+    let mut events = bed.server().events();
+    events.retain(|event| event["reason"] == reason && event["regarding"]["name"] == "a");
+    events
+}
+
+/// The backends of `a` in the kernel.
+fn backends(bed: &Bed) -> Vec<String> {
+    let services = bed.json(&["service", "show", "a"]).unwrap_or_default();
+    let backends = services[0]["backends"].as_array().cloned().unwrap_or_default();
+    backends.iter().map(|backend| backend["address"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn annotated(bed: &Bed, annotations: &Value) {
+    let mut service = bed.service("a", 1);
+    service["metadata"]["annotations"] = annotations.clone();
+    bed.server().put(service);
+}
+
+#[test]
+fn unhealthy_endpoint_is_an_event_and_gets_no_new_flows() {
+    let bed = Bed::with_faults().with_a_and_b();
+    // 198.51.100.1 has no route; the loopback address of the node answers while the test listens there.
+    bed.netns.ip("address add 198.51.100.7/32 dev lo").unwrap();
+    let server = bed.netns.run(|| TcpListener::bind((Ipv4Addr::new(198, 51, 100, 7), 8080))).unwrap();
+    let endpoints = [crate::bed::endpoint(1), crate::bed::endpoint(7)];
+    bed.server().put(bed.slice_of("a", "a", &endpoints));
+    bed.wait_served("without a check", LIMIT, &["a 1 7", "b 2"]);
+    annotated(&bed, &json!({"lb.dev/health-check": "tcp", "lb.dev/health-check-interval": "400ms"}));
+    bed.wait_until("198.51.100.1 gets no new flows", LIMIT, |bed| backends(bed) == ["198.51.100.7"]);
+    bed.wait_until("an Event", LIMIT, |bed| !events(bed, "EndpointUnhealthy").is_empty());
+    let event = events(&bed, "EndpointUnhealthy").remove(0);
+    assert_eq!((&event["type"], &event["regarding"]["kind"]), (&"Warning".into(), &"Service".into()));
+    let note = event["note"].as_str().unwrap();
+    assert!(note.starts_with("endpoint 198.51.100.1:8080 is unhealthy for node a (tcp): "), "{note}");
+    drop(server);
+}
+
+#[test]
+fn annotation_is_one_event_and_invalid_ones_keep_the_check() {
+    let bed = Bed::with_faults().with_a_and_b();
+    annotated(&bed, &json!({"lb.dev/health-check": "tcp"}));
+    let check = |bed: &Bed| {
+        let show = bed.json(&["service", "show", "a"]).unwrap_or_default();
+        show[0]["healthCheck"]["check"].clone()
+    };
+    bed.wait_until("the check", LIMIT, |bed| check(bed) == "tcp");
+    let cloud = "service.beta.kubernetes.io/aws-load-balancer-ssl-cert";
+    annotated(&bed, &json!({"lb.dev/health-check": "icmp", cloud: "arn"}));
+    bed.wait_until("both Events", LIMIT, |bed| {
+        !events(bed, "AnnotationInvalid").is_empty() && !events(bed, "AnnotationIgnored").is_empty()
+    });
+    assert_eq!(check(&bed), "tcp", "the last valid check stays");
+    let note = events(&bed, "AnnotationIgnored")[0]["note"].as_str().unwrap().to_owned();
+    assert!(note.starts_with(&format!("annotation {cloud} of Service default/a is ignored")), "{note}");
+    let note = events(&bed, "AnnotationInvalid")[0]["note"].as_str().unwrap().to_owned();
+    assert!(note.contains("lb.dev/health-check") && note.contains("icmp"), "{note}");
+    let mut service = bed.service("a", 1);
+    service["metadata"]["annotations"] = json!({"lb.dev/health-check": "icmp", cloud: "arn", "other": "x"});
+    bed.server().put(service);
+    bed.put("c", 3);
+    bed.wait_served("another Service", LIMIT, &["a 1", "b 2", "c 3"]);
+    assert_eq!((events(&bed, "AnnotationIgnored").len(), events(&bed, "AnnotationInvalid").len()), (1, 1));
+}

@@ -1,0 +1,196 @@
+//! Health checks of endpoints (`lb.dev/health-check`) with real servers.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    thread,
+};
+
+use lb_tests::{
+    client::{Connection, PATIENCE, REFUSED, ask_http},
+    cluster::ClientLink,
+    http as http_client,
+    manifests::Service,
+    netns::Netns,
+    patience, wait_for,
+};
+use serde_json::Value;
+
+use crate::bed::{Bed, WEB, http};
+
+const PODS: [&str; 2] = ["pod2", "pod3"];
+/// Port of the servers that say how a pod is.
+const HEALTH: u16 = 9000;
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
+
+/// Answers every request with a status that the test sets, until the test ends.
+fn health_server(netns: &Netns) -> Arc<AtomicU16> {
+    let listener = netns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, HEALTH))).unwrap();
+    let status = Arc::new(AtomicU16::new(200));
+    let told = Arc::clone(&status);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { return };
+            let mut reader = BufReader::new(&stream);
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
+                line.clear();
+            }
+            let status = told.load(Ordering::Relaxed);
+            // The prober may have closed its socket.
+            let _gone =
+                write!(&stream, "HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    status
+}
+
+/// `web` with a check and these further annotations. The next probe begins within 300 ms.
+fn checked(bed: &Bed, check: &str, more: &[(&'static str, &str)]) -> Service {
+    let timing = [("lb.dev/health-check-interval", "300ms"), ("lb.dev/health-check-timeout", "250ms")];
+    let all = [("lb.dev/health-check", check)].into_iter().chain(timing).chain(more.iter().copied());
+    let annotations = all.map(|(name, value)| (name, value.to_owned())).collect();
+    Service { annotations, ..bed.service("web", WEB, &PODS) }
+}
+
+/// The pods that answer new connections to both addresses.
+fn servers(bed: &Bed) -> BTreeSet<String> {
+    let ask = |vip| Some(ask_http(&bed.cluster.client, http(vip)).ok()?.server);
+    WEB.into_iter().cycle().take(40).filter_map(ask).collect()
+}
+
+#[track_caller]
+fn wait_for_servers(bed: &Bed, expected: &[&str]) {
+    let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
+    let right = || (servers(bed) == expected).then_some(());
+    wait_for(PATIENCE * patience(), right).unwrap_or_else(|| panic!("{:?}, not {expected:?}", servers(bed)));
+}
+
+fn show(bed: &Bed, output: &str) -> String {
+    let agent = bed.agent.as_ref().unwrap();
+    String::from_utf8(agent.ask(&["service", "show", "web", "-o", output]).unwrap().stdout).unwrap()
+}
+
+/// The check in `service show -o json`.
+fn report(bed: &Bed) -> Value {
+    serde_json::from_str::<Value>(&show(bed, "json")).unwrap()[0]["healthCheck"].clone()
+}
+
+#[track_caller]
+fn wait_for_report(bed: &Bed, right: impl Fn(&Value) -> bool) -> Value {
+    let found = wait_for(PATIENCE * patience(), || Some(report(bed)).filter(&right));
+    found.unwrap_or_else(|| panic!("{}", report(bed)))
+}
+
+#[test]
+fn endpoint_that_stops_accepting_gets_no_new_connections_until_it_accepts_again() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    bed.cluster.manifests.put(&checked(&bed, "tcp", &[])).unwrap();
+    bed.start_agent();
+    wait_for_servers(&bed, &PODS);
+    bed.cluster.pods.iter_mut().find(|pod| pod.name == "pod2").unwrap().stop_serving();
+    wait_for_report(&bed, |report| report["unhealthy"] == 2);
+    for vip in WEB {
+        for _ in 0..20 {
+            assert_eq!(ask_http(&bed.cluster.client, http(vip)).unwrap().server, "pod3");
+        }
+    }
+    assert!(show(&bed, "table").contains("connection refused"), "{}", show(&bed, "table"));
+    bed.cluster.pods.iter_mut().find(|pod| pod.name == "pod2").unwrap().serve().unwrap();
+    wait_for_servers(&bed, &PODS);
+}
+
+#[test]
+fn endpoint_that_answers_500_keeps_its_connections_and_gets_no_new_ones() {
+    let bed = Bed::with_web(&PODS);
+    let status = health_server(bed.netns("pod2"));
+    let _healthy = health_server(bed.netns("pod3"));
+    bed.cluster.manifests.put(&checked(&bed, &format!("http://:{HEALTH}/healthz"), &[])).unwrap();
+    wait_for_report(&bed, |report| report["healthy"] == 4);
+    let to_pod2 = |vip| {
+        let mut connection = Connection::open(&bed.cluster.client, http(vip)).ok()?;
+        (connection.ask().ok()?.server == "pod2").then_some(connection)
+    };
+    let mut connections = WEB.map(|vip| wait_for(PATIENCE, || to_pod2(vip)).unwrap());
+    status.store(500, Ordering::Relaxed);
+    wait_for_servers(&bed, &["pod3"]);
+    for connection in &mut connections {
+        assert_eq!(connection.ask().unwrap().server, "pod2");
+    }
+    let report = report(&bed);
+    assert_eq!((&report["healthy"], &report["unhealthy"]), (&2.into(), &2.into()), "{report}");
+    assert!(
+        report["failing"].as_array().unwrap().iter().all(|one| one["reason"] == "status 500"),
+        "{report}"
+    );
+    let text = show(&bed, "table");
+    assert!(text.contains("every 300ms: 2 healthy, 2 unhealthy") && text.contains("status 500"), "{text}");
+    let metrics = http_client::get(&bed.cluster.node1, METRICS, "/metrics").unwrap().body;
+    assert!(metrics.contains("lb_probed_endpoints{health=\"unhealthy\"} 2"), "{metrics}");
+    assert!(metrics.contains("lb_probes_total{result=\"status\"}"), "{metrics}");
+    let log = bed.agent.as_ref().unwrap().log();
+    assert!(log.contains("is unhealthy for node"), "{log}");
+    status.store(302, Ordering::Relaxed);
+    wait_for_servers(&bed, &PODS);
+}
+
+#[test]
+fn all_unhealthy_endpoints_are_used_unless_the_service_fails_closed() {
+    let bed = Bed::with_web(&PODS);
+    // No server listens on the port.
+    let check = format!("tcp://:{HEALTH}");
+    bed.cluster.manifests.put(&checked(&bed, &check, &[])).unwrap();
+    wait_for_report(&bed, |report| report["unhealthy"] == 4);
+    wait_for_servers(&bed, &PODS);
+    bed.cluster.manifests.put(&checked(&bed, &check, &[("lb.dev/fail-closed", "true")])).unwrap();
+    for vip in WEB {
+        let refused = || ask_http(&bed.cluster.client, http(vip)).is_err_and(|error| error.kind() == REFUSED);
+        wait_for(PATIENCE, || refused().then_some(())).unwrap_or_else(|| panic!("{vip} answers"));
+    }
+}
+
+#[test]
+fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
+    let mut bed = Bed::with_web(&PODS);
+    let status = health_server(bed.netns("pod2"));
+    let _healthy = health_server(bed.netns("pod3"));
+    status.store(500, Ordering::Relaxed);
+    // So many good results take longer than the test.
+    let slow = [("lb.dev/health-check-healthy-threshold", "100")];
+    bed.cluster.manifests.put(&checked(&bed, &format!("http://:{HEALTH}/"), &slow)).unwrap();
+    wait_for_servers(&bed, &["pod3"]);
+    let before = wait_for_report(&bed, |report| report["unhealthy"] == 2);
+    // The agent writes its file at most once a second.
+    let log = || bed.agent.as_ref().unwrap().log();
+    wait_for(PATIENCE, || log().contains("is unhealthy").then_some(())).unwrap();
+    thread::sleep(std::time::Duration::from_millis(1_200));
+    bed.agent.take().unwrap().kill().unwrap();
+    // It would become healthy at once if the next agent began without a state.
+    status.store(200, Ordering::Relaxed);
+    bed.start_agent();
+    for _ in 0..3 {
+        assert_eq!(servers(&bed), ["pod3".to_owned()].into());
+    }
+    let after = wait_for_report(&bed, |report| report["unhealthy"] == 2 && report["healthy"] == 2);
+    let since = |report: &Value| report["failing"][0]["since"].clone();
+    assert_eq!(since(&after), since(&before));
+}
+
+#[test]
+fn annotation_without_effect_is_listed_by_status() {
+    let bed = Bed::with_web(&PODS);
+    let cloud = "service.beta.kubernetes.io/aws-load-balancer-ssl-cert";
+    let service = checked(&bed, "icmp", &[(cloud, "arn:aws")]);
+    bed.cluster.manifests.put(&service).unwrap();
+    let problems = || bed.status()["agent"]["problems"].to_string();
+    let listed = || (problems().contains(cloud) && problems().contains("lb.dev/health-check")).then_some(());
+    wait_for(PATIENCE, listed).unwrap_or_else(|| panic!("{}", problems()));
+    assert!(problems().contains("TLS is not terminated here"), "{}", problems());
+    wait_for_servers(&bed, &PODS);
+    assert_eq!(report(&bed), Value::Null, "an invalid check probes nothing");
+}
