@@ -19,6 +19,9 @@ const ROUTES = [
 const KEYS = { o: "/", s: "/services", c: "/connections", e: "/explain", l: "/live" };
 const PERIOD = 2000;
 
+// Only Overview reads the name of the node.
+document.getElementById("node").textContent = sessionStorage.getItem("node") ?? "lb-agent";
+
 const main = document.getElementById("main");
 const pulse = document.getElementById("pulse");
 const keys = document.getElementById("keys");
@@ -36,7 +39,7 @@ const frame = {
     history.replaceState(null, "", location.pathname + (search ? `?${search}` : ""));
   },
   query: () => Object.fromEntries(new URLSearchParams(location.search)),
-  setNode(name) { document.getElementById("node").textContent = name || "lb-agent"; },
+  setNode(name) { document.getElementById("node").textContent = name; sessionStorage.setItem("node", name); },
 };
 
 function setPulse(state, text) {

@@ -36,6 +36,10 @@ export function show(element, ...children) {
 export const panel = (title, aside, ...children) =>
   h("section", { className: "panel" }, h("header", null, h("h2", null, title), aside ? h("span", { className: "muted" }, aside) : null), ...children);
 
+/** An area that scrolls by itself, also by keys. */
+export const scroll = (label, ...children) =>
+  h("div", { className: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);
+
 /** Asks the server; an error has the server's own words. */
 export async function ask(path, query = {}, signal) {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value !== undefined && value !== null && value !== false);

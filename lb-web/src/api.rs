@@ -168,7 +168,9 @@ fn csv(connections: &[Value]) -> String {
         let cell = |column: &&str| match &connection[*column] {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
-            other => other.to_string(),
+            other @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
+                other.to_string()
+            }
         };
         let cells: Vec<String> = COLUMNS.iter().map(cell).collect();
         // Writing to a text cannot fail.

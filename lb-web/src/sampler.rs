@@ -68,21 +68,23 @@ impl<S: Source> Sampler<S> {
         }
     }
 
-    /// Adds a point to the history.
+    /// Adds a point to the history. Only this function writes it, so the lock is free while it reads the data plane.
     fn count(&self) {
-        let time = milliseconds();
-        let packets = self.source.packets();
-        let mut counted = lock(&self.history);
-        let wants_fill = counted.readings % FILL_EVERY == 0;
-        counted.readings = counted.readings.wrapping_add(1);
-        if wants_fill && let Ok(fill) = self.source.fill() {
-            counted.fill = Arc::new(fill);
+        let (readings, mut fill) = {
+            let mut counted = lock(&self.history);
+            counted.readings = counted.readings.wrapping_add(1);
+            (counted.readings, Arc::clone(&counted.fill))
+        };
+        if readings % FILL_EVERY == 1
+            && let Ok(fresh) = self.source.fill()
+        {
+            fill = Arc::new(fresh);
         }
+        let (time, packets) = (milliseconds(), self.source.packets());
+        let mut counted = lock(&self.history);
+        counted.fill = Arc::clone(&fill);
         match packets {
-            Ok(packets) => {
-                let fill = Arc::clone(&counted.fill);
-                counted.history.push(Reading { time, packets, fill });
-            }
+            Ok(packets) => counted.history.push(Reading { time, packets, fill }),
             Err(error) => {
                 debug!("cannot read the packet counters: {error:#}");
                 counted.history.push_gap(time);

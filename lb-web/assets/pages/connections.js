@@ -1,6 +1,6 @@
 // Connections: the flow table, filtered by the server.
 
-import { ask, h, show } from "../dom.js";
+import { ask, h, scroll, show } from "../dom.js";
 import { duration, whole } from "../format.js";
 
 const FIELDS = [["client", "Client", "192.0.2.1"], ["service", "Service", "namespace/name"], ["vip", "Virtual address", "10.96.0.10"], ["backend", "Backend", "10.244.1.11"]];
@@ -19,7 +19,7 @@ export default function connections(root, frame) {
   const body = h("tbody");
   const heads = [["Protocol"], ["Client"], ["Virtual address"], ["Backend"], ["Phase"], ["Idle", "num"], ["Expires in", "num"], ["Service"]];
   show(root, h("div", { className: "head" }, h("h1", null, "Connections"), count), form, notice,
-    h("div", { className: "panel scroll", tabindex: "0", role: "region", "aria-label": "Connections" }, h("table", null, h("thead", null, h("tr", null, heads.map(([text, className]) => h("th", { scope: "col", className: className ?? "" }, text)))), body)));
+    h("div", { className: "panel" }, scroll("Connections", h("table", null, h("thead", null, h("tr", null, heads.map(([text, className]) => h("th", { scope: "col", className: className ?? "" }, text)))), body))));
 
   const given = () => Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value));
 

@@ -42,9 +42,9 @@ export default function live(root, frame) {
   const count = h("span", { className: "muted" }, "waiting for events");
   const notice = h("div");
   const body = h("tbody");
-  const columns = ["Time", "Verdict", "Protocol", "Client", "Frontend", "Service", "Backend", "Why", "Where"];
+  const columns = [["Time", "t"], ["Verdict", "v"], ["Protocol", "v"], ["Client", "a"], ["Frontend"], ["Service"], ["Backend"], ["Why", "y"], ["Where", "y"]];
   show(root, h("div", { className: "head" }, h("h1", null, "Live"), count), form, notice,
-    h("div", { className: "events panel", tabindex: "0", role: "region", "aria-label": "Events" }, h("table", null, h("thead", null, h("tr", null, columns.map((name) => h("th", { scope: "col" }, name)))), body)));
+    h("div", { className: "events panel", tabindex: "0", role: "region", "aria-label": "Events" }, h("table", null, h("thead", null, h("tr", null, columns.map(([name, className]) => h("th", { scope: "col", className: className ?? "" }, name)))), body)));
 
   let [stop, paused, held, seen, skipped] = [null, false, [], 0, 0];
 

@@ -1,6 +1,6 @@
 // Overview: problems, rates, plots, programs and maps.
 
-import { ask, fill, h, panel, s, show } from "../dom.js";
+import { ask, fill, h, panel, s, scroll, show } from "../dom.js";
 import { ago, duration, percent, scaled, whole } from "../format.js";
 import { plot } from "../plots.js";
 
@@ -17,13 +17,13 @@ export default function overview(root, frame) {
     refused: plot("Dropped and rejected packets per second, by reason", { nothing: "none in the last 15 minutes" }),
     fill: plot("Fill of the maps", { format: (value) => (value === null || value === undefined ? "–" : percent(value / 100)), top: 10 }),
   };
-  const [agent, programs, maps] = [h("div", { className: "body" }), h("div", { className: "scroll" }), h("div", { className: "scroll" })];
+  const [agent, programs, maps] = [h("div", { className: "body" }), scroll("Programs"), scroll("Maps")];
   show(root, h("div", { className: "stack" },
     h("h1", { className: "head" }, "Overview"),
     problems,
     h("dl", { className: "panel stats" }, Object.entries(stats).map(([name, value]) => h("div", null, h("dt", null, name), value))),
     h("div", { className: "grid2 plots" }, Object.values(plots).map((one) => one.element)),
-    h("div", { className: "grid2" }, panel("Agent and node", null, agent), panel("Programs", null, programs), panel("Maps", null, maps))));
+    h("div", { className: "grid2" }, h("div", { className: "stack" }, panel("Maps", null, maps)), h("div", { className: "stack" }, panel("Agent and node", null, agent), panel("Programs", null, programs)))));
 
   function drawProblems(state, failure) {
     const list = failure ? [{ severity: "error", topic: "Data plane", text: failure }] : state.problems;

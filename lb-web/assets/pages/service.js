@@ -1,6 +1,6 @@
 // A Service: a picture of each port, from clients to backends, and its tables.
 
-import { ask, h, panel, s, show } from "../dom.js";
+import { ask, h, panel, s, scroll, show } from "../dom.js";
 import { bytes, percent, scaled, socket } from "../format.js";
 import { listen } from "./live.js";
 
@@ -36,7 +36,7 @@ function picture(port, width) {
   const middle = (count, at) => top + (rows * step) / 2 + (at - (count - 1) / 2) * step;
   const box = Math.min(250, wide ? width * 0.24 : width * 0.4);
   const x = wide ? { clients: 0, frontends: width * 0.17, scheduler: width * 0.5, backends: width - box } : { frontends: 0, backends: width - box };
-  const hub = wide ? { x: x.scheduler, w: Math.min(130, width * 0.15) } : { x: (box + x.backends) / 2 - 5, w: 10 };
+  const hub = wide ? { x: x.scheduler, w: Math.min(140, width * 0.15) } : { x: (box + x.backends) / 2 - 5, w: 10 };
   const letters = Math.floor(box / 7.4);
   const lines = [];
   const boxes = [];
@@ -92,14 +92,14 @@ function picture(port, width) {
 function facts(port) {
   const sum = port.rates ?? {};
   const list = [
-    ["Traffic", `${scaled(sum.newFlows)} new/s, ${scaled(sum.packets)} packets/s, ${bytes(sum.bytes)}/s, ${scaled(sum.active)} active`],
+    ["Traffic", `${scaled(sum.newFlows)} new/s, ${bytes(sum.bytes)}/s, ${scaled(sum.active)} active`],
     ["Scheduler", port.scheduler],
     ["Affinity", port.sessionAffinity === "None" ? "none" : `ClientIP, ${port.sessionAffinitySeconds} s`],
   ];
   if (port.nodePort) list.push(["Node port", port.nodePort]);
   if (port.externalTrafficPolicy) list.push(["External traffic", `policy ${port.externalTrafficPolicy}${port.northSouthMode ? `, ${port.northSouthMode}` : ""}`]);
   if (port.sourceRanges.length) list.push(["Allowed clients", port.sourceRanges.join(", ")]);
-  return h("dl", { className: "facts" }, list.map(([name, value]) => [h("dt", null, name), h("dd", null, String(value))]));
+  return h("dl", { className: "facts wide" }, list.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, String(value)))));
 }
 
 const heads = (...names) => h("thead", null, h("tr", null, names.map((name) => {
@@ -134,8 +134,8 @@ export default function service(root, frame, [namespace, name]) {
   const watch = h("button", { type: "button" }, "Show choices as they happen");
   const links = h("span", null, h("a", { href: `/connections?service=${encodeURIComponent(`${namespace}/${name}`)}` }, "Connections"));
   show(root, h("div", { className: "head" }, h("h1", null, h("span", { className: "muted" }, `${namespace}/`), name), links), notice, h("div", { className: "stack" }, ports,
-    panel("Chosen lately, and why", null, h("div", { className: "scroll" }, h("div", { className: "body" }, watch, h("p", { className: "hint" }, "Programs emit events only while this is on; that costs time for each new connection.")),
-      h("table", null, heads("Time", "Verdict", "Client", "Frontend", "Backend", "Why"), lately)))));
+    panel("Chosen lately, and why", null, h("div", { className: "body" }, watch, h("p", { className: "hint" }, "Programs emit events only while this is on; that costs time for each new connection.")),
+      scroll("Choices", h("table", null, heads("Time", "Verdict", "Client", "Frontend", "Backend", "Why"), lately)))));
 
   let stopListening = null;
   watch.addEventListener("click", () => {
@@ -161,7 +161,7 @@ export default function service(root, frame, [namespace, name]) {
       const explain = first ? h("a", { href: `/explain?to=${encodeURIComponent(socket(first.address, first.port))}&protocol=${port.protocol.toLowerCase()}` }, "Explain a packet to it") : null;
       return panel(title, ready ? `${ready} ready of ${port.backends.length}` : "no backend takes new connections",
         h("div", { className: "picture" }, picture(port, width)), h("div", { className: "body" }, facts(port), explain ? h("p", { className: "hint" }, explain) : null),
-        h("div", { className: "scroll" }, backendTable(port)), h("div", { className: "scroll" }, frontendTable(port)));
+        scroll(`Backends of ${title}`, backendTable(port)), scroll(`Frontends of ${title}`, frontendTable(port)));
     };
     const [at, inside] = [document.scrollingElement.scrollTop, [...ports.querySelectorAll(".scroll")].map((area) => area.scrollLeft)];
     show(ports, last.map(one));

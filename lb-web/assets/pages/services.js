@@ -22,7 +22,7 @@ export default function services(root, frame) {
     .map(([value, text]) => h("option", { value, selected: value === sort }, text)));
   const notice = h("div");
   const heads = COLUMNS.map(([key, text, className]) => h("th", { scope: "col", className }, key ? h("button", { type: "button", onclick: () => by(key) }, text) : text));
-  const [above, below] = [0, 1].map(() => h("tr", { className: "gap", "aria-hidden": "true" }, h("td", { colSpan: COLUMNS.length })));
+  const [above, below] = [0, 1].map(() => h("tr", { className: "gap", "aria-hidden": "true" }, h("td")));
   const body = h("tbody", null, above, below);
   const list = h("div", { className: "list panel", tabindex: "0", role: "region", "aria-label": "Services" }, h("table", null, h("thead", null, h("tr", null, heads)), body));
   show(root, h("div", { className: "head" }, h("h1", null, "Services"), count),
@@ -49,14 +49,14 @@ export default function services(root, frame) {
   function spark(values) {
     const top = Math.max(...values, 1);
     const points = values.map((value, at) => `${((at + 30 - values.length) * 100) / 29},${(19 - (value / top) * 18).toFixed(1)}`);
-    return s("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" }, values.length > 1 ? s("polyline", { points: points.join(" ") }) : null);
+    return s("svg", { class: values.some(Boolean) ? "spark" : "spark idle", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" }, values.length > 1 ? s("polyline", { points: points.join(" ") }) : null);
   }
 
   const number = (text, className = "") => h("td", { className: `num ${className}${/^0B?$/.test(text) ? " zero" : ""}` }, text);
 
   function row(port) {
-    if (!port) return h("tr", null, h("td", { colSpan: COLUMNS.length, className: "muted" }, "…"));
-    const backends = port.terminating ? [`${port.ready} `, h("span", { className: "tag warn" }, `+${port.terminating} ending`)]
+    if (!port) return h("tr", null, h("td", { className: "muted" }, "…"));
+    const backends = port.terminating ? [`${port.ready} `, h("span", { className: "tag warn" }, `+${port.terminating}`, h("span", { className: "c-small" }, " ending"))]
       : port.ready ? String(port.ready) : h("span", { className: "tag bad" }, "none");
     const [address, place] = port.address ? [port.address, port.frontends > 1 ? ` +${port.frontends - 1}` : ""] : ["–", ""];
     return h("tr", null,
@@ -93,9 +93,8 @@ export default function services(root, frame) {
     [total, rows, first] = [page.matched, page.rows, from];
     const found = q ? `${whole(page.matched)} of ${whole(page.total)}` : whole(page.total);
     count.textContent = `${found} service ports${page.unhealthy ? `, ${whole(page.unhealthy)} without ready backends` : ""}`;
-    notice.replaceChildren();
+    show(notice, total ? null : h("p", { className: "hint" }, q ? "No Service has this in its name or addresses." : "The kernel has no Services: give the agent manifests or an API server."));
     draw();
-    if (!total) body.replaceChildren(h("tr", null, h("td", { colSpan: COLUMNS.length, className: "muted" }, q ? "No Service has this in its name or addresses." : "The kernel has no Services: give the agent manifests or an API server.")));
   }
 
   function fail(error) {
