@@ -30,7 +30,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
             };
             let config = (file.read)()?;
             daemon::logging::init(config.log_filter.as_deref(), "info", config.log_format);
-            daemon::run(config, file)
+            daemon::run(config, file, commands::web_pages)
         }
         Command::Status(args) => commands::status(&paths(kernel)?, args.output),
         Command::Announce(command) => commands::announce(&paths(kernel)?, &command),
@@ -42,6 +42,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
         Command::Bugreport(args) => commands::bugreport(&paths(kernel)?, &args),
         Command::Monitor(args) => commands::monitor(&paths(kernel)?, args),
         Command::Top(args) => commands::top(&paths(kernel)?, &args),
+        Command::Web(args) => commands::web(&paths(kernel)?, &args),
         Command::Check(args) => commands::check(&paths(kernel)?, args.output),
         Command::Cleanup(CleanupArgs { kube_proxy: true, dry_run }) => {
             paths(kernel)?;

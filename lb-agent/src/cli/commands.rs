@@ -8,9 +8,12 @@ use std::{
 
 use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use lb_common::conntrack::Phase;
 use lb_core::model::Protocol;
 
-use super::values::{Client, EventVerdict, ServiceFilter, parse_interval, parse_network, parse_protocol};
+use super::values::{
+    Client, EventVerdict, ServiceFilter, parse_interval, parse_network, parse_phase, parse_protocol,
+};
 
 /// Arguments of `status`.
 #[derive(Debug, Args)]
@@ -159,6 +162,18 @@ pub struct TopArgs {
     pub output: TableOrJson,
 }
 
+/// Arguments of `web`.
+#[derive(Debug, Clone, Args)]
+pub struct WebArgs {
+    /// Address to serve the pages on. One that is no loopback address requires a token
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8088")]
+    pub listen: SocketAddr,
+    /// File with the token that users log in with, at least 16 characters [default: on loopback none is required,
+    /// elsewhere a new one is printed]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
 /// Arguments of `cleanup`.
 #[derive(Debug, Args)]
 pub struct CleanupArgs {
@@ -277,6 +292,9 @@ pub struct FlowFilter {
     /// Only flows of this Service: [NAMESPACE/]NAME; the default namespace is `default`
     #[arg(long, value_name = "NAME")]
     pub service: Option<String>,
+    /// Only flows in this phase, such as `established`
+    #[arg(long, value_name = "PHASE", value_parser = parse_phase)]
+    pub phase: Option<Phase>,
 }
 
 /// Output formats of most commands.

@@ -11,7 +11,7 @@ pub use self::{
     commands::{
         AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, EnvironmentArgs,
         EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, HookContext, MonitorArgs, ProfileArgs,
-        ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs,
+        ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs, WebArgs,
     },
     settings::{
         AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, Forwarding, KernelArgs,
@@ -72,6 +72,11 @@ pub enum Command {
     ///
     /// Keys: Enter shows the backends of a Service, Esc goes back; s, n, p, b, a sort by a column, / filters, q quits
     Top(TopArgs),
+    /// Show the data plane in a browser: rates, Services, connections, events, the way of a packet
+    ///
+    /// Only reads. Needs no running agent, which can also serve the pages itself (--web-bind-address of run). On loopback
+    /// every process of the node may look, at any other address those who have the token.
+    Web(WebArgs),
     /// Check whether this kernel and machine can run the agent, and list what is missing
     Check(CheckArgs),
     /// Remove every program, map and pin of any version of the agent, or (--kube-proxy) rules of kube-proxy

@@ -222,6 +222,14 @@ settings! {
         /// Address that serves /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
         "metrics-bind-address" "LB_AGENT_METRICS_BIND_ADDRESS" "metricsBindAddress"
         metrics_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
+        /// Address that serves the pages for a browser, such as 127.0.0.1:8088; one that is no loopback address needs
+        /// --web-token-file [default: none]
+        "web-bind-address" "LB_AGENT_WEB_BIND_ADDRESS" "webBindAddress"
+        web_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
+        /// File with the token that users of these pages log in with, at least 16 characters [default: none: every
+        /// process of the node may look]
+        "web-token-file" "LB_AGENT_WEB_TOKEN_FILE" "webTokenFile"
+        web_token_file: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
         /// Addresses of this node at which the agent answers DNS queries over UDP and TCP, on port 53 unless given
         /// [default: none: no DNS server]
         "dns-bind-address" "LB_AGENT_DNS_BIND_ADDRESS" "dnsBindAddress"

@@ -8,6 +8,7 @@ use std::{
 
 use clap::ValueEnum;
 use ipnet::IpNet;
+use lb_common::conntrack::Phase;
 use lb_core::model::Protocol;
 use serde::Serialize;
 
@@ -120,6 +121,11 @@ pub(super) fn parse_protocol(text: &str) -> Result<Protocol, String> {
     }
 }
 
+pub(super) fn parse_phase(text: &str) -> Result<Phase, String> {
+    let phase = Phase::ALL.into_iter().find(|phase| phase.as_str() == text);
+    phase.ok_or_else(|| format!("expected {}", Phase::ALL.map(Phase::as_str).join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +157,12 @@ mod tests {
             assert!(text.parse::<ServiceFilter>().is_err(), "{text}");
         }
         assert!(parse_network("192.0.2.0/33").is_err() && parse_network("here").is_err());
+    }
+
+    #[test]
+    fn phases_have_the_names_that_conntrack_shows() {
+        assert_eq!(parse_phase("established"), Ok(Phase::Established));
+        assert!(parse_phase("open").unwrap_err().starts_with("expected opening, accepted, "));
     }
 
     #[test]

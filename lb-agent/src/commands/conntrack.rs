@@ -14,7 +14,7 @@ use super::{
     service_view::protocol_name,
 };
 use crate::cli::{FlowFilter, TableOrJson, split_name};
-use lb_datapath::Connection;
+use lb_datapath::{Connection, Conntrack, DatapathError};
 
 /// One flow. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -66,6 +66,31 @@ pub(super) fn flows(
     flows.filter(|flow| filter.lets_through(flow)).collect()
 }
 
+/// How many flows meet `filter`, and the views of at most `limit` of them, sorted by client.
+///
+/// # Errors
+/// The flow table cannot be read.
+pub(super) fn some(
+    conntrack: &Conntrack,
+    services: &BTreeMap<u32, String>,
+    filter: &FlowFilter,
+    limit: usize,
+) -> Result<(usize, Vec<FlowView>), DatapathError> {
+    let now = Conntrack::now();
+    let (mut matched, mut views) = (0, Vec::new());
+    conntrack.for_each_connection(|connection| {
+        let view = flow(&connection, services, now);
+        if filter.lets_through(&view) {
+            matched += 1;
+            if views.len() < limit {
+                views.push(view);
+            }
+        }
+    })?;
+    views.sort_by_key(|view| (view.client, view.vip, view.backend));
+    Ok((matched, views))
+}
+
 fn flow(
     Connection { from, forward, reply, masqueraded }: &Connection,
     services: &BTreeMap<u32, String>,
@@ -94,7 +119,7 @@ fn flow(
 
 impl FlowFilter {
     fn lets_through(&self, flow: &FlowView) -> bool {
-        let Self { client, vip, backend, protocol, service } = self;
+        let Self { client, vip, backend, protocol, service, phase } = self;
         let is =
             |wanted: &Option<IpAddr>, found: SocketAddr| wanted.is_none_or(|wanted| wanted == found.ip());
         let service = service.as_deref().map(|name| {
@@ -106,6 +131,7 @@ impl FlowFilter {
             && is(backend, flow.backend)
             && protocol.is_none_or(|protocol| protocol.as_str() == flow.protocol)
             && (service.is_none() || service == flow.service)
+            && phase.is_none_or(|phase| phase.as_str() == flow.phase)
     }
 }
 
@@ -233,6 +259,8 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
             0
         );
         assert_eq!(shown(FlowFilter { protocol: Some(lb_core::model::Protocol::Udp), ..<_>::default() }), 0);
+        assert_eq!(shown(FlowFilter { phase: Some(Phase::Established), ..<_>::default() }), 1);
+        assert_eq!(shown(FlowFilter { phase: Some(Phase::Closed), ..<_>::default() }), 0);
         assert_eq!(
             shown(FlowFilter { vip: address("10.96.0.10"), backend: address("10.1.0.5"), ..<_>::default() }),
             1

@@ -47,24 +47,80 @@ struct StepView<'a> {
 /// # Errors
 /// There is no data plane, it cannot be read, the arguments contradict each other, or there is no such interface.
 pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
-    let pinned = Pinned::open(&paths.bpffs)?;
-    let mut routes = Routes::open()?;
-    let device = entrance(&mut routes, args)?;
-    let attached = Attached::of(&pinned, device)?;
-    let hook = hook(args, &attached, &mut routes)?;
-    let from_node = routes.is_own(args.from.ip)?;
-    let question = Question { from_node, ..question(args, hook, device)? };
-    let explanation = explain::explain(&PinnedTables::open(&pinned, device)?, &question)?;
-    let name = routes.name(device);
-    let mut steps = explanation.steps.clone();
-    if let (Some(name), Some(program)) = (name, attached.at(hook)) {
-        steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook_name(hook), program });
-    }
-    steps.splice(0..0, announced(paths, args.to.ip()));
-    let explanation = Explanation { steps, ..explanation };
+    let answer = Answer::find(paths, args)?;
     match args.output {
-        TableOrJson::Json => print_json(&page(args, &explanation, &question, name)),
-        TableOrJson::Table => print(&text(args, &explanation, &question, name)),
+        TableOrJson::Json => print_json(&answer.page(args)),
+        TableOrJson::Table => print(&answer.text(args)),
+    }
+}
+
+/// The answer as JSON.
+///
+/// # Errors
+/// Those of [`explain`].
+pub(super) fn json(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<serde_json::Value> {
+    Ok(serde_json::to_value(Answer::find(paths, args)?.page(args))?)
+}
+
+/// The explanation of a packet, and where it arrives.
+struct Answer {
+    explanation: Explanation,
+    question: Question,
+    device: Option<String>,
+}
+
+impl Answer {
+    fn find(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<Self> {
+        let pinned = Pinned::open(&paths.bpffs)?;
+        let mut routes = Routes::open()?;
+        let device = entrance(&mut routes, args)?;
+        let attached = Attached::of(&pinned, device)?;
+        let hook = hook(args, &attached, &mut routes)?;
+        let from_node = routes.is_own(args.from.ip)?;
+        let question = Question { from_node, ..question(args, hook, device)? };
+        let explanation = explain::explain(&PinnedTables::open(&pinned, device)?, &question)?;
+        let name = routes.name(device);
+        let mut steps = explanation.steps.clone();
+        if let (Some(name), Some(program)) = (name, attached.at(hook)) {
+            steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook_name(hook), program });
+        }
+        steps.splice(0..0, announced(paths, args.to.ip()));
+        let explanation = Explanation { steps, ..explanation };
+        Ok(Self { explanation, question, device: name.map(str::to_owned) })
+    }
+
+    fn page<'a>(&'a self, args: &ExplainArgs) -> Page<'a> {
+        let Self { explanation, question, device } = self;
+        let view = |step: &'a TraceStep| StepView { step, text: step_in_words(step) };
+        Page {
+            from: args.from.to_string(),
+            to: args.to,
+            protocol: args.protocol.as_str(),
+            at: hook_name(question.hook),
+            device: device.as_deref(),
+            steps: explanation.steps.iter().map(view).collect(),
+            verdict: &explanation.verdict,
+            text: verdict_in_words(&explanation.verdict, question).join("\n"),
+        }
+    }
+
+    fn text(&self, args: &ExplainArgs) -> String {
+        let Self { explanation, question, device } = self;
+        let device = device.as_ref().map_or_else(String::new, |name| format!(" of {name}"));
+        let at = match question.hook {
+            HookPoint::Socket => "in a system call of this node".to_owned(),
+            hook @ (HookPoint::Xdp | HookPoint::Ingress | HookPoint::Egress) => {
+                format!("at {}{device}", hook_name(hook))
+            }
+        };
+        let protocol = args.protocol.as_str();
+        let mut text = format!("{protocol} {} -> {}, {at}\n\n", args.from, args.to);
+        for (number, step) in (1..).zip(&explanation.steps) {
+            text.push_str(&format!("{number:>3}. {}\n", step_in_words(step)));
+        }
+        let verdict = verdict_in_words(&explanation.verdict, question);
+        text.push_str(&format!("\n  => {}\n", verdict.join("\n     ")));
+        text
     }
 }
 
@@ -163,41 +219,4 @@ const fn hook_name(hook: HookPoint) -> &'static str {
         HookPoint::Egress => "tc-egress",
         HookPoint::Socket => "socket",
     }
-}
-
-fn page<'a>(
-    args: &ExplainArgs,
-    explanation: &'a Explanation,
-    question: &Question,
-    device: Option<&'a str>,
-) -> Page<'a> {
-    let view = |step: &'a TraceStep| StepView { step, text: step_in_words(step) };
-    Page {
-        from: args.from.to_string(),
-        to: args.to,
-        protocol: args.protocol.as_str(),
-        at: hook_name(question.hook),
-        device,
-        steps: explanation.steps.iter().map(view).collect(),
-        verdict: &explanation.verdict,
-        text: verdict_in_words(&explanation.verdict, question).join("\n"),
-    }
-}
-
-fn text(args: &ExplainArgs, explanation: &Explanation, question: &Question, device: Option<&str>) -> String {
-    let device = device.map_or_else(String::new, |name| format!(" of {name}"));
-    let at = match question.hook {
-        HookPoint::Socket => "in a system call of this node".to_owned(),
-        hook @ (HookPoint::Xdp | HookPoint::Ingress | HookPoint::Egress) => {
-            format!("at {}{device}", hook_name(hook))
-        }
-    };
-    let protocol = args.protocol.as_str();
-    let mut text = format!("{protocol} {} -> {}, {at}\n\n", args.from, args.to);
-    for (number, step) in (1..).zip(&explanation.steps) {
-        text.push_str(&format!("{number:>3}. {}\n", step_in_words(step)));
-    }
-    let verdict = verdict_in_words(&explanation.verdict, question);
-    text.push_str(&format!("\n  => {}\n", verdict.join("\n     ")));
-    text
 }

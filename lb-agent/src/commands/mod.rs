@@ -14,6 +14,7 @@ mod service;
 mod service_view;
 mod status;
 mod top;
+mod web;
 
 use std::collections::BTreeMap;
 
@@ -29,8 +30,14 @@ use crate::{
 use lb_datapath::{Conntrack, Pinned, Removed};
 
 pub use self::{
-    announce::announce, bugreport::bugreport, check::check, environment::exec, explain::explain,
-    profile::profile, status::status,
+    announce::announce,
+    bugreport::bugreport,
+    check::check,
+    environment::exec,
+    explain::explain,
+    profile::profile,
+    status::status,
+    web::{pages as web_pages, web},
 };
 
 /// Runs `lb-agent service`: lists service ports, shows those of one Service, or prints environment variables.

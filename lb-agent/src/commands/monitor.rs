@@ -93,8 +93,7 @@ struct Printer {
 impl Printer {
     /// Prints the event if it meets the filter. Returns false if standard output is closed.
     fn print(&self, event: &Event) -> anyhow::Result<bool> {
-        let labels = self.labels(event)?;
-        let view = EventView::new(event, wall_clock(event.time), labels.as_ref(), device_name);
+        let view = view(&self.maps, event)?;
         if !self.filter.lets_through(&view) {
             return Ok(true);
         }
@@ -109,16 +108,21 @@ impl Printer {
             Err(error) => Err(error.into()),
         }
     }
+}
 
-    /// The labels of the Service, read for each event because Services change.
-    fn labels(&self, event: &Event) -> Result<Option<ServiceLabels>, DatapathError> {
-        let Tuple { destination, destination_port, protocol, .. } = event.from;
-        let id = match event.service {
-            0 => self.maps.service_at(&ServiceKey::new(destination, destination_port, protocol))?,
-            id => Some(id),
-        };
-        id.map_or(Ok(None), |id| self.maps.labels_of(id))
-    }
+/// The view of an event, with the labels of its Service.
+pub(super) fn view(maps: &ServiceMaps, event: &Event) -> Result<EventView, DatapathError> {
+    Ok(EventView::new(event, wall_clock(event.time), labels(maps, event)?.as_ref(), device_name))
+}
+
+/// The labels of the Service, read for each event because Services change.
+fn labels(maps: &ServiceMaps, event: &Event) -> Result<Option<ServiceLabels>, DatapathError> {
+    let Tuple { destination, destination_port, protocol, .. } = event.from;
+    let id = match event.service {
+        0 => maps.service_at(&ServiceKey::new(destination, destination_port, protocol))?,
+        id => Some(id),
+    };
+    id.map_or(Ok(None), |id| maps.labels_of(id))
 }
 
 /// Converts nanoseconds of the monotonic clock to wall-clock time.

@@ -4,6 +4,7 @@
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;
 use lb_common::{Outcome, Verdict};
+use lb_web::{Problem, Severity};
 use serde::Serialize;
 
 use super::output::{Mood, NOTHING, cell, print, print_json, render, table};
@@ -121,21 +122,85 @@ pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
 
 /// Collects the status.
 pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Status> {
+    look_beside(paths, pinned, &leftovers::find())
+}
+
+/// Collects the status beside leftovers of kube-proxy that are known already: the search for them runs other programs.
+pub(super) fn look_beside(
+    paths: &KernelPaths,
+    pinned: &Pinned,
+    Findings { leftovers, errors }: &Findings,
+) -> anyhow::Result<Status> {
     let agent = agent(paths, pinned);
     let devices = agent.report.as_ref().map_or(&[][..], |report| &report.devices);
-    let Findings { leftovers, errors } = leftovers::find();
     Ok(Status {
         missing: missing(pinned, agent.report.as_ref())?,
         programs: programs(pinned, devices)?,
         socket_programs: pinned.socket_attachments()?.iter().map(socket_program).collect(),
         maps: pinned.fill()?.into_iter().map(map).collect(),
         outcomes: outcomes(pinned.stats().read()?),
-        kube_proxy: leftovers,
+        kube_proxy: leftovers.clone(),
         kube_proxy_errors: errors.iter().map(ToString::to_string).collect(),
         degraded: lb_datapath::degraded(&paths.bpffs).into_iter().map(degraded_view).collect(),
         folder: pinned.folder().display().to_string(),
         agent,
     })
+}
+
+/// What is wrong and what to do, worst first: the lines of the page that need attention.
+pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
+    let Status { agent, missing, degraded, kube_proxy, kube_proxy_errors, socket_programs, .. } = status;
+    let mut problems = Vec::new();
+    let mut add = |severity, topic, text| problems.push(Problem { severity, topic, text });
+    if let Some(text) = missing_line(missing, agent.running) {
+        add(Severity::Error, "Missing", text);
+    }
+    match &agent.report {
+        Some(report) => report_problems(report, now, &mut add),
+        None if agent.running => {
+            let why = agent.silent.as_deref().unwrap_or("it has no status socket");
+            add(Severity::Warning, "Agent", format!("runs, but sends no report: {why}"));
+        }
+        None => {
+            let text = "not running: the data plane works without it, but follows no changes. Start it";
+            add(Severity::Error, "Agent", text.to_owned());
+        }
+    }
+    for found in leftovers::advice(kube_proxy).iter().chain(kube_proxy_errors) {
+        add(Severity::Warning, "Leftovers", found.clone());
+    }
+    if socket_programs.iter().all(|program| program.cgroup == 0) {
+        add(Severity::Note, "Sockets", socket_line(socket_programs));
+    }
+    for DegradedView { name, detail } in degraded {
+        add(Severity::Note, "Degraded", format!("{name}: {detail}"));
+    }
+    problems.sort_by_key(|problem| problem.severity);
+    problems
+}
+
+/// The problems that the agent reports.
+fn report_problems(report: &Report, now: Timestamp, add: &mut impl FnMut(Severity, &'static str, String)) {
+    if !report.healthy {
+        let last =
+            report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", ago(last, now)));
+        add(Severity::Error, "Sync", format!("not healthy, last change written {last}: see the agent's log"));
+    }
+    for failure in &report.failures {
+        add(Severity::Error, "Failure", failure.clone());
+    }
+    for shortage in &report.shortages {
+        let line = shortage_line(shortage, now);
+        let text = line.strip_prefix("Shortage").map_or(&*line, str::trim);
+        add(Severity::Error, "Shortage", text.to_owned());
+    }
+    for problem in &report.problems {
+        add(Severity::Warning, "Problem", problem.clone());
+    }
+    if !report.node_eligible {
+        let text = "the node is being deleted, or the cluster autoscaler is about to remove it: /healthz answers 503";
+        add(Severity::Note, "Healthz", text.to_owned());
+    }
 }
 
 fn missing(pinned: &Pinned, report: Option<&Report>) -> anyhow::Result<MissingView> {
@@ -586,6 +651,27 @@ forward     pass     12
 no_backend  drop     0
 ";
         assert_eq!(page(&status(agent), NOW.parse().unwrap()), expected);
+    }
+
+    #[test]
+    fn problems_are_sorted_and_say_what_to_do() {
+        let status = |report: Option<Report>| {
+            status(Agent { running: report.is_some(), process: None, silent: None, report })
+        };
+        let topics = |status: &Status| -> Vec<&'static str> {
+            problems(status, NOW.parse().unwrap()).iter().map(|problem| problem.topic).collect()
+        };
+        let with_agent = status(Some(report()));
+        assert_eq!(topics(&with_agent), ["Shortage", "Problem", "Leftovers", "Degraded"]);
+        let shortage = &problems(&with_agent, NOW.parse().unwrap())[0];
+        assert_eq!(shortage.text, "CONNTRACK, for 1m02s, 7 times: full: raise it");
+        assert_eq!(topics(&status(None)), ["Agent", "Leftovers", "Degraded"]);
+        let mut lost = status(None);
+        lost.missing.maps = vec!["EVENTS"];
+        lost.socket_programs.clear();
+        assert_eq!(topics(&lost), ["Missing", "Agent", "Leftovers", "Sockets", "Degraded"]);
+        let ill = Report { healthy: false, failures: vec!["no".into()], ..report() };
+        assert_eq!(topics(&status(Some(ill)))[..3], ["Sync", "Failure", "Shortage"]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use lb_dns::Access;
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    AnnounceConfig, DnsConfig, Source,
+    AnnounceConfig, DnsConfig, Source, WebConfig,
     error::{ConfigError, refused},
 };
 use crate::{
@@ -43,6 +43,8 @@ const METRICS_PORT: u16 = 10249;
 /// The control socket of BIRD in Debian.
 const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
 const DNS_PORT: u16 = 53;
+/// Default port of the pages for a browser.
+const WEB_PORT: u16 = 8088;
 /// The cluster domain of nearly all clusters.
 const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Seconds for which clients may keep the names of Services: the default of CoreDNS.
@@ -488,6 +490,32 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     let default = SocketAddr::new(loopback[usize::from(bind.is_ipv6())], METRICS_PORT);
     listener("--metrics-bind-address", given, default)
+}
+
+/// The server of the pages for a browser. A token that protects nothing is as wrong as an open server.
+pub(super) fn web(
+    given: Option<String>,
+    token_file: Option<PathBuf>,
+) -> Result<Option<WebConfig>, ConfigError> {
+    const SETTING: &str = "--web-bind-address";
+    let text = given.unwrap_or_default();
+    let default = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), WEB_PORT);
+    let Some(address) = listener(SETTING, Some(text.clone()), default)? else {
+        return match token_file {
+            None => Ok(None),
+            Some(file) => Err(refused(
+                "--web-token-file",
+                file.display(),
+                "nothing uses it: give --web-bind-address, too",
+            )),
+        };
+    };
+    if token_file.is_none() && !address.ip().to_canonical().is_loopback() {
+        let reason =
+            "everybody who reaches this address could look: give --web-token-file, or a loopback address";
+        return Err(refused(SETTING, text, reason));
+    }
+    Ok(Some(WebConfig { address, token_file }))
 }
 
 /// Parses `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a value the result is the

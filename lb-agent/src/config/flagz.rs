@@ -16,6 +16,7 @@ impl Config {
     pub fn flagz(&self) -> BTreeMap<&'static str, String> {
         let path = |path: &Path| path.display().to_string();
         let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());
+        let web_token = self.web.as_ref().and_then(|web| web.token_file.as_deref());
         let mut flags = self.node_flags();
         flags.extend([
             ("bpffs", path(&self.kernel.bpffs)),
@@ -25,6 +26,8 @@ impl Config {
             ("workload-device", list(&self.devices.workload)),
             ("healthz-bind-address", address(self.healthz)),
             ("metrics-bind-address", address(self.metrics)),
+            ("web-bind-address", address(self.web.as_ref().map(|web| web.address))),
+            ("web-token-file", web_token.map_or_else(String::new, path)),
             ("dns-bind-address", list(&self.dns.bind)),
             ("cluster-domain", self.dns.zone.name().to_owned()),
             ("dns-upstream", list(&self.dns.upstreams)),
@@ -222,6 +225,7 @@ mod tests {
             "--deny-source=192.0.2.0/24,2001:db8::/64",
             "--dns-bind-address=192.0.2.1,[2001:db8::1]:5353 --cluster-domain=Example. --dns-upstream=192.0.2.53",
             "--dns-bind-address=192.0.2.1 --dns-allow=198.51.100.0/24,2001:db8::/64 --dns-rate-limit=0",
+            "--web-bind-address=192.0.2.1:8088 --web-token-file=/token",
             "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {

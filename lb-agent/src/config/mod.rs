@@ -121,6 +121,8 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Address of the metrics server; `None` for no server.
     pub metrics: Option<SocketAddr>,
+    /// The server of the pages for a browser; `None` for no server.
+    pub web: Option<WebConfig>,
     /// The DNS server.
     pub dns: DnsConfig,
     /// Detail of the traffic metrics.
@@ -150,6 +152,15 @@ pub struct AnnounceConfig {
     pub key_file: Option<PathBuf>,
     /// What two members do while they receive no messages from each other.
     pub prefer: Prefer,
+}
+
+/// The server of the pages for a browser.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebConfig {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The file with the token that users log in with; `None` only on a loopback address.
+    pub token_file: Option<PathBuf>,
 }
 
 /// The DNS server.
@@ -302,6 +313,10 @@ impl Config {
             syn_retries: run.syn_retries.or(file.syn_retries).unwrap_or(0),
             healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
+            web: check::web(
+                run.web_bind_address.or(file.web_bind_address),
+                run.web_token_file.or(file.web_token_file),
+            )?,
             dns,
             service_metrics: run.service_metrics.or(file.service_metrics).unwrap_or(ServiceMetrics::Service),
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,

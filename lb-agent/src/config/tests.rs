@@ -255,6 +255,26 @@ fn bind_address_without_a_port_gets_the_default_port() {
 }
 
 #[test]
+fn pages_off_loopback_need_a_token() {
+    let web = |address: &str, token: Option<&str>| {
+        let token = token.map(Into::into);
+        RunArgs { web_bind_address: Some(address.into()), web_token_file: token, ..minimal() }
+    };
+    let config = |run| Config::new(KernelArgs::default(), run).unwrap().web;
+    assert_eq!(config(minimal()), None);
+    assert_eq!(config(web("", None)), None);
+    let on_loopback = config(web("::1", None)).unwrap();
+    assert_eq!((on_loopback.address.to_string().as_str(), on_loopback.token_file), ("[::1]:8088", None));
+    assert!(config(web("0.0.0.0:80", Some("/token"))).unwrap().token_file.is_some());
+    for address in ["0.0.0.0:80", "[::]:80", "192.0.2.1"] {
+        let error = refusal(KernelArgs::default(), web(address, None));
+        assert!(error.starts_with("--web-bind-address") && error.contains("--web-token-file"), "{error}");
+    }
+    let error = refusal(KernelArgs::default(), web("", Some("/token")));
+    assert!(error.starts_with("--web-token-file"), "{error}");
+}
+
+#[test]
 fn detect_local_mode_selects_internal_clients() {
     let detected = |mode, run: RunArgs| {
         let run = RunArgs { detect_local_mode: Some(mode), ..run };

@@ -43,7 +43,11 @@ use tracing::{info, warn};
 
 pub use self::config_file::ConfigFile;
 use self::tasks::{StopSignals, Tasks};
-use crate::{announce::bgp, config::Config, host_rules, leftovers};
+use crate::{
+    announce::bgp,
+    config::{Config, KernelPaths},
+    host_rules, leftovers,
+};
 
 /// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
@@ -53,12 +57,17 @@ const HANDOVER: Duration = Duration::from_secs(3);
 /// How long blocking threads may take to finish after the tasks have ended.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
-/// Runs the agent until a signal or an error stops it. The data plane stays in place.
+/// Makes the routes of the pages for a browser. They show what commands show, which are built on the agent, not below
+/// it: so the caller passes them in.
+pub type Pages = fn(KernelPaths, lb_web::Access) -> axum::Router;
+
+/// Runs the agent until a signal or an error stops it. The data plane stays in place. `pages` are those of
+/// `--web-bind-address`.
 ///
 /// # Errors
 /// The agent cannot start, a task has failed, the configuration file has changed, or the kernel refuses to remove a
 /// route that the agent announced by BGP.
-pub fn run(config: Config, file: ConfigFile) -> anyhow::Result<()> {
+pub fn run(config: Config, file: ConfigFile, pages: Pages) -> anyhow::Result<()> {
     memory::use_one_heap();
     open_files::raise();
     let runtime = runtime::Builder::new_multi_thread()
@@ -66,12 +75,12 @@ pub fn run(config: Config, file: ConfigFile) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the threads of the agent")?;
-    let result = runtime.block_on(serve(config, file));
+    let result = runtime.block_on(serve(config, file, pages));
     runtime.shutdown_timeout(LAST_MOMENT);
     result
 }
 
-async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
+async fn serve(config: Config, file: ConfigFile, pages: Pages) -> anyhow::Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     if !config.without_effect.is_empty() {
         let fields = config.without_effect.join(", ");
@@ -81,7 +90,7 @@ async fn serve(config: Config, file: ConfigFile) -> anyhow::Result<()> {
     let mut tasks = Tasks::default();
     let bpffs = config.kernel.bpffs.clone();
     let (stop, _) = watch::channel(false);
-    start::start(config.clone(), &stop, &mut tasks)?;
+    start::start(config.clone(), pages, &stop, &mut tasks)?;
     // Runs in the background, because reading all rules takes long and no task needs the result; and after the start,
     // because it would compete with the verifier for CPUs.
     thread::spawn(|| {

@@ -1,6 +1,6 @@
 //! Starting the agent: open the data plane, wire the tasks to each other, spawn them.
 
-use std::{collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, convert::Infallible, fs, net::IpAddr, path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
 use ipnet::IpNet;
@@ -21,7 +21,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    addresses,
+    Pages, addresses,
     announced::Announced,
     bpffs, conntrack,
     devices::{Devices, Inside},
@@ -39,7 +39,7 @@ use super::{
 use crate::{
     announce::{self, Announcer, HolderMap, Key, Members, Who},
     cli::{DsrEncapsulation, SocketLb},
-    config::{AnnounceConfig, Config, Source},
+    config::{AnnounceConfig, Config, Source, WebConfig},
     health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
@@ -52,13 +52,20 @@ use lb_datapath::{
     cgroup_root, detect_devices,
 };
 use lb_dns::Names;
+use lb_web::{Access, Token};
 
 /// Events that may wait for the writer.
 const QUEUE: usize = 64;
 
 /// Opens the data plane and spawns the tasks.
-pub(super) fn start(config: Config, stop: &watch::Sender<bool>, tasks: &mut Tasks) -> anyhow::Result<()> {
+pub(super) fn start(
+    config: Config,
+    pages: Pages,
+    stop: &watch::Sender<bool>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
     let opened = Opened::new(&config)?;
+    spawn_pages(&config, pages, tasks)?;
     let (senders, receivers) = wire();
     spawn(config, opened, senders, receivers, stop, tasks)
 }
@@ -435,6 +442,22 @@ fn spawn_servers(
     }
     let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
     tasks.spawn("status socket", socket);
+    Ok(())
+}
+
+/// Spawns the server of the pages for a browser, if it is configured.
+fn spawn_pages(config: &Config, pages: Pages, tasks: &mut Tasks) -> anyhow::Result<()> {
+    let Some(WebConfig { address, token_file }) = &config.web else { return Ok(()) };
+    let read = |file: &PathBuf| -> anyhow::Result<Token> {
+        let text = fs::read_to_string(file)
+            .with_context(|| format!("cannot read the file of --web-token-file, {}", file.display()))?;
+        Token::new(&text).with_context(|| format!("--web-token-file {}", file.display()))
+    };
+    let token = token_file.as_ref().map(read).transpose()?;
+    let access = Access::new(*address, token)
+        .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))?;
+    let router = pages(config.kernel.clone(), access);
+    tasks.spawn("pages for a browser", http::serve("the pages for a browser", *address, router));
     Ok(())
 }
 

@@ -175,6 +175,29 @@ impl Conntrack {
         Ok(connections)
     }
 
+    /// Calls `see` for each flow, in no order. Unlike [`Self::list`], it keeps no flow.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn for_each_connection(&self, mut see: impl FnMut(Connection)) -> Result<(), DatapathError> {
+        self.table.for_each(|key, forward| {
+            if forward.is_reply() || is_masquerade(forward) {
+                return Ok(());
+            }
+            // A flow in a tunnel has only its forward entry.
+            let (mut reply, mut masqueraded) = (None, None);
+            if !forward.is_tunnelled() {
+                reply = self.table.get(&forward.to.reversed())?;
+                if forward.flags & flow_flags::MASQUERADED != 0 {
+                    let second = self.table.get(&forward.to)?;
+                    masqueraded = second.filter(is_masquerade).map(|flow| flow.to);
+                }
+            }
+            see(Connection { from: *key, forward: *forward, reply, masqueraded });
+            Ok(())
+        })
+    }
+
     /// Deletes every entry. Returns how many.
     pub fn flush(&self) -> Result<usize, DatapathError> {
         let mut entries = Vec::new();

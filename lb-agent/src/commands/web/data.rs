@@ -1,0 +1,238 @@
+//! What the pages show, read from the pinned maps and the agent's status socket.
+//!
+//! Each reading opens the pins again: an upgrade may have moved them to another folder, and a start of the agent may have
+//! made them.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use clap::Parser as _;
+use jiff::Timestamp;
+use lb_common::Outcome;
+use lb_core::traffic::Tally;
+use lb_web::{
+    Connections, EventFilter as Filter, EventReader, Fill, Query, ServicePort, ServiceReader, Source,
+    SourceError, Status,
+};
+use serde_json::Value;
+
+use super::{
+    super::{
+        conntrack,
+        event_view::{EventFilter, EventView},
+        explain,
+        service_view::{self, ServiceView},
+        status,
+    },
+    events::Events,
+};
+use crate::{
+    cli::{Cli, Command, ConntrackCommand, MonitorArgs},
+    config::KernelPaths,
+    daemon::socket,
+    leftovers::{self, Findings},
+};
+use lb_datapath::{Ledger, MapFill, Pinned};
+
+/// How long the leftovers of kube-proxy are known: the search runs other programs.
+const LEFTOVERS_AGE: Duration = Duration::from_secs(60);
+
+/// The data plane of this node.
+pub(super) struct Data {
+    paths: KernelPaths,
+    leftovers: Mutex<Option<(Instant, Arc<Findings>)>>,
+}
+
+impl Data {
+    pub(super) fn new(paths: KernelPaths) -> Self {
+        Self { paths, leftovers: Mutex::default() }
+    }
+
+    fn open(&self) -> anyhow::Result<Pinned> {
+        Ok(Pinned::open(&self.paths.bpffs)?)
+    }
+
+    fn leftovers(&self) -> Arc<Findings> {
+        let mut known = self.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, findings)) = known.as_ref().filter(|(found, _)| found.elapsed() < LEFTOVERS_AGE) {
+            return Arc::clone(findings);
+        }
+        let findings = Arc::new(leftovers::find());
+        *known = Some((Instant::now(), Arc::clone(&findings)));
+        findings
+    }
+}
+
+impl Source for Data {
+    type Event = EventView;
+
+    fn packets(&self) -> anyhow::Result<[u64; Outcome::COUNT]> {
+        Ok(self.open()?.stats().read()?)
+    }
+
+    fn fill(&self) -> anyhow::Result<Vec<Fill>> {
+        let fill = |MapFill { name, entries, capacity }| Fill {
+            name,
+            entries: entries as u64,
+            capacity: u64::from(capacity),
+        };
+        Ok(self.open()?.fill()?.into_iter().map(fill).collect())
+    }
+
+    fn services(&self) -> Box<dyn ServiceReader> {
+        Box::new(Reader { bpffs: self.paths.bpffs.clone(), ledger: Ledger::default() })
+    }
+
+    fn status(&self) -> anyhow::Result<Status> {
+        let status = status::look_beside(&self.paths, &self.open()?, &self.leftovers())?;
+        let problems = status::problems(&status, Timestamp::now());
+        Ok(Status { problems, status: serde_json::to_value(status)? })
+    }
+
+    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<Vec<Value>> {
+        let mut services = service_view::services(&self.open()?.maps().contents()?);
+        services.retain(|service| service.namespace == namespace && service.name == name);
+        if let Ok(Some(report)) = socket::ask(&self.paths.bpffs) {
+            service_view::name_announcers(&mut services, &report.announcements);
+        }
+        Ok(services.into_iter().map(serde_json::to_value).collect::<Result<_, _>>()?)
+    }
+
+    fn connections(&self, query: &Query, limit: usize) -> Result<Connections, SourceError> {
+        let flags = ["client", "vip", "backend", "protocol", "service", "phase"];
+        let Command::Conntrack(ConntrackCommand::List { filter, .. }) =
+            command(&["conntrack", "list"], &flags, query)?
+        else {
+            return Ok(Connections::default());
+        };
+        let read = || -> anyhow::Result<Connections> {
+            let pinned = self.open()?;
+            let labels = pinned.maps().contents()?.service_labels;
+            let name =
+                |(id, labels): (u32, lb_core::plan::ServiceLabels)| (id, labels.name.service.to_string());
+            let names: BTreeMap<u32, String> = labels.into_iter().map(name).collect();
+            let (matched, shown) = conntrack::some(pinned.conntrack(), &names, &filter, limit)?;
+            let shown = shown.iter().map(serde_json::to_value).collect::<Result<_, _>>()?;
+            Ok(Connections { matched, shown })
+        };
+        Ok(read()?)
+    }
+
+    fn explain(&self, query: &Query) -> Result<Value, SourceError> {
+        let flags = ["from", "to", "protocol", "at", "device"];
+        let Command::Explain(args) = command(&["explain"], &flags, query)? else { return Ok(Value::Null) };
+        Ok(explain::json(&self.paths, &args)?)
+    }
+
+    fn event_filter(&self, query: &Query) -> Result<Filter<EventView>, SourceError> {
+        let Command::Monitor(args) = command(&["monitor"], &["service", "client", "verdict"], query)? else {
+            return Ok(Box::new(|_| false));
+        };
+        let MonitorArgs { service, client, verdict, .. } = args;
+        let filter = EventFilter { service, client, verdict };
+        Ok(Box::new(move |event| filter.lets_through(event)))
+    }
+
+    fn events(&self) -> anyhow::Result<Box<dyn EventReader<EventView>>> {
+        let pinned = self.open()?;
+        Ok(Box::new(Events::new(pinned.maps().clone(), pinned.monitor()?)))
+    }
+}
+
+/// Parses parameters of a request as flags of a command: both have the same names, values and errors.
+fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, SourceError> {
+    let given = query.iter().filter(|(flag, value)| flags.contains(&flag.as_str()) && !value.is_empty());
+    let words = ["lb-agent"].iter().chain(command).map(|word| (*word).to_owned());
+    let words = words.chain(given.map(|(flag, value)| format!("--{flag}={value}")));
+    Cli::try_parse_from(words).map(|cli| cli.command).map_err(|error| {
+        let text = error.to_string();
+        let first = text.split("\n\n").next().unwrap_or_default();
+        let lines: Vec<&str> = first.lines().map(str::trim).collect();
+        SourceError::Question(lines.join(" ").trim_start_matches("error: ").to_owned())
+    })
+}
+
+/// Reads all Services and counts their traffic.
+struct Reader {
+    bpffs: PathBuf,
+    ledger: Ledger,
+}
+
+impl ServiceReader for Reader {
+    fn read(&mut self) -> anyhow::Result<Vec<ServicePort>> {
+        let pinned = Pinned::open(&self.bpffs)?;
+        pinned.conntrack().tally(&mut self.ledger)?;
+        let mut traffic: BTreeMap<u32, BTreeMap<SocketAddr, Tally>> = BTreeMap::new();
+        for (endpoint, tally) in self.ledger.backends() {
+            let socket = SocketAddr::new(endpoint.address.into(), endpoint.port);
+            traffic.entry(endpoint.service).or_default().insert(socket, *tally);
+        }
+        let services = service_view::services(&pinned.maps().contents()?);
+        Ok(services.into_iter().map(|view| port(view, &mut traffic)).collect())
+    }
+}
+
+fn port(view: ServiceView, traffic: &mut BTreeMap<u32, BTreeMap<SocketAddr, Tally>>) -> ServicePort {
+    let terminating = view.backends.iter().filter(|backend| backend.state == "terminating").count();
+    ServicePort {
+        id: view.id,
+        frontends: view.frontends.iter().map(|frontend| (frontend.address, frontend.port).into()).collect(),
+        ready: view.backends.len() - terminating,
+        terminating,
+        traffic: traffic.remove(&view.id).unwrap_or_default(),
+        namespace: view.namespace,
+        name: view.name,
+        port: view.port,
+        port_name: view.port_name,
+        protocol: view.protocol,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::service_view::testdata;
+
+    fn question(words: &[&str], flags: &[&str], query: &[(&str, &str)]) -> Result<Command, String> {
+        let query = query.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        command(words, flags, &query).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn parameters_are_flags_of_the_command() {
+        let flags = ["from", "to"];
+        let asked = |query: &[(&str, &str)]| question(&["explain"], &flags, query);
+        let Ok(Command::Explain(args)) =
+            asked(&[("from", "192.0.2.1"), ("to", "10.96.0.10:80"), ("output", "json"), ("config", "/x")])
+        else {
+            panic!("no explanation");
+        };
+        assert_eq!(
+            (args.from.to_string(), args.to.to_string()),
+            ("192.0.2.1".into(), "10.96.0.10:80".into())
+        );
+        let error = asked(&[("from", "here"), ("to", "10.96.0.10:80")]).unwrap_err();
+        assert_eq!(
+            error,
+            "invalid value 'here' for '--from <ADDR[:PORT]>': expected ADDR, ADDR:PORT or [ADDR]:PORT"
+        );
+        let error = asked(&[("from", "192.0.2.1"), ("to", "")]).unwrap_err();
+        assert_eq!(error, "the following required arguments were not provided: --to <ADDR:PORT>");
+        assert!(asked(&[("from", "-h"), ("to", "--help")]).is_err());
+    }
+
+    #[test]
+    fn row_counts_backends_by_state() {
+        let views = service_view::services(&testdata::contents());
+        let mut traffic =
+            BTreeMap::from([(7, BTreeMap::from([(([10, 1, 0, 5], 8080).into(), Tally::default())]))]);
+        let row = port(views[0].clone(), &mut traffic);
+        assert_eq!((row.id, row.ready, row.terminating, row.traffic.len()), (7, 2, 1, 1));
+        assert_eq!(row.frontends[0].to_string(), "10.96.0.10:80");
+    }
+}

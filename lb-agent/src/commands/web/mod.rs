@@ -1,0 +1,119 @@
+//! `web`: the pages of [`lb_web`] over the pinned maps. The agent serves the same pages at `--web-bind-address`.
+
+mod data;
+mod events;
+
+use std::{fs, net::SocketAddr, path::Path};
+
+use anyhow::Context as _;
+use axum::Router;
+use lb_web::{Access, Token};
+use tokio::{
+    net::TcpListener,
+    runtime,
+    signal::unix::{SignalKind, signal},
+};
+
+use self::data::Data;
+use super::output::print;
+use crate::{cli::WebArgs, config::KernelPaths};
+use lb_datapath::Pinned;
+
+/// The routes of all pages. Must be called inside a Tokio runtime.
+pub fn pages(paths: KernelPaths, access: Access) -> Router {
+    lb_web::router(Data::new(paths), access)
+}
+
+/// Runs `web`: serves the pages until a signal arrives.
+///
+/// # Errors
+/// There is no data plane, the address is taken, or the token cannot be read.
+pub fn web(paths: &KernelPaths, args: &WebArgs) -> anyhow::Result<()> {
+    // The pages also show later that the data plane is gone, but a typing mistake should be an error at once.
+    Pinned::open(&paths.bpffs)?;
+    let (access, note) = access(args)?;
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let served = runtime.block_on(async {
+        let listener = TcpListener::bind(args.listen).await;
+        let listener = listener.with_context(|| {
+            format!("cannot listen on {}: give another address with --listen", args.listen)
+        })?;
+        let address = listener.local_addr()?;
+        print(&format!("Serving on http://{address}/ until Ctrl-C. {note}\n"))?;
+        serve(listener, pages(paths.clone(), access)).await
+    });
+    runtime.shutdown_background();
+    served
+}
+
+async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+    tokio::select! {
+        served = axum::serve(listener, router) => Ok(served?),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+/// Who may look, and the line that says so.
+fn access(args: &WebArgs) -> anyhow::Result<(Access, String)> {
+    let given = args.token_file.as_deref().map(read_token).transpose()?;
+    match (Access::new(args.listen, given.clone()), &args.token_file) {
+        (Some(access @ Access::Token(_)), Some(file)) => {
+            Ok((access, format!("Log in with the token in {}.{}", file.display(), plain(args.listen))))
+        }
+        (Some(access), _) => Ok((access, "Every process of this node may look; nobody else.".to_owned())),
+        (None, _) => {
+            let token = Token::random()?;
+            let note = format!("Log in with the token {}.{}", token.text(), plain(args.listen));
+            Ok((Access::Token(token), note))
+        }
+    }
+}
+
+/// What to know about a token that is sent over the network.
+fn plain(address: SocketAddr) -> &'static str {
+    if address.ip().is_loopback() {
+        ""
+    } else {
+        " The pages are not encrypted: in a network that you do not trust, listen on loopback and use a tunnel (ssh -L)."
+    }
+}
+
+/// Reads a token from a file.
+fn read_token(file: &Path) -> anyhow::Result<Token> {
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read the token in {}", file.display()))?;
+    Token::new(&text).with_context(|| format!("the file {} has no valid token", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(listen: &str, token: Option<&str>) -> anyhow::Result<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        if let Some(token) = token {
+            fs::write(&file, token).unwrap();
+        }
+        let args = WebArgs { listen: listen.parse().unwrap(), token_file: token.map(|_| file) };
+        Ok(access(&args)?.1)
+    }
+
+    #[test]
+    fn output_says_who_may_look() {
+        assert!(note("127.0.0.1:1", None).unwrap().starts_with("Every process of this node may look"));
+        let generated = note("0.0.0.0:1", None).unwrap();
+        assert!(
+            generated.starts_with("Log in with the token ") && generated.contains("ssh -L"),
+            "{generated}"
+        );
+        let given = note("[::]:1", Some("0123456789abcdef\n")).unwrap();
+        assert!(given.contains("/token.") && !given.contains("0123456789abcdef"), "{given}");
+        assert!(note("127.0.0.1:1", Some("0123456789abcdef")).unwrap().starts_with("Log in with"));
+        let short = format!("{:#}", note("127.0.0.1:1", Some("short")).unwrap_err());
+        assert!(short.contains("the token has 5 characters"), "{short}");
+    }
+}

@@ -1,0 +1,119 @@
+// Services: a table of any length. The server sorts and searches; the page holds only the rows near the visible ones.
+
+import { ask, h, s, show } from "../dom.js";
+import { bytes, scaled, whole } from "../format.js";
+
+const ROW = 34;
+const MARGIN = 20;
+const COLUMNS = [
+  ["name", "Service", "w-name"], [null, "Port", "w-port c-small"], [null, "Address", "w-addr c-addr"], ["backends", "Backends", "w-backs"],
+  ["active", "Active", "w-num num c-small"], ["newFlows", "New/s", "w-num num c-small"], ["packets", "Packets/s", "w-num num c-small"],
+  ["bytes", "Bytes/s", "w-num num"], [null, "Last minute", "w-spark c-small"],
+];
+
+export default function services(root, frame) {
+  const given = frame.query();
+  let [q, sort, reverse] = [given.q ?? "", given.sort ?? "health", given.reverse === "true"];
+  let [total, rows, first, running] = [0, [], 0, null];
+
+  const search = h("input", { type: "search", value: q, placeholder: "Name, port or address", "aria-label": "Search Services", autocomplete: "off", spellcheck: false });
+  const count = h("span", { className: "muted" }, " ");
+  const order = h("select", { "aria-label": "Order" }, [["health", "Unhealthy first"], ["name", "By name"], ["bytes", "By bytes"], ["newFlows", "By new connections"], ["active", "By active connections"], ["packets", "By packets"], ["backends", "By backends"]]
+    .map(([value, text]) => h("option", { value, selected: value === sort }, text)));
+  const notice = h("div");
+  const heads = COLUMNS.map(([key, text, className]) => h("th", { scope: "col", className }, key ? h("button", { type: "button", onclick: () => by(key) }, text) : text));
+  const [above, below] = [0, 1].map(() => h("tr", { className: "gap", "aria-hidden": "true" }, h("td")));
+  const body = h("tbody", null, above, below);
+  const list = h("div", { className: "list panel", tabindex: "0", role: "region", "aria-label": "Services" }, h("table", null, h("thead", null, h("tr", null, heads)), body));
+  show(root, h("div", { className: "head" }, h("h1", null, "Services"), count),
+    h("div", { className: "tools" }, h("div", { className: "search" }, search), h("label", null, order)), notice, list);
+
+  function remember() { frame.remember({ q, sort: sort === "health" ? "" : sort, reverse: reverse ? "true" : "" }); }
+
+  function by(key) {
+    if (sort === key) reverse = !reverse; else [sort, reverse] = [key, false];
+    order.value = sort;
+    start();
+  }
+
+  function start() {
+    remember();
+    list.scrollTop = 0;
+    COLUMNS.forEach(([key], at) => {
+      const rising = (key === "name") !== reverse;
+      if (key && key === sort) heads[at].setAttribute("aria-sort", rising ? "ascending" : "descending"); else heads[at].removeAttribute("aria-sort");
+    });
+    load().catch(fail);
+  }
+
+  function spark(values) {
+    const top = Math.max(...values, 1);
+    const points = values.map((value, at) => `${((at + 30 - values.length) * 100) / 29},${(19 - (value / top) * 18).toFixed(1)}`);
+    return s("svg", { class: values.some(Boolean) ? "spark" : "spark idle", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" }, values.length > 1 ? s("polyline", { points: points.join(" ") }) : null);
+  }
+
+  const number = (text, className = "") => h("td", { className: `num ${className}${/^0B?$/.test(text) ? " zero" : ""}` }, text);
+
+  function row(port) {
+    if (!port) return h("tr", null, h("td", { className: "muted" }, "…"));
+    const backends = port.terminating ? [`${port.ready} `, h("span", { className: "tag warn" }, `+${port.terminating}`, h("span", { className: "c-small" }, " ending"))]
+      : port.ready ? String(port.ready) : h("span", { className: "tag bad" }, "none");
+    const [address, place] = port.address ? [port.address, port.frontends > 1 ? ` +${port.frontends - 1}` : ""] : ["–", ""];
+    return h("tr", null,
+      h("td", null, h("div", { className: "name" }, h("i", { className: `dot ${port.health}`, title: port.health }),
+        h("a", { href: `/services/${encodeURIComponent(port.namespace)}/${encodeURIComponent(port.name)}` }, h("span", null, `${port.namespace}/`), port.name, port.portName ? h("span", null, `:${port.portName}`) : null))),
+      h("td", { className: "c-small" }, `${port.port}/${port.protocol}`), h("td", { className: "mono c-addr" }, address, h("span", { className: "muted" }, place)),
+      h("td", null, backends),
+      number(scaled(port.active), "c-small"), number(scaled(port.newFlows), "c-small"), number(scaled(port.packets), "c-small"), number(bytes(port.bytes)),
+      h("td", { className: "c-small" }, spark(port.spark)));
+  }
+
+  /** The rows to hold: the visible ones and some around them. */
+  function range() {
+    const from = Math.max(0, Math.floor(list.scrollTop / ROW) - MARGIN);
+    return [from, Math.min(total || 60, from + Math.ceil(list.clientHeight / ROW) + 2 * MARGIN)];
+  }
+
+  function draw() {
+    const [from, to] = range();
+    const shown = [];
+    for (let at = from; at < Math.min(to, total); at += 1) shown.push(row(rows[at - first]));
+    above.firstChild.style.height = `${from * ROW}px`;
+    below.firstChild.style.height = `${Math.max(0, total - Math.max(to, from)) * ROW}px`;
+    const focused = document.activeElement?.closest?.("tbody a")?.getAttribute("href");
+    body.replaceChildren(above, ...shown, below);
+    if (focused) body.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  }
+
+  async function load() {
+    running?.abort();
+    running = new AbortController();
+    const [from, to] = range();
+    const page = await ask("services", { q, sort, reverse: reverse ? "true" : "", offset: from, limit: Math.min(200, Math.max(to - from, 60)) }, running.signal);
+    [total, rows, first] = [page.matched, page.rows, from];
+    const found = q ? `${whole(page.matched)} of ${whole(page.total)}` : whole(page.total);
+    count.textContent = `${found} service ports${page.unhealthy ? `, ${whole(page.unhealthy)} without ready backends` : ""}`;
+    show(notice, total ? null : h("p", { className: "hint" }, q ? "No Service has this in its name or addresses." : "The kernel has no Services: give the agent manifests or an API server."));
+    draw();
+  }
+
+  function fail(error) {
+    if (error.name !== "AbortError") show(notice, h("p", { className: "notice", role: "alert" }, error.message));
+  }
+
+  let pending = 0;
+  list.addEventListener("scroll", () => {
+    if (pending) return;
+    pending = requestAnimationFrame(() => {
+      pending = 0;
+      draw();
+      const [from, to] = range();
+      if (from < first || Math.min(to, total) > first + rows.length) load().catch(fail);
+    });
+  }, { passive: true });
+  let typing = 0;
+  search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { q = search.value.trim(); start(); }, 120); });
+  order.addEventListener("change", () => { [sort, reverse] = [order.value, false]; start(); });
+
+  return { update: load, fail, stop() { running?.abort(); cancelAnimationFrame(pending); } };
+}

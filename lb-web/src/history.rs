@@ -1,0 +1,239 @@
+//! The packet rates and map fill of the last fifteen minutes.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use lb_common::{Outcome, Verdict};
+use serde::Serialize;
+
+use crate::source::Fill;
+
+/// Time between two points.
+pub(crate) const STEP: Duration = Duration::from_secs(2);
+/// Points that are kept: fifteen minutes.
+pub(crate) const POINTS: usize = 450;
+
+/// A ring of points.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    points: VecDeque<Point>,
+    last: Option<Reading>,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    /// Milliseconds since 1970.
+    pub(crate) time: u64,
+    pub(crate) packets: [u64; Outcome::COUNT],
+    pub(crate) fill: Arc<Vec<Fill>>,
+}
+
+/// The packets per second between two readings.
+#[derive(Debug)]
+struct Point {
+    time: u64,
+    /// `None` if there was no data plane to read.
+    rates: Option<[f64; Outcome::COUNT]>,
+    fill: Arc<Vec<Fill>>,
+}
+
+impl History {
+    /// Adds a reading. The first one only begins the differences.
+    pub(crate) fn push(&mut self, reading: Reading) {
+        if let Some(last) = &self.last {
+            let seconds = to_f64(reading.time.saturating_sub(last.time)) / 1000.0;
+            let rate = |outcome: usize| {
+                // A map that the agent has made again begins at 0.
+                to_f64(reading.packets[outcome].saturating_sub(last.packets[outcome])) / seconds.max(0.001)
+            };
+            let rates = Some(std::array::from_fn(rate));
+            self.add(Point { time: reading.time, rates, fill: Arc::clone(&reading.fill) });
+        }
+        self.last = Some(reading);
+    }
+
+    /// Adds a gap: the counters could not be read at this moment (milliseconds since 1970).
+    pub(crate) fn push_gap(&mut self, time: u64) {
+        self.last = None;
+        self.add(Point { time, rates: None, fill: Arc::default() });
+    }
+
+    fn add(&mut self, point: Point) {
+        if self.points.len() == POINTS {
+            self.points.pop_front();
+        }
+        self.points.push_back(point);
+    }
+
+    /// The points as lines to draw. Drops and rejections that never happened have no line.
+    pub(crate) fn plots(&self) -> Plots {
+        let sum = |of: fn(Outcome) -> bool| -> Vec<Option<f64>> {
+            let chosen = |rates: &[f64; Outcome::COUNT]| {
+                Outcome::ALL
+                    .into_iter()
+                    .zip(rates)
+                    .filter(|(outcome, _)| of(*outcome))
+                    .map(|(_, rate)| rate)
+                    .sum()
+            };
+            self.points.iter().map(|point| point.rates.as_ref().map(chosen).map(short)).collect()
+        };
+        let refused = Outcome::ALL.into_iter().enumerate().filter(|(_, outcome)| is_refused(*outcome));
+        let line = |index: usize| -> Vec<Option<f64>> {
+            self.points.iter().map(|point| point.rates.map(|rates| short(rates[index]))).collect()
+        };
+        let happened = |line: &[Option<f64>]| line.iter().flatten().any(|rate| *rate > 0.0);
+        Plots {
+            step: STEP.as_secs(),
+            points: POINTS,
+            times: self.points.iter().map(|point| point.time / 1000).collect(),
+            translated: sum(is_translated),
+            untouched: sum(is_untouched),
+            new_flows: sum(Outcome::begins_flow),
+            refused: refused
+                .map(|(index, outcome)| (outcome.as_str(), line(index)))
+                .filter(|(_, line)| happened(line))
+                .collect(),
+            fill: self.fill_lines(),
+        }
+    }
+
+    fn fill_lines(&self) -> BTreeMap<&'static str, Vec<Option<f64>>> {
+        let names = self.points.back().map_or_else(Arc::default, |point| Arc::clone(&point.fill));
+        let percent = |fill: &Fill| short(to_f64(fill.entries) * 100.0 / to_f64(fill.capacity).max(1.0));
+        let of_point =
+            |name: &str, point: &Point| point.fill.iter().find(|fill| fill.name == name).map(percent);
+        let line =
+            |fill: &Fill| (fill.name, self.points.iter().map(|point| of_point(fill.name, point)).collect());
+        names.iter().map(line).collect()
+    }
+}
+
+/// The lines of the plots, one value for each time; `None` where there was no data plane.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Plots {
+    /// Seconds between two points.
+    step: u64,
+    /// Points of a full plot.
+    points: usize,
+    /// Seconds since 1970.
+    times: Vec<u64>,
+    /// Packets per second of flows to Services.
+    translated: Vec<Option<f64>>,
+    /// Packets per second that have nothing to do with Services.
+    untouched: Vec<Option<f64>>,
+    /// New flows per second.
+    new_flows: Vec<Option<f64>>,
+    /// Packets per second that were dropped or rejected, by outcome.
+    refused: BTreeMap<&'static str, Vec<Option<f64>>>,
+    /// Percent of each map's capacity.
+    fill: BTreeMap<&'static str, Vec<Option<f64>>>,
+}
+
+/// Whether packets of the outcome are dropped, or answered instead of forwarded.
+fn is_refused(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::RejectTcp | Outcome::RejectUdp) || outcome.verdict() == Verdict::Drop
+}
+
+/// Whether packets of the outcome leave as they came.
+fn is_untouched(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::NotIp
+            | Outcome::NotTransport
+            | Outcome::Malformed
+            | Outcome::NoService
+            | Outcome::OtherHook
+            | Outcome::UnknownFragment
+            | Outcome::UnknownIcmpError
+            | Outcome::LeftToEarlier
+            | Outcome::OtherHost
+            | Outcome::FragmentHeld
+    )
+}
+
+fn is_translated(outcome: Outcome) -> bool {
+    !is_refused(outcome) && !is_untouched(outcome)
+}
+
+/// Rounds to three decimals: more digits would only make the answer longer.
+fn short(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "plots show at most three digits")]
+pub(crate) fn to_f64(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(time: u64, counts: &[(Outcome, u64)]) -> Reading {
+        let mut packets = [0; Outcome::COUNT];
+        for (outcome, count) in counts {
+            packets[*outcome as usize] = *count;
+        }
+        let fill = vec![Fill { name: "FLOWS", entries: time / 1000, capacity: 200 }];
+        Reading { time, packets, fill: Arc::new(fill) }
+    }
+
+    #[test]
+    fn rates_are_differences_by_time() {
+        let mut history = History::default();
+        history.push(reading(10_000, &[(Outcome::NewFlow, 100), (Outcome::NoService, 7)]));
+        history.push(reading(
+            12_000,
+            &[(Outcome::NewFlow, 120), (Outcome::Forward, 60), (Outcome::UnknownVip, 4)],
+        ));
+        let plots = history.plots();
+        assert_eq!((plots.times, plots.new_flows), (vec![12], vec![Some(10.0)]));
+        assert_eq!((plots.translated, plots.untouched), (vec![Some(40.0)], vec![Some(0.0)]));
+        assert_eq!(plots.refused, BTreeMap::from([("unknown_vip", vec![Some(2.0)])]));
+        assert_eq!(plots.fill, BTreeMap::from([("FLOWS", vec![Some(6.0)])]));
+    }
+
+    #[test]
+    fn counters_that_begin_again_are_no_negative_rate() {
+        let mut history = History::default();
+        history.push(reading(0, &[(Outcome::NewFlow, 100)]));
+        history.push(reading(2000, &[(Outcome::NewFlow, 4)]));
+        assert_eq!(history.plots().new_flows, [Some(0.0)]);
+    }
+
+    #[test]
+    fn unreadable_data_plane_leaves_a_gap() {
+        let mut history = History::default();
+        history.push(reading(0, &[]));
+        history.push(reading(2000, &[(Outcome::NewFlow, 2)]));
+        history.push_gap(4000);
+        history.push(reading(6000, &[(Outcome::NewFlow, 1000)]));
+        history.push(reading(8000, &[(Outcome::NewFlow, 1002)]));
+        assert_eq!(history.plots().new_flows, [Some(1.0), None, Some(1.0)]);
+    }
+
+    #[test]
+    fn history_keeps_fifteen_minutes() {
+        let mut history = History::default();
+        (0..2 * POINTS as u64).for_each(|step| history.push(reading(step * 2000, &[])));
+        let plots = history.plots();
+        assert_eq!(plots.times.len(), POINTS);
+        assert_eq!(STEP * u32::try_from(POINTS).unwrap(), Duration::from_secs(15 * 60));
+        assert_eq!(plots.times.last().unwrap() - plots.times[0], 2 * (POINTS as u64 - 1));
+    }
+
+    #[test]
+    fn every_outcome_is_on_one_plot() {
+        for outcome in Outcome::ALL {
+            let groups = [is_refused(outcome), is_untouched(outcome), is_translated(outcome)];
+            assert_eq!(groups.iter().filter(|is| **is).count(), 1, "{outcome:?}");
+            assert!(!outcome.begins_flow() || is_translated(outcome), "{outcome:?}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What the pages show, as a trait: lb-agent reads it from the pinned maps, tests make it up.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use lb_common::Outcome;
+use lb_core::traffic::Tally;
+use serde::Serialize;
+use serde_json::Value;
+use thiserror::Error;
+
+/// The parameters of a request, by name. They have the names of the flags of the command that answers the same question.
+pub type Query = BTreeMap<String, String>;
+
+/// Why a question has no answer.
+#[derive(Debug, Error)]
+pub enum SourceError {
+    /// The question is malformed; the text says what to change.
+    #[error("{0}")]
+    Question(String),
+    /// The data plane cannot be read.
+    #[error("{0:#}")]
+    Failed(#[from] anyhow::Error),
+}
+
+/// Whether an event meets the conditions of a reader.
+pub type EventFilter<E> = Box<dyn Fn(&E) -> bool + Send + Sync>;
+
+/// A node's data plane. All methods block; none changes anything but [`Self::events`], which makes programs emit events.
+pub trait Source: Send + Sync + 'static {
+    /// A new flow, or a dropped or rejected packet.
+    type Event: Serialize + Send + Sync + 'static;
+
+    /// The packet counters, by [`Outcome`]. Cheap: called every few seconds, whether anybody looks or not.
+    ///
+    /// # Errors
+    /// There is no data plane, or it cannot be read.
+    fn packets(&self) -> anyhow::Result<[u64; Outcome::COUNT]>;
+
+    /// How full the maps are.
+    ///
+    /// # Errors
+    /// There is no data plane, or it cannot be read.
+    fn fill(&self) -> anyhow::Result<Vec<Fill>>;
+
+    /// A reader of all Services. Its traffic begins at 0 with its first reading.
+    fn services(&self) -> Box<dyn ServiceReader>;
+
+    /// The state of the agent and of the kernel.
+    ///
+    /// # Errors
+    /// There is no data plane, or it cannot be read.
+    fn status(&self) -> anyhow::Result<Status>;
+
+    /// The ports of one Service, as `lb-agent service show -o json` prints them; empty if the kernel has no such Service.
+    ///
+    /// # Errors
+    /// There is no data plane, or it cannot be read.
+    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<Vec<Value>>;
+
+    /// The connections that meet the conditions of `query` (the flags of `lb-agent conntrack list`), at most `limit`.
+    ///
+    /// # Errors
+    /// A condition is malformed, or the data plane cannot be read.
+    fn connections(&self, query: &Query, limit: usize) -> Result<Connections, SourceError>;
+
+    /// The answer of `lb-agent explain -o json` to the flags in `query`.
+    ///
+    /// # Errors
+    /// A flag is missing or malformed, or the data plane cannot be read.
+    fn explain(&self, query: &Query) -> Result<Value, SourceError>;
+
+    /// The filter of the conditions in `query`, which are the flags of `lb-agent monitor`.
+    ///
+    /// # Errors
+    /// A condition is malformed.
+    fn event_filter(&self, query: &Query) -> Result<EventFilter<Self::Event>, SourceError>;
+
+    /// Makes the programs emit events until the reader is dropped.
+    ///
+    /// # Errors
+    /// There is no data plane, it cannot be read, or `lb-agent monitor` runs.
+    fn events(&self) -> anyhow::Result<Box<dyn EventReader<Self::Event>>>;
+}
+
+/// Reads all Services again and again.
+pub trait ServiceReader: Send {
+    /// The service ports and their traffic since the first reading.
+    ///
+    /// # Errors
+    /// There is no data plane, or it cannot be read.
+    fn read(&mut self) -> anyhow::Result<Vec<ServicePort>>;
+}
+
+/// Reads events as they happen.
+pub trait EventReader<E>: Send {
+    /// Waits for events for `patience` at most. Returns those that have arrived, oldest first, and how many were lost
+    /// because they came faster than they were read.
+    ///
+    /// # Errors
+    /// The data plane cannot be read.
+    fn read(&mut self, patience: Duration) -> anyhow::Result<(Vec<E>, u64)>;
+}
+
+/// How full a map is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// The map's name.
+    pub name: &'static str,
+    /// Number of elements.
+    pub entries: u64,
+    /// Maximum number of elements.
+    pub capacity: u64,
+}
+
+/// A service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Id of the service port in the maps.
+    pub id: u32,
+    /// `metadata.namespace`
+    pub namespace: String,
+    /// `metadata.name`
+    pub name: String,
+    /// `spec.ports[].port`
+    pub port: u16,
+    /// `spec.ports[].name`; empty for an unnamed port.
+    pub port_name: String,
+    /// `TCP`, `UDP` or `SCTP`
+    pub protocol: &'static str,
+    /// The virtual addresses.
+    pub frontends: Vec<SocketAddr>,
+    /// Backends that take new connections.
+    pub ready: usize,
+    /// Backends that only finish their connections.
+    pub terminating: usize,
+    /// Traffic by backend, of backends that had a flow recently.
+    pub traffic: BTreeMap<SocketAddr, Tally>,
+}
+
+/// The state of the agent and of the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// What is wrong, worst first.
+    pub problems: Vec<Problem>,
+    /// The output of `lb-agent status -o json`.
+    pub status: Value,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is about, such as `Missing`.
+    pub topic: &'static str,
+    /// What is wrong, and what to do.
+    pub text: String,
+}
+
+/// How bad a problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Connections fail, or will.
+    Error,
+    /// Something does not work as configured.
+    Warning,
+    /// Good to know.
+    Note,
+}
+
+/// Connections that meet the conditions of a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Connections {
+    /// How many meet them.
+    pub matched: usize,
+    /// The first of them, as `lb-agent conntrack list -o json` prints them.
+    pub shown: Vec<Value>,
+}
