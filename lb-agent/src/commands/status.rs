@@ -566,6 +566,7 @@ mod tests {
             }],
             load_balancers: None,
             dns: None,
+            health_checks: Vec::new(),
         }
     }
 
