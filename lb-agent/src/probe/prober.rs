@@ -47,8 +47,9 @@ pub(crate) struct Prober {
     writer: mpsc::Sender<SourceEvent>,
     observers: Observers,
     file: File,
-    /// When the file was written last; `None` if it is up to date.
+    /// When to write the file; `None` if it is up to date.
     write_at: Option<Instant>,
+    /// When the file was written last.
     written: Option<Instant>,
     started: Instant,
     running: JoinSet<(Target, Result<(), Failure>)>,
@@ -110,6 +111,7 @@ impl Prober {
                 () = at(self.write_at) => {}
             }
             self.publish().await?;
+            self.count();
             self.write();
         }
     }
@@ -135,8 +137,9 @@ impl Prober {
         let mut monitor = self.observers.board.lock();
         let (new, gone): (Targets, Targets) = targets.into_iter().partition(|(_, users)| !users.is_empty());
         for (target, users) in new.into_iter().chain(gone) {
-            if monitor.set(&target, users, now) {
-                self.verdicts.push((target, true));
+            // The writer may know another verdict of a target that it has just begun to use.
+            if let Some(is_unhealthy) = monitor.set(&target, users, now) {
+                self.verdicts.push((target, is_unhealthy));
             }
         }
         drop(monitor);
@@ -193,14 +196,17 @@ impl Prober {
         Ok(())
     }
 
-    /// Updates the metrics, and schedules a write of the file.
+    /// Schedules a write of the file.
     fn changed(&mut self) {
+        let earliest = self.written.map_or_else(Instant::now, |written| written + WRITE_PAUSE);
+        self.write_at.get_or_insert(earliest);
+    }
+
+    fn count(&self) {
         let monitor = self.observers.board.lock();
         for verdict in [Verdict::Unknown, Verdict::Healthy, Verdict::Unhealthy] {
             self.observers.metrics.set_probed_endpoints(verdict.as_str(), monitor.count(verdict));
         }
-        let earliest = self.written.map_or_else(Instant::now, |written| written + WRITE_PAUSE);
-        self.write_at.get_or_insert(earliest);
     }
 
     fn write(&mut self) {

@@ -95,15 +95,15 @@ impl Monitor {
 
     /// Sets the Services that use a target; without users, it is probed no more. A new target whose probes ask the same
     /// as those of another one begins with the state of that one, so that a changed interval changes no verdict. Pass new
-    /// targets before those that go. Returns whether the verdict of a new target makes it unhealthy.
-    pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> bool {
+    /// targets before those that go. Returns whether a new target is unhealthy; `None` if it is not new.
+    pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> Option<bool> {
         if users.is_empty() {
             self.remove(target);
-            return false;
+            return None;
         }
         if let Some(watched) = self.watched.get_mut(target) {
             watched.users = users;
-            return false;
+            return None;
         }
         let state = self.first_state(target);
         let verdict = state.verdict;
@@ -111,11 +111,13 @@ impl Monitor {
         let at = now + part(hash(self.seed, target, 0), target.check.timing.fast());
         self.watched.insert(target.clone(), Watched { users, state, at, ..Watched::default() });
         self.due.insert((at, target.clone()));
-        verdict == Verdict::Unhealthy
+        Some(verdict == Verdict::Unhealthy)
     }
 
     fn first_state(&mut self, target: &Target) -> State {
-        if let Some(Memory { since, failure }) = self.remembered.remove(target) {
+        let before = self.remembered.range(..target).map(|(other, _)| other);
+        let known = alike(before, self.remembered.range(target..).map(|(other, _)| other), target).cloned();
+        if let Some(Memory { since, failure }) = known.and_then(|known| self.remembered.remove(&known)) {
             return State { verdict: Verdict::Unhealthy, since, failure: Some(failure), contrary: 0 };
         }
         let before = self.watched.range(..target).map(|(other, _)| other);
@@ -357,13 +359,24 @@ mod tests {
     }
 
     #[test]
+    fn verdict_of_an_earlier_agent_stays_although_the_interval_has_changed() {
+        let memory = Memory { since: 42, failure: "status 500".into() };
+        for before in [5, 20] {
+            let bed = Bed::new([(target(1, before), memory.clone()), (target(2, 10), memory.clone())].into());
+            assert_eq!(bed.verdict(), Verdict::Unhealthy);
+        }
+        assert_eq!(Bed::new([(target(2, 5), memory)].into()).verdict(), Verdict::Unknown, "another address");
+    }
+
+    #[test]
     fn changed_interval_keeps_the_verdict() {
         let mut bed = Bed::new(BTreeMap::new());
         bed.round(refused());
         for (interval, is_unhealthy) in [(5, true), (20, true)] {
-            assert_eq!(bed.monitor.set(&target(1, interval), users(), bed.now), is_unhealthy);
+            assert_eq!(bed.monitor.set(&target(1, interval), users(), bed.now), Some(is_unhealthy));
         }
-        assert!(!bed.monitor.set(&target(2, 5), users(), bed.now), "another address");
+        assert_eq!(bed.monitor.set(&target(2, 5), users(), bed.now), Some(false), "another address");
+        assert_eq!(bed.monitor.set(&target(2, 5), users(), bed.now), None, "it is known");
         bed.monitor.set(&target(1, 10), Vec::new(), bed.now);
         assert_eq!(bed.monitor.targets().count(), 3);
         assert_eq!(bed.monitor.count(Verdict::Unhealthy), 2);
