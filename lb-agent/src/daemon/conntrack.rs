@@ -207,7 +207,7 @@ async fn sweep(
     let traffic = observers.traffic.clone();
     let (swept, counted) = task::spawn_blocking(move || {
         let mut ledger = traffic.as_ref().map(ServiceTraffic::ledger);
-        let swept = conntrack.expire_and_recount(Conntrack::now(), &mut counting, ledger.as_deref_mut());
+        let swept = conntrack.expire_and_recount(Conntrack::now(), &mut counting, ledger.as_deref_mut(), None);
         (swept, counting)
     })
     .await?;
