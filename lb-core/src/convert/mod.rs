@@ -19,7 +19,7 @@ pub const ANNOTATION_PREFIX: &str = "lb.dev/";
 pub(crate) use self::error::Object;
 pub use self::{
     error::{ConvertError, Converted},
-    scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
+    scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
 };
 
 /// Label of Services that another proxy serves.

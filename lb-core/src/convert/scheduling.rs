@@ -2,7 +2,7 @@
 //! no other: the Service is served as if that annotation were unset, and a [`Condition`](crate::plan::Condition)
 //! reports it.
 
-use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc, time::Duration};
 
 use crate::{
     api::ObjectMeta,
@@ -19,6 +19,11 @@ pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
 /// The annotation that sets weights of endpoints: a JSON object whose keys are the name of a pod, an address,
 /// `node:NAME` or `zone:NAME`.
 pub const WEIGHTS: &str = "lb.dev/weights";
+
+/// The annotation that sets whether the flow log has the Service: `true` or `false`.
+pub const ACCESS_LOG: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
+/// The annotation that sets the minutes between two lines of a long connection: 5 or 60.
+pub const ACCESS_LOG_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval";
 
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
@@ -40,6 +45,13 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     if let Some(text) = text(WEIGHTS) {
         scheduling.weights = scheduling.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
     }
+    if let Some(text) = text(ACCESS_LOG) {
+        let parsed = text.parse().map_err(|_error| "give true or false".to_owned());
+        scheduling.flow_log.logged = scheduling.noted(ACCESS_LOG, text, parsed);
+    }
+    if let Some(text) = text(ACCESS_LOG_INTERVAL) {
+        scheduling.flow_log.interval = scheduling.noted(ACCESS_LOG_INTERVAL, text, emit_interval(text));
+    }
     (scheduling != Scheduling::default()).then(|| Arc::new(scheduling))
 }
 
@@ -54,6 +66,14 @@ impl Scheduling {
 
 fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: T::Err| error.to_string())
+}
+
+fn emit_interval(text: &str) -> Result<Duration, String> {
+    match text {
+        "5" => Ok(Duration::from_mins(5)),
+        "60" => Ok(Duration::from_mins(60)),
+        _ => Err("give 5 or 60 (minutes)".to_owned()),
+    }
 }
 
 fn weights(text: &str) -> Result<BTreeMap<Member, u32>, String> {
@@ -137,6 +157,17 @@ mod tests {
         ] {
             assert_eq!(scheduling.weight(&endpoint), weight, "{endpoint:?}");
         }
+    }
+
+    #[test]
+    fn annotations_about_access_logs_are_read() {
+        let policy = |enabled, interval| {
+            let scheduling = of(&[(ACCESS_LOG, enabled), (ACCESS_LOG_INTERVAL, interval)]).unwrap();
+            (scheduling.flow_log.logged, scheduling.flow_log.interval, scheduling.annotation_errors.len())
+        };
+        assert_eq!(policy("true", "60"), (Some(true), Some(Duration::from_mins(60)), 0));
+        assert_eq!(policy("false", "5"), (Some(false), Some(Duration::from_mins(5)), 0));
+        assert_eq!(policy("yes", "10"), (None, None, 2));
     }
 
     #[test]

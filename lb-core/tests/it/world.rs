@@ -439,7 +439,7 @@ fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
         |(scheduler, weights, north_south)| {
             // The smallest size, because the test checks everything after every step.
             let table_size = Some(TableSize::ALL[0]);
-            Scheduling { scheduler, table_size, north_south, weights, annotation_errors: Vec::new() }.into()
+            Scheduling { scheduler, table_size, north_south, weights, ..Scheduling::default() }.into()
         },
     )
 }
