@@ -17,6 +17,7 @@ pub mod crc32c;
 mod device;
 mod event;
 pub mod filter;
+mod flow_event;
 pub mod flow_table;
 mod fragment;
 pub mod hash;
@@ -32,6 +33,7 @@ pub use address::Address;
 pub use announce::{AnnounceKey, Announcement, Heard};
 pub use device::{DeviceInfo, device_flags};
 pub use event::{Choice, Event, EventHook, monitor};
+pub use flow_event::{FlowEvent, FlowEventKind};
 pub use fragment::{FragmentKey, FragmentedDatagram, Span};
 pub use names::{EndpointName, NAME_SIZE, ServiceName, ZONE_SIZE, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
@@ -139,6 +141,9 @@ pub mod capacity {
     pub const LRU_PER_CPU: u32 = 256;
     /// Bytes of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000 events.
     pub const EVENTS: usize = 1 << 20;
+    /// Bytes of the ring buffer of the flow log (`FLOW_EVENTS`), all allocated if the agent keeps one: room for 123,000
+    /// events, those of two seconds with 20,000 connections per second.
+    pub const FLOW_EVENTS: u32 = 1 << 24;
     /// Endpoints with a name (`ENDPOINT_NAMES`): 16 bytes each at start, the rest for those that exist. Each endpoint
     /// also has a slot of `BACKENDS`, so the sizes are equal.
     pub const ENDPOINT_NAMES: usize = BACKENDS;

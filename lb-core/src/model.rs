@@ -5,7 +5,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use ipnet::IpNet;
@@ -84,7 +84,7 @@ pub struct Service {
     pub scheduling: Option<Arc<Scheduling>>,
 }
 
-/// How backends of a Service are chosen and reached, as far as its annotations set it.
+/// How backends of a Service are chosen and reached, and whether the flow log has it, as far as its annotations set it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Scheduling {
     /// Annotation `lb.dev/scheduler`.
@@ -102,10 +102,21 @@ pub struct Scheduling {
     pub check: Option<Arc<Check>>,
     /// Annotation `lb.dev/fail-closed`: whether new connections are refused while all endpoints are unhealthy.
     pub fail_closed: bool,
+    /// The annotations about access logs.
+    pub flow_log: FlowLogPolicy,
     /// Invalid annotations.
     pub annotation_errors: Vec<AnnotationError>,
     /// Annotations of clouds that have no effect here.
     pub ignored: Vec<IgnoredAnnotation>,
+}
+
+/// What the annotations of a Service say about the flow log; `None` uses the settings of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct FlowLogPolicy {
+    /// Whether the flow log has the connections of the Service.
+    pub logged: Option<bool>,
+    /// Time between two lines of a long connection.
+    pub interval: Option<Duration>,
 }
 
 impl Scheduling {

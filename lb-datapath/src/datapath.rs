@@ -16,6 +16,7 @@ use crate::{
     bpf::{
         anchor::Anchor,
         bpffs::{Folder, Lock},
+        flow_events::FlowEvents,
         loader::{self, BpfLogger, Loaded},
         options::{AttachMode, Forwarding, Options, XdpOption},
         program::Programs,
@@ -52,6 +53,7 @@ pub struct Datapath {
     /// The control group whose sockets are served.
     cgroup: Option<PathBuf>,
     logger: Logger,
+    flow_events: Option<FlowEvents>,
     handover: Option<Handover>,
     _lock: Lock,
 }
@@ -74,7 +76,8 @@ impl Datapath {
         let mut handover = Handover::begin(&folder, &options.capacities)?;
         let capacities = handover.as_ref().map_or(options.capacities, Handover::capacities);
         let of_devices = attach::programs_of_devices(options);
-        let Loaded { programs, logger } = loader::load(&folder, options, &capacities, &of_devices)?;
+        let Loaded { programs, logger, flow_events } =
+            loader::load(&folder, options, &capacities, &of_devices)?;
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         let filter = Arc::new(Filter::open(&folder)?);
         filter.flows().prepare()?;
@@ -98,6 +101,7 @@ impl Datapath {
             attach,
             cgroup: options.sockets.as_ref().map(|sockets| sockets.cgroup.clone()),
             logger: Logger(logger),
+            flow_events,
             handover,
             folder,
             _lock: lock,
@@ -190,6 +194,11 @@ impl Datapath {
     /// The log of the programs, if [`Options::bpf_log`] is set. Flush it whenever its descriptor is readable.
     pub const fn take_logger(&mut self) -> Option<BpfLogger> {
         self.logger.0.take()
+    }
+
+    /// The events for a flow log, if [`Options::flow_log`] is set.
+    pub const fn take_flow_events(&mut self) -> Option<FlowEvents> {
+        self.flow_events.take()
     }
 
     /// Takes over the flows of an agent with another map layout and removes its data plane. Call it once, after our

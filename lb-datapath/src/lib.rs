@@ -42,6 +42,7 @@ pub use self::{
     bpf::{
         anchor::{Anchor, Rescued},
         checksum::{link, linked_object},
+        flow_events::FlowEvents,
         globals::Globals,
         grace,
         loader::{BpfLogger, OBJECT},
@@ -78,7 +79,7 @@ pub use self::{
         active_flows::{ActiveFlows, Recount},
         affinity::{AffinityReport, AffinityTable},
         announcements::Announcements,
-        conntrack::{Connection, Conntrack, GcReport, Ledger, monotonic_nanoseconds},
+        conntrack::{Connection, Conntrack, FlowWalk, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
         filter::{Filter, FilterFill, FilterMemory},
         flow_table::{FlowTable, ReadEntry},

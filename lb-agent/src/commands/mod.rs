@@ -7,6 +7,7 @@ mod conntrack;
 mod environment;
 mod event_view;
 mod explain;
+mod flows;
 mod monitor;
 mod output;
 mod profile;
@@ -35,6 +36,7 @@ pub use self::{
     check::check,
     environment::exec,
     explain::explain,
+    flows::flows,
     profile::profile,
     status::status,
     web::{pages as web_pages, web},

@@ -358,6 +358,7 @@ fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
     let ours = |(name, _): &(String, String)| {
         name.starts_with(convert::ANNOTATION_PREFIX)
+            || [convert::ACCESS_LOG, convert::ACCESS_LOG_INTERVAL].contains(&name.as_str())
             || load_balancer::is_relevant(name)
             || convert::is_of_cloud(name)
             || name == dns::TOLERATE_UNREADY

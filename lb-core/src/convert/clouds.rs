@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{health, scheduling::CROSS_ZONE};
+use super::{
+    health,
+    scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, CROSS_ZONE},
+};
 use crate::model::IgnoredAnnotation;
 
 /// The prefixes of annotations that only load balancers of clouds have.
@@ -26,8 +29,9 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
-const LOGS: &str =
-    "there are no access logs: `lb-agent monitor` and the metrics of the Service show its connections";
+const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
+/// Annotations that have an effect here, besides those about health checks and internal load balancers.
+const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
 const BILL: &str = "it is about the bill of a cloud";
 const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";
 
@@ -35,7 +39,7 @@ const CLOUD: &str = "it configures an object of a cloud, which this load balance
 /// effect.
 type Ignored = (&'static str, &'static [&'static str], &'static str);
 
-const IGNORED: [Ignored; 23] = [
+const IGNORED: [Ignored; 21] = [
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", &[], TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", &[], TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", &[], TLS),
@@ -50,8 +54,6 @@ const IGNORED: [Ignored; 23] = [
         "the PROXY protocol is not supported; with externalTrafficPolicy: Local, or by direct server return, backends \
          see the client's address",
     ),
-    ("service.beta.kubernetes.io/aws-load-balancer-access-log-enabled", &["false"], LOGS),
-    ("service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval", &[], LOGS),
     ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name", &[], LOGS),
     ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", &[], LOGS),
     (
@@ -143,7 +145,7 @@ fn why(name: &str, value: &str) -> Option<&'static str> {
     if let Some((_, meant, why)) = IGNORED.iter().find(|(known, ..)| *known == name) {
         return (!meant.contains(&value)).then_some(why);
     }
-    if name == CROSS_ZONE || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name) {
+    if SERVED.contains(&name) || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name) {
         return None;
     }
     Some(if OF_TKE.contains(&name) { CLOUD } else { "this load balancer does not know it" })
@@ -172,7 +174,8 @@ mod tests {
         for (name, value) in [
             ("backend-protocol", "tcp"),
             ("type", "nlb"),
-            ("access-log-enabled", "false"),
+            ("access-log-enabled", "true"),
+            ("access-log-emit-interval", "5"),
             ("cross-zone-load-balancing-enabled", "false"),
             ("internal", "true"),
             ("healthcheck-interval", "20"),

@@ -24,7 +24,7 @@ pub use self::{
     clouds::is_of_cloud,
     error::{ConvertError, Converted},
     health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},
-    scheduling::{MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
+    scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
 };
 
 /// Label of Services that another proxy serves.

@@ -3,7 +3,7 @@
 //! no other: the Service is served as if that annotation were unset, and a [`Condition`](crate::plan::Condition)
 //! reports it.
 
-use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc, time::Duration};
 
 use crate::{
     api::ObjectMeta,
@@ -24,6 +24,10 @@ pub const WEIGHTS: &str = "lb.dev/weights";
 /// The annotation of AWS that sets whether endpoints of all zones are used: `true` or `false`.
 pub(super) const CROSS_ZONE: &str =
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
+/// The annotation that sets whether the flow log has the Service: `true` or `false`.
+pub const ACCESS_LOG: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
+/// The annotation that sets the minutes between two lines of a long connection: 5 or 60.
+pub const ACCESS_LOG_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval";
 
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
@@ -51,6 +55,13 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     }
     super::health::read(annotations, &mut scheduling);
     scheduling.ignored = super::clouds::ignored(annotations);
+    if let Some(text) = text(ACCESS_LOG) {
+        let parsed = text.parse().map_err(|_error| "give true or false".to_owned());
+        scheduling.flow_log.logged = scheduling.noted(ACCESS_LOG, text, parsed);
+    }
+    if let Some(text) = text(ACCESS_LOG_INTERVAL) {
+        scheduling.flow_log.interval = scheduling.noted(ACCESS_LOG_INTERVAL, text, emit_interval(text));
+    }
     (scheduling != Scheduling::default()).then(|| Arc::new(scheduling))
 }
 
@@ -65,6 +76,14 @@ impl Scheduling {
 
 fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: T::Err| error.to_string())
+}
+
+fn emit_interval(text: &str) -> Result<Duration, String> {
+    match text {
+        "5" => Ok(Duration::from_mins(5)),
+        "60" => Ok(Duration::from_mins(60)),
+        _ => Err("give 5 or 60 (minutes)".to_owned()),
+    }
 }
 
 fn weights(text: &str) -> Result<BTreeMap<Member, u32>, String> {
@@ -160,6 +179,17 @@ mod tests {
             (invalid.cross_zone, &*invalid.annotation_errors[0].why),
             (None, "give \"true\" or \"false\"")
         );
+    }
+
+    #[test]
+    fn annotations_about_access_logs_are_read() {
+        let policy = |enabled, interval| {
+            let scheduling = of(&[(ACCESS_LOG, enabled), (ACCESS_LOG_INTERVAL, interval)]).unwrap();
+            (scheduling.flow_log.logged, scheduling.flow_log.interval, scheduling.annotation_errors.len())
+        };
+        assert_eq!(policy("true", "60"), (Some(true), Some(Duration::from_mins(60)), 0));
+        assert_eq!(policy("false", "5"), (Some(false), Some(Duration::from_mins(5)), 0));
+        assert_eq!(policy("yes", "10"), (None, None, 2));
     }
 
     #[test]

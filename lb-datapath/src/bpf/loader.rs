@@ -10,12 +10,14 @@ use std::{
 
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
+use lb_common::capacity;
 use tracing::warn;
 
 use crate::{
     bpf::{
         bpffs::{self, Folder},
         checksum::linked_object,
+        flow_events::{self, FlowEvents},
         layout::{
             self, ANNOUNCE_PROGRAM, CATCH_PROGRAMS, MAPS, MapSpec, ON_DEMAND, PROGRAMS,
             PROGRAMS_WITHOUT_LINK_LAYER, SOCKET_HOOKS, Shape, XDP_PROGRAMS,
@@ -38,6 +40,7 @@ pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
     pub(crate) logger: Option<BpfLogger>,
+    pub(crate) flow_events: Option<FlowEvents>,
 }
 
 /// The values of the constants in the programs.
@@ -48,6 +51,7 @@ struct Constants {
     direct: u8,
     decapsulate: u8,
     syn_retries: u16,
+    flow_log: u8,
     hash_seed: u64,
     random_seed: u64,
     flow_slots: u32,
@@ -64,6 +68,7 @@ impl Constants {
             direct: u8::from(options.forwarding == Forwarding::Direct),
             decapsulate: u8::from(options.decapsulate),
             syn_retries: options.syn_retries,
+            flow_log: u8::from(options.flow_log),
             hash_seed: options.hash_seed,
             random_seed: RandomState::new().hash_one(0),
             flow_slots,
@@ -78,6 +83,7 @@ impl Constants {
             .override_global("DIRECT", &self.direct, true)
             .override_global("DECAPSULATE", &self.decapsulate, true)
             .override_global("SYN_RETRIES", &self.syn_retries, true)
+            .override_global("FLOW_LOG", &self.flow_log, true)
             .override_global("HASH_SEED", &self.hash_seed, true)
             .override_global("CHANCE_SEED", &self.random_seed, true)
             .override_global("FLOW_SLOTS", &self.flow_slots, true);
@@ -102,15 +108,19 @@ pub(crate) fn load(
     for (spec, path) in MAPS.iter().zip(&paths) {
         loader.map_max_entries(spec.name, sizes[spec.name]).map_pin_path(spec.name, path);
     }
+    if options.flow_log {
+        loader.map_max_entries(flow_events::MAP, capacity::FLOW_EVENTS);
+    }
     let mut ebpf = loader.load(linked_object())?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
+    let flow_events = options.flow_log.then(|| FlowEvents::take(&mut ebpf)).transpose()?;
     let programs = Programs::new(folder.clone(), ebpf);
     load_first(&programs, options, of_devices)?;
     for name in ON_DEMAND.into_iter().filter(|name| !programs.has(name)) {
         // Removes the pin of an earlier agent's program. Devices keep running that program until they get another one.
         bpffs::unpin(&folder.programs().join(name))?;
     }
-    Ok(Loaded { programs, logger })
+    Ok(Loaded { programs, logger, flow_events })
 }
 
 /// Loads the programs that every node needs, and `of_devices`. If the kernel refuses a program of a device, attaching

@@ -119,6 +119,8 @@ pub struct Options {
     pub decapsulate: bool,
     /// Retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
+    /// Whether the programs emit events for a flow log.
+    pub flow_log: bool,
     /// Seed of hashing schedulers. Nodes that share the flows of a Service need the same seed.
     pub hash_seed: u64,
     /// The devices that get programs first. The agent loads their programs in parallel at the start, and others when a
@@ -139,6 +141,7 @@ impl Options {
             forwarding: Forwarding::Stack,
             decapsulate: true,
             syn_retries: 0,
+            flow_log: false,
             hash_seed: DEFAULT_SEED,
             devices: Vec::new(),
         }

@@ -35,6 +35,19 @@ use crate::{
 /// Traffic of Services and backends, with a hasher that has a random seed.
 pub type Ledger = traffic::Ledger<RandomState>;
 
+/// A receiver of all flows of Services that a GC pass finds.
+pub trait FlowWalk {
+    /// A pass begins.
+    fn begin(&mut self, now: Tick);
+    /// A flow: the key of its forward entry, and its entries. A flow in a tunnel has no reverse entry, and that of any other
+    /// may be lost. A pass may find a flow twice.
+    fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>);
+    /// The pass has deleted the flow with this forward entry, because it has expired or, before that, to make room (`evicted`).
+    fn deleted(&mut self, key: &Tuple, evicted: bool);
+    /// The pass has ended.
+    fn end(&mut self);
+}
+
 /// Connection tracking: the flow table and the numbers of active flows. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
@@ -82,9 +95,12 @@ pub struct GcReport {
 }
 
 impl GcReport {
-    fn count_expired(&mut self, forward: &Flow, reply: &Flow, now: Tick) {
+    /// Counts a deleted flow; returns whether it was evicted.
+    fn count_expired(&mut self, forward: &Flow, reply: &Flow, now: Tick) -> bool {
+        let evicted = seconds_left(forward, reply, now) > 0;
         self.expired += 1;
-        self.evicted += usize::from(seconds_left(forward, reply, now) > 0);
+        self.evicted += usize::from(evicted);
+        evicted
     }
 
     /// Entries that are left after the pass.
@@ -306,16 +322,17 @@ impl Conntrack {
     /// Deletes the flows that have expired at `now`, evicts flows if the table is nearly full, and restores lost
     /// entries.
     pub fn expire(&self, now: Tick) -> Result<GcReport, DatapathError> {
-        self.expire_and_recount(now, &mut Recount::default(), None)
+        self.expire_and_recount(now, &mut Recount::default(), None, None)
     }
 
-    /// Like [`Self::expire`]; also corrects the numbers of active flows, and adds every flow to `ledger` before it may
-    /// be deleted.
+    /// Like [`Self::expire`]; also corrects the numbers of active flows, and passes every flow to `ledger` and `walk` before
+    /// it may be deleted.
     pub fn expire_and_recount(
         &self,
         now: Tick,
         recount: &mut Recount,
         mut ledger: Option<&mut Ledger>,
+        mut walk: Option<&mut dyn FlowWalk>,
     ) -> Result<GcReport, DatapathError> {
         let before = recount.read(&self.active_flows)?;
         let index = self.index()?;
@@ -330,23 +347,34 @@ impl Conntrack {
         // after the walk.
         let mut alone = Vec::new();
         ledger.iter_mut().for_each(|ledger| ledger.begin());
+        walk.iter_mut().for_each(|walk| walk.begin(now));
         self.table.for_each(|key, flow| {
             let reverse = index.reverse_of(key, flow);
             ledger.iter_mut().for_each(|ledger| ledger.note(key, flow, reverse.as_ref()));
+            let mut walk = walk.as_mut().filter(|_| is_of_service(flow));
+            if let Some(walk) = &mut walk {
+                walk.flow(key, flow, reverse.as_ref());
+            }
             if flow.is_tunnelled() {
                 report.tunnelled += 1;
                 if seconds_left_under(pressure, flow, flow, now) == 0
                     && self.delete_expired_tunnelled(key, now, pressure)?
                 {
                     report.expired_tunnelled += 1;
-                    report.count_expired(flow, flow, now);
+                    let evicted = report.count_expired(flow, flow, now);
+                    if let Some(walk) = walk {
+                        walk.deleted(key, evicted);
+                    }
                 }
                 return Ok(());
             }
             match reverse {
                 Some(reply) if !flow.is_reply() && seconds_left_under(pressure, flow, &reply, now) == 0 => {
                     if self.delete_expired(key, flow, now, pressure)? {
-                        report.count_expired(flow, &reply, now);
+                        let evicted = report.count_expired(flow, &reply, now);
+                        if let Some(walk) = walk {
+                            walk.deleted(key, evicted);
+                        }
                     }
                 }
                 Some(_) => {}
@@ -355,6 +383,7 @@ impl Conntrack {
             Ok(())
         })?;
         ledger.iter_mut().for_each(|ledger| ledger.end());
+        walk.iter_mut().for_each(|walk| walk.end());
         for key in alone {
             self.restore_or_delete(&key, now, &mut report)?;
         }
@@ -481,14 +510,16 @@ struct IndexedEntry {
     reverse_key: u64,
     last_seen: Tick,
     next_seq: u32,
+    packets: u32,
+    traffic: u64,
     seen: u8,
 }
 
 impl EntryIndex {
     fn add(&mut self, key: &Tuple, flow: &Flow) {
         let reverse_key = self.hasher.hash_one(flow.to.reversed());
-        let Flow { last_seen, next_seq, seen, .. } = *flow;
-        let entry = IndexedEntry { reverse_key, last_seen, next_seq, seen };
+        let Flow { last_seen, next_seq, packets, traffic, seen, .. } = *flow;
+        let entry = IndexedEntry { reverse_key, last_seen, next_seq, packets, traffic, seen };
         // A walk may return an entry twice: count it once.
         let known = self.entries.insert(self.hasher.hash_one(key), entry).is_some();
         if is_counted(flow) && !known {
@@ -496,19 +527,24 @@ impl EntryIndex {
         }
     }
 
-    /// The reverse entry, with the fields that the phase of the flow depends on; the other fields are copied from
-    /// `flow`.
+    /// The reverse entry, with its counts and the fields that the phase of the flow depends on; the other fields are copied
+    /// from `flow`.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
         let entry = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
         let is_reverse = entry.reverse_key == self.hasher.hash_one(key);
-        let IndexedEntry { last_seen, next_seq, seen, .. } = *entry;
-        is_reverse.then_some(Flow { last_seen, next_seq, seen, ..*flow })
+        let IndexedEntry { last_seen, next_seq, packets, traffic, seen, .. } = *entry;
+        is_reverse.then_some(Flow { last_seen, next_seq, packets, traffic, seen, ..*flow })
     }
 }
 
 /// Whether the entry belongs to the second flow of a masqueraded connection, which replaces the source.
 const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
+}
+
+/// Whether this is the forward entry of a flow of a Service, and not the second flow of a masqueraded connection.
+const fn is_of_service(flow: &Flow) -> bool {
+    !flow.is_reply() && !is_masquerade(flow) && !flow_flags::is_of_node(flow.flags)
 }
 
 /// The node's address that this forward entry writes in place of the client's; `None` if it does not masquerade. A flow

@@ -112,6 +112,12 @@ impl ServiceMaps {
         Ok(self.service_names.get(&id)?.as_ref().and_then(service_labels))
     }
 
+    /// Node, zone and pod of the endpoint with this address, as far as known.
+    pub fn endpoint_labels_of(&self, address: &Address) -> Result<Option<EndpointLabels>, DatapathError> {
+        let name = self.endpoint_names.get(address)?;
+        Ok(name.map(|name| endpoint_labels(&name, &mut Strings::default())))
+    }
+
     /// The capacities that a plan must respect.
     pub fn room(&self) -> Capacity {
         Capacity {

@@ -32,7 +32,7 @@ pub(crate) fn count_preempted(outcome: Outcome) {
 ///
 /// The counter is a value of a map that lives as long as the program runs.
 #[inline(always)]
-pub(super) unsafe fn add_one(counter: *mut u64) {
+pub(crate) unsafe fn add_one(counter: *mut u64) {
     // SAFETY: the caller guarantees that `counter` is a live, aligned map value.
     unsafe {
         asm!("lock *(u64 *)({counter} + 0) += {one}", counter = in(reg) counter, one = in(reg) 1_u64, options(nostack));

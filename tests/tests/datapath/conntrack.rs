@@ -108,7 +108,7 @@ fn deleted_flows_leave_the_active_count() {
     let [(key, forward), reply] = counted(protocol::TCP, 9, expired);
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
     conntrack.set_active_flows(5, 5);
-    let gc = conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
+    let gc = conntrack.expire_and_recount(NOW, &mut recount, None, None).unwrap();
     assert_eq!((gc.expired, conntrack.active_flows().get(5)), (2, 4));
     assert_eq!(conntrack.purge(|key, _| key.source_port == 2).unwrap(), 1);
     assert_eq!(conntrack.active_flows().get(5), 3);
@@ -127,7 +127,7 @@ fn gc_corrects_wrong_active_counts() {
     conntrack.set_active_flows(6, 7);
     let mut recount = Recount::default();
     for (five, six) in [(-2, 7), (3, 0), (3, 0)] {
-        conntrack.expire_and_recount(NOW, &mut recount, None).unwrap();
+        conntrack.expire_and_recount(NOW, &mut recount, None, None).unwrap();
         assert_eq!((conntrack.active_flows().get(5), conntrack.active_flows().get(6)), (five, six));
     }
     assert_eq!(recount.in_flows(), &[5].into());

@@ -27,7 +27,7 @@ const SOCKET_PROGRAMS: [&str; 8] = [
 ];
 
 /// Loads the programs with maps of the default sizes: with logging off (as deployed) and at each level of aya-log; for
-/// sockets of the node alone and of all namespaces; through the stack and bypassing it.
+/// sockets of the node alone and of all namespaces; through the stack and bypassing it; with a flow log.
 #[test]
 fn every_program_loads() {
     let mut levels: Vec<u8> = (0..=5).collect();
@@ -36,12 +36,12 @@ fn every_program_loads() {
         skip::part("log levels 1 to 4, which differ in what is logged only");
         levels = vec![0, 5];
     }
-    let levels = levels.into_iter().map(|level| (level, 0u8, 0u8));
-    for (level, serve_pods, direct) in levels.chain([(0, 1, 0), (0, 0, 1)]) {
+    let levels = levels.into_iter().map(|level| (level, 0u8, 0u8, 0u8));
+    for (level, serve_pods, direct, flow_log) in levels.chain([(0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]) {
         let mut loader = EbpfLoader::new();
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         loader.override_global("NODE_NETNS", &1u64, true).override_global("SERVE_PODS", &serve_pods, true);
-        loader.override_global("DIRECT", &direct, true);
+        loader.override_global("DIRECT", &direct, true).override_global("FLOW_LOG", &flow_log, true);
         let mut ebpf = loader.load(lb_datapath::linked_object()).expect("these tests need root");
         for name in PROGRAMS.into_iter().chain(XDP_PROGRAMS).chain(SOCKET_PROGRAMS).chain([ANNOUNCE_PROGRAM])
         {

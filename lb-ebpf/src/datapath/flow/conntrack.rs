@@ -2,7 +2,10 @@
 //! inserts them, `table` finds them.
 
 use aya_ebpf::Global;
-use lb_common::conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags};
+use lb_common::{
+    FlowEventKind,
+    conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
+};
 use lb_ebpf::{
     parse::{Body, Packet},
     rules::flow::{self, Membership, Staleness},
@@ -10,7 +13,7 @@ use lb_ebpf::{
 };
 
 use super::{
-    active_flows,
+    active_flows, flow_log,
     table::{self, end_first_flow, end_other, remove_other},
 };
 use crate::datapath::{clock::now, context::HookContext, scratch::scratch, service, settings};
@@ -74,6 +77,7 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
     match lookup(&key) {
         Some(forward) if flow::has_ended(forward, reply) => {
             active_flows::end(forward);
+            flow_log::ended(&key, forward, Some(reply), FlowEventKind::Replaced);
             // Another CPU may have deleted them already.
             table::remove(&key);
             table::remove(&packet.tuple);
@@ -130,6 +134,9 @@ extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {
     let keys = scratch.keys();
     let Some(reply) = table::locate(key, &mut keys.place) else { return NO_FLOW };
     (keys.other, keys.first_reply) = (reply.to.reversed(), reply.to);
+    if flow_log::is_on() {
+        keys.reply = *reply;
+    }
     // If the forward entry is missing, another CPU may be creating it.
     let Some(forward) = table::locate(&keys.other, &mut keys.other_place) else { return NOT_OVER };
     if !flow::may_be_replaced(forward, reply, eager != 0, now) {
@@ -161,7 +168,7 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
         Body::IcmpError | Body::Echo => {}
     }
     if matches!(packet.body, Body::Tcp | Body::Sctp) {
-        observe_end(&packet.segment, flow);
+        observe_end(packet, flow);
     }
 }
 
@@ -205,33 +212,44 @@ extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u3
     u32::from(accepted)
 }
 
-/// Subtracts the flow from the active ones of its backend if it ends with this segment.
+/// Notes the end of the flow if it ends with this segment.
 #[inline(always)]
-fn observe_end(segment: &Segment, flow: &mut Flow) {
-    if segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0 && flow.active_flows_slot != 0 {
-        flow_end_if_over(flow);
+fn observe_end(packet: &Packet, flow: &mut Flow) {
+    if packet.segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0
+        && (flow.active_flows_slot != 0 || flow_log::is_on())
+    {
+        let over = flow_end_if_over(flow);
+        if flow_log::is_on() && over != 0 {
+            flow_log::closed(&packet.tuple, flow, over - 1);
+        }
     }
 }
 
-/// Subtracts the flow from its backend's active flows if it is over; returns whether it is over. (A global function:
-/// the verifier checks it once.)
+/// Subtracts the flow from its backend's active flows if it is over; returns 0, or its [`Phase`] plus one if it is over.
+/// (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_end_if_over(flow: *mut Flow) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Flow`, or is null.
     let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
     if flow.is_tunnelled() {
-        let is_over = Phase::of_one_way(flow).is_over();
-        if is_over {
+        let phase = Phase::of_one_way(flow);
+        if phase.is_over() {
             active_flows::end(flow);
         }
-        return u32::from(is_over);
+        return over(phase);
     }
     let Some(reverse) = lookup(&flow.to.reversed()) else { return 0 };
     let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
-    let is_over = Phase::of(forward, reply).is_over();
-    if is_over {
+    let phase = Phase::of(forward, reply);
+    if phase.is_over() {
         active_flows::end(forward);
     }
-    u32::from(is_over)
+    over(phase)
+}
+
+/// The result of [`flow_end_if_over`].
+#[inline(always)]
+const fn over(phase: Phase) -> u32 {
+    if phase.is_over() { phase as u32 + 1 } else { 0 }
 }

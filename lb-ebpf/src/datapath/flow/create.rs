@@ -1,7 +1,7 @@
 //! The creation of a flow: its backend, how its packets are forwarded, and the entries of both directions.
 
 use lb_common::{
-    Address, Backend, FrontendKind, Outcome,
+    Address, Backend, FlowEventKind, FrontendKind, Outcome,
     conntrack::{Flow, flow_flags},
     settings_flags,
 };
@@ -12,7 +12,7 @@ use lb_ebpf::{
 };
 
 use super::{
-    active_flows, affinity, claim, masquerade,
+    active_flows, affinity, claim, flow_log, masquerade,
     table::{self, Inserted, lookup},
 };
 use crate::datapath::{
@@ -190,9 +190,15 @@ fn delete_earlier(setup: &mut FlowSetup) {
     if let Some(earlier) = lookup(&setup.from) {
         active_flows::end(earlier);
         if earlier.is_tunnelled() {
+            flow_log::ended(&setup.from, earlier, None, FlowEventKind::Replaced);
             return;
         }
         setup.key = earlier.to.reversed();
+        if flow_log::is_on() {
+            // If the new flow has taken over this entry, it still has the counts of the earlier one.
+            let reply = lookup(&setup.key).map(|reply| &*reply);
+            flow_log::ended(&setup.from, earlier, reply, FlowEventKind::Replaced);
+        }
         if setup.key != setup.to.reversed() {
             // Another CPU may have deleted the entry already.
             table::remove(&setup.key);

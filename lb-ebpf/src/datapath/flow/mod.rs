@@ -7,6 +7,7 @@ mod claim;
 pub(crate) mod conntrack;
 pub(crate) mod create;
 mod entry;
+mod flow_log;
 pub(crate) mod masquerade;
 pub(crate) mod new;
 pub(crate) mod of_node;

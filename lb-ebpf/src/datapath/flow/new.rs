@@ -13,7 +13,7 @@ use lb_ebpf::{
 use super::{
     choose, conntrack,
     create::{self, Created},
-    table,
+    flow_log, table,
 };
 use crate::datapath::{
     context::HookContext,
@@ -89,11 +89,13 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
         Ok(Created::Unrouted) => {
             log::new_flow(context);
             events::new_flow(context, Outcome::NewFlow, begin.hook());
+            begin_flow_log();
             FlowCreation::Created
         }
         Ok(Created::Routed) => {
             log::new_flow(context);
             events::new_flow(context, Outcome::NewRoutedFlow, begin.hook());
+            begin_flow_log();
             FlowCreation::CreatedRouted
         }
         // Neither logged nor reported: every packet of the connection comes here.
@@ -101,6 +103,27 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
         Err(NotCreated::NoBackend) => FlowCreation::Reject,
         Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
     }
+}
+
+/// Emits the beginning of the flow in `SCRATCH` for the flow log.
+#[inline(always)]
+fn begin_flow_log() {
+    if flow_log::is_on() {
+        flow_begun();
+    }
+}
+
+#[inline(never)]
+fn flow_begun() {
+    let Ok(scratch) = scratch() else { return };
+    let setup = scratch.setup();
+    let reply = if setup.is_tunnelled() {
+        None
+    } else {
+        setup.key = setup.to.reversed();
+        table::lookup(&setup.key)
+    };
+    flow_log::begun(reply.map(|reply| &*reply));
 }
 
 #[inline(always)]

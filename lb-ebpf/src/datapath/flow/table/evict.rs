@@ -1,6 +1,7 @@
 //! The entries that a new flow may evict, and the other entries that the programs delete with them.
 
 use lb_common::{
+    FlowEventKind,
     conntrack::{Flow, Tuple, flow_flags},
     flow_table::{Evict, Slot, Verdict},
 };
@@ -11,7 +12,11 @@ use super::{
     memory::{Element, Table},
     remove, remove_found, slot,
 };
-use crate::datapath::{clock::now, flow::active_flows, scratch::scratch};
+use crate::datapath::{
+    clock::now,
+    flow::{active_flows, flow_log},
+    scratch::scratch,
+};
 
 /// The programs' part in evictions: the verdict on an entry, and the deletion of what depends on it.
 pub(super) struct Eviction;
@@ -91,16 +96,25 @@ extern "C" fn flow_evicted(index: u32) -> u32 {
         active_flows::end(flow);
     }
     if flow.is_tunnelled() {
+        flow_log::ended(key, flow, None, FlowEventKind::Evicted);
         return 0;
     }
     keys.other = flow.to.reversed();
     keys.first_reply = if flow.is_reply() { flow.to } else { key.reversed() };
     let mut rest = 0;
-    if locate(&keys.other, &mut keys.other_place).is_some_and(|reverse| leads_back(reverse, key)) {
+    if let Some(reverse) =
+        locate(&keys.other, &mut keys.other_place).filter(|reverse| leads_back(reverse, key))
+    {
         rest |= HAS_REVERSE;
+        if !flow.is_reply() {
+            flow_log::ended(key, flow, Some(reverse), FlowEventKind::Evicted);
+        }
     }
     if flow.is_reply() {
         rest |= IS_REPLY;
+        if flow_log::is_on() {
+            keys.reply = *flow;
+        }
     }
     if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
         rest |= IS_SECOND;
@@ -154,6 +168,7 @@ extern "C" fn flow_end() -> u32 {
     let keys = scratch.keys();
     if let Some(forward) = flow_at(&keys.other_place, &keys.other) {
         active_flows::end(forward);
+        flow_log::ended(&keys.other, forward, Some(&keys.reply), FlowEventKind::Evicted);
     }
     1
 }
@@ -166,6 +181,9 @@ extern "C" fn flow_find_first() -> u32 {
     let Ok(scratch) = scratch() else { return 0 };
     let keys = scratch.keys();
     let Some(reply) = lookup(&keys.first_reply) else { return 0 };
+    if flow_log::is_on() {
+        keys.reply = *reply;
+    }
     keys.other = reply.to.reversed();
     u32::from(locate(&keys.other, &mut keys.other_place).is_some())
 }

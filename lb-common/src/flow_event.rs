@@ -1,0 +1,74 @@
+use bytemuck::{Pod, Zeroable};
+
+use crate::conntrack::{Tick, Tuple};
+
+/// An element of the ring buffer `FLOW_EVENTS`. While the agent keeps a flow log, the programs emit one when a flow of
+/// a Service begins, when both ends or a RST have closed it, and when a program deletes its entries. The agent learns
+/// everything else from the flow table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct FlowEvent {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub time: u64,
+    /// The tuple of the client's packets: the key of the forward entry.
+    pub from: Tuple,
+    /// [`crate::conntrack::Flow::to`] of the forward entry; at the beginning of a flow that is masqueraded through the
+    /// stack, the source is the node's address.
+    pub to: Tuple,
+    /// [`crate::conntrack::Flow::traffic`] of the forward entry and the reverse entry.
+    pub traffic: [u64; 2],
+    /// [`crate::conntrack::Flow::packets`] of both entries.
+    pub packets: [u32; 2],
+    /// The [`crate::Service::id`].
+    pub service: u32,
+    /// When the last packet of either direction was seen.
+    pub last_seen: Tick,
+    /// A [`FlowEventKind`].
+    pub kind: u8,
+    /// At the beginning, why this backend was chosen: a [`crate::Choice`].
+    pub choice: u8,
+    /// At the beginning, the [`crate::Service::scheduler`].
+    pub scheduler: u8,
+    /// The [`crate::conntrack::flow_flags`] of the forward entry.
+    pub flags: u8,
+    /// The index of the flow's phase in [`crate::conntrack::Phase::ALL`].
+    pub phase: u8,
+    /// Always 0. (Two fields, because LLVM fills three bytes by a call to `memset`.)
+    pub zero: u8,
+    /// Always 0.
+    pub zeros: u16,
+}
+
+const _: () = assert!(size_of::<FlowEvent>() == 128);
+
+/// What has happened to a flow.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowEventKind {
+    /// It has begun. The counts are those of earlier flows with the same entries.
+    Begun = 0,
+    /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are set: the
+    /// last packets are still to be counted.
+    Closed = 1,
+    /// A new flow has taken the place of an entry, because the table was full there.
+    Evicted = 2,
+    /// A new flow of the same client port, or one that needs the same source port, has replaced it.
+    Replaced = 3,
+}
+
+impl FlowEventKind {
+    /// All kinds, in the order of their values.
+    pub const ALL: [Self; 4] = [Self::Begun, Self::Closed, Self::Evicted, Self::Replaced];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_in_all_is_the_value() {
+        for (index, kind) in FlowEventKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Events for the agent's flow log: see [`FlowEvent`]. If the agent keeps no flow log, the verifier removes this code.
+
+use aya_ebpf::{
+    Global,
+    btf_maps::{Array, RingBuf},
+    helpers::generated::bpf_ktime_get_ns,
+    macros::btf_map,
+};
+use lb_common::{
+    FlowEvent, FlowEventKind,
+    conntrack::{Flow, Phase, Tuple, flow_flags},
+};
+
+use crate::datapath::{scratch::scratch, stats};
+
+/// Events for the flow log. The agent makes it larger if it keeps one: `capacity::FLOW_EVENTS`.
+#[btf_map]
+static FLOW_EVENTS: RingBuf<FlowEvent, 4096> = RingBuf::new();
+
+/// How many events were lost, because the ring buffer was full.
+#[btf_map]
+static FLOW_EVENTS_LOST: Array<u64, 1> = Array::new();
+
+/// Whether the agent keeps a flow log: not 0. The agent sets it when it loads the programs.
+#[unsafe(no_mangle)]
+static FLOW_LOG: Global<u8> = Global::new(0);
+
+/// Flag of a submission that does not wake the reader: the agent looks several times a second.
+const NO_WAKEUP: u64 = aya_ebpf::bindings::BPF_RB_NO_WAKEUP as u64;
+
+#[inline(always)]
+pub(super) fn is_on() -> bool {
+    FLOW_LOG.load() != 0
+}
+
+/// Emits the beginning of the flow in `SCRATCH`, which was just created; `reply` is its reverse entry. Earlier flows may
+/// have counted in both entries.
+#[inline(always)]
+pub(super) fn begun(reply: Option<&Flow>) {
+    let Ok(scratch) = scratch() else { return };
+    let (request, setup) = (scratch.request(), scratch.setup());
+    emit(FlowEventKind::Begun, |event| {
+        (event.from, event.to) = (setup.from, setup.to);
+        if setup.is_masqueraded() {
+            event.to.source = setup.node;
+        }
+        fill(event, &setup.flow, reply);
+        event.phase = 0;
+        (event.choice, event.scheduler) = (request.choice as u8, request.service.scheduler);
+    });
+}
+
+/// Emits that a packet with this tuple has closed the connection with this entry, which is in `phase` now.
+#[inline(always)]
+pub(super) fn closed(tuple: &Tuple, flow: &Flow, phase: u32) {
+    flow_log_closed(tuple, flow, phase);
+}
+
+/// (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_log_closed(tuple: *const Tuple, flow: *const Flow, phase: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(tuple), Some(flow)) = (unsafe { (tuple.as_ref(), flow.as_ref()) }) else { return 0 };
+    if !is_logged(flow) {
+        return 0;
+    }
+    emit(FlowEventKind::Closed, |event| {
+        event.from = if flow.is_reply() { flow.to.reversed() } else { *tuple };
+        event.to = flow.to;
+        fill(event, flow, None);
+        event.phase = phase as u8;
+        (event.choice, event.scheduler) = (0, 0);
+    });
+    1
+}
+
+/// Whether the log has this flow: not the second one of a masqueraded connection, whose first one has the same packets,
+/// and no connection of the node itself.
+#[inline(always)]
+const fn is_logged(flow: &Flow) -> bool {
+    flow.flags & flow_flags::SECOND_OF_MASQUERADED == 0 && !flow_flags::is_of_node(flow.flags)
+}
+
+/// The argument of [`flow_log_ended`] for an eviction.
+const EVICTED: u32 = FlowEventKind::Evicted as u32;
+
+/// Emits that a program deletes the flow with this forward entry.
+#[inline(always)]
+pub(super) fn ended(from: &Tuple, forward: &Flow, reply: Option<&Flow>, kind: FlowEventKind) {
+    if is_on() {
+        let reply = reply.map_or(core::ptr::null(), core::ptr::from_ref);
+        flow_log_ended(from, forward, reply, kind as u32);
+    }
+}
+
+/// (A global function: the verifier checks it once.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_log_ended(from: *const Tuple, forward: *const Flow, reply: *const Flow, kind: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(from), Some(forward)) = (unsafe { (from.as_ref(), forward.as_ref()) }) else { return 0 };
+    // SAFETY: as above.
+    let reply = unsafe { reply.as_ref() };
+    if !is_logged(forward) {
+        return 0;
+    }
+    let kind = match kind {
+        EVICTED => FlowEventKind::Evicted,
+        _ => FlowEventKind::Replaced,
+    };
+    emit(kind, |event| {
+        (event.from, event.to) = (*from, forward.to);
+        fill(event, forward, reply);
+        event.phase = match reply {
+            Some(reply) => Phase::of(forward, reply),
+            None => Phase::of_one_way(forward),
+        } as u8;
+        (event.choice, event.scheduler) = (0, 0);
+    });
+    1
+}
+
+/// Writes what the entries contain.
+#[inline(always)]
+fn fill(event: &mut FlowEvent, forward: &Flow, reply: Option<&Flow>) {
+    (event.traffic[0], event.packets[0]) = (forward.traffic, forward.packets);
+    (event.traffic[1], event.packets[1]) = (0, 0);
+    event.last_seen = forward.last_seen;
+    if let Some(reply) = reply {
+        (event.traffic[1], event.packets[1]) = (reply.traffic, reply.packets);
+        event.last_seen = forward.last_seen.max(reply.last_seen);
+    }
+    (event.service, event.flags) = (forward.service, forward.flags);
+}
+
+/// Emits an event: `fill` writes its fields except time and kind, straight into the ring buffer.
+#[inline(always)]
+fn emit(kind: FlowEventKind, fill: impl FnOnce(&mut FlowEvent)) {
+    let Some(mut entry) = FLOW_EVENTS.reserve(0) else {
+        if let Some(lost) = FLOW_EVENTS_LOST.get_ptr_mut(0) {
+            // SAFETY: `lost` points to an element of the array, which lives as long as the program runs.
+            unsafe { stats::add_one(lost) };
+        }
+        return;
+    };
+    // SAFETY: the entry is reserved for this program until it is submitted, and `entry` is not used while `event` is.
+    // Every bit pattern of its memory is a valid `FlowEvent`.
+    let event = unsafe { &mut *entry.as_mut_ptr() };
+    // SAFETY: the helper takes nothing and only returns a number.
+    event.time = unsafe { bpf_ktime_get_ns() };
+    event.kind = kind as u8;
+    (event.zero, event.zeros) = (0, 0);
+    fill(event);
+    entry.submit(NO_WAKEUP);
+}
