@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::{
     agent::{Agent, Settings},
     bird::{self, Daemon, NODES_AS, ROUTER_AS, Router},
-    cluster::{ClientLink, Cluster, HTTP_PORT, PodLink, Wiring, veth},
+    cluster::{ClientLink, Cluster, HTTP_PORT, Pod, PodLink, Wiring, veth},
     manifests::{Exposure, Port, Service, Type},
     netns::Netns,
     wait_for,
@@ -70,6 +70,8 @@ pub struct Site {
     pub cluster: Cluster,
     announcement: Announcement,
     arguments: Vec<String>,
+    /// The nodes whose pods are endpoints.
+    serving: Vec<u8>,
 }
 
 impl Site {
@@ -104,6 +106,7 @@ impl Site {
             cluster,
             announcement,
             arguments,
+            serving: NODES.to_vec(),
         };
         site.write_manifests()?;
         if announcement == Announcement::Both {
@@ -116,8 +119,7 @@ impl Site {
 
     fn write_manifests(&self) -> Result<()> {
         let manifests = &self.cluster.manifests;
-        manifests.put(&self.far())?;
-        manifests.put(&self.service("near", NEAR, 2))?;
+        self.write_services()?;
         if self.announcement != Announcement::None {
             manifests.write("layer2", LAYER2)?;
         }
@@ -130,6 +132,26 @@ impl Site {
             manifests.write("bgp", &peers)?;
         }
         Ok(())
+    }
+
+    fn write_services(&self) -> Result<()> {
+        let manifests = &self.cluster.manifests;
+        manifests.put(&self.far())?;
+        Ok(manifests.put(&self.service("near", NEAR, 2))?)
+    }
+
+    /// Makes the pods of these nodes the endpoints of both Services, and waits until the agents know it.
+    ///
+    /// # Errors
+    /// A file cannot be written, or an agent does not follow in time.
+    pub fn serve_from(&mut self, nodes: &[u8]) -> Result<()> {
+        self.serving = nodes.to_vec();
+        self.write_services()?;
+        self.wait_for_services()
+    }
+
+    fn serves(&self, pod: &Pod) -> bool {
+        self.node_of(&pod.name).is_some_and(|node| self.serving.contains(&node))
     }
 
     /// The Service with the addresses [`FAR`].
@@ -159,7 +181,7 @@ impl Site {
                 target_port: HTTP_PORT,
                 node_port: None,
             }],
-            endpoints: self.cluster.pods.iter().map(crate::cluster::Pod::endpoint).collect(),
+            endpoints: self.cluster.pods.iter().filter(|pod| self.serves(pod)).map(Pod::endpoint).collect(),
             exposure,
         }
     }
@@ -339,7 +361,7 @@ impl Site {
         Ok(())
     }
 
-    /// Waits until each node that runs has both Services with all their endpoints.
+    /// Waits until each node that runs has both Services with their endpoints, and no others.
     ///
     /// # Errors
     /// One has not in time.
@@ -350,7 +372,8 @@ impl Site {
                 let shown = || {
                     let output = agent.ask(&["service", "show", service]).ok()?;
                     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-                    self.cluster.pods.iter().all(|pod| text.contains(&pod.name)).then_some(())
+                    let as_wanted = |pod: &Pod| text.contains(&pod.name) == self.serves(pod);
+                    self.cluster.pods.iter().all(as_wanted).then_some(())
                 };
                 wait_for(SOON, shown).with_context(|| format!("node{node} does not serve {service}"))?;
             }

@@ -1,4 +1,4 @@
-//! `cargo xtask demo announce`: a node dies, and comes back, under downloads through announced addresses.
+//! `cargo xtask demo announce`: a node dies under downloads through announced addresses.
 //!
 //! One client is in the nodes' network, where one node answers for the address. The other one is behind a router, which
 //! spreads its connections over all nodes by the routes of BIRD.
@@ -22,7 +22,7 @@ use lb_tests::{
     wait_for,
 };
 
-use self::report::{Claim, Event, Fate, Outcome, Report, Tally, timeline};
+use self::report::{Event, Fate, Outcome, Report, Tally, timeline};
 use super::report::say;
 
 const PREFIX: &str = "lb-announce";
@@ -80,8 +80,7 @@ fn play(site: &mut Site, connections: usize) -> Result<Report> {
     sleep(Duration::from_secs(6));
     let dead = site.wait_for_announcer(|_| true)?;
     let died = death(site, dead, connections)?;
-    let came = arrival(site, dead, connections)?;
-    Ok(Report { dead, scenes: vec![died, came] })
+    Ok(Report { dead, scenes: vec![died] })
 }
 
 /// The downloads of both clients.
@@ -117,10 +116,10 @@ impl Clients {
     }
 
     /// Lets the downloads end; returns what their clients saw. `died` is a node that is dead.
-    fn end(self, site: &Site, claim: Claim, died: Option<u8>, paths: &Paths) -> Outcome {
+    fn end(self, site: &Site, died: u8, paths: &Paths) -> Outcome {
         say("waiting for the end of the downloads");
         let Self { start, near, far, events } = self;
-        let is_lost = |download: &Download| died.is_some() && site.node_of(&download.server) == died;
+        let is_lost = |download: &Download| site.node_of(&download.server) == Some(died);
         let samples = [near.samples(), far.samples()];
         let mut tallies = Vec::new();
         for (client, transfers) in [("near (layer 2)", near), ("far (BGP, ECMP)", far)] {
@@ -129,7 +128,7 @@ impl Clients {
                 Tally::add(&mut tallies, client, fate, &download);
             }
         }
-        Outcome { claim, tallies, events, timeline: timeline(start, &samples) }
+        Outcome { tallies, events, timeline: timeline(start, &samples) }
     }
 }
 
@@ -144,13 +143,15 @@ impl Paths {
     }
 
     /// What the death of a node means for a connection.
-    fn fate(&self, site: &Site, download: &Download, died: Option<u8>) -> Fate {
+    fn fate(&self, site: &Site, download: &Download, died: u8) -> Fate {
         let of_pod = site.node_of(&download.server);
         let first = self.forwarders.get(&download.local).copied().or(of_pod);
-        match died {
-            Some(_) if of_pod == died => Fate::PodDied,
-            Some(_) if first == died => Fate::NodeDied,
-            Some(_) | None => Fate::Untouched,
+        if of_pod == Some(died) {
+            Fate::PodDied
+        } else if first == Some(died) {
+            Fate::NodeDied
+        } else {
+            Fate::Untouched
         }
     }
 }
@@ -179,26 +180,7 @@ fn death(site: &mut Site, dead: u8, connections: usize) -> Result<Outcome> {
     };
     wait_for(Duration::from_secs(20), settled).context("the addresses do not move to other nodes")?;
     sleep(CALM);
-    Ok(clients.end(site, Claim::Death, Some(dead), &paths))
-}
-
-fn arrival(site: &mut Site, node: u8, connections: usize) -> Result<Outcome> {
-    let mut clients = Clients::begin(site, connections)?;
-    sleep(CALM);
-    let before = Paths::of(site)?;
-    clients.note(format!("node{node} comes back with an empty flow table for these connections"));
-    site.revive(node)?;
-    clients.note(format!("the agent of node{node} is ready"));
-    site.wait_for_hops(&NODES)?;
-    clients.note(format!("the router forwards to node{node} as well"));
-    site.wait_for_announcer(|announcer| announcer == node)?;
-    clients.note(format!("node{node} answers for {} again", NEAR[0]));
-    sleep(CALM);
-    let after = Paths::of(site)?;
-    let changed = |client: &SocketAddr| before.forwarders.get(client) != after.forwarders.get(client);
-    let moved = after.forwarders.keys().filter(|client| changed(client)).count();
-    clients.note(format!("{moved} connections go on through another node than before"));
-    Ok(clients.end(site, Claim::Arrival, None, &after))
+    Ok(clients.end(site, dead, &paths))
 }
 
 fn millis(time: Duration) -> u64 {

@@ -15,24 +15,15 @@ const BAR: usize = 40;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
-    /// The number of the node that dies and comes back.
+    /// The number of the node that dies.
     pub(super) dead: u8,
     pub(super) scenes: Vec<Outcome>,
-}
-
-/// What happens in a scene.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Claim {
-    Death,
-    Arrival,
 }
 
 /// One scene.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Outcome {
-    pub(super) claim: Claim,
     pub(super) tallies: Vec<Tally>,
     pub(super) events: Vec<Event>,
     pub(super) timeline: Vec<Line>,
@@ -148,41 +139,21 @@ impl Report {
 
 impl Outcome {
     fn text(&self, dead: u8) -> String {
-        let title = match self.claim {
-            Claim::Death => format!("node{dead} dies under downloads"),
-            Claim::Arrival => format!("node{dead} comes back under downloads"),
-        };
+        let title = format!("node{dead} dies under downloads");
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY).force_no_tty();
         table.set_header(["client", "connections", "", "all bytes", "longest pause", "broken"]);
         for tally in &self.tallies {
             table.add_row([
                 tally.client.to_owned(),
-                self.of(tally.fate, dead),
+                of(tally.fate, dead),
                 tally.connections.to_string(),
                 tally.complete.to_string(),
                 format!("{} ms", tally.longest_pause_ms),
-                self.broken(tally),
+                broken(tally),
             ]);
         }
         format!("{title}\n{table}\n{}", self.lines())
-    }
-
-    fn of(&self, fate: Fate, dead: u8) -> String {
-        match (self.claim, fate) {
-            (Claim::Arrival, _) => "all".to_owned(),
-            (Claim::Death, Fate::Untouched) => "through other nodes".to_owned(),
-            (Claim::Death, Fate::NodeDied) => format!("through node{dead}, to pods elsewhere"),
-            (Claim::Death, Fate::PodDied) => format!("to pods of node{dead}"),
-        }
-    }
-
-    fn broken(&self, tally: &Tally) -> String {
-        if tally.fate == Fate::PodDied {
-            return format!("{} (no node can serve them)", tally.connections - tally.complete);
-        }
-        let errors = tally.errors.join(", ");
-        if errors.is_empty() { "0".to_owned() } else { format!("{}: {errors}", tally.broken()) }
     }
 
     /// The timeline: bytes of both clients as bars, and the events between them.
@@ -209,6 +180,22 @@ impl Outcome {
     }
 }
 
+fn of(fate: Fate, dead: u8) -> String {
+    match fate {
+        Fate::Untouched => "through other nodes".to_owned(),
+        Fate::NodeDied => format!("through node{dead}, to pods elsewhere"),
+        Fate::PodDied => format!("to pods of node{dead}"),
+    }
+}
+
+fn broken(tally: &Tally) -> String {
+    if tally.fate == Fate::PodDied {
+        return format!("{} (no node can serve them)", tally.connections - tally.complete);
+    }
+    let errors = tally.errors.join(", ");
+    if errors.is_empty() { "0".to_owned() } else { format!("{}: {errors}", tally.broken()) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
@@ -233,8 +220,7 @@ mod tests {
         let reset = || download(Err("reset".to_owned()));
         Tally::add(&mut tallies, "near", Fate::PodDied, &reset());
         Tally::add(&mut tallies, "near", Fate::NodeDied, &download(Ok(())));
-        let scene =
-            |tallies| Outcome { claim: Claim::Death, tallies, events: Vec::new(), timeline: Vec::new() };
+        let scene = |tallies| Outcome { tallies, events: Vec::new(), timeline: Vec::new() };
         assert_eq!(Report { dead: 2, scenes: vec![scene(tallies)] }.broken(), 0);
         let mut tallies = Vec::new();
         Tally::add(&mut tallies, "near", Fate::NodeDied, &reset());
@@ -250,7 +236,6 @@ mod tests {
             |ms, bytes| Sample { at: start + Duration::from_millis(ms), bytes, moving: 1, failed: 0 };
         let samples = [vec![sample(10, 5), sample(20, 5)], vec![sample(600, 40)]];
         let scene = Outcome {
-            claim: Claim::Death,
             tallies: Vec::new(),
             events: vec![Event { at_ms: 300, what: "node2 dies".to_owned() }],
             timeline: timeline(start, &samples),
