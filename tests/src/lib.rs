@@ -12,6 +12,7 @@
 
 pub mod agent;
 pub mod bench;
+pub mod browser;
 pub mod cgroup;
 pub mod cleanup;
 pub mod client;

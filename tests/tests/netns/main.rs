@@ -58,4 +58,5 @@ mod sockets;
 mod stale_udp;
 mod testbed;
 mod transfer;
+mod web;
 mod xdp;
