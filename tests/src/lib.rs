@@ -13,6 +13,7 @@
 pub mod agent;
 pub mod bench;
 pub mod bird;
+pub mod browser;
 pub mod cgroup;
 pub mod cleanup;
 pub mod client;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use lb_tests::browser::AXE;
 
 use crate::process;
 use crate::user::is_root;
@@ -17,7 +18,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 17] = [
+pub(crate) const TOOLS: [(&str, &str); 19] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -35,7 +36,11 @@ pub(crate) const TOOLS: [(&str, &str); 17] = [
     ("vtysh", "frr"),
     ("dig", "bind9-dnsutils"),
     ("musl-gcc", "musl-tools"),
+    ("chromium", "chromium"),
+    ("chromedriver", "chromium-driver"),
 ];
+/// Digest of the npm package [`AXE`].
+const AXE_SHA256: &str = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745";
 /// Further programs that `cargo xtask vm` runs, with their packages.
 pub(crate) const VM_TOOLS: [(&str, &str); 8] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
@@ -66,11 +71,18 @@ pub(crate) fn run() -> anyhow::Result<()> {
     if build_linker {
         install_linker()?;
     }
+    let fetch_axe = !ebpf_build::cache_dir().join(AXE).is_dir();
+    if fetch_axe {
+        install_axe()?;
+    }
     let toolchain = ebpf_build::Toolchain::find().context("the BPF toolchain is still incomplete")?;
 
     let compiler = &toolchain.compiler;
     eprintln!("setup: BPF compiler: {} {}", compiler.rustc.display(), compiler.version);
     eprintln!("setup: BPF linker: {}", toolchain.linker.display());
+    if fetch_axe {
+        eprintln!("setup: downloaded {AXE}");
+    }
     match (packages.is_empty(), build_linker) {
         (true, false) => eprintln!("setup: nothing was missing"),
         (true, true) => eprintln!("setup: installed bpf-linker"),
@@ -78,6 +90,39 @@ pub(crate) fn run() -> anyhow::Result<()> {
         (false, true) => eprintln!("setup: installed {} and bpf-linker", packages.join(" ")),
     }
     Ok(())
+}
+
+/// Downloads the npm package with which the tests of the pages look for what people with a disability cannot use.
+fn install_axe() -> anyhow::Result<()> {
+    let folder = ebpf_build::cache_dir().join(AXE);
+    // The folder gets its name when it is complete.
+    let unfinished = ebpf_build::cache_dir().join(format!("{AXE}.part"));
+    fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
+    let archive = unfinished.join("package.tgz");
+    let mut download = Command::new("curl");
+    download
+        .args(["--fail", "--silent", "--show-error", "--location", "--retry", "3", "--output"])
+        .arg(&archive);
+    process::run({
+        download.arg(format!("https://registry.npmjs.org/axe-core/-/{AXE}.tgz"));
+        download
+    })
+    .with_context(|| format!("cannot download {AXE}"))?;
+    let digest = Command::new("sha256sum").arg(&archive).output().context("cannot start sha256sum")?;
+    ensure!(
+        digest.stdout.starts_with(AXE_SHA256.as_bytes()),
+        "{} is not the package {AXE} that the tests were written for: remove it and run `cargo xtask setup` again",
+        archive.display()
+    );
+    let mut unpack = Command::new("tar");
+    unpack
+        .arg("-xzf")
+        .arg(&archive)
+        .arg("-C")
+        .arg(&unfinished)
+        .args(["--strip-components=1", "package/axe.min.js"]);
+    process::run(unpack)?;
+    fs::rename(&unfinished, &folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
 fn missing_packages() -> Vec<&'static str> {

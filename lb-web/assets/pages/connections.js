@@ -39,7 +39,7 @@ export default function connections(root, frame) {
     if (body.contains(document.activeElement) || String(getSelection())) return;
     const answer = await ask("connections", wanted);
     const shown = answer.connections.length;
-    count.textContent = shown < answer.matched ? `${whole(answer.matched)}, the first ${whole(shown)} shown: filter, or export` : whole(answer.matched);
+    count.textContent = shown < answer.matched ? `${whole(answer.matched)}, the first ${whole(shown)} shown` : whole(answer.matched);
     notice.replaceChildren();
     show(body, shown ? answer.connections.map(row) : h("tr", null, h("td", { colSpan: heads.length, className: "muted" }, Object.keys(wanted).length ? "No connection meets these conditions." : "No connections.")));
   }

@@ -18,12 +18,12 @@ export default function overview(root, frame) {
     fill: plot("Fill of the maps", { format: (value) => (value === null || value === undefined ? "–" : percent(value / 100)), top: 10 }),
   };
   const [agent, programs, maps] = [h("div", { className: "body" }), scroll("Programs"), scroll("Maps")];
-  show(root, h("div", { className: "stack" },
-    h("h1", { className: "head" }, "Overview"),
-    problems,
+  // The rest appears with the problems, which would push it down.
+  const rest = h("div", { className: "stack", hidden: true },
     h("dl", { className: "panel stats" }, Object.entries(stats).map(([name, value]) => h("div", null, h("dt", null, name), value))),
     h("div", { className: "grid2 plots" }, Object.values(plots).map((one) => one.element)),
-    h("div", { className: "grid2" }, h("div", { className: "stack" }, panel("Maps", null, maps)), h("div", { className: "stack" }, panel("Agent and node", null, agent), panel("Programs", null, programs)))));
+    h("div", { className: "grid2" }, h("div", { className: "stack" }, panel("Maps", null, maps)), h("div", { className: "stack" }, panel("Agent and node", null, agent), panel("Programs", null, programs))));
+  show(root, h("div", { className: "stack" }, h("h1", { className: "head" }, "Overview"), problems, rest));
 
   function drawProblems(state, failure) {
     const list = failure ? [{ severity: "error", topic: "Data plane", text: failure }] : state.problems;
@@ -102,6 +102,7 @@ export default function overview(root, frame) {
     async update() {
       const { plots: lines, state, failure } = await ask("overview");
       drawProblems(state, failure);
+      rest.hidden = false;
       drawStats(lines, state);
       drawPlots(lines);
       if (state) { drawAgent(state.status); drawPrograms(state.status.programs); drawMaps(state.status.maps); }

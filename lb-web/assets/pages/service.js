@@ -75,7 +75,9 @@ function picture(port, width) {
     const y = middle(shown.length, at);
     const draining = backend.state === "terminating";
     const share = backend.share === null ? "" : `${percent(backend.share)} · `;
-    node(x.backends, y, box, backend.pod ?? backend.key, `${share}${scaled(backend.rates.active)} active${draining ? " · ending" : ""}${backend.weight === 1 ? "" : ` · weight ${backend.weight}`}`, draining ? "draining" : "", !backend.pod);
+    const twins = backend.pod && backends.filter((other) => other.pod === backend.pod).length > 1;
+    const family = backend.address.includes(":") ? " · IPv6" : " · IPv4";
+    node(x.backends, y, box, backend.pod ? backend.pod + (twins ? family : "") : backend.key, `${share}${scaled(backend.rates.active)} active${draining ? " · ending" : ""}${backend.weight === 1 ? "" : ` · weight ${backend.weight}`}`, draining ? "draining" : "", !backend.pod);
     line(hub.x + hub.w, centre, x.backends, y, backend.share ?? 0, draining ? "draining" : "");
   });
   if (!shown.length) { node(x.backends, centre, box, "No backends", "new connections are refused", "none", false); line(hub.x + hub.w, centre, x.backends, centre, 0); }
@@ -133,9 +135,11 @@ export default function service(root, frame, [namespace, name]) {
   const lately = h("tbody");
   const watch = h("button", { type: "button" }, "Show choices as they happen");
   const links = h("span", null, h("a", { href: `/connections?service=${encodeURIComponent(`${namespace}/${name}`)}` }, "Connections"));
-  show(root, h("div", { className: "head" }, h("h1", null, h("span", { className: "muted" }, `${namespace}/`), name), links), notice, h("div", { className: "stack" }, ports,
-    panel("Chosen lately, and why", null, h("div", { className: "body" }, watch, h("p", { className: "hint" }, "Programs emit events only while this is on; that costs time for each new connection.")),
-      scroll("Choices", h("table", null, heads("Time", "Verdict", "Client", "Frontend", "Backend", "Why"), lately)))));
+  const chosen = panel("Chosen lately, and why", null, h("div", { className: "body" }, watch, h("p", { className: "hint" }, "Programs emit events only while this is on; that costs time for each new connection.")),
+    scroll("Choices", h("table", null, heads("Time", "Verdict", "Client", "Frontend", "Backend", "Why"), lately)));
+  // It appears with the ports, which would push it down.
+  chosen.hidden = true;
+  show(root, h("div", { className: "head" }, h("h1", null, h("span", { className: "muted" }, `${namespace}/`), name), links), notice, h("div", { className: "stack" }, ports, chosen));
 
   let stopListening = null;
   watch.addEventListener("click", () => {
@@ -165,6 +169,7 @@ export default function service(root, frame, [namespace, name]) {
     };
     const [at, inside] = [document.scrollingElement.scrollTop, [...ports.querySelectorAll(".scroll")].map((area) => area.scrollLeft)];
     show(ports, last.map(one));
+    chosen.hidden = false;
     ports.querySelectorAll(".scroll").forEach((area, place) => { area.scrollLeft = inside[place] ?? 0; });
     document.scrollingElement.scrollTop = at;
   }

@@ -60,4 +60,5 @@ mod stale_udp;
 mod survival;
 mod testbed;
 mod transfer;
+mod web;
 mod xdp;

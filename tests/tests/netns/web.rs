@@ -1,0 +1,341 @@
+//! The pages of `lb-agent web` and `--web-bind-address` in a real browser, with real traffic.
+//!
+//! `LB_WEB_SCREENSHOTS=docs/img cargo test -p lb-tests --test netns -- web::` writes the pictures of docs/web.md.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{BufRead as _, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use lb_tests::{
+    agent,
+    browser::{AXE, Browser},
+    client::ask_http,
+    http::get,
+    patience, wait_for,
+};
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, WEB, http, vips};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// Where the agent serves the pages in these tests.
+const OF_AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8087);
+/// Sizes of the page: a phone, a laptop, a wall.
+const SIZES: [(u32, u32); 3] = [(360, 740), (1280, 860), (3840, 2160)];
+/// A script that is true when the page shows data.
+const DRAWN: &str = "return document.querySelector('.pulse.ok') !== null";
+
+/// A script that is true when the page shows that nothing fails.
+const HEALTHY: &str = "return document.querySelector('.problems, .fine .up') !== null && document.querySelector('.dot.error') === null";
+/// A script that is true when the last table of a Service shows why a backend was chosen.
+const CHOSEN: &str =
+    "return [...document.querySelectorAll('main tbody')].at(-1).innerText.includes('random')";
+
+/// A running `lb-agent web`.
+struct Served {
+    child: Child,
+    first_line: String,
+}
+
+impl Served {
+    fn start(bed: &Bed, arguments: &[&str]) -> Self {
+        let mut command = bed.cluster.node1.command(agent::binary());
+        command.arg("web").args(arguments).arg("--bpffs").arg(bed.cluster.bpffs(1));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut first_line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
+        Self { child, first_line }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).map(drop).unwrap_or_default();
+    }
+}
+
+/// A browser on node1.
+fn browser(bed: &Bed) -> Browser {
+    Browser::start(&bed.cluster.node1, bed.cluster.folder()).unwrap()
+}
+
+/// Waits until the script returns true; panics with the text of the page if it does not.
+fn until(browser: &Browser, script: &str) {
+    let is_true = || browser.run(script).ok().filter(|value| *value == true).map(drop);
+    if wait_for(LIMIT, is_true).is_none() {
+        let text = browser.run("return document.body.innerText").unwrap();
+        panic!("never true: {script}\n{}\n{:?}", text.as_str().unwrap_or_default(), browser.errors());
+    }
+}
+
+/// Waits until the text is on the page.
+fn shows(browser: &Browser, text: &str) {
+    until(browser, &format!("return document.body.innerText.includes({})", json!(text)));
+}
+
+/// Opens a page and waits until it has read its data.
+fn open(browser: &Browser, server: SocketAddr, path: &str) {
+    browser.open(&format!("http://{server}{path}")).unwrap();
+    until(browser, DRAWN);
+}
+
+/// Serious findings of axe-core. Rows are alike, so twenty of a table are enough: a thousand take minutes.
+fn findings(browser: &Browser) -> Vec<String> {
+    let path = ebpf_build::cache_dir().join(AXE).join("axe.min.js");
+    let axe = fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}: `cargo xtask setup` downloads it", path.display()));
+    let ask = "return axe.run(document, { resultTypes: ['violations'] }).then((found) => found.violations\
+               .filter((one) => ['serious', 'critical'].includes(one.impact))\
+               .map((one) => one.id + ': ' + one.nodes.map((node) => node.html + ' ' + node.failureSummary).slice(0, 3).join(' ')))";
+    let few = "document.querySelectorAll('tbody tr:nth-child(n+21)').forEach((row) => row.remove());";
+    let found = browser.run(&format!("{few}\n{axe}\n{ask}")).unwrap();
+    found.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+/// Whether the page fits the width of its window, and how much its layout has moved by itself.
+fn layout(browser: &Browser) -> (bool, f64) {
+    let fits = "const page = document.scrollingElement; return page.scrollWidth <= page.clientWidth";
+    let moved = "return new Promise((tell) => { let sum = 0; const observer = new PerformanceObserver((list) => \
+                 { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; }); \
+                 observer.observe({ type: 'layout-shift', buffered: true }); setTimeout(() => tell(sum), 50); })";
+    (browser.run(fits).unwrap() == true, browser.run(moved).unwrap().as_f64().unwrap())
+}
+
+/// Writes a picture for the docs if `$LB_WEB_SCREENSHOTS` names a folder, relative to the workspace.
+fn picture(browser: &Browser, name: &str) {
+    let Some(folder) = std::env::var_os("LB_WEB_SCREENSHOTS") else { return };
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+    fs::write(folder.join(format!("web-{name}.png")), browser.screenshot().unwrap()).unwrap();
+}
+
+#[test]
+fn pages_show_real_traffic() {
+    let mut bed = Bed::with_web(&["pod1", "pod2", "pod3"]);
+    bed.put("empty", vips(20), &[]);
+    let served = Served::start(&bed, &["--listen", "127.0.0.1:8088"]);
+    assert!(served.first_line.contains("http://127.0.0.1:8088/"), "{}", served.first_line);
+    let server: SocketAddr = "127.0.0.1:8088".parse().unwrap();
+    let traffic = bed.traffic();
+    let browser = browser(&bed);
+    browser.resize(SIZES[1], false).unwrap();
+
+    open(&browser, server, "/");
+    until(&browser, HEALTHY);
+    until(&browser, "return document.querySelectorAll('.plot canvas').length >= 3");
+    for text in ["tc_ingress", "FLOWS", "node1", "10.244.1.1"] {
+        until(&browser, &format!("return document.body.innerHTML.includes('{text}')"));
+    }
+
+    // Keys lead to all other pages.
+    browser.press("gs").unwrap();
+    shows(&browser, "default/web:http");
+    until(&browser, "return document.querySelector('tbody .dot').title === 'down'");
+    shows(&browser, "2 without ready backends");
+    until(
+        &browser,
+        "return [...document.querySelectorAll('tbody tr')].some((row) => \
+         row.innerText.includes('web:http') && /[1-9]/.test(row.querySelectorAll('td.num')[3].innerText))",
+    );
+    browser.press("/echo").unwrap();
+    until(
+        &browser,
+        "return location.search === '?q=echo' && document.querySelectorAll('tbody tr:not(.gap)').length === 2",
+    );
+    browser.run("[...document.querySelectorAll('tbody a')].find((link) => link.innerText.includes('web')).click()").unwrap();
+    until(&browser, "return location.pathname === '/services/default/web'");
+    shows(&browser, "pod2");
+    until(&browser, "return document.querySelectorAll('.picture .flow:not(.idle)').length >= 3");
+    picture(&browser, "service");
+    browser.run("document.querySelector('button:not(.plain)').click()").unwrap();
+    let chosen = || {
+        drop(ask_http(&bed.cluster.client, http(WEB[0])));
+        browser.run(CHOSEN).ok().filter(|is| *is == true).map(drop)
+    };
+    assert!(wait_for(LIMIT, chosen).is_some(), "{:?}", browser.run("return document.body.innerText"));
+
+    open(&browser, server, "/connections?service=web&phase=established");
+    shows(&browser, "10.96.0.10:80");
+    until(
+        &browser,
+        "return document.querySelectorAll('tbody tr').length > 0 && \
+         [...document.querySelectorAll('tbody tr')].every((row) => row.innerText.includes('established'))",
+    );
+    let csv = get(&bed.cluster.node1, server, "/api/connections.csv?protocol=udp").unwrap().body;
+    assert!(csv.contains("\r\nUDP,") || csv.contains("UDP,"), "{csv}");
+    assert!(!csv.contains("TCP,"), "{csv}");
+
+    open(&browser, server, "/explain?from=198.51.100.2&to=10.96.0.10:80");
+    shows(&browser, "default/web:http");
+    until(
+        &browser,
+        "return document.querySelector('.path li.end .verdict').innerText.startsWith('sent to one of 3')",
+    );
+    picture(&browser, "explain");
+    open(&browser, server, "/explain?from=198.51.100.2&to=here");
+    shows(&browser, "invalid value 'here' for '--to <ADDR:PORT>'");
+
+    open(&browser, server, "/live?verdict=reject");
+    let rejected = || {
+        drop(ask_http(&bed.cluster.client, http(vips(20)[0])));
+        let rows = browser
+            .run("return [...document.querySelectorAll('tbody tr')].map((row) => row.innerText)")
+            .ok()?;
+        rows.as_array().filter(|rows| !rows.is_empty()).cloned()
+    };
+    let rows = wait_for(LIMIT, rejected).unwrap();
+    assert!(rows.iter().all(|row| row.as_str().unwrap().contains("reject_tcp")), "{rows:?}");
+    browser.press("p").unwrap();
+    shows(&browser, "Go on");
+
+    let errors = browser.errors().unwrap();
+    // The answer to a wrong question is an error of HTTP, which browsers log.
+    assert!(errors.iter().all(|error| error.contains("400 (Bad Request)")), "{errors:#?}");
+
+    every_page_fits_and_is_accessible(&browser, server);
+
+    // The pages need no agent, and say that it is gone.
+    open(&browser, server, "/");
+    bed.agent.take().unwrap().kill().unwrap();
+    shows(&browser, "not running: the data plane works without it");
+    drop(traffic);
+}
+
+fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {
+    let pages = [
+        "/",
+        "/services",
+        "/services/default/web",
+        "/connections",
+        "/explain?from=198.51.100.2&to=10.96.0.10:80",
+        // Quiet: each event moves those before it down, as in any log.
+        "/live?verdict=drop",
+    ];
+    for (size, dark) in [(SIZES[0], true), (SIZES[1], false), (SIZES[2], false)] {
+        browser.resize(size, dark).unwrap();
+        for page in pages {
+            open(browser, server, page);
+            let (fits, moved) = layout(browser);
+            assert!(fits, "{page} is wider than {size:?}");
+            assert!(moved < 0.1, "{page} moves by {moved} at {size:?}");
+            if size != SIZES[2] {
+                let found = findings(browser);
+                assert!(found.is_empty(), "{page} at {size:?}: {found:#?}");
+            }
+            if page == "/" {
+                picture(browser, if dark { "phone" } else { "overview" });
+            }
+        }
+    }
+    browser.resize(SIZES[1], false).unwrap();
+    open(browser, server, "/");
+    picture(browser, "overview");
+}
+
+#[test]
+fn open_page_survives_the_agent_that_serves_it() {
+    let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &["pod1"]);
+    let address = OF_AGENT.to_string();
+    bed.start_agent_with(&["--web-bind-address", &address]);
+    let browser = browser(&bed);
+    open(&browser, OF_AGENT, "/");
+    until(&browser, HEALTHY);
+    bed.agent.take().unwrap().kill().unwrap();
+    shows(&browser, "no answer");
+    shows(&browser, "This server does not answer");
+    // The agent restarts, and the page goes on by itself.
+    bed.start_agent_with(&["--web-bind-address", &address]);
+    until(&browser, DRAWN);
+    until(&browser, HEALTHY);
+}
+
+#[test]
+fn ten_thousand_services_are_drawn_at_once() {
+    const SERVICES: usize = 10_000;
+    let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &["pod1"]);
+    let mut manifest = String::new();
+    for number in 0..SERVICES {
+        write!(
+            manifest,
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{ name: s{number:05} }}\n\
+             spec: {{ clusterIP: 10.97.{}.{}, ports: [{{ port: 80 }}] }}\n",
+            number / 250,
+            number % 250 + 1
+        )
+        .unwrap();
+    }
+    bed.cluster.manifests.write("many", &manifest).unwrap();
+    bed.start_agent_with(&["--web-bind-address", &OF_AGENT.to_string()]);
+    let browser = browser(&bed);
+    browser.resize(SIZES[1], false).unwrap();
+    open(&browser, OF_AGENT, "/services");
+    shows(&browser, "10,002 service ports");
+    // A second load: files are in the cache, as they are for whoever works with the page.
+    open(&browser, OF_AGENT, "/services");
+    let paint = "return performance.getEntriesByName('first-contentful-paint')[0].startTime";
+    let paint = browser.run(paint).unwrap().as_f64().unwrap();
+    eprintln!("first paint after {paint:.0} ms");
+    assert!(paint < 1000.0 * f64::from(patience()) * busy(), "first paint after {paint:.0} ms");
+    shows(&browser, "s00000");
+    let rows = "return document.querySelectorAll('tbody tr').length";
+    let to_the_end =
+        "const list = document.querySelector('.list'); list.scrollTop = list.scrollHeight; return true";
+    browser.run(to_the_end).unwrap();
+    shows(&browser, "web:http");
+    let held = browser.run(rows).unwrap().as_u64().unwrap();
+    assert!(held < 150, "the page holds {held} of 10,002 rows");
+    browser.press("/s09999").unwrap();
+    until(&browser, "return document.querySelectorAll('tbody tr:not(.gap)').length === 1");
+    shows(&browser, "s09999");
+}
+
+/// How many processes wait for each CPU, at least 1: the goal of a second is one for a machine that is not busy.
+fn busy() -> f64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(1.0);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    (load / f64::from(u32::try_from(cpus).unwrap())).max(1.0)
+}
+
+#[test]
+fn pages_off_loopback_are_behind_a_token() {
+    let bed = Bed::with_web(&["pod1"]);
+    let served = Served::start(&bed, &["--listen", "172.18.0.1:8088"]);
+    let (_, token) = served.first_line.split_once("Log in with the token ").unwrap();
+    let token = token.split('.').next().unwrap();
+    let server: SocketAddr = "172.18.0.1:8088".parse().unwrap();
+    // Another node reaches the page, but not the data.
+    let refused = get(&bed.cluster.node2, server, "/api/overview").unwrap();
+    assert_eq!(refused.code, 401, "{refused:?}");
+    let browser = browser(&bed);
+    browser.open(&format!("http://{server}/services")).unwrap();
+    until(&browser, "return location.pathname === '/login'");
+    let found = findings(&browser);
+    assert!(found.is_empty(), "{found:#?}");
+    let log_in = |token: &str| {
+        let script = format!(
+            "document.querySelector('input').value = '{token}'; document.querySelector('button').click()"
+        );
+        browser.run(&script).unwrap();
+    };
+    log_in("this is not the token");
+    shows(&browser, "This is not the token");
+    log_in(token);
+    until(&browser, "return location.pathname === '/'");
+    until(&browser, DRAWN);
+    assert_eq!(
+        browser.run("return document.cookie").unwrap(),
+        Value::from(""),
+        "scripts cannot read the cookie"
+    );
+    // A loopback address is nobody else's.
+    let _local = Served::start(&bed, &["--listen", "127.0.0.1:8089"]);
+    let elsewhere: SocketAddr = "172.18.0.1:8089".parse().unwrap();
+    let reached = bed.cluster.node2.run(|| TcpStream::connect_timeout(&elsewhere, Duration::from_secs(1)));
+    assert!(reached.is_err());
+}
