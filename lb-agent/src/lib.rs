@@ -8,6 +8,7 @@ pub mod daemon;
 #[cfg(test)]
 mod deploy_test;
 pub mod explain;
+pub mod flow_log;
 pub mod health;
 pub mod host_rules;
 #[cfg(test)]

@@ -41,6 +41,10 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
         Command::Profile(args) => commands::profile(&paths(kernel)?, &args),
         Command::Bugreport(args) => commands::bugreport(&paths(kernel)?, &args),
         Command::Monitor(args) => commands::monitor(&paths(kernel)?, args),
+        Command::Flows(args) => {
+            paths(kernel)?;
+            commands::flows(&args)
+        }
         Command::Top(args) => commands::top(&paths(kernel)?, &args),
         Command::Check(args) => commands::check(&paths(kernel)?, args.output),
         Command::Cleanup(CleanupArgs { kube_proxy: true, dry_run }) => {

@@ -133,6 +133,34 @@ pub struct MonitorArgs {
     pub output: TableOrJson,
 }
 
+/// Arguments of `flows`.
+#[derive(Debug, Args)]
+pub struct FlowsArgs {
+    /// File of `run --flow-log`, read with its rotated files (FILE.N and FILE.N.gz); - reads standard input
+    #[arg(long, value_name = "FILE|-")]
+    pub file: PathBuf,
+    /// Sum the traffic of clients, Services or backends, the largest first [default: list the last connections]
+    #[arg(long, value_name = "WHAT")]
+    pub top: Option<TopFlows>,
+    /// Number of rows; 0: all
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub limit: usize,
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// What `flows --top` sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TopFlows {
+    /// Addresses of clients
+    Clients,
+    /// Service ports
+    Services,
+    /// Addresses and ports of backends
+    Backends,
+}
+
 /// Arguments of `bugreport`.
 #[derive(Debug, Args)]
 pub struct BugreportArgs {

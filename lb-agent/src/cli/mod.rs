@@ -10,12 +10,12 @@ use clap::{Parser, Subcommand};
 pub use self::{
     commands::{
         AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, EnvironmentArgs,
-        EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, HookContext, MonitorArgs, ProfileArgs,
-        ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs,
+        EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, FlowsArgs, HookContext, MonitorArgs,
+        ProfileArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs, TopFlows,
     },
     settings::{
-        AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, Forwarding, KernelArgs,
-        List, LogFormat, RunArgs, SETTINGS, ServiceMetrics, Setting, SocketLb, Xdp,
+        AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, FlowLogServices, Forwarding,
+        KernelArgs, List, LogFormat, RunArgs, SETTINGS, ServiceMetrics, Setting, SocketLb, Xdp,
     },
     values::{Client, EventVerdict, ServiceFilter, split_name},
 };
@@ -68,6 +68,8 @@ pub enum Command {
     ///
     /// Ends on SIGINT or SIGTERM. Events cost time, so the BPF programs emit them only while this command runs.
     Monitor(MonitorArgs),
+    /// Read a flow log: the last connections, or the clients, Services or backends with the most traffic
+    Flows(FlowsArgs),
     /// Show the rates of new flows, packets and bytes of each Service, and its active flows
     ///
     /// Keys: Enter shows the backends of a Service, Esc goes back; s, n, p, b, a sort by a column, / filters, q quits

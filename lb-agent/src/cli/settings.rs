@@ -242,6 +242,26 @@ settings! {
         /// Detail of flow, packet and byte counts in /metrics [default: service]
         "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
         service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");
+        /// Where to log each connection as a line of JSON: a file, - (standard output), or unix:PATH, a listening stream
+        /// socket [default: none: no flow log]
+        "flow-log" "LB_AGENT_FLOW_LOG" "flowLog"
+        flow_log: Option<String> | Option<String>, (value_name = "FILE|-|unix:PATH");
+        /// Seconds between two lines of a long connection [default: 60]
+        "flow-log-interval" "LB_AGENT_FLOW_LOG_INTERVAL" "flowLogInterval"
+        flow_log_interval: Option<u32> | Option<NonZeroU32>, (value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..));
+        /// Which part of the connections the flow log has, from 0.000001 to 1: all lines of a connection, or none
+        /// [default: 1]
+        "flow-log-sample" "LB_AGENT_FLOW_LOG_SAMPLE" "flowLogSample"
+        flow_log_sample: Option<f64> | Option<f64>, (value_name = "PART");
+        /// Services that the flow log has, unless their annotation says otherwise [default: all]
+        "flow-log-services" "LB_AGENT_FLOW_LOG_SERVICES" "flowLogServices"
+        flow_log_services: Option<FlowLogServices> | Option<FlowLogServices>, (value_name = "WHICH");
+        /// Size in MiB from which on the agent rotates the file of the flow log; 0: never [default: 100]
+        "flow-log-max-size" "LB_AGENT_FLOW_LOG_MAX_SIZE" "flowLogMaxSize"
+        flow_log_max_size: Option<u32> | Option<u32>, (value_name = "MIB");
+        /// Rotated files that stay, FILE.1 to FILE.N [default: 5]
+        "flow-log-keep" "LB_AGENT_FLOW_LOG_KEEP" "flowLogKeep"
+        flow_log_keep: Option<u32> | Option<u32>, (value_name = "N");
         /// Log level, or a filter in the syntax of RUST_LOG [default: RUST_LOG, else info]
         "log-level" "LB_AGENT_LOG_LEVEL" "logLevel"
         log_level: Option<String> | Option<String>, (value_name = "FILTER");
@@ -378,6 +398,16 @@ pub enum ServiceMetrics {
     Backend,
 }
 
+/// The Services that the flow log has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowLogServices {
+    /// All but those with the annotation service.beta.kubernetes.io/aws-load-balancer-access-log-enabled: "false"
+    All,
+    /// Only those with the annotation service.beta.kubernetes.io/aws-load-balancer-access-log-enabled: "true"
+    Annotated,
+}
+
 /// The wire devices that are served at XDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -463,6 +493,8 @@ mod tests {
         match (possible.first(), arg.get_long().unwrap()) {
             (Some(first), _) => first.get_name().to_owned(),
             (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
+            (None, "flow-log-sample") => "0.5".to_owned(),
+            (None, "flow-log-interval" | "flow-log-max-size" | "flow-log-keep") => "7".to_owned(),
             (None, "syn-retries" | "announce-port" | "announce-table" | "dns-rate-limit") => "2".to_owned(),
             (None, "masquerade-all" | "load-balancer-controller" | "announce") => "true".to_owned(),
             (None, _) => "x".to_owned(),

@@ -7,6 +7,7 @@ mod conntrack;
 mod environment;
 mod event_view;
 mod explain;
+mod flows;
 mod monitor;
 mod output;
 mod profile;
@@ -30,7 +31,7 @@ use lb_datapath::{Conntrack, Pinned, Removed};
 
 pub use self::{
     announce::announce, bugreport::bugreport, check::check, environment::exec, explain::explain,
-    profile::profile, status::status,
+    flows::flows, profile::profile, status::status,
 };
 
 /// Runs `lb-agent service`: lists service ports, shows those of one Service, or prints environment variables.

@@ -6,6 +6,7 @@ use std::{
     num::NonZeroU32,
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use glob::Pattern;
@@ -30,7 +31,8 @@ use crate::{
         Member,
         bgp::{BirdPaths, Options as BgpOptions},
     },
-    cli::{self, AnnouncePrefer, BpfLog, DetectLocalMode, Xdp},
+    cli::{self, AnnouncePrefer, BpfLog, DetectLocalMode, FlowLogServices, Xdp},
+    flow_log::{FlowLogConfig, FlowLogTarget, Rotation},
     kubernetes::ApiServer,
     node::{DetectLocal, NodePortAddresses},
 };
@@ -64,6 +66,52 @@ const INTERNAL: [&str; 9] = [
 ];
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
+
+/// The settings of the flow log.
+#[derive(Debug, Default)]
+pub(super) struct FlowLogSettings {
+    pub(super) target: Option<String>,
+    /// Seconds.
+    pub(super) interval: Option<u32>,
+    pub(super) sample: Option<f64>,
+    pub(super) services: Option<FlowLogServices>,
+    /// MiB.
+    pub(super) max_size: Option<u32>,
+    pub(super) keep: Option<u32>,
+}
+
+/// The flow log; `None` without `--flow-log`, or if that is empty.
+pub(super) fn flow_log(given: FlowLogSettings) -> Result<Option<FlowLogConfig>, ConfigError> {
+    let Some(target) = given.target.filter(|target| !target.is_empty()) else { return Ok(None) };
+    let (target, sample) = (FlowLogTarget::from(&*target), given.sample.unwrap_or(1.0));
+    if let FlowLogTarget::File(path) | FlowLogTarget::Unix(path) = &target
+        && !path.is_absolute()
+    {
+        return Err(refused("--flow-log", &target, "give an absolute path"));
+    }
+    if !(0.000_001..=1.0).contains(&sample) {
+        return Err(refused("--flow-log-sample", sample, "give a number from 0.000001 to 1"));
+    }
+    Ok(Some(FlowLogConfig {
+        target,
+        interval: Duration::from_secs(given.interval.unwrap_or(60).into()),
+        sample: parts_per_million(sample),
+        only_annotated: given.services == Some(FlowLogServices::Annotated),
+        rotation: Rotation {
+            max_size: u64::from(given.max_size.unwrap_or(100)) << 20,
+            keep: given.keep.unwrap_or(5),
+        },
+    }))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the caller has checked the range"
+)]
+fn parts_per_million(part: f64) -> u32 {
+    (part * 1e6).round() as u32
+}
 
 /// The settings of the DNS server.
 #[derive(Debug, Default)]

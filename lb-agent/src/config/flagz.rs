@@ -7,6 +7,7 @@ use lb_core::announce::lease::Prefer;
 use super::{Config, DetectLocal, DsrEncapsulation, NodePortAddresses, SocketLb, Source};
 use crate::{
     cli::{LogFormat, ServiceMetrics},
+    flow_log::FlowLogConfig,
     kubernetes::ApiServer,
 };
 use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
@@ -45,7 +46,21 @@ impl Config {
             Source::ApiServer(ApiServer::InCluster) => Default::default(),
         };
         flags.extend([("manifests", manifests), ("kubeconfig", kubeconfig)]);
+        flags.extend(self.flow_log_flags());
         flags
+    }
+
+    /// The flags of the flow log; all but the first are empty without one.
+    fn flow_log_flags(&self) -> [(&'static str, String); 6] {
+        let of = |value: fn(&FlowLogConfig) -> String| self.flow_log.as_ref().map(value).unwrap_or_default();
+        [
+            ("flow-log", of(|log| log.target.to_string())),
+            ("flow-log-interval", of(|log| log.interval.as_secs().to_string())),
+            ("flow-log-sample", of(|log| (f64::from(log.sample) / 1e6).to_string())),
+            ("flow-log-services", of(|log| if log.only_annotated { "annotated" } else { "all" }.to_owned())),
+            ("flow-log-max-size", of(|log| (log.rotation.max_size >> 20).to_string())),
+            ("flow-log-keep", of(|log| log.rotation.keep.to_string())),
+        ]
     }
 
     /// The flags about addresses, Services and forwarding.
@@ -220,6 +235,7 @@ mod tests {
             "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
             "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
             "--deny-source=192.0.2.0/24,2001:db8::/64",
+            "--flow-log=unix:/run/flows --flow-log-sample=0.25 --flow-log-services=annotated --flow-log-keep=0",
             "--dns-bind-address=192.0.2.1,[2001:db8::1]:5353 --cluster-domain=Example. --dns-upstream=192.0.2.53",
             "--dns-bind-address=192.0.2.1 --dns-allow=198.51.100.0/24,2001:db8::/64 --dns-rate-limit=0",
             "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",

@@ -29,13 +29,14 @@ use lb_core::{
 
 pub use self::error::ConfigError;
 use self::{
-    check::{Detect, Dns},
+    check::{Detect, Dns, FlowLogSettings},
     error::refused,
     file::File,
 };
 use crate::{
     announce::bgp,
     cli::{KernelArgs, List, LogFormat, RunArgs},
+    flow_log::FlowLogConfig,
     kubernetes::ApiServer,
 };
 pub use crate::{
@@ -125,6 +126,8 @@ pub struct Config {
     pub dns: DnsConfig,
     /// Detail of the traffic metrics.
     pub service_metrics: ServiceMetrics,
+    /// The flow log; `None` for none.
+    pub flow_log: Option<FlowLogConfig>,
     /// Log filter in the syntax of `RUST_LOG`, if one is configured.
     pub log_filter: Option<String>,
     /// Format of log lines.
@@ -305,6 +308,14 @@ impl Config {
             metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
             dns,
             service_metrics: run.service_metrics.or(file.service_metrics).unwrap_or(ServiceMetrics::Service),
+            flow_log: check::flow_log(FlowLogSettings {
+                target: run.flow_log.or(file.flow_log),
+                interval: size(run.flow_log_interval, file.flow_log_interval),
+                sample: run.flow_log_sample.or(file.flow_log_sample),
+                services: run.flow_log_services.or(file.flow_log_services),
+                max_size: run.flow_log_max_size.or(file.flow_log_max_size),
+                keep: run.flow_log_keep.or(file.flow_log_keep),
+            })?,
             log_filter: check::log_filter(run.log_level.or(file.log_level))?,
             log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
             bpf_log: run.bpf_log.or(file.bpf_log).and_then(check::bpf_log_level),

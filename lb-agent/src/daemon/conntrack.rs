@@ -21,8 +21,10 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
-use crate::metrics::Metrics;
-use lb_datapath::{Conntrack, DatapathError, FilterFill, GcReport, Recount, Routes, UdpSockets, grace};
+use crate::{flow_log::FlowLog, metrics::Metrics};
+use lb_datapath::{
+    Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, Recount, Routes, UdpSockets, grace,
+};
 
 /// Interval between two GC runs: normally, and while the flow table is nearly full.
 const CALM: Duration = Duration::from_secs(5);
@@ -40,6 +42,8 @@ pub(super) struct Observers {
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
     /// Traffic of Services, if it is counted.
     pub(super) traffic: Option<ServiceTraffic>,
+    /// The flow log, if there is one.
+    pub(super) flow_log: Option<FlowLog>,
 }
 
 /// State for deleting UDP flows and closing UDP sockets whose backend is gone.
@@ -204,10 +208,13 @@ async fn sweep(
 ) -> anyhow::Result<Result<(), DatapathError>> {
     let capacity = conntrack.table().capacity();
     let mut counting = std::mem::take(recount);
-    let traffic = observers.traffic.clone();
+    let (traffic, flow_log) = (observers.traffic.clone(), observers.flow_log.clone());
     let (swept, counted) = task::spawn_blocking(move || {
         let mut ledger = traffic.as_ref().map(ServiceTraffic::ledger);
-        let swept = conntrack.expire_and_recount(Conntrack::now(), &mut counting, ledger.as_deref_mut(), None);
+        let mut pass = flow_log.as_ref().map(FlowLog::pass);
+        let pass = pass.as_mut().map(|pass| -> &mut dyn FlowWalk { pass });
+        let swept =
+            conntrack.expire_and_recount(Conntrack::now(), &mut counting, ledger.as_deref_mut(), pass);
         (swept, counting)
     })
     .await?;

@@ -42,6 +42,7 @@ use crate::{
     },
     cli::{DsrEncapsulation, SocketLb},
     config::{AnnounceConfig, Config, Source},
+    flow_log::FlowLog,
     health::{self, Checks, Servers},
     kubernetes::{self, Events, NodeInfo, Published, events},
     manifests::{self, ManifestsOptions},
@@ -59,7 +60,7 @@ const QUEUE: usize = 64;
 
 /// Opens the data plane and spawns the tasks.
 pub(super) fn start(config: Config, stop: &watch::Sender<bool>, tasks: &mut Tasks) -> anyhow::Result<()> {
-    let opened = Opened::new(&config)?;
+    let opened = Opened::new(&config, tasks)?;
     let (senders, receivers) = wire();
     spawn(config, opened, senders, receivers, stop, tasks)
 }
@@ -70,6 +71,7 @@ struct Opened {
     /// Services and backends in the maps, from an earlier agent.
     contents: Contents,
     traffic: Option<ServiceTraffic>,
+    flow_log: Option<FlowLog>,
     metrics: Arc<Metrics>,
     state: Arc<State>,
     /// The DNS names of Services; `None` without a DNS server.
@@ -77,7 +79,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(config: &Config) -> anyhow::Result<Self> {
+    fn new(config: &Config, tasks: &mut Tasks) -> anyhow::Result<Self> {
         let options = Options {
             bpf_log: config.bpf_log,
             capacities: config.capacities,
@@ -86,24 +88,48 @@ impl Opened {
             forwarding: config.forwarding,
             decapsulate: config.north_south != NorthSouthMode::Snat || !config.dsr_peers.is_empty(),
             syn_retries: config.syn_retries,
+            flow_log: config.flow_log.is_some(),
             hash_seed: config.maglev.seed,
             devices: detect_devices(&config.devices)?,
             ..Options::new(&config.kernel.bpffs)
         };
-        let datapath = Datapath::open(&options)?;
+        let mut datapath = Datapath::open(&options)?;
         let contents = datapath.maps().contents()?;
         let adopted = contents.service_labels.len();
         info!(bpffs = %config.kernel.bpffs.display(), services = adopted, "opened the data plane");
         let traffic = ServiceTraffic::begin(config.service_metrics, &datapath)?;
+        let metrics = Metrics::new(datapath.stats()?, traffic.clone());
+        let flow_log = start_flow_log(config, &mut datapath, &metrics, tasks)?;
         Ok(Self {
             contents,
-            metrics: Arc::new(Metrics::new(datapath.stats()?, traffic.clone())),
+            metrics: Arc::new(metrics),
             traffic,
+            flow_log,
             state: Arc::new(State::new(config.node_name.clone())),
             names: dns::names(&config.dns, config.service_ranges.as_deref()),
             datapath,
         })
     }
+}
+
+/// Starts the flow log, if one is configured. It ends with the tasks.
+fn start_flow_log(
+    config: &Config,
+    datapath: &mut Datapath,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Option<FlowLog>> {
+    let Some((options, events)) = config.flow_log.as_ref().zip(datapath.take_flow_events()) else {
+        return Ok(None);
+    };
+    let input = (events, datapath.maps().clone());
+    let (log, threads) = FlowLog::start(options, config.node_name.clone(), input, metrics.flow_log())?;
+    tasks.spawn("flow log", async move {
+        let _threads = threads;
+        std::future::pending().await
+    });
+    info!(target = %options.target, "keeping a flow log");
+    Ok(Some(log))
 }
 
 /// The sending ends of the channels between tasks.
@@ -288,7 +314,7 @@ fn spawn(
     let counted = opened.datapath.conntrack().active_flows_slots()?;
     let (stats, affinity) = (opened.datapath.stats()?, opened.datapath.affinity()?);
     let (flows, sockets) = (opened.datapath.conntrack(), opened.datapath.udp_sockets()?);
-    let Opened { datapath, contents, traffic, metrics, state, names: _ } = opened;
+    let Opened { datapath, contents, traffic, flow_log, metrics, state, names: _ } = opened;
     let shortages =
         shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), senders.flow_counts);
     tasks.spawn("shortages", shortages);
@@ -297,11 +323,13 @@ fn spawn(
         state: Arc::clone(&state),
         counters: senders.counters,
         traffic,
+        flow_log: flow_log.clone(),
     };
     let listeners = Listeners {
         stale_udp: senders.stale_udp,
         checks: senders.checks,
         holders: senders.holders,
+        flow_log: flow_log.as_ref().map(FlowLog::policies),
         synchronised: senders.synchronised,
         complete: senders.complete,
     };

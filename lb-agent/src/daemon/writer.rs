@@ -38,6 +38,7 @@ use super::{
 };
 use crate::{
     announce::HolderMap,
+    flow_log::Policies,
     health::Checks,
     kubernetes::at,
     log_few::warn_few,
@@ -63,6 +64,8 @@ pub(super) struct Listeners {
     pub(super) checks: watch::Sender<Checks>,
     /// The Services with load balancers' addresses.
     pub(super) holders: watch::Sender<HolderMap>,
+    /// What Services say about the flow log, if there is one.
+    pub(super) flow_log: Option<Policies>,
     /// Whether at least one synchronisation has completed. `holders` is up to date before it becomes true.
     pub(super) synchronised: watch::Sender<bool>,
     /// Whether the source has shown every object, and a synchronisation since has completed. `holders` is up to date before it
@@ -190,6 +193,9 @@ impl Writer {
                 self.metrics.count_changes(services, changes.len() - services);
                 self.log.count_changes(changes.len());
                 self.waiting_since.get_or_insert_with(Instant::now);
+                if let Some(policies) = &self.listeners.flow_log {
+                    policies.note(&changes);
+                }
                 self.reconciler.handle(changes);
             }
             SourceEvent::Triggered(triggers) => {

@@ -19,6 +19,7 @@ use prometheus_client::{
 use lb_core::load_balancer::PoolUsage;
 
 use super::{Metrics, gauge};
+use crate::flow_log::FlowLogCounters;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Map {
@@ -58,6 +59,7 @@ pub(super) struct Own {
     announce_wanted: Gauge,
     announced: Gauge,
     announce_takeovers: Counter,
+    flow_log: FlowLogCounters,
 }
 
 impl Default for Own {
@@ -84,6 +86,7 @@ impl Default for Own {
             announce_wanted: Gauge::default(),
             announced: Gauge::default(),
             announce_takeovers: Counter::default(),
+            flow_log: FlowLogCounters::default(),
         }
     }
 }
@@ -133,10 +136,21 @@ impl Own {
         registry.register("announced_addresses", help, self.announced.clone());
         let help = "Addresses of load balancers that this node began to announce at layer 2";
         registry.register("announce_takeovers", help, self.announce_takeovers.clone());
+        let FlowLogCounters { lines, dropped_lines, lost_events } = &self.flow_log;
+        registry.register("flow_log_lines", "Lines that were written to the flow log", lines.clone());
+        let help = "Lines of the flow log that were dropped, because it was written too slowly or could not be written";
+        registry.register("flow_log_dropped_lines", help, dropped_lines.clone());
+        let help = "Events for the flow log that the BPF programs could not pass on, because the agent read them too slowly";
+        registry.register("flow_log_lost_events", help, lost_events.clone());
     }
 }
 
 impl Metrics {
+    /// The counters of the flow log.
+    pub(crate) fn flow_log(&self) -> FlowLogCounters {
+        self.own.flow_log.clone()
+    }
+
     /// Records that a batch of changes is in the kernel, `latency` after its first change arrived.
     pub(crate) fn observe_sync_latency(&self, latency: Duration) {
         self.own.sync_latency.observe(latency.as_secs_f64());

@@ -1,0 +1,252 @@
+//! The flow log: a line for each connection that has ended, and for long ones a line in each interval.
+//!
+//! ```text
+//! programs ──events──▶ collector thread ─┐
+//!                                        ├─▶ Tracker ──lines──▶ queue ──▶ writer thread ──▶ file, pipe, socket
+//! GC pass ──every flow──────────────────┘
+//! ```
+
+mod names;
+mod record;
+mod sink;
+mod tracker;
+mod writer;
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use lb_common::{
+    FlowEvent,
+    conntrack::{Flow, Tick, Tuple},
+};
+use lb_datapath::{FlowEvents, FlowWalk, ServiceMaps, monotonic_nanoseconds};
+use signal_hook::consts::SIGHUP;
+use tracing::warn;
+
+use self::{
+    names::MapNames,
+    sink::Sink,
+    tracker::Tracker,
+    writer::{CAPACITY, Queue, Writer},
+};
+pub(crate) use self::{names::Policies, sink::rotated, writer::FlowLogCounters};
+pub use self::{
+    record::{EndReason, LogLine, Record, StatsRecord, VERSION, Volume},
+    sink::{FlowLogTarget, Rotation},
+};
+
+/// How often the collector reads events.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Flows of a GC pass after which the collector reads events.
+const ROOM_EACH: u32 = 4096;
+/// Events that may be read during a pass: 64 MiB.
+const MAX_UNREAD: usize = 1 << 19;
+/// How long the last lines may take when the agent stops.
+const LAST_MOMENT: Duration = Duration::from_secs(2);
+
+/// The settings of the flow log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowLogConfig {
+    /// Where the lines go.
+    pub target: FlowLogTarget,
+    /// Time between two lines of a long connection.
+    pub interval: Duration,
+    /// How many of a million connections are logged.
+    pub sample: u32,
+    /// Whether only Services are logged whose annotation says so.
+    pub only_annotated: bool,
+    /// When the agent rotates a file.
+    pub rotation: Rotation,
+}
+
+/// A running flow log. Clones share it.
+#[derive(Clone)]
+pub(crate) struct FlowLog {
+    collector: Arc<Mutex<Collector>>,
+    policies: Policies,
+}
+
+impl std::fmt::Debug for FlowLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FlowLog").finish_non_exhaustive()
+    }
+}
+
+/// Stops the flow log and waits for its last lines when it is dropped.
+pub(crate) struct FlowLogThreads {
+    stop: Arc<AtomicBool>,
+    log: FlowLog,
+    written: mpsc::Receiver<()>,
+}
+
+impl FlowLog {
+    /// Opens the file and starts the threads.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or the kernel refuses a thread or a signal handler.
+    pub(crate) fn start(
+        config: &FlowLogConfig,
+        node: String,
+        (events, maps): (FlowEvents, ServiceMaps),
+        counters: FlowLogCounters,
+    ) -> anyhow::Result<(Self, FlowLogThreads)> {
+        let mut sink = Sink::new(config.target.clone(), config.rotation);
+        sink.check().with_context(|| format!("cannot open the file of --flow-log, {}", config.target))?;
+        let reopen = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGHUP, Arc::clone(&reopen)).context("cannot listen for SIGHUP")?;
+        let (queue, writer) = Writer::new(node, sink, CAPACITY, counters.clone(), reopen);
+        let names = MapNames::new(maps, config.only_annotated, config.interval);
+        let policies = names.policies();
+        let tracker = Tracker::new(config.sample);
+        let (queue, unread, now) = (Some(queue), VecDeque::new(), (Tick(0), 0));
+        let collector = Collector { tracker, events, unread, found: 0, names, queue, counters, now };
+        let log = Self { collector: Arc::new(Mutex::new(collector)), policies };
+        let (sender, written) = mpsc::channel();
+        spawn("flow-log-writer", move || {
+            writer.run();
+            drop(sender);
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (shared, stopping) = (log.clone(), Arc::clone(&stop));
+        spawn("flow-log", move || {
+            while !stopping.load(Ordering::Relaxed) {
+                shared.lock().collect();
+                thread::sleep(PERIOD);
+            }
+        })?;
+        Ok((log.clone(), FlowLogThreads { stop, log, written }))
+    }
+
+    /// What the annotations of Services say.
+    pub(crate) fn policies(&self) -> Policies {
+        self.policies.clone()
+    }
+
+    /// The receiver of the flows that a GC pass finds.
+    pub(crate) const fn pass(&self) -> Pass<'_> {
+        Pass { log: self, collector: None }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Collector> {
+        // A panic while the lock is held leaves every connection valid.
+        self.collector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for FlowLogThreads {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        {
+            let mut collector = self.log.lock();
+            collector.collect();
+            collector.queue = None;
+        }
+        if self.written.recv_timeout(LAST_MOMENT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            warn!("the last lines of the flow log are lost: it is written too slowly");
+        }
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+/// Everything that makes lines, behind one lock.
+struct Collector {
+    tracker: Tracker,
+    events: FlowEvents,
+    /// Events that were read during a GC pass, which must not see their effect.
+    unread: VecDeque<FlowEvent>,
+    /// Flows that the pass has found.
+    found: u32,
+    names: MapNames,
+    /// `None` once the log is stopped.
+    queue: Option<Queue>,
+    counters: FlowLogCounters,
+    /// The time of the GC pass: as the programs count it, and in nanoseconds.
+    now: (Tick, u64),
+}
+
+impl Collector {
+    /// Reads the events that wait, and passes on the lines that are complete.
+    fn collect(&mut self) {
+        while let Some(event) = self.unread.pop_front().or_else(|| self.events.next_event()) {
+            self.tracker.event(&event, &mut self.names);
+        }
+        self.pass_on();
+        match self.events.lost() {
+            Ok(lost) => {
+                self.counters.lost_events.inc_by(lost.saturating_sub(self.counters.lost_events.get()));
+            }
+            Err(error) => warn!("cannot count lost events of the flow log: {error}"),
+        }
+    }
+
+    /// Notes a flow that a GC pass has found. Makes room in the ring buffer from time to time: a pass may take seconds.
+    fn found(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>) {
+        self.tracker.found(key, (forward, reply), self.now, &mut self.names);
+        self.found = self.found.wrapping_add(1);
+        if self.found.is_multiple_of(ROOM_EACH) {
+            self.pass_on();
+            while self.unread.len() < MAX_UNREAD
+                && let Some(event) = self.events.next_event()
+            {
+                self.unread.push_back(event);
+            }
+        }
+    }
+
+    fn pass_on(&mut self) {
+        for line in self.tracker.lines() {
+            if let Some(queue) = &self.queue {
+                queue.push(line);
+            }
+        }
+    }
+}
+
+/// The receiver of the flows of one GC pass. It holds the lock from the beginning of the pass to its end.
+pub(crate) struct Pass<'a> {
+    log: &'a FlowLog,
+    collector: Option<MutexGuard<'a, Collector>>,
+}
+
+impl FlowWalk for Pass<'_> {
+    fn begin(&mut self, now: Tick) {
+        let collector = self.collector.insert(self.log.lock());
+        collector.names.refresh();
+        collector.collect();
+        collector.tracker.begin_pass();
+        collector.now = (now, monotonic_nanoseconds());
+    }
+
+    fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>) {
+        if let Some(collector) = &mut self.collector {
+            collector.found(key, forward, reply);
+        }
+    }
+
+    fn deleted(&mut self, key: &Tuple, evicted: bool) {
+        if let Some(Collector { tracker, now, .. }) = self.collector.as_deref_mut() {
+            tracker.deleted(key, evicted, now.1);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(mut collector) = self.collector.take() {
+            let now = collector.now.1;
+            collector.tracker.end_pass(now);
+            collector.pass_on();
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The schema of the flow log. `docs/flow-log.md` describes it; a test compares the two.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The version of the schema. A new field keeps it; a field that changes its meaning or goes increases it.
+pub const VERSION: u32 = 1;
+
+/// One line of the flow log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum LogLine<'a> {
+    /// A connection that goes on: what it has sent so far.
+    #[serde(borrow)]
+    Open(Box<Record<'a>>),
+    /// A connection that has ended.
+    #[serde(borrow)]
+    End(Box<Record<'a>>),
+    /// How complete the log is.
+    #[serde(borrow)]
+    Stats(StatsRecord<'a>),
+}
+
+/// A connection, or a UDP flow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record<'a> {
+    /// [`VERSION`]
+    pub version: u32,
+    /// When the agent made the line.
+    pub time: Timestamp,
+    /// The node whose agent made the line.
+    #[serde(borrow)]
+    pub node: Cow<'a, str>,
+    /// The same in all lines of one connection: 16 hexadecimal digits.
+    #[serde(borrow)]
+    pub flow: Cow<'a, str>,
+    /// `TCP`, `UDP` or `SCTP`
+    #[serde(borrow)]
+    pub protocol: Cow<'a, str>,
+    /// The client's address.
+    pub client: IpAddr,
+    /// The client's port.
+    pub client_port: u16,
+    /// The virtual address.
+    pub vip: IpAddr,
+    /// The port at the virtual address.
+    pub vip_port: u16,
+    /// Namespace of the Service; none if the Service was deleted before the agent saw the connection.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub namespace: Option<Cow<'a, str>>,
+    /// Name of the Service.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub service: Option<Cow<'a, str>>,
+    /// Name of the Service port; empty for an unnamed one.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub port: Option<Cow<'a, str>>,
+    /// The backend's address.
+    pub backend: IpAddr,
+    /// The backend's port.
+    pub backend_port: u16,
+    /// The pod, as far as known.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Cow<'a, str>>,
+    /// The node of the backend, as far as known.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub backend_node: Option<Cow<'a, str>>,
+    /// The source that the backend sees in place of the client.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub masqueraded_as: Option<SocketAddr>,
+    /// Whether the packets go to the backend in a tunnel, and the answers bypass this node.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub tunnel: bool,
+    /// Why this backend: a scheduler, `affinity`, `retry` or `peer`; none if the connection is older than the log.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<Cow<'a, str>>,
+    /// When the connection began; none if it is older than the log.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub start: Option<Timestamp>,
+    /// Seconds from the start to the end, or to now.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub duration: Option<f64>,
+    /// Why the connection has ended.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub end: Option<EndReason>,
+    /// Traffic since the start.
+    #[serde(flatten)]
+    pub total: Volume,
+    /// Traffic since the last line of this connection, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub since_last: Option<Volume>,
+}
+
+/// Packets, and their bytes with network headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Packets of the client.
+    pub packets_sent: u64,
+    /// Bytes of the client.
+    pub bytes_sent: u64,
+    /// Packets of the backend.
+    pub packets_answered: u64,
+    /// Bytes of the backend.
+    pub bytes_answered: u64,
+}
+
+/// Why a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndReason {
+    /// Both ends have sent FIN.
+    Closed,
+    /// A RST or ABORT.
+    Reset,
+    /// No packet for the time of its phase.
+    Expired,
+    /// It gave way to another connection, because the flow table was full.
+    Evicted,
+    /// A new connection of the same client port, or one that needed the same source port, took its place.
+    Replaced,
+    /// Deleted by request: `conntrack flush`, a UDP flow to a removed endpoint.
+    Deleted,
+}
+
+impl EndReason {
+    /// The name in the log.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::Expired => "expired",
+            Self::Evicted => "evicted",
+            Self::Replaced => "replaced",
+            Self::Deleted => "deleted",
+        }
+    }
+}
+
+/// How complete the log is; the counts are those since the start of the agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StatsRecord<'a> {
+    /// [`VERSION`]
+    pub version: u32,
+    /// When the agent made the line.
+    pub time: Timestamp,
+    /// The node whose agent made the line.
+    #[serde(borrow)]
+    pub node: Cow<'a, str>,
+    /// Lines that were written, those of this kind left out.
+    pub lines: u64,
+    /// Lines that were dropped, because the file, pipe or socket took them too slowly or not at all.
+    pub dropped_lines: u64,
+    /// Events of the BPF programs that were lost, because the agent read them too slowly. Connections may lack their
+    /// start, and evicted ones their line.
+    pub lost_events: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn record() -> Record<'static> {
+        Record {
+            version: VERSION,
+            time: "2026-11-25T12:34:56.789Z".parse().unwrap(),
+            node: "node-a".into(),
+            flow: "00f1a2b3c4d5e6f7".into(),
+            protocol: "TCP".into(),
+            client: "192.0.2.1".parse().unwrap(),
+            client_port: 40_000,
+            vip: "10.96.0.10".parse().unwrap(),
+            vip_port: 80,
+            namespace: Some("default".into()),
+            service: Some("web".into()),
+            port: Some("http".into()),
+            backend: "10.1.0.5".parse().unwrap(),
+            backend_port: 8080,
+            pod: Some("web-0".into()),
+            backend_node: Some("node-b".into()),
+            masqueraded_as: Some("172.18.0.1:10017".parse().unwrap()),
+            tunnel: true,
+            reason: Some("random".into()),
+            start: Some("2026-11-25T12:33:56.5Z".parse().unwrap()),
+            duration: Some(60.25),
+            end: Some(EndReason::Closed),
+            total: Volume { packets_sent: 7, bytes_sent: 700, packets_answered: 6, bytes_answered: 6000 },
+            since_last: Some(Volume { packets_sent: 1, bytes_sent: 100, ..Volume::default() }),
+        }
+    }
+
+    #[test]
+    fn line_of_a_connection_survives_a_round_trip() {
+        for line in [LogLine::End(record().into()), LogLine::Open(record().into())] {
+            let text = serde_json::to_string(&line).unwrap();
+            assert_eq!(serde_json::from_str::<LogLine<'_>>(&text).unwrap(), line, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_fields_are_stable() {
+        let text = serde_json::to_string(&LogLine::End(record().into())).unwrap();
+        let expected = concat!(
+            r#"{"event":"end","version":1,"time":"2026-11-25T12:34:56.789Z","node":"node-a","flow":"00f1a2b3c4d5e6f7","#,
+            r#""protocol":"TCP","client":"192.0.2.1","client_port":40000,"vip":"10.96.0.10","vip_port":80,"#,
+            r#""namespace":"default","service":"web","port":"http","backend":"10.1.0.5","backend_port":8080,"#,
+            r#""pod":"web-0","backend_node":"node-b","masqueraded_as":"172.18.0.1:10017","tunnel":true,"#,
+            r#""reason":"random","start":"2026-11-25T12:33:56.5Z","duration":60.25,"end":"closed","#,
+            r#""packets_sent":7,"bytes_sent":700,"packets_answered":6,"bytes_answered":6000,"#,
+            r#""since_last":{"packets_sent":1,"bytes_sent":100,"packets_answered":0,"bytes_answered":0}}"#,
+        );
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn docs_describe_every_field() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/flow-log.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let stats = LogLine::Stats(StatsRecord {
+            version: VERSION,
+            time: record().time,
+            node: "a".into(),
+            lines: 1,
+            dropped_lines: 0,
+            lost_events: 0,
+        });
+        for line in [LogLine::End(record().into()), stats] {
+            let serde_json::Value::Object(fields) = serde_json::to_value(line).unwrap() else {
+                panic!("a line is an object")
+            };
+            for field in fields.keys() {
+                assert!(page.contains(&format!("`{field}`")), "{field} has no row in docs/flow-log.md");
+            }
+        }
+        for reason in [
+            EndReason::Closed,
+            EndReason::Reset,
+            EndReason::Expired,
+            EndReason::Evicted,
+            EndReason::Replaced,
+            EndReason::Deleted,
+        ] {
+            assert!(page.contains(&format!("`{}`", reason.as_str())), "{reason:?}");
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Where the lines go: a file that the agent or `logrotate` rotates, standard output, or a Unix socket.
+
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::{
+        fs::{MetadataExt as _, OpenOptionsExt as _},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// Pause between two attempts to open the file or the socket.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The value of `--flow-log`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FlowLogTarget {
+    /// `-`
+    Stdout,
+    /// A file, or a named pipe.
+    File(PathBuf),
+    /// `unix:PATH`: a listening stream socket.
+    Unix(PathBuf),
+}
+
+impl From<&str> for FlowLogTarget {
+    fn from(text: &str) -> Self {
+        match text.strip_prefix("unix:") {
+            Some(path) => Self::Unix(path.into()),
+            None if text == "-" => Self::Stdout,
+            None => Self::File(text.into()),
+        }
+    }
+}
+
+impl fmt::Display for FlowLogTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("-"),
+            Self::File(path) => path.display().fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// When a file is rotated, and how many rotated ones stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Bytes from which on a file is rotated; 0 means never.
+    pub max_size: u64,
+    /// Rotated files that stay: `FILE.1`, the latest one, to `FILE.N`.
+    pub keep: u32,
+}
+
+/// A file that is open.
+struct OpenFile {
+    file: File,
+    /// Device and inode.
+    id: (u64, u64),
+    /// Bytes; `None` if it is no regular file, which is never rotated.
+    size: Option<u64>,
+}
+
+enum Opened {
+    Stdout(io::Stdout),
+    File(OpenFile),
+    Unix(UnixStream),
+}
+
+/// Writes whole lines. A line of which a part was written before an error is ended when the next one begins.
+pub(super) struct Sink {
+    target: FlowLogTarget,
+    rotation: Rotation,
+    opened: Option<Opened>,
+    /// When to try again to open it.
+    retry_at: Option<Instant>,
+    is_torn: bool,
+}
+
+impl Sink {
+    pub(super) const fn new(target: FlowLogTarget, rotation: Rotation) -> Self {
+        Self { target, rotation, opened: None, retry_at: None, is_torn: false }
+    }
+
+    /// Opens a regular file, so that the agent does not start with a path that it cannot write.
+    pub(super) fn check(&mut self) -> io::Result<()> {
+        match &self.target {
+            FlowLogTarget::File(path) if fs::metadata(path).map_or(true, |found| found.is_file()) => {
+                self.opened = Some(Opened::File(open_file(path)?));
+                Ok(())
+            }
+            FlowLogTarget::Stdout | FlowLogTarget::File(_) | FlowLogTarget::Unix(_) => Ok(()),
+        }
+    }
+
+    /// Writes lines; rotates the file first if they would make it too large. After an error some of them may be written.
+    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.rotate_before(lines.len() as u64)?;
+        let is_torn = std::mem::take(&mut self.is_torn);
+        let opened = self.open()?;
+        let mut result = if is_torn { opened.write_all(b"\n") } else { Ok(()) };
+        if result.is_ok() {
+            result = opened.write_all(lines);
+        }
+        if let Err(error) = result {
+            self.is_torn = true;
+            self.opened = None;
+            self.retry_at = Some(Instant::now() + RETRY);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Closes the file, so that the next lines go to a new one.
+    pub(super) fn reopen(&mut self) {
+        (self.opened, self.retry_at) = (None, None);
+    }
+
+    /// Reopens the file if another program has renamed or removed it.
+    pub(super) fn follow(&mut self) {
+        if let (FlowLogTarget::File(path), Some(Opened::File(open))) = (&self.target, &self.opened)
+            && fs::metadata(path).map(|found| (found.dev(), found.ino())).ok() != Some(open.id)
+        {
+            self.reopen();
+        }
+    }
+
+    fn open(&mut self) -> io::Result<&mut Opened> {
+        if self.opened.is_none() {
+            if self.retry_at.is_some_and(|at| at > Instant::now()) {
+                self.is_torn = false;
+                return Err(io::Error::other("waiting for the next attempt to open it"));
+            }
+            self.retry_at = Some(Instant::now() + RETRY);
+            self.opened = Some(match &self.target {
+                FlowLogTarget::Stdout => Opened::Stdout(io::stdout()),
+                FlowLogTarget::File(path) => Opened::File(open_file(path)?),
+                FlowLogTarget::Unix(path) => Opened::Unix(UnixStream::connect(path)?),
+            });
+        }
+        self.opened.as_mut().ok_or_else(|| io::Error::other("it is not open"))
+    }
+
+    fn rotate_before(&mut self, length: u64) -> io::Result<()> {
+        let Rotation { max_size, keep } = self.rotation;
+        let (FlowLogTarget::File(path), Some(Opened::File(OpenFile { size: Some(size), .. }))) =
+            (&self.target, &self.opened)
+        else {
+            return Ok(());
+        };
+        if max_size > 0 && *size > 0 && size.saturating_add(length) > max_size {
+            rotate(path, keep)?;
+            self.reopen();
+        }
+        Ok(())
+    }
+}
+
+impl Opened {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Stdout(stdout) => stdout.write_all(bytes).and_then(|()| stdout.flush()),
+            Self::Unix(socket) => socket.write_all(bytes),
+            Self::File(OpenFile { file, size, .. }) => {
+                file.write_all(bytes)?;
+                if let Some(size) = size {
+                    *size += bytes.len() as u64;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<OpenFile> {
+    let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+    let found = file.metadata()?;
+    let size = found.is_file().then_some(found.len());
+    Ok(OpenFile { file, id: (found.dev(), found.ino()), size })
+}
+
+/// The `number`th rotated file.
+pub(crate) fn rotated(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+fn rotate(path: &Path, keep: u32) -> io::Result<()> {
+    if keep == 0 {
+        return fs::remove_file(path);
+    }
+    for number in (1..keep).rev() {
+        let from = rotated(path, number);
+        if from.exists() {
+            fs::rename(from, rotated(path, number + 1))?;
+        }
+    }
+    fs::rename(path, rotated(path, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read as _, os::unix::net::UnixListener};
+
+    use super::*;
+
+    const NEVER: Rotation = Rotation { max_size: 0, keep: 5 };
+
+    fn file(folder: &Path, rotation: Rotation) -> (PathBuf, Sink) {
+        let path = folder.join("flows.json");
+        (path.clone(), Sink::new(FlowLogTarget::File(path), rotation))
+    }
+
+    fn text(path: &Path) -> String {
+        fs::read_to_string(path).unwrap_or_default()
+    }
+
+    #[test]
+    fn targets_are_written_as_they_are_read() {
+        for (text, target) in [
+            ("-", FlowLogTarget::Stdout),
+            ("/var/log/flows.json", FlowLogTarget::File("/var/log/flows.json".into())),
+            ("unix:/run/flows.sock", FlowLogTarget::Unix("/run/flows.sock".into())),
+        ] {
+            assert_eq!((FlowLogTarget::from(text), target.to_string()), (target, text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn full_file_is_rotated_and_the_oldest_one_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, mut sink) = file(folder.path(), Rotation { max_size: 10, keep: 2 });
+        for line in ["line 1\n", "line 2\n", "line 3\n", "a very long line\n"] {
+            sink.write(line.as_bytes()).unwrap();
+        }
+        assert_eq!(text(&path), "a very long line\n");
+        assert_eq!([1, 2].map(|number| text(&rotated(&path, number))), ["line 3\n", "line 2\n"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn size_of_a_file_of_an_earlier_agent_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, mut sink) = file(folder.path(), Rotation { max_size: 10, keep: 1 });
+        fs::write(&path, "earlier\n").unwrap();
+        sink.check().unwrap();
+        sink.write(b"later\n").unwrap();
+        assert_eq!((text(&rotated(&path, 1)), text(&path)), ("earlier\n".to_owned(), "later\n".to_owned()));
+    }
+
+    #[test]
+    fn renamed_file_is_reopened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, mut sink) = file(folder.path(), NEVER);
+        sink.write(b"1\n").unwrap();
+        let moved = folder.path().join("moved");
+        fs::rename(&path, &moved).unwrap();
+        sink.write(b"2\n").unwrap();
+        sink.follow();
+        sink.write(b"3\n").unwrap();
+        assert_eq!((text(&moved), text(&path)), ("1\n2\n".to_owned(), "3\n".to_owned()));
+    }
+
+    #[test]
+    fn file_that_cannot_be_opened_is_reported_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("missing/flows.json");
+        let error = Sink::new(FlowLogTarget::File(path), NEVER).check().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn full_disk_is_an_error_and_a_socket_gets_the_next_line_whole() {
+        let mut sink = Sink::new(FlowLogTarget::File("/dev/full".into()), NEVER);
+        assert_eq!(sink.write(b"line\n").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(sink.write(b"line\n").is_err(), "it waits before it tries again");
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut sink = Sink::new(FlowLogTarget::Unix(path.clone()), NEVER);
+        assert!(sink.write(b"lost\n").is_err());
+        let listener = UnixListener::bind(&path).unwrap();
+        sink.reopen();
+        sink.write(b"line\n").unwrap();
+        drop(sink);
+        let mut received = String::new();
+        listener.accept().unwrap().0.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "line\n");
+    }
+}

@@ -1,0 +1,397 @@
+//! Which lines the flow log gets: a pure state machine. The BPF programs emit when flows begin, close and are deleted by
+//! them; each GC pass shows every flow with its counts. Both together give exact lines, in whatever order they arrive.
+
+use std::{collections::HashMap, sync::Arc};
+
+use lb_common::{
+    Address, Choice, FlowEvent, FlowEventKind, Scheduler,
+    conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
+    hash,
+};
+
+use super::record::{EndReason, Volume};
+
+/// Seconds without a packet after which a closed connection is complete: its last ACK is counted.
+const QUIET: u32 = 2;
+/// Bits of [`Flow::traffic`] below the generation.
+const BYTES: u64 = (1 << 48) - 1;
+
+/// The names of a connection's Service and backend, and how to log the connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Who {
+    /// Namespace, name and port name.
+    pub(super) service: Option<[Arc<str>; 3]>,
+    pub(super) pod: Option<Arc<str>>,
+    pub(super) node: Option<Arc<str>>,
+    /// Whether the log has this Service.
+    pub(super) logged: bool,
+    /// Nanoseconds between two lines of a long connection.
+    pub(super) interval: u64,
+}
+
+/// Looks up names.
+pub(super) trait Names {
+    /// The names of the service port with this id, and of the backend with this address.
+    fn of(&mut self, service: u32, backend: &Address) -> Arc<Who>;
+}
+
+/// A line, before it is formatted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) from: Tuple,
+    pub(super) to: Tuple,
+    pub(super) tunnel: bool,
+    pub(super) who: Arc<Who>,
+    pub(super) choice: Option<(u8, u8)>,
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub(super) start: Option<u64>,
+    /// When the last packet was seen, as `start`.
+    pub(super) until: u64,
+    pub(super) end: Option<EndReason>,
+    pub(super) total: Volume,
+    pub(super) since_last: Option<Volume>,
+}
+
+impl Line {
+    /// The identity of the connection.
+    pub(super) fn flow(&self) -> u64 {
+        self.start.unwrap_or_default() ^ digest(&self.from)
+    }
+
+    /// Why this backend was chosen.
+    pub(super) fn reason(&self) -> Option<&'static str> {
+        let (choice, scheduler) = self.choice?;
+        match Choice::ALL.get(usize::from(choice))? {
+            Choice::None => None,
+            Choice::Scheduler => Scheduler::try_from(scheduler).ok().map(Scheduler::as_str),
+            Choice::Affinity => Some("affinity"),
+            Choice::Retry => Some("retry"),
+            Choice::Peer => Some("peer"),
+        }
+    }
+}
+
+/// Both counters of an entry of the flow table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counters {
+    packets: u32,
+    traffic: u64,
+}
+
+impl Counters {
+    const fn of(flow: &Flow) -> Self {
+        Self { packets: flow.packets, traffic: flow.traffic }
+    }
+
+    /// Packets and bytes since `before`.
+    fn since(self, before: Self) -> (u64, u64) {
+        let bytes = (self.traffic & BYTES).saturating_sub(before.traffic & BYTES);
+        (u64::from(self.packets.wrapping_sub(before.packets)), bytes)
+    }
+
+    /// Whether the same flow of the entry may have counted from `self` to `later`.
+    const fn leads_to(self, later: Self) -> bool {
+        self.traffic >> 48 == later.traffic >> 48 && self.traffic <= later.traffic
+    }
+}
+
+/// Counters of the forward and the reverse entry.
+type Pair = [Counters; 2];
+
+fn volume(now: Pair, before: Pair) -> Volume {
+    let ((packets_sent, bytes_sent), (packets_answered, bytes_answered)) =
+        (now[0].since(before[0]), now[1].since(before[1]));
+    Volume { packets_sent, bytes_sent, packets_answered, bytes_answered }
+}
+
+/// A connection that the agent knows.
+#[derive(Debug)]
+struct Known {
+    to: Tuple,
+    flags: u8,
+    choice: Option<(u8, u8)>,
+    start: Option<u64>,
+    /// The counters when it began.
+    base: Pair,
+    now: Pair,
+    /// The counters at its last line; `None` before the first one.
+    reported: Option<Pair>,
+    /// The time of its last line, else of its beginning.
+    reported_at: u64,
+    last_seen: Tick,
+    /// When the programs saw the packet that closed it.
+    closed: Option<u64>,
+    phase: Phase,
+    /// Whether its last line was made: the entries are still in the flow table.
+    done: bool,
+    /// The last pass that showed it.
+    pass: u32,
+    who: Arc<Who>,
+}
+
+impl Known {
+    fn line(&self, from: &Tuple, end: Option<EndReason>, now: u64) -> Line {
+        let start = self.start;
+        let last_packet = self.closed.unwrap_or_else(|| nanoseconds(self.last_seen));
+        let until = if end.is_some() { last_packet } else { now };
+        Line {
+            from: *from,
+            to: self.to,
+            tunnel: self.flags & flow_flags::TUNNEL != 0,
+            who: Arc::clone(&self.who),
+            choice: self.choice,
+            start,
+            until: until.max(start.unwrap_or_default()),
+            end,
+            total: volume(self.now, self.base),
+            since_last: self.reported.map(|last| volume(self.now, last)),
+        }
+    }
+
+    /// Why it has ended, if its entries went for this reason.
+    const fn end_reason(&self, gone: EndReason) -> EndReason {
+        match self.phase {
+            Phase::Closed => EndReason::Reset,
+            Phase::TimeWait => EndReason::Closed,
+            Phase::Opening
+            | Phase::Accepted
+            | Phase::Established
+            | Phase::HalfClosed
+            | Phase::Unreplied
+            | Phase::Replied
+            | Phase::Stream => gone,
+        }
+    }
+}
+
+/// The time at which a tick begins.
+fn nanoseconds(Tick(tick): Tick) -> u64 {
+    u64::from(tick) << 30
+}
+
+/// The connections that the log will have lines of.
+#[derive(Debug)]
+pub(super) struct Tracker {
+    flows: HashMap<Tuple, Known>,
+    pass: u32,
+    /// The largest [`digest`] of a connection that is logged.
+    sample: u64,
+    lines: Vec<Line>,
+}
+
+impl Tracker {
+    /// `sample` is how many of a million connections are logged.
+    pub(super) fn new(sample: u32) -> Self {
+        let sample = u64::try_from(u128::from(u64::MAX) * u128::from(sample) / 1_000_000).unwrap_or(u64::MAX);
+        Self { flows: HashMap::new(), pass: 0, sample, lines: Vec::new() }
+    }
+
+    /// Takes the lines that are complete.
+    pub(super) fn lines(&mut self) -> impl Iterator<Item = Line> {
+        self.lines.drain(..)
+    }
+
+    /// Notes an event of the programs.
+    pub(super) fn event(&mut self, event: &FlowEvent, names: &mut dyn Names) {
+        if digest(&event.from) > self.sample {
+            return;
+        }
+        match FlowEventKind::ALL.get(usize::from(event.kind)) {
+            Some(FlowEventKind::Begun) => self.begun(event, names),
+            Some(FlowEventKind::Closed) => self.closed(event),
+            Some(FlowEventKind::Evicted) => self.gone(event, EndReason::Evicted, names),
+            Some(FlowEventKind::Replaced) => self.gone(event, EndReason::Replaced, names),
+            None => {}
+        }
+    }
+
+    fn begun(&mut self, event: &FlowEvent, names: &mut dyn Names) {
+        let mut known = new(event, names, self.pass);
+        if !known.who.logged {
+            return;
+        }
+        known.start = Some(event.time);
+        known.choice = Some((event.choice, event.scheduler));
+        known.base = known.now;
+        match self.flows.remove(&event.from) {
+            // A pass has shown it before this event was read.
+            Some(shown) if shown.start.is_none() && shown.to.destination == event.to.destination => {
+                (known.now, known.last_seen, known.phase) = (shown.now, shown.last_seen, shown.phase);
+                (known.closed, known.done) = (shown.closed, shown.done);
+            }
+            // No event has told the end of the earlier one.
+            Some(earlier) if !earlier.done => {
+                let reason = earlier.end_reason(EndReason::Replaced);
+                self.lines.push(earlier.line(&event.from, Some(reason), event.time));
+            }
+            Some(_) | None => {}
+        }
+        self.flows.insert(event.from, known);
+    }
+
+    fn closed(&mut self, event: &FlowEvent) {
+        if let Some(known) = self.flows.get_mut(&event.from) {
+            known.closed.get_or_insert(event.time);
+            known.phase = phase(event);
+        }
+    }
+
+    fn gone(&mut self, event: &FlowEvent, reason: EndReason, names: &mut dyn Names) {
+        let mut known = self.flows.remove(&event.from).unwrap_or_else(|| new(event, names, self.pass));
+        if known.done || !known.who.logged {
+            return;
+        }
+        (known.now, known.last_seen) = (counters(event), event.last_seen.max(known.last_seen));
+        if !known.phase.is_over() {
+            known.phase = phase(event);
+        }
+        let idle = Tick::from_nanos(event.time).seconds_since(known.last_seen);
+        let has_expired = reason == EndReason::Evicted && idle >= known.phase.timeout_seconds();
+        let reason = if has_expired { EndReason::Expired } else { reason };
+        self.lines.push(known.line(&event.from, Some(known.end_reason(reason)), event.time));
+    }
+
+    /// A GC pass begins.
+    pub(super) const fn begin_pass(&mut self) {
+        self.pass += 1;
+    }
+
+    /// Notes a flow that the pass has found; `now` is the time on the clock of the programs.
+    pub(super) fn found(
+        &mut self,
+        from: &Tuple,
+        (forward, reply): (&Flow, Option<&Flow>),
+        (tick, now): (Tick, u64),
+        names: &mut dyn Names,
+    ) {
+        if digest(from) > self.sample {
+            return;
+        }
+        let counters = [Counters::of(forward), reply.map(Counters::of).unwrap_or_default()];
+        let known = match self.flows.get_mut(from) {
+            Some(known) => known,
+            None => {
+                let who = names.of(forward.service, &forward.to.destination);
+                if !who.logged {
+                    return;
+                }
+                let mut known = adopted(forward, counters, who, now);
+                if self.pass == 1 {
+                    // Older than the log, which counts from now on. An earlier agent had the chance to log its end.
+                    known.base = counters;
+                    known.done = reply
+                        .map_or_else(|| Phase::of_one_way(forward), |reply| Phase::of(forward, reply))
+                        .is_over();
+                }
+                self.flows.entry(*from).or_insert(known)
+            }
+        };
+        known.pass = self.pass;
+        // Otherwise another flow has taken its place, and events about that are still to be read.
+        let is_same = known.to.destination == forward.to.destination
+            && known.now[0].leads_to(counters[0])
+            && (reply.is_none() || known.now[1].leads_to(counters[1]));
+        if known.done || !is_same {
+            return;
+        }
+        known.now[0] = counters[0];
+        if let Some(reply) = reply {
+            known.now[1] = counters[1];
+            known.phase = Phase::of(forward, reply);
+        } else {
+            known.phase = Phase::of_one_way(forward);
+        }
+        known.last_seen = reply.map_or(forward.last_seen, |reply| forward.last_seen.max(reply.last_seen));
+        if known.phase.is_over() {
+            if tick.seconds_since(known.last_seen) >= QUIET {
+                known.done = true;
+                self.lines.push(known.line(from, Some(known.end_reason(EndReason::Closed)), now));
+            }
+            return;
+        }
+        let last = known.reported.unwrap_or(known.base);
+        if now.saturating_sub(known.reported_at) >= known.who.interval && known.now != last {
+            self.lines.push(known.line(from, None, now));
+            (known.reported, known.reported_at) = (Some(known.now), now);
+        }
+    }
+
+    /// Notes that the pass has deleted a flow.
+    pub(super) fn deleted(&mut self, from: &Tuple, evicted: bool, now: u64) {
+        let Some(known) = self.flows.remove(from).filter(|known| !known.done) else { return };
+        let reason = known.end_reason(if evicted { EndReason::Evicted } else { EndReason::Expired });
+        self.lines.push(known.line(from, Some(reason), now));
+    }
+
+    /// The pass has ended: a flow that two passes have not shown was deleted.
+    pub(super) fn end_pass(&mut self, now: u64) {
+        let (pass, lines) = (self.pass, &mut self.lines);
+        self.flows.retain(|from, known| {
+            let is_there = pass.saturating_sub(known.pass) < 2;
+            if !is_there && !known.done {
+                lines.push(known.line(from, Some(known.end_reason(EndReason::Deleted)), now));
+            }
+            is_there
+        });
+    }
+}
+
+/// A connection whose beginning is still to be read, or was lost.
+fn adopted(forward: &Flow, counters: Pair, who: Arc<Who>, now: u64) -> Known {
+    // What earlier flows of the same entries have counted is unknown.
+    let base = counters.map(|now| Counters { packets: 0, traffic: now.traffic & !BYTES });
+    Known {
+        to: forward.to,
+        flags: forward.flags,
+        choice: None,
+        start: None,
+        base,
+        now: counters,
+        reported: None,
+        reported_at: now,
+        last_seen: forward.last_seen,
+        closed: None,
+        phase: Phase::Opening,
+        done: false,
+        pass: 0,
+        who,
+    }
+}
+
+/// A connection as an event describes it.
+fn new(event: &FlowEvent, names: &mut dyn Names, pass: u32) -> Known {
+    Known {
+        to: event.to,
+        flags: event.flags,
+        choice: None,
+        start: None,
+        base: Pair::default(),
+        now: counters(event),
+        reported: None,
+        reported_at: event.time,
+        last_seen: event.last_seen,
+        closed: None,
+        phase: Phase::Opening,
+        done: false,
+        pass,
+        who: names.of(event.service, &event.to.destination),
+    }
+}
+
+fn counters(event: &FlowEvent) -> Pair {
+    [0, 1].map(|at| Counters { packets: event.packets[at], traffic: event.traffic[at] })
+}
+
+fn phase(event: &FlowEvent) -> Phase {
+    Phase::ALL.get(usize::from(event.phase)).copied().unwrap_or(Phase::Opening)
+}
+
+/// A number that any two lines of one connection share, on every node and in every run.
+fn digest(from: &Tuple) -> u64 {
+    let Tuple { source, destination, source_port, destination_port, protocol, .. } = from;
+    let client = hash::of_endpoint(hash::DEFAULT_SEED, source, u32::from(*source_port));
+    hash::of_endpoint(client, destination, u32::from(*destination_port) << 8 | u32::from(*protocol))
+}
+
+#[cfg(test)]
+mod tests;
