@@ -27,6 +27,7 @@ mod environment;
 mod explain;
 mod faults;
 mod flood;
+mod flow_log;
 mod forwarding;
 mod fragments;
 mod hairpin;

@@ -1,0 +1,303 @@
+//! The flow log: each connection has a line with the packets and bytes that were on the wire.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{
+    client::{Connection, echo, udp_socket, udp_socket_from},
+    cluster::{CLIENT, ClientLink},
+    http::get,
+    netns::Netns,
+    wait_for,
+};
+use nix::{libc, sys::socket::setsockopt, sys::socket::sockopt::Linger, unistd::mkfifo};
+use serde_json::Value;
+
+use crate::{
+    bed::{Bed, WEB, ask_briefly, http, udp, vips},
+    flood::{self, Forged},
+};
+
+/// Time limit until the lines of ended connections are written: two GC passes, and some.
+const SOON: Duration = Duration::from_secs(20);
+const SHOP: [IpAddr; 2] = vips(20);
+
+fn log(bed: &Bed) -> PathBuf {
+    bed.cluster.bpffs(1).with_file_name("flows.json")
+}
+
+/// A cluster whose agent keeps a flow log, with more arguments.
+fn bed(pods: &[&str], arguments: &[&str]) -> Bed {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, pods);
+    let path = log(&bed);
+    let target = ["--flow-log", path.to_str().unwrap()];
+    bed.start_agent_with(&[&target[..], arguments].concat());
+    bed
+}
+
+/// The whole lines of the log.
+fn lines(bed: &Bed) -> Vec<Value> {
+    let text = fs::read_to_string(log(bed)).unwrap_or_default();
+    text.split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// The lines of ended connections, once there are as many.
+fn ended(bed: &Bed, count: usize) -> Vec<Value> {
+    let ends = || {
+        let ends: Vec<Value> = lines(bed).into_iter().filter(|line| line["event"] == "end").collect();
+        (ends.len() >= count).then_some(ends)
+    };
+    let found = wait_for(SOON, ends);
+    found.unwrap_or_else(|| panic!("not {count} connections have ended: {:#?}", lines(bed)))
+}
+
+/// Packets and bytes, from the client and to the client.
+type Traffic = [u64; 4];
+
+fn traffic(line: &Value) -> Traffic {
+    ["packets_sent", "bytes_sent", "packets_answered", "bytes_answered"]
+        .map(|field| line[field].as_u64().unwrap())
+}
+
+/// Counts the IP packets of each local port that the namespace sends and receives.
+struct Capture(OwnedFd);
+
+impl Capture {
+    fn start(netns: &Netns) -> Self {
+        let open = || -> io::Result<OwnedFd> {
+            let protocol = i32::from(u16::try_from(libc::ETH_P_ALL).unwrap().to_be());
+            let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+            // SAFETY: the call takes numbers and returns a new descriptor, or -1.
+            let fd = nix::Error::result(unsafe { libc::socket(libc::AF_PACKET, kind, protocol) })?;
+            // SAFETY: the descriptor is open and has no other owner.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        Self(netns.run(open).unwrap())
+    }
+
+    fn traffic(&self) -> BTreeMap<u16, Traffic> {
+        let mut ports = BTreeMap::new();
+        let mut packet = vec![0; 70_000];
+        loop {
+            // SAFETY: the buffer is valid for its length.
+            let length =
+                unsafe { libc::recv(self.0.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
+            let Ok(length) = usize::try_from(length) else {
+                assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock);
+                return ports;
+            };
+            let Some((source, destination, bytes)) = parse(&packet[..length]) else { continue };
+            let is_sent = CLIENT.contains(&source.ip());
+            let port = if is_sent { source.port() } else { destination.port() };
+            let counts: &mut Traffic = ports.entry(port).or_default();
+            let at = if is_sent { 0 } else { 2 };
+            counts[at] += 1;
+            counts[at + 1] += bytes;
+        }
+    }
+}
+
+/// Source, destination and bytes of a TCP or UDP packet without options of IP.
+fn parse(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u64)> {
+    let word = |at: usize| packet.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
+    let v6 = |at: usize| Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
+    let v4 = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
+    let (source, destination, protocol, ports, bytes) = match packet.first()? >> 4 {
+        4 => (v4(12)?.into(), v4(16)?.into(), packet.get(9)?, 20, u64::from(word(2)?)),
+        6 => (v6(8)?.into(), v6(24)?.into(), packet.get(6)?, 40, u64::from(word(4)?) + 40),
+        _ => return None,
+    };
+    let is_counted = [libc::IPPROTO_TCP, libc::IPPROTO_UDP].contains(&i32::from(*protocol));
+    let socket = |ip: IpAddr, port| SocketAddr::new(ip, port);
+    is_counted.then_some((socket(source, word(ports)?), socket(destination, word(ports + 2)?), bytes))
+}
+
+/// Makes connections of each kind, and returns the expected end of each by the client's port.
+fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
+    let client = &bed.cluster.client;
+    let mut expected = BTreeMap::new();
+    for vip in WEB {
+        for reset in [false, true] {
+            let mut connection = Connection::open(client, http(vip)).unwrap();
+            let answer = connection.ask().unwrap();
+            expected.insert(answer.local.port(), if reset { "reset" } else { "closed" });
+            if reset {
+                let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+                setsockopt(connection.stream(), Linger, &linger).unwrap();
+            }
+        }
+        let socket = udp_socket(client, udp(vip)).unwrap();
+        for payload in [&b"a"[..], b"some more bytes"] {
+            echo(&socket, payload).unwrap();
+        }
+        expected.insert(socket.local_addr().unwrap().port(), "deleted");
+    }
+    expected
+}
+
+/// Compares the lines of all kinds of connections with the packets that the client has sent and received.
+fn assert_exact(pods: &[&str], arguments: &[&str], is_masqueraded: bool) {
+    let bed = bed(pods, arguments);
+    let capture = Capture::start(&bed.cluster.client);
+    let expected = connections(&bed);
+    // The connections that TCP ends; then those of UDP.
+    ended(&bed, 4);
+    bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
+    let ends = ended(&bed, expected.len());
+    let wire = capture.traffic();
+    assert_eq!(ends.len(), expected.len(), "{ends:#?}");
+    for line in &ends {
+        let port = u16::try_from(line["client_port"].as_u64().unwrap()).unwrap();
+        assert_eq!(line["end"], expected[&port], "{line:#}");
+        assert_eq!(traffic(line), wire[&port], "{line:#}");
+        assert_eq!(line.get("masqueraded_as").is_some(), is_masqueraded, "{line:#}");
+        assert_eq!(
+            [&line["node"], &line["namespace"], &line["service"]],
+            ["node1", "default", "web"],
+            "{line:#}"
+        );
+        assert_eq!(line["reason"], "random", "{line:#}");
+        let vip: IpAddr = line["vip"].as_str().unwrap().parse().unwrap();
+        assert!(WEB.contains(&vip), "{line:#}");
+        let duration = line["duration"].as_f64().unwrap();
+        assert!((0.0..60.0).contains(&duration) && line["start"].is_string(), "{line:#}");
+    }
+    let file = log(&bed);
+    let top = ["flows", "--file", file.to_str().unwrap(), "--top", "services", "-o", "json"];
+    let output = bed.agent.as_ref().unwrap().ask(&top).unwrap();
+    let sums: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(sums.iter().map(|sum| sum["ended"].as_u64().unwrap()).sum::<u64>(), 6, "{sums:#?}");
+    let sent: u64 = wire.values().map(|traffic| traffic[1]).sum();
+    assert_eq!(sums.iter().map(|sum| sum["bytes_sent"].as_u64().unwrap()).sum::<u64>(), sent, "{sums:#?}");
+}
+
+#[test]
+fn lines_have_the_packets_on_the_wire() {
+    assert_exact(&["pod1", "pod2"], &[], false);
+}
+
+#[test]
+fn lines_of_masqueraded_connections_have_the_packets_on_the_wire() {
+    assert_exact(&["pod1", "pod3"], &["--masquerade-all"], true);
+}
+
+#[test]
+fn annotation_selects_services() {
+    let bed = bed(&["pod1"], &["--flow-log-services", "annotated"]);
+    let mut shop = bed.service("shop", SHOP, &["pod1"]);
+    let name = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
+    shop.annotations.push((name, "true".to_owned()));
+    bed.cluster.manifests.put(&shop).unwrap();
+    let client = &bed.cluster.client;
+    wait_for(SOON, || ask_briefly(client, SHOP[0])).unwrap();
+    for vip in [WEB[0], SHOP[1], WEB[1]] {
+        Connection::open(client, http(vip)).unwrap().ask().unwrap();
+    }
+    // Two connections of `ask_briefly`, and one.
+    let ends = ended(&bed, 3);
+    assert!(ends.iter().all(|line| line["service"] == "shop"), "{ends:#?}");
+}
+
+#[test]
+fn evicted_flows_have_lines_with_exact_counts() {
+    const FLOWS: u16 = 100;
+    let bed = bed(&["pod1"], &["--max-connections", "32"]);
+    for port in 1..=FLOWS {
+        let socket = bed.cluster.client.run(|| {
+            let from = SocketAddr::new(CLIENT[0], 20_000 + port);
+            udp_socket_from(from, udp(WEB[0]))
+        });
+        let socket = socket.unwrap();
+        echo(&socket, b"123456").unwrap();
+        // No flow is evicted in its first three seconds.
+        thread::sleep(Duration::from_millis(80));
+    }
+    let ends = ended(&bed, 40);
+    let mut seen = BTreeMap::new();
+    for line in &ends {
+        *seen.entry(line["client_port"].as_u64().unwrap()).or_insert(0) += 1;
+        assert!(["evicted", "expired"].contains(&line["end"].as_str().unwrap()), "{line:#}");
+        assert_eq!(traffic(line)[..2], [1, 20 + 8 + 6], "{line:#}");
+        assert!(traffic(line)[2] == 1, "{line:#}");
+    }
+    assert!(seen.values().all(|lines| *lines == 1), "{seen:?}");
+    assert!(ends.iter().any(|line| line["end"] == "evicted"), "no flow was evicted");
+}
+
+fn metric(bed: &Bed, name: &str) -> u64 {
+    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
+    let text = get(&bed.cluster.node1, server, "/metrics").unwrap().body;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+}
+
+#[test]
+fn full_disk_loses_lines_that_are_counted_and_delays_nothing() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    bed.start_agent_with(&["--flow-log", "/dev/full"]);
+    let client = &bed.cluster.client;
+    Connection::open(client, http(WEB[0])).unwrap().ask().unwrap();
+    wait_for(SOON, || (metric(&bed, "lb_flow_log_dropped_lines_total") >= 1).then_some(())).unwrap();
+    assert_eq!(metric(&bed, "lb_flow_log_lines_total"), 0);
+    bed.put("shop", SHOP, &["pod1"]);
+    wait_for(SOON, || ask_briefly(client, SHOP[0])).unwrap();
+}
+
+#[test]
+fn pipe_without_reader_delays_nothing() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let path = log(&bed);
+    mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    bed.start_agent_with(&["--flow-log", path.to_str().unwrap()]);
+    let client = &bed.cluster.client;
+    Connection::open(client, http(WEB[0])).unwrap().ask().unwrap();
+    bed.put("shop", SHOP, &["pod1"]);
+    wait_for(SOON, || ask_briefly(client, SHOP[0])).unwrap();
+    // A later reader gets the lines that have waited.
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(fs::File::open(path)?), &mut text)?;
+        io::Result::Ok(text)
+    });
+    wait_for(SOON, || reader.is_finished().then_some(())).unwrap();
+    let line: Value = serde_json::from_str(&reader.join().unwrap().unwrap()).unwrap();
+    assert_eq!(line["end"], "closed", "{line:#}");
+}
+
+/// Prints how many of 20,000 new flows per second have a line.
+#[test]
+#[ignore = "measures: cargo test -p lb-tests --test netns -- --ignored --nocapture flow_log::throughput"]
+fn throughput() {
+    const RATE: u32 = 20_000;
+    const SECONDS: u32 = 10;
+    let bed = bed(&["pod1"], &[]);
+    let begun = Instant::now();
+    for number in 0..SECONDS * 100 {
+        let first = number * RATE / 100;
+        flood::forge(&bed.cluster.client, udp(WEB[0]), first..first + RATE / 100, Forged::Datagram).unwrap();
+        thread::sleep((Duration::from_millis(10) * (number + 1)).saturating_sub(begun.elapsed()));
+    }
+    let took = begun.elapsed();
+    let flows = u64::from(SECONDS * RATE);
+    let (lines, lost) = ("lb_flow_log_lines_total", "lb_flow_log_lost_events_total");
+    let logged = || (metric(&bed, lines) >= flows).then_some(());
+    let is_complete = wait_for(Duration::from_secs(60), logged).is_some();
+    println!(
+        "{flows} flows in {took:.1?}: {} lines (complete: {is_complete}), {} dropped, {} events lost, {} bytes",
+        metric(&bed, lines),
+        metric(&bed, "lb_flow_log_dropped_lines_total"),
+        metric(&bed, lost),
+        fs::metadata(log(&bed)).unwrap().len(),
+    );
+    assert!(is_complete || metric(&bed, lost) > 0, "lines are missing, and nothing says so");
+}
