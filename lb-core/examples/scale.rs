@@ -53,20 +53,25 @@ fn main() {
     );
 }
 
+/// Plans part by part and applies each batch by batch, as the agent does. Returns the number of steps.
 fn synchronise(reconciler: &mut Reconciler) -> usize {
-    let plan = reconciler.plan();
-    assert!(plan.problems.is_empty());
-    let (count, mut steps) = (plan.steps.len(), plan.steps.into_iter());
-    if count > BATCH {
-        reconciler.compact();
-    }
-    // Applies the steps batch by batch, as the agent does.
+    let mut count = 0;
     loop {
-        let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
-        if batch.is_empty() {
+        let plan = reconciler.plan_part(Reconciler::PART);
+        assert!(plan.problems.is_empty());
+        count += plan.steps.len();
+        let mut steps = plan.steps.into_iter();
+        loop {
+            let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                break;
+            }
+            batch.iter().for_each(|step| reconciler.applied(step));
+        }
+        if !reconciler.is_partial() {
             break;
         }
-        batch.iter().for_each(|step| reconciler.applied(step));
+        reconciler.compact_if_grown();
     }
     if count > BATCH {
         reconciler.compact();

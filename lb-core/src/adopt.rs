@@ -54,16 +54,9 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     contents.tables.retain(|base, _| tables.has(*base));
     let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));
     let stale_ranges = contents.source_ranges.iter().filter(unknown).copied().collect();
-    Adopted {
-        ids,
-        slices,
-        tables,
-        counters,
-        mirror: Mirror::new(contents),
-        distrusted,
-        stale_ids,
-        stale_ranges,
-    }
+    let mut mirror = Mirror::new(contents);
+    mirror.compact();
+    Adopted { ids, slices, tables, counters, mirror, distrusted, stale_ids, stale_ranges }
 }
 
 /// The counters of active flows of the backends that trusted frontends refer to.

@@ -74,11 +74,13 @@ impl Mirror {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
 
-    /// Returns the mirror's copy of the labels if it holds equal ones for that address, else `labels`, so that equal
-    /// labels are in memory once.
-    pub(crate) fn share(&self, address: IpAddr, labels: Arc<EndpointLabels>) -> Arc<EndpointLabels> {
-        let known = self.contents.endpoint_labels.get(&address);
-        known.filter(|known| **known == labels).cloned().unwrap_or(labels)
+    /// Replaces labels by equal ones that the mirror holds for their address, so that these are in memory once.
+    pub(crate) fn share_labels(&self, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
+        for (address, labels) in labels {
+            if let Some(known) = self.contents.endpoint_labels.get(address).filter(|known| *known == labels) {
+                labels.clone_from(known);
+            }
+        }
     }
 
     /// Whether the slots hold exactly these backends.

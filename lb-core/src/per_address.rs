@@ -15,6 +15,10 @@ pub(crate) struct PerAddress<V> {
     by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
     /// Addresses whose value may have changed.
     dirty: BTreeSet<IpAddr>,
+    /// Whether all addresses that the kernel has and no Service sets count as dirty.
+    unclaimed_are_dirty: bool,
+    /// Whether [`Self::changes`] removes no address now.
+    keeps_unclaimed: bool,
     /// Addresses for which the last plan has a step, until all of its steps are applied.
     in_flight: Vec<IpAddr>,
 }
@@ -92,6 +96,8 @@ impl<V> Default for PerAddress<V> {
             claims: BTreeMap::new(),
             by_service: BTreeMap::new(),
             dirty: BTreeSet::new(),
+            unclaimed_are_dirty: false,
+            keeps_unclaimed: false,
             in_flight: Vec::new(),
         }
     }
@@ -122,12 +128,23 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.claims.get(&address)?.all().iter().map(|claim| &claim.value).max()
     }
 
+    /// Lets [`Self::changes`] remove no address until the next call with `false`.
+    pub(crate) const fn keep_unclaimed(&mut self, keep: bool) {
+        self.keeps_unclaimed = keep;
+    }
+
     /// How many addresses the map has once [`Self::changes`] to `known` are applied.
     pub(crate) fn size_after_changes(&self, known: &BTreeMap<IpAddr, V>) -> usize {
         let is_wanted = |address: &&IpAddr| self.claims.contains_key(address);
-        let (new, gone): (Vec<&IpAddr>, Vec<&IpAddr>) = self.dirty.iter().partition(is_wanted);
-        let new = new.into_iter().filter(|address| !known.contains_key(address)).count();
-        let gone = gone.into_iter().filter(|address| known.contains_key(address)).count();
+        let new = self.dirty.iter().filter(is_wanted).filter(|address| !known.contains_key(address)).count();
+        let gone = if self.keeps_unclaimed {
+            0
+        } else if self.unclaimed_are_dirty {
+            known.keys().filter(|address| !is_wanted(address)).count()
+        } else {
+            let gone = self.dirty.iter().filter(|address| !is_wanted(address));
+            gone.filter(|address| known.contains_key(address)).count()
+        };
         known.len() + new - gone
     }
 
@@ -140,13 +157,20 @@ impl<V: Clone + Ord> PerAddress<V> {
     ) -> (usize, usize) {
         let before = self.by_service.get(service).map_or(&[][..], |before| before);
         let has = |all: &[(IpAddr, V)], address: &IpAddr| all.iter().any(|(other, _)| other == address);
-        let stays = |address: &IpAddr| known.contains_key(address) && !self.dirty.contains(address);
+        let is_dirty = |address: &IpAddr| self.unclaimed_are_dirty || self.dirty.contains(address);
+        let stays =
+            |address: &IpAddr| known.contains_key(address) && (self.keeps_unclaimed || !is_dirty(address));
         let is_new = |address: &IpAddr| !self.claims.contains_key(address) && !stays(address);
-        let has_one_claim =
-            |address| matches!(self.claims.get(address), Some(Claims::One(claim)) if claim.count == 1);
+        let has_one_claim = |address: &IpAddr| matches!(self.claims.get(address), Some(Claims::One(claim)) if claim.count == 1);
         let new = after.iter().filter(|(address, _)| is_new(address)).count();
-        let gone = before.iter().filter(|(address, _)| !has(after, address) && has_one_claim(address));
-        (new, gone.count())
+        let is_gone =
+            |address: &IpAddr| !self.keeps_unclaimed && !has(after, address) && has_one_claim(address);
+        (new, before.iter().filter(|(address, _)| is_gone(address)).count())
+    }
+
+    /// Number of addresses that Services set.
+    pub(crate) fn len(&self) -> usize {
+        self.claims.len()
     }
 
     /// Frees unused memory.
@@ -155,14 +179,14 @@ impl<V: Clone + Ord> PerAddress<V> {
         compact::map(&mut self.by_service);
     }
 
-    /// Marks these addresses for the next call of [`Self::changes`].
-    pub(crate) fn mark_dirty<'a>(&mut self, addresses: impl IntoIterator<Item = &'a IpAddr>) {
-        self.dirty.extend(addresses);
+    /// Lets the next call of [`Self::changes`] remove every address that no Service sets.
+    pub(crate) const fn remove_unclaimed(&mut self) {
+        self.unclaimed_are_dirty = true;
     }
 
     /// Whether [`Self::changes`] may return changes.
     pub(crate) fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+        self.unclaimed_are_dirty || !self.dirty.is_empty()
     }
 
     /// The changes from `known` to the wanted values, computed only for addresses whose value may have changed; `None`
@@ -171,8 +195,15 @@ impl<V: Clone + Ord> PerAddress<V> {
         &mut self,
         known: &BTreeMap<IpAddr, V>,
     ) -> impl Iterator<Item = (IpAddr, Option<V>)> {
-        let dirty = std::mem::take(&mut self.dirty).into_iter();
-        self.in_flight = dirty.filter(|address| self.wanted(*address) != known.get(address)).collect();
+        let is_claimed = |address: &IpAddr| self.claims.contains_key(address);
+        let mut due = std::mem::take(&mut self.dirty);
+        if self.keeps_unclaimed {
+            self.dirty = due.extract_if(.., |address| !is_claimed(address)).collect();
+        } else if std::mem::take(&mut self.unclaimed_are_dirty) {
+            due.extend(known.keys().filter(|address| !is_claimed(address)));
+        }
+        self.in_flight =
+            due.into_iter().filter(|address| self.wanted(*address) != known.get(address)).collect();
         self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned()))
     }
 

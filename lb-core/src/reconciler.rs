@@ -37,6 +37,7 @@ use crate::{
 ///
 /// ```text
 /// handle(changes)* → plan() → for each step: kernel, then applied(step), or failed() → end_epoch()
+///                    or plan_part() in place of plan(), again while is_partial()
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
@@ -82,12 +83,19 @@ pub struct Reconciler {
     targets: Targets,
     endings: StaleUdp,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
+    /// The Services to plan, with their ports, or `None` for ports that the plan must compute again: those of very many
+    /// Services take much memory.
+    due: BTreeMap<ObjectName, Option<Vec<Port>>>,
+    /// Whether the last plan was a part, and others follow.
+    partial: bool,
     in_flight: InFlight,
+    /// Number of endpoints' addresses when the maps were last rebuilt.
+    compacted: usize,
 }
 
 /// If at most this many Services are dirty, a plan keeps their ports in memory; else it computes those of each Service
 /// again when it needs them.
-const FEW: usize = 4096;
+const FEW: usize = Reconciler::PART;
 
 /// The Services of the last plan, until all of its steps are applied.
 #[derive(Clone, Debug, Default)]
@@ -146,13 +154,17 @@ impl Reconciler {
             targets: Targets::default(),
             endings: StaleUdp::default(),
             problems: BTreeMap::new(),
+            due: BTreeMap::new(),
+            partial: false,
             in_flight: InFlight::default(),
+            compacted: 0,
         }
     }
 
     /// Stores changes for the next plan.
     pub fn handle(&mut self, changes: Vec<Change>) {
-        changes.into_iter().for_each(|change| self.store.apply(change));
+        let known = &self.mirror.contents().endpoint_labels;
+        changes.into_iter().for_each(|change| self.store.apply(change, known));
     }
 
     /// Sets the zone of this node.
@@ -216,7 +228,7 @@ impl Reconciler {
     /// Brings the targets of a Service up to date. A new one begins with the verdict of a known one whose probes ask the
     /// same: a changed interval changes no verdict.
     fn set_targets(&mut self, service: &ObjectName) {
-        let targets = desired::targets(self.store.service(service), self.store.slices(service));
+        let targets = desired::targets(self.store.service(service), || self.store.slices(service));
         for new in self.targets.set(service, targets) {
             let unhealthy = &self.node.unhealthy;
             if alike(unhealthy.range(..&new), unhealthy.range(&new..), &new).is_some() {
@@ -251,8 +263,8 @@ impl Reconciler {
     /// Service stays as the agent found it, all addresses stay.
     fn delete_unknown_services(&mut self) {
         if self.complete && self.earlier.is_empty() {
-            self.labels.mark_dirty(self.mirror.contents().endpoint_labels.keys());
-            self.vips.mark_dirty(self.mirror.contents().vips.keys());
+            self.labels.remove_unclaimed();
+            self.vips.remove_unclaimed();
         }
     }
 
@@ -266,6 +278,8 @@ impl Reconciler {
     /// Service waits for, or the agent has found invalid elements in the kernel.
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
+            || self.partial
+            || !self.due.is_empty()
             || self.labels.is_dirty()
             || self.vips.is_dirty()
             || self.in_flight.steps > 0
@@ -279,17 +293,35 @@ impl Reconciler {
     /// The steps from the kernel's contents to the desired state. Steps of the previous plan that were not applied
     /// count as failed.
     pub fn plan(&mut self) -> Plan {
+        self.plan_part(usize::MAX)
+    }
+
+    /// A good size for [`Self::plan_part`].
+    pub const PART: usize = 4096;
+
+    /// Like [`Self::plan`], but plans about `services` Services of those that are due, which limits the use of memory.
+    /// If [`Self::is_partial`] afterwards, call it again once the steps are applied: the last part removes what no
+    /// Service needs any more. A frontend goes to another Service in one step, as with [`Self::plan`].
+    pub fn plan_part(&mut self, services: usize) -> Plan {
         self.failed();
+        self.update_due();
+        self.partial = self.due.len() > services;
+        self.labels.keep_unclaimed(self.partial);
+        self.vips.keep_unclaimed(self.partial);
         let mut draft = Draft::default();
-        let mut services = Vec::new();
+        let mut planned = Vec::new();
         let mut wanted = BTreeSet::new();
-        let mut given_up = self.distrusted.clone();
+        let mut given_up = BTreeSet::new();
         let mut stuck = Vec::new();
         let contents = self.mirror.contents();
         let mut left = Remaining::new(self.capacity, contents, self.vips.size_after_changes(&contents.vips));
-        for (service, ports) in self.desired() {
+        let mut heirs = Vec::new();
+        while let Some((service, ports)) = self.next_due(&mut heirs, planned.len() < services) {
             let ports = ports.unwrap_or_else(|| self.desired_ports(&service));
             self.note_annotations(&service);
+            if self.partial {
+                heirs.extend(self.heirs(&service));
+            }
             match self.plan_service(&service, ports, &mut left, &mut draft) {
                 Some(keys) => {
                     given_up.extend(self.frontends_of(&service));
@@ -298,20 +330,56 @@ impl Reconciler {
                 None => stuck.push(service.clone()),
             }
             draft.problems.extend(self.problems.get(&service).into_iter().flatten().cloned());
-            services.push(service);
+            planned.push(service);
+        }
+        if !self.partial {
+            given_up.extend(&self.distrusted);
         }
         draft.delete_frontends = given_up.difference(&wanted).copied().collect();
         stuck.iter().for_each(|service| self.release_idle(service, &wanted, &mut draft));
-        draft.release.extend(self.slices.garbage());
-        draft.release_tables.extend(self.tables.garbage());
-        draft.delete_service_labels.extend(&self.stale_ids);
-        draft.delete_source_ranges.extend(&self.stale_ranges);
+        if !self.partial {
+            draft.release.extend(self.slices.garbage());
+            draft.release_tables.extend(self.tables.garbage());
+            draft.delete_service_labels.extend(&self.stale_ids);
+            draft.delete_source_ranges.extend(&self.stale_ranges);
+        }
         self.plan_addresses(&mut draft);
         let plan = draft.finish();
         if !plan.steps.is_empty() {
-            self.in_flight = InFlight { steps: plan.steps.len(), services };
+            self.in_flight = InFlight { steps: plan.steps.len(), services: planned };
         }
         plan
+    }
+
+    /// Whether the last plan was a part, and others follow.
+    pub const fn is_partial(&self) -> bool {
+        self.partial
+    }
+
+    /// Number of Services that the last plan left to the parts that follow.
+    pub fn unplanned(&self) -> usize {
+        self.due.len()
+    }
+
+    /// The next Service of a plan: one of `heirs`, else any that is due, if there `is_room` for it in the plan.
+    fn next_due(
+        &mut self,
+        heirs: &mut Vec<ObjectName>,
+        is_room: bool,
+    ) -> Option<(ObjectName, Option<Vec<Port>>)> {
+        while let Some(heir) = heirs.pop() {
+            if let Some(due) = self.due.remove_entry(&heir) {
+                return Some(due);
+            }
+        }
+        if is_room { self.due.pop_first() } else { None }
+    }
+
+    /// The Services that own frontends which the kernel has for this Service. If they are due, they belong in the same
+    /// plan, which then gives them the frontend in one step.
+    fn heirs(&self, service: &ObjectName) -> Vec<ObjectName> {
+        let owners = self.frontends_of(service).filter_map(|key| self.claims.owner(key));
+        owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
     /// Frees memory that insertions have left unused. Takes time for every object: call it when most objects have
@@ -320,6 +388,17 @@ impl Reconciler {
         self.labels.compact();
         self.vips.compact();
         self.mirror.compact();
+        self.compacted = self.labels.len();
+    }
+
+    /// Like [`Self::compact`], but only if Services have at least half as many endpoints again as when it last did.
+    /// Returns whether it did.
+    pub fn compact_if_grown(&mut self) -> bool {
+        let has_grown = self.labels.len() > self.compacted + self.compacted / 2;
+        if has_grown {
+            self.compact();
+        }
+        has_grown
     }
 
     /// Records that a step of the last plan is in the kernel.
@@ -510,36 +589,34 @@ impl Reconciler {
         self.problems.values().flatten()
     }
 
-    /// The desired state of the Services to plan: the dirty ones, and those whose frontends change their owner as a
-    /// result. `None` for ports that the caller must compute again: those of very many Services take much memory.
-    fn desired(&mut self) -> BTreeMap<ObjectName, Option<Vec<Port>>> {
+    /// Adds the Services to plan to those that are due: the dirty ones, and those whose frontends change their owner as a
+    /// result.
+    fn update_due(&mut self) {
         let mut dirty = self.store.take_dirty();
         dirty.retain(|service| self.is_shown(service));
         let are_few = dirty.len() <= FEW;
-        let mut desired = BTreeMap::new();
         let mut concerned = BTreeSet::new();
         for service in dirty {
             self.set_targets(&service);
             let ports = self.desired_ports(&service);
-            let slices = self.store.slices(&service);
-            self.holders.set(&service, self.store.service(&service), slices.clone());
-            self.health_checks.set(&service, self.store.service(&service), slices, &ports, &self.node);
+            let (known, slices) = (self.store.service(&service), self.store.slices(&service));
+            self.holders.set(&service, known, slices.iter());
+            self.health_checks.set(&service, known, slices.iter(), &ports, &self.node);
             concerned.append(&mut self.claims.set(&service, &ports));
-            desired.insert(service, are_few.then_some(ports));
+            self.due.insert(service, are_few.then_some(ports));
         }
-        concerned.retain(|service| !desired.contains_key(service));
+        concerned.retain(|service| !self.due.contains_key(service));
         for service in concerned {
             self.holders.outdate(&service);
             let ports = are_few.then(|| self.desired_ports(&service));
-            desired.insert(service, ports);
+            self.due.insert(service, ports);
         }
-        desired
     }
 
     /// Whether the Service may be planned: the sources have shown it with an EndpointSlice, or it is not in `earlier`.
     /// If they have shown it, removes it from `earlier`.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
-        let whole = self.store.service(name).is_some() && self.store.slices(name).next().is_some();
+        let whole = self.store.service(name).is_some() && self.store.has_slices(name);
         if whole && self.earlier.remove(name) {
             self.delete_unknown_services();
         }
@@ -548,14 +625,13 @@ impl Reconciler {
 
     fn desired_ports(&mut self, name: &ObjectName) -> Vec<Port> {
         let Some(service) = self.store.service(name) else { return Vec::new() };
+        let mut slices = self.store.slices(name);
         if LastGood::concerns(name) {
-            let slices = self.last_good.choose(self.store.slices(name));
-            return desired::desired(name, service, slices.iter(), &self.node);
+            slices = self.last_good.choose(slices.iter());
+        } else if let Some(complete) = self.unread.complete(name, slices.iter()) {
+            slices = complete;
         }
-        if let Some(slices) = self.unread.complete(name, self.store.slices(name)) {
-            return desired::desired(name, service, slices.iter(), &self.node);
-        }
-        desired::desired(name, service, self.store.slices(name), &self.node)
+        desired::desired(name, service, slices.iter(), &self.node)
     }
 
     /// Plans one Service; returns the frontends that it owns. `None` if it keeps its present state.
@@ -592,9 +668,10 @@ impl Reconciler {
             return self.is_full((full, *left), service, &owned, reserved);
         }
         self.endings.set(service, &owned);
-        let labels = labels_of(&owned).into_iter();
-        let labels = labels.map(|(address, labels)| (address, self.mirror.share(address, labels)));
-        self.labels.set(service, labels.collect());
+        let mut labels = labels_of(&owned);
+        self.store.share_labels(service, &mut labels);
+        self.mirror.share_labels(&mut labels);
+        self.labels.set(service, labels);
         self.vips.set(service, vips);
         self.retire(service, &targets, &ranges, draft);
         let known = &self.mirror.contents().source_ranges;

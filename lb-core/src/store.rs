@@ -1,14 +1,20 @@
 //! The latest state of every object from the sources, and the Services that changed.
 
+mod slice;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
     sync::Arc,
 };
 
+use self::slice::StoredSlice;
 use crate::{
     convert,
     environment::{self, Environment},
-    model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Scheduling, Service},
+    model::{Change, EndpointSlice, ObjectName, Scheduling, Service},
+    plan::EndpointLabels,
+    strings::Strings,
 };
 
 /// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
@@ -18,19 +24,23 @@ pub struct Store {
     services: BTreeMap<ObjectName, Box<Service>>,
     /// Slices by their Service, sorted by their own name. Most Services have one, for which a map would cost a
     /// kilobyte.
-    slices: BTreeMap<ObjectName, Vec<(ObjectName, EndpointSlice)>>,
+    slices: BTreeMap<ObjectName, Vec<StoredSlice>>,
     /// The Service of each slice.
     service_of: HashMap<ObjectName, ObjectName>,
     dirty: BTreeSet<ObjectName>,
-    strings: Interner,
+    strings: Strings,
 }
 
+/// The labels of addresses, as the kernel holds them.
+type Labels = BTreeMap<IpAddr, Arc<EndpointLabels>>;
+
 impl Store {
-    /// Stores a change. An object that equals the stored one makes nothing dirty.
-    pub fn apply(&mut self, change: Change) {
+    /// Stores a change. An object that equals the stored one makes nothing dirty. An endpoint whose labels `known` also
+    /// has shares them.
+    pub fn apply(&mut self, change: Change, known: &Labels) {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),
-            Change::EndpointSlice(name, slice) => self.apply_slice(name, slice),
+            Change::EndpointSlice(name, slice) => self.apply_slice(name, slice, known),
         }
     }
 
@@ -40,8 +50,19 @@ impl Store {
     }
 
     /// The EndpointSlices of a Service, sorted by their names.
-    pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> + Clone {
-        self.slices.get(service).into_iter().flatten().map(|(_, slice)| slice)
+    pub fn slices(&self, service: &ObjectName) -> Vec<EndpointSlice> {
+        self.stored_slices(service).iter().map(|slice| slice.read(service)).collect()
+    }
+
+    /// Whether a Service has an EndpointSlice.
+    pub fn has_slices(&self, service: &ObjectName) -> bool {
+        !self.stored_slices(service).is_empty()
+    }
+
+    /// Replaces labels by equal ones that an endpoint of the Service has at their address, so that these are in memory
+    /// once. `labels` are in order of their addresses.
+    pub(crate) fn share_labels(&self, service: &ObjectName, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
+        self.stored_slices(service).iter().for_each(|slice| slice.share_labels(labels));
     }
 
     /// Number of Services with virtual addresses, and number of EndpointSlices.
@@ -86,9 +107,7 @@ impl Store {
         }
         match service {
             Some(mut service) => {
-                for port in &mut service.ports {
-                    port.name = self.strings.intern(&port.name);
-                }
+                self.strings.service(&mut service);
                 service.ports.shrink_to_fit();
                 self.services.insert(name.clone(), Box::new(service));
             }
@@ -115,47 +134,45 @@ impl Store {
         service
     }
 
-    fn apply_slice(&mut self, name: ObjectName, slice: Option<EndpointSlice>) {
+    fn apply_slice(&mut self, name: ObjectName, slice: Option<EndpointSlice>, known: &Labels) {
         let before = self.service_of.get(&name);
         if before == slice.as_ref().map(|slice| &slice.service)
-            && before.and_then(|service| self.slice(service, &name)) == slice.as_ref()
+            && before.and_then(|service| self.slice(service, &name)) == slice
         {
             return;
         }
         self.remove_slice(&name);
         if let Some(slice) = slice {
-            self.insert_slice(name, slice);
+            self.insert_slice(name, slice, known);
         }
     }
 
-    fn insert_slice(&mut self, name: ObjectName, mut slice: EndpointSlice) {
+    fn insert_slice(&mut self, name: ObjectName, mut slice: EndpointSlice, known: &Labels) {
         let name = self.strings.object_name(name);
         slice.service = self.strings.object_name(slice.service);
-        for port in &mut slice.ports {
-            port.name = self.strings.intern(&port.name);
-        }
-        for endpoint in &mut slice.endpoints {
-            self.strings.endpoint(endpoint);
-        }
-        slice.endpoints.shrink_to_fit();
+        self.strings.slice(&mut slice);
         self.dirty.insert(slice.service.clone());
         self.service_of.insert(name.clone(), slice.service.clone());
         let slices = self.slices.entry(slice.service.clone()).or_default();
-        let place = slices.partition_point(|(known, _)| *known < name);
+        let place = slices.partition_point(|known| known.name < name);
         slices.reserve_exact(1);
-        slices.insert(place, (name, slice));
+        slices.insert(place, StoredSlice::new(name, slice, known));
     }
 
-    fn slice(&self, service: &ObjectName, name: &ObjectName) -> Option<&EndpointSlice> {
-        let slices = self.slices.get(service)?;
-        let place = slices.binary_search_by(|(known, _)| known.cmp(name)).ok()?;
-        Some(&slices[place].1)
+    fn stored_slices(&self, service: &ObjectName) -> &[StoredSlice] {
+        self.slices.get(service).map_or(&[], |slices| slices)
+    }
+
+    fn slice(&self, service: &ObjectName, name: &ObjectName) -> Option<EndpointSlice> {
+        let slices = self.stored_slices(service);
+        let place = slices.binary_search_by(|known| known.name.cmp(name)).ok()?;
+        Some(slices[place].read(service))
     }
 
     fn remove_slice(&mut self, name: &ObjectName) {
         let Some(service) = self.service_of.remove(name) else { return };
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.retain(|(known, _)| known != name);
+            slices.retain(|known| known.name != *name);
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
@@ -164,57 +181,10 @@ impl Store {
     }
 }
 
-/// Keeps one copy of each string: thousands of endpoints share a few nodes, zones, hints and namespaces.
-#[derive(Clone, Debug, Default)]
-struct Interner {
-    strings: HashSet<Arc<str>>,
-    /// The next removal of unused strings starts at this number of strings.
-    sweep_at: usize,
-    hints: BTreeSet<Arc<Hints>>,
-    /// The next removal of unused hints starts at this number of hints.
-    sweep_hints_at: usize,
-}
-
-impl Interner {
-    fn intern(&mut self, text: &Arc<str>) -> Arc<str> {
-        if let Some(known) = self.strings.get(text) {
-            return known.clone();
-        }
-        if self.strings.len() >= self.sweep_at {
-            self.strings.retain(|text| Arc::strong_count(text) > 1);
-            self.sweep_at = 1024.max(2 * self.strings.len());
-        }
-        self.strings.insert(text.clone());
-        text.clone()
-    }
-
-    fn object_name(&mut self, name: ObjectName) -> ObjectName {
-        ObjectName { namespace: self.intern(&name.namespace), name: self.intern(&name.name) }
-    }
-
-    /// Interns node, zone and hints. Pod names are unique, so interning them would only cost memory.
-    fn endpoint(&mut self, endpoint: &mut Endpoint) {
-        endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
-        endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));
-        endpoint.hints = endpoint.hints.take().map(|hints| self.hints(hints));
-    }
-
-    fn hints(&mut self, hints: Arc<Hints>) -> Arc<Hints> {
-        if let Some(known) = self.hints.get(&hints) {
-            return known.clone();
-        }
-        if self.hints.len() >= self.sweep_hints_at {
-            self.hints.retain(|hints| Arc::strong_count(hints) > 1);
-            self.sweep_hints_at = 1024.max(2 * self.hints.len());
-        }
-        self.hints.insert(hints.clone());
-        hints
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Endpoint;
 
     fn name(text: &str) -> ObjectName {
         ObjectName::new("default", text)
@@ -235,7 +205,7 @@ mod tests {
     }
 
     fn dirty(store: &mut Store, change: Change) -> Vec<String> {
-        store.apply(change);
+        store.apply(change, &Labels::new());
         store.take_dirty().iter().map(|name| name.name.to_string()).collect()
     }
 
@@ -263,8 +233,8 @@ mod tests {
         let mut store = Store::default();
         dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("a", "n1"))));
         assert_eq!(dirty(&mut store, Change::EndpointSlice(name("s"), Some(slice("b", "n1")))), ["a", "b"]);
-        assert_eq!(store.slices(&name("a")).count(), 0);
-        assert_eq!(store.slices(&name("b")).count(), 1);
+        assert_eq!(store.slices(&name("a")).len(), 0);
+        assert_eq!(store.slices(&name("b")).len(), 1);
     }
 
     #[test]
@@ -275,8 +245,7 @@ mod tests {
         }
         dirty(&mut store, Change::EndpointSlice(name("s2"), Some(slice("a", "moved"))));
         let nodes = |store: &Store| -> Vec<String> {
-            let service = name("a");
-            let endpoints = store.slices(&service).flat_map(|slice| &slice.endpoints);
+            let endpoints = store.slices(&name("a")).into_iter().flat_map(|slice| slice.endpoints);
             endpoints.filter_map(|endpoint| endpoint.node.as_deref().map(str::to_owned)).collect()
         };
         assert_eq!(nodes(&store), ["s1", "moved", "s3"]);
@@ -290,8 +259,8 @@ mod tests {
         let mut store = Store::default();
         dirty(&mut store, Change::EndpointSlice(name("s1"), Some(slice("a", "node"))));
         dirty(&mut store, Change::EndpointSlice(name("s2"), Some(slice("a", "node"))));
-        let nodes: Vec<Arc<str>> =
-            store.slices(&name("a")).flat_map(|s| &s.endpoints).filter_map(|e| e.node.clone()).collect();
+        let endpoints = store.slices(&name("a")).into_iter().flat_map(|slice| slice.endpoints);
+        let nodes: Vec<Arc<str>> = endpoints.filter_map(|endpoint| endpoint.node).collect();
         assert!(Arc::ptr_eq(&nodes[0], &nodes[1]));
     }
 }

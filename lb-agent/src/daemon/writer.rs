@@ -91,7 +91,7 @@ pub(super) struct Writer {
     source_ready: bool,
     /// Whether a plan was made; the first one is due even without a change.
     planned: bool,
-    /// Steps that the last synchronisation left undone, plus Services that wait for room.
+    /// Steps that the last synchronisation left undone, plus Services that it did not plan or that wait for room.
     pending: usize,
     /// The Services that the next plan covers.
     next_extent: Extent,
@@ -103,6 +103,19 @@ pub(super) struct Writer {
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
+}
+
+/// The result of a synchronisation.
+#[derive(Debug, Default)]
+struct Applied {
+    /// Number of steps of all parts that were planned.
+    planned: usize,
+    /// Number of these steps that are in the kernel.
+    applied: usize,
+    /// The error that stopped the other steps.
+    failure: Option<ApplyError>,
+    /// Whether so many objects changed that the reconciler should be compacted.
+    is_large: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -261,15 +274,7 @@ impl Writer {
     /// Plans and applies the steps; the kernel may refuse some of them.
     fn synchronise(&mut self) {
         let started = Instant::now();
-        let Plan { steps, .. } = self.reconciler.plan();
-        let planned = steps.len();
-        // Planning inserts many objects into ordered maps, which leaves much memory unused; applying the steps does so
-        // again.
-        let is_large = planned > BATCH;
-        if is_large {
-            self.reconciler.compact();
-        }
-        let (applied, failure) = self.apply(steps);
+        let Applied { planned, applied, failure, is_large } = self.apply_parts();
         if is_large {
             self.reconciler.compact();
         }
@@ -282,7 +287,8 @@ impl Writer {
         // A Service that waits for slots counts as pending, but does not make the agent unhealthy: other nodes are
         // likely to have the same shortage.
         let waits = |problem: &&Condition| problem.waits_for().is_some();
-        self.pending = planned - applied + self.reconciler.problems().filter(waits).count();
+        let waiting = self.reconciler.problems().filter(waits).count();
+        self.pending = planned - applied + self.reconciler.unplanned() + waiting;
         let extent = std::mem::replace(&mut self.next_extent, Extent::Partial);
         self.metrics.attempted(extent, started.elapsed());
         match &failure {
@@ -294,6 +300,24 @@ impl Writer {
         self.publish_targets();
         if is_large || extent == Extent::Full {
             memory::return_unused();
+        }
+    }
+
+    /// Plans the Services part by part and applies the steps of each part, which limits the use of memory.
+    fn apply_parts(&mut self) -> Applied {
+        let mut all = Applied::default();
+        loop {
+            let Plan { steps, .. } = self.reconciler.plan_part(Reconciler::PART);
+            all.planned += steps.len();
+            all.is_large |= self.reconciler.is_partial() || steps.len() > BATCH;
+            let (applied, failure) = self.apply(steps);
+            all.applied += applied;
+            if failure.is_some() || !self.reconciler.is_partial() {
+                return Applied { failure, ..all };
+            }
+            if self.reconciler.compact_if_grown() {
+                memory::return_unused();
+            }
         }
     }
 

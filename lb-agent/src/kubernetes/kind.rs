@@ -7,6 +7,7 @@ use lb_core::{
     family::Family,
     model::{Change, ObjectName, Trigger},
     rules,
+    strings::Strings,
 };
 
 use super::{node::NodeInfo, watched::Read};
@@ -30,6 +31,9 @@ pub(super) trait Kind: Read {
 
     /// Converts the object, whose name is `name`.
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError>;
+
+    /// Lets a change share strings with earlier ones.
+    fn share(_change: &mut Self::Change, _strings: &mut Strings) {}
 
     /// The change for a deleted object.
     fn gone(name: ObjectName) -> Self::Change;
@@ -86,6 +90,10 @@ impl Kind for Service {
         Ok(convert::service(self)?.map(|change| named(name, change)))
     }
 
+    fn share(change: &mut Change, strings: &mut Strings) {
+        strings.share(change);
+    }
+
     fn gone(name: ObjectName) -> Change {
         Change::Service(name, None)
     }
@@ -106,6 +114,10 @@ impl Kind for EndpointSlice {
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Change>, ConvertError> {
         Ok(convert::endpoint_slice(self)?.map(|change| named(name, change)))
+    }
+
+    fn share(change: &mut Change, strings: &mut Strings) {
+        strings.share(change);
     }
 
     fn gone(name: ObjectName) -> Change {

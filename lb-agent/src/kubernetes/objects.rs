@@ -1,14 +1,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hash::{DefaultHasher, Hash as _, Hasher as _},
+    hash::{DefaultHasher, Hash, Hasher as _},
+    num::NonZeroU64,
     time::SystemTime,
 };
 
 use kube::runtime::watcher::Event;
 use lb_core::{
     api::ObjectMeta,
+    compact,
     convert::{ConvertError, Converted, object_name},
     model::{ObjectName, Trigger},
+    strings::Strings,
 };
 use tracing::warn;
 
@@ -34,6 +37,9 @@ pub(super) struct Objects<K: Kind> {
     /// Triggers of the changes, without those from before the agent's start.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
+    /// Strings that objects have in common, one copy of each. They are shared as soon as an object is read: a long list
+    /// would leave its copies as holes between what stays.
+    strings: Strings,
     /// Problems of objects that are not logged yet.
     unlogged: Vec<String>,
 }
@@ -41,13 +47,15 @@ pub(super) struct Objects<K: Kind> {
 /// An object that exists, readable or not.
 #[derive(Clone, Copy, Debug)]
 struct KnownObject {
-    /// The version as a digest: see [`version`].
-    version: Option<u64>,
+    /// A [`digest`] of uid and version; `None` without a version.
+    version: Option<NonZeroU64>,
     /// Number of the newest list when the API server last sent the object.
     list: u64,
-    /// The trigger of its newest readable version.
-    triggered: Option<Trigger>,
+    /// A [`digest`] of the trigger of its newest readable version.
+    triggered: Option<NonZeroU64>,
 }
+
+const _: () = assert!(size_of::<KnownObject>() == 24);
 
 #[derive(Debug)]
 struct Rejected {
@@ -69,6 +77,7 @@ impl<K: Kind> Objects<K> {
             changes: Vec::new(),
             triggered: Vec::new(),
             beginning,
+            strings: Strings::default(),
             unlogged: Vec::new(),
         }
     }
@@ -130,6 +139,7 @@ impl<K: Kind> Objects<K> {
 
     fn take(&mut self, Watched { metadata, object, .. }: Watched<K>) {
         let Some(name) = name_of::<K>(&metadata) else { return };
+        let name = self.strings.share_namespace(name);
         let now = KnownObject { version: version(&metadata), list: self.list, triggered: None };
         if let Some(known) = self.known.get_mut(&name) {
             known.list = now.list;
@@ -138,10 +148,11 @@ impl<K: Kind> Objects<K> {
             }
         }
         match changed(&object, &name) {
-            Ok((Converted { value, left_out }, triggered)) => {
+            Ok((Converted { mut value, left_out }, triggered)) => {
+                K::share(&mut value, &mut self.strings);
                 self.note_left_out(&name, &left_out);
                 self.note_trigger(&name, triggered);
-                self.known.insert(name, KnownObject { triggered, ..now });
+                self.known.insert(name, KnownObject { triggered: triggered.map(of_trigger), ..now });
                 self.changes.push(value);
             }
             Err(why) => self.reject(name, now, why, &metadata),
@@ -164,7 +175,8 @@ impl<K: Kind> Objects<K> {
     /// cause.
     fn note_trigger(&mut self, name: &ObjectName, triggered: Option<Trigger>) {
         let before = self.known.get(name).and_then(|known| known.triggered);
-        let news = triggered.filter(|trigger| trigger.time > self.beginning && before != Some(*trigger));
+        let is_new = |trigger: &Trigger| before != Some(of_trigger(*trigger));
+        let news = triggered.filter(|trigger| trigger.time > self.beginning && is_new(trigger));
         self.triggered.extend(news);
     }
 
@@ -195,6 +207,7 @@ impl<K: Kind> Objects<K> {
             self.rejected.remove(&name);
             self.changes.push(K::gone(name));
         }
+        compact::map(&mut self.known);
     }
 
     fn delete(&mut self, name: ObjectName) {
@@ -239,12 +252,21 @@ fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
     object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
 }
 
-/// A digest of uid and version, smaller than the texts themselves; `None` without a version.
-fn version(metadata: &ObjectMeta) -> Option<u64> {
+/// A digest of uid and version; `None` without a version.
+fn version(metadata: &ObjectMeta) -> Option<NonZeroU64> {
     let version = metadata.resource_version.as_ref().filter(|version| !version.is_empty())?;
+    Some(digest((&metadata.uid, version)))
+}
+
+fn of_trigger(trigger: Trigger) -> NonZeroU64 {
+    digest((trigger.family as u8, trigger.time))
+}
+
+/// A number that stands for the value, to be compared with that of a later value. It is smaller than most values.
+fn digest(value: impl Hash) -> NonZeroU64 {
     let mut hasher = DefaultHasher::new();
-    (&metadata.uid, version).hash(&mut hasher);
-    Some(hasher.finish())
+    value.hash(&mut hasher);
+    NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX)
 }
 
 #[cfg(test)]

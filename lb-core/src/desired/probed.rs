@@ -11,18 +11,20 @@ use crate::{
     probe::{check::Check, target::Target},
 };
 
-/// The targets to probe for a Service: its endpoints that may get flows.
-pub(crate) fn targets<'a>(
+/// The targets to probe for a Service: its endpoints that may get flows. Only a Service with a check has any, so `slices`
+/// is called only for such a one.
+pub(crate) fn targets(
     service: Option<&Service>,
-    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+    slices: impl FnOnce() -> Vec<EndpointSlice>,
 ) -> BTreeSet<Target> {
     let mut targets = BTreeSet::new();
     let Some((service, check)) = service.and_then(|service| Some((service, service.check()?))) else {
         return targets;
     };
+    let slices = slices();
     for port in &service.ports {
         for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
-            let endpoints = of_port(port, family, slices.clone());
+            let endpoints = of_port(port, family, slices.iter());
             let may_serve = endpoints.iter().filter(|(_, it)| it.ready || serves_terminating(it));
             targets.extend(may_serve.filter_map(|(key, _)| Target::of(check, port.protocol, *key)));
         }

@@ -394,6 +394,37 @@ impl Node {
     /// Plans and applies the first `steps` of the plan; the rest fails. Checks every prefix.
     pub(crate) fn sync_some(&mut self, steps: usize) -> Plan {
         let plan = self.reconciler.plan();
+        self.apply_some(plan, steps)
+    }
+
+    /// Plans this number of Services at a time and applies each part. Stops when the kernel has taken `steps` steps of a
+    /// part that has more. Asserts that a frontend which exists before and after exists all the time.
+    pub(crate) fn sync_parts(&mut self, services: usize, steps: usize) {
+        let lasting = self.lasting();
+        loop {
+            let plan = self.reconciler.plan_part(services);
+            let count = self.apply_some(plan, steps).steps.len();
+            let gone = lasting.iter().find(|key| !self.kernel.maps.frontends.contains_key(key));
+            assert_eq!(gone, None, "a frontend that only changes its Service");
+            if count > steps || !self.reconciler.is_partial() {
+                return;
+            }
+        }
+    }
+
+    /// The frontends that the kernel has now and after a whole plan; none if a map is too full for that plan.
+    fn lasting(&self) -> BTreeSet<ServiceKey> {
+        let plan = self.reconciler.clone().plan();
+        if plan.problems.iter().any(|problem| problem.waits_for().is_some()) {
+            return BTreeSet::new();
+        }
+        let mut whole = self.kernel.clone();
+        plan.steps.iter().for_each(|step| whole.apply(step));
+        let is_there = |key: &&ServiceKey| whole.maps.frontends.contains_key(key);
+        self.kernel.maps.frontends.keys().filter(is_there).copied().collect()
+    }
+
+    fn apply_some(&mut self, plan: Plan, steps: usize) -> Plan {
         let before = (self.kernel.resolved(), self.kernel.admitted());
         let mut whole = self.kernel.clone();
         plan.steps.iter().for_each(|step| whole.apply(step));

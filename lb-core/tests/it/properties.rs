@@ -111,6 +111,36 @@ proptest! {
         prop_assert_eq!(node.kernel.read_back(), Contents { vips: own, ..Contents::default() });
     }
 
+    /// The last events come together, so that the plan has several parts.
+    #[test]
+    fn a_plan_in_parts_ends_in_the_same_state(
+        slots in prop_oneof![2 => Just(PLENTY), 1 => 1..12_u32], policy in world::policy(), before in events(),
+        services in 1..4_usize, changes in collection::vec(change(), 0..20), cut in 0..20_usize, restart in any::<bool>(),
+    ) {
+        let (mut node, mut world) = live(slots, policy, &before);
+        node.settle();
+        changes.iter().for_each(|change| world.apply(change));
+        if restart {
+            node.restart();
+            node.reconciler.handle(world.changes());
+        } else {
+            node.reconciler.handle(changes);
+        }
+        node.sync_parts(services, cut);
+        node.sync_parts(services, usize::MAX);
+        node.settle();
+        if slots == PLENTY {
+            prop_assert_eq!(node.kernel.resolved(), world.expected(&node.node));
+            prop_assert_eq!(node.kernel.admitted(), world.admitted(&node.node));
+            prop_assert_eq!(dump(&node), dump_of(world.changes(), &node.node));
+        }
+        node.reconciler.handle(world.removal());
+        node.sync_parts(services, usize::MAX);
+        node.settle();
+        let own = World::default().vips(&node.node);
+        prop_assert_eq!(node.kernel.read_back(), Contents { vips: own, ..Contents::default() });
+    }
+
     #[test]
     fn any_order_of_events_gives_the_same_maps(
         policy in world::policy(), addresses in world::addresses(),

@@ -109,7 +109,8 @@ impl ServiceMaps {
 
     /// Name and node port of the service port with this id.
     pub fn labels_of(&self, id: u32) -> Result<Option<ServiceLabels>, DatapathError> {
-        Ok(self.service_names.get(&id)?.as_ref().and_then(service_labels))
+        let name = self.service_names.get(&id)?;
+        Ok(name.and_then(|name| service_labels(&name, &mut Strings::default())))
     }
 
     /// Node, zone and pod of the endpoint with this address, as far as known.
@@ -148,13 +149,13 @@ impl ServiceMaps {
                 entry.insert(Digest::of(&self.tables.read_range(range.base, range.count)?));
             }
         }
+        let mut strings = Strings::default();
         self.service_names.for_each(|id, name| {
-            if let Some(labels) = service_labels(name) {
+            if let Some(labels) = service_labels(name, &mut strings) {
                 contents.service_labels.insert(*id, labels);
             }
             Ok(())
         })?;
-        let mut strings = Strings::default();
         self.endpoint_names.for_each(|address, name| {
             let labels = endpoint_labels(name, &mut strings);
             contents.endpoint_labels.insert(IpAddr::from(*address), Arc::new(labels));
@@ -338,12 +339,13 @@ fn service_name(labels: &ServiceLabels) -> ServiceName {
 }
 
 /// The labels in a name; `None` if the protocol is unknown because a newer agent has written it.
-fn service_labels(name: &ServiceName) -> Option<ServiceLabels> {
+fn service_labels(name: &ServiceName, strings: &mut Strings) -> Option<ServiceLabels> {
     let protocol = Protocol::from_number(name.protocol)?;
+    let namespace = strings.shared(&name.namespace).unwrap_or_default();
     Some(ServiceLabels {
         name: ServicePortName {
-            service: ObjectName::new(from_fixed(&name.namespace), from_fixed(&name.name)),
-            port: from_fixed(&name.port_name).into(),
+            service: ObjectName { namespace, name: from_fixed(&name.name).into() },
+            port: strings.shared(&name.port_name).unwrap_or_default(),
             protocol,
         },
         node_port: (name.node_port != 0).then_some(name.node_port),
@@ -366,7 +368,7 @@ fn endpoint_labels(name: &EndpointName, strings: &mut Strings) -> EndpointLabels
     }
 }
 
-/// The names of nodes and zones that were read, one copy of each.
+/// The names of nodes, zones, namespaces and ports that were read, one copy of each.
 #[derive(Default)]
 struct Strings(HashSet<Arc<str>>);
 
@@ -441,7 +443,8 @@ mod tests {
             },
             node_port: Some(30_443),
         };
-        assert_eq!(service_labels(&service_name(&labels)), Some(labels));
+        let read = service_labels(&service_name(&labels), &mut Strings::default());
+        assert_eq!(read, Some(labels));
         let labels = EndpointLabels { node: Some("a".into()), zone: None, pod: Some("web-0".into()) };
         assert_eq!(endpoint_labels(&endpoint_name(&labels), &mut Strings::default()), labels);
     }

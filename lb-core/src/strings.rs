@@ -1,0 +1,97 @@
+//! Keeps one copy of each string: thousands of endpoints share a few nodes, zones, hints and namespaces.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
+
+use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
+
+/// Strings and hints that objects share.
+#[derive(Clone, Debug, Default)]
+pub struct Strings {
+    strings: HashSet<Arc<str>>,
+    /// The next removal of unused strings starts at this number of strings.
+    sweep_at: usize,
+    hints: BTreeSet<Arc<Hints>>,
+    /// The next removal of unused hints starts at this number of hints.
+    sweep_hints_at: usize,
+}
+
+impl Strings {
+    /// Lets an object share the strings of earlier ones that most objects have in common: those of endpoints except for
+    /// names of pods, and those of ports.
+    pub fn share(&mut self, change: &mut Change) {
+        match change {
+            Change::Service(_, service) => service.iter_mut().for_each(|service| self.service(service)),
+            Change::EndpointSlice(_, slice) => slice.iter_mut().for_each(|slice| self.slice(slice)),
+        }
+    }
+
+    /// Lets a name share its namespace with earlier ones.
+    pub fn share_namespace(&mut self, name: ObjectName) -> ObjectName {
+        ObjectName { namespace: self.intern(&name.namespace), name: name.name }
+    }
+
+    pub(crate) fn object_name(&mut self, name: ObjectName) -> ObjectName {
+        ObjectName { namespace: self.intern(&name.namespace), name: self.intern(&name.name) }
+    }
+
+    pub(crate) fn service(&mut self, service: &mut Service) {
+        for port in &mut service.ports {
+            port.name = self.intern(&port.name);
+        }
+    }
+
+    /// The name of the Service stays as it is.
+    pub(crate) fn slice(&mut self, slice: &mut EndpointSlice) {
+        for port in &mut slice.ports {
+            port.name = self.intern(&port.name);
+        }
+        slice.endpoints.iter_mut().for_each(|endpoint| self.endpoint(endpoint));
+    }
+
+    /// Names of pods are unique, so to keep them here would only cost memory.
+    fn endpoint(&mut self, endpoint: &mut Endpoint) {
+        endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
+        endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));
+        endpoint.hints = endpoint.hints.take().map(|hints| self.hints(hints));
+    }
+
+    fn intern(&mut self, text: &Arc<str>) -> Arc<str> {
+        if let Some(known) = self.strings.get(text) {
+            return known.clone();
+        }
+        if self.strings.len() >= self.sweep_at {
+            self.strings.retain(|text| Arc::strong_count(text) > 1);
+            self.sweep_at = 1024.max(2 * self.strings.len());
+        }
+        self.strings.insert(text.clone());
+        text.clone()
+    }
+
+    fn hints(&mut self, hints: Arc<Hints>) -> Arc<Hints> {
+        if let Some(known) = self.hints.get(&hints) {
+            return known.clone();
+        }
+        if self.hints.len() >= self.sweep_hints_at {
+            self.hints.retain(|hints| Arc::strong_count(hints) > 1);
+            self.sweep_hints_at = 1024.max(2 * self.hints.len());
+        }
+        self.hints.insert(hints.clone());
+        hints
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_namespaces_are_stored_once() {
+        let mut strings = Strings::default();
+        let names = ["a", "b"].map(|name| strings.share_namespace(ObjectName::new("default", name)));
+        assert!(Arc::ptr_eq(&names[0].namespace, &names[1].namespace));
+        assert_eq!(names, ["a", "b"].map(|name| ObjectName::new("default", name)));
+    }
+}
