@@ -37,6 +37,7 @@ mod leftovers;
 mod live_commands;
 mod load_balancers;
 mod masquerade;
+mod neighbours;
 mod no_agent;
 mod node;
 mod node_ports;
