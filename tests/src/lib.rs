@@ -33,6 +33,7 @@ pub mod socket;
 pub mod stopwatch;
 pub mod terminal;
 pub mod traffic;
+pub mod virtio;
 
 use std::{thread::sleep, time::Duration};
 

@@ -59,4 +59,5 @@ mod sockets;
 mod stale_udp;
 mod testbed;
 mod transfer;
+mod virtio;
 mod xdp;
