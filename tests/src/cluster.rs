@@ -400,9 +400,35 @@ impl Cluster {
     }
 
     fn connect_lan_node(&self, number: u8) -> Result<()> {
+        self.wire_lan_node(number, veth)
+    }
+
+    /// Replaces the veth between a node and the router by what `connect` creates between its two ends: device names in
+    /// network namespaces. Only with [`ClientLink::Lan`].
+    pub fn rewire_lan_node(
+        &self,
+        number: u8,
+        connect: impl FnOnce((&Netns, &str), (&Netns, &str)) -> Result<()>,
+    ) -> Result<()> {
+        self.node(number).ip("link delete eth0\n")?;
+        self.wire_lan_node(number, connect)?;
+        self.all_nodes()
+            .filter(|other| *other != number)
+            .try_for_each(|other| self.add_pod_routes(number, other))
+    }
+
+    fn all_nodes(&self) -> impl Iterator<Item = u8> {
+        (1..).take(2 + self.more_nodes.len())
+    }
+
+    fn wire_lan_node(
+        &self,
+        number: u8,
+        connect: impl FnOnce((&Netns, &str), (&Netns, &str)) -> Result<()>,
+    ) -> Result<()> {
         let router = self.router.as_ref().context("there is no wire that connects nodes")?;
         let (node, port) = (self.node(number), format!("node{number}"));
-        veth((node, "eth0"), (router, &port))?;
+        connect((node, "eth0"), (router, &port))?;
         node.ip(&format!(
             "address add 172.18.0.{number}/24 dev eth0\naddress add fd00:172:18::{number}/64 dev eth0 nodad\n\
              link set eth0 up\n{}",
@@ -410,8 +436,8 @@ impl Cluster {
         ))?;
         router.ip(&format!(
             "link set {port} master lan up\n\
-             route add 10.244.{number}.0/24 via 172.18.0.{number}\n\
-             route add fd00:10:244:{number}::/64 via fd00:172:18::{number}\n"
+             route replace 10.244.{number}.0/24 via 172.18.0.{number}\n\
+             route replace fd00:10:244:{number}::/64 via fd00:172:18::{number}\n"
         ))
     }
 

@@ -37,6 +37,7 @@ pub mod stopwatch;
 pub mod terminal;
 pub mod traffic;
 pub mod transfers;
+pub mod virtio;
 
 use std::{thread::sleep, time::Duration};
 

@@ -18,7 +18,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 19] = [
+pub(crate) const TOOLS: [(&str, &str); 20] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -38,6 +38,7 @@ pub(crate) const TOOLS: [(&str, &str); 19] = [
     ("musl-gcc", "musl-tools"),
     ("chromium", "chromium"),
     ("chromedriver", "chromium-driver"),
+    ("npm", "npm"),
 ];
 /// Digest of the npm package [`AXE`].
 const AXE_SHA256: &str = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745";
@@ -98,16 +99,11 @@ fn install_axe() -> anyhow::Result<()> {
     // The folder gets its name when it is complete.
     let unfinished = ebpf_build::cache_dir().join(format!("{AXE}.part"));
     fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
-    let archive = unfinished.join("package.tgz");
-    let mut download = Command::new("curl");
-    download
-        .args(["--fail", "--silent", "--show-error", "--location", "--retry", "3", "--output"])
-        .arg(&archive);
-    process::run({
-        download.arg(format!("https://registry.npmjs.org/axe-core/-/{AXE}.tgz"));
-        download
-    })
-    .with_context(|| format!("cannot download {AXE}"))?;
+    let archive = unfinished.join(format!("{AXE}.tgz"));
+    let mut download = Command::new("npm");
+    download.args(["pack", "--silent", "--pack-destination"]).arg(&unfinished);
+    download.arg(AXE.replacen("axe-core-", "axe-core@", 1));
+    process::run(download).with_context(|| format!("cannot download {AXE}"))?;
     let digest = Command::new("sha256sum").arg(&archive).output().context("cannot start sha256sum")?;
     ensure!(
         digest.stdout.starts_with(AXE_SHA256.as_bytes()),

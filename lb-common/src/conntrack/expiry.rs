@@ -45,7 +45,6 @@ pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
 
 /// Seconds until the idle flow expires under `pressure`; 0 when it has expired.
 pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now: Tick) -> u32 {
-    let last_seen = forward.last_seen.max(reply.last_seen);
     let extra =
         if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of(forward, reply);
@@ -57,7 +56,7 @@ pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now:
     } else {
         full
     };
-    timeout.saturating_sub(now.seconds_since(last_seen))
+    timeout.saturating_sub(now.seconds_since(phase.last_used(forward, reply)))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-use super::{Flow, seen};
+use super::{Flow, Tick, seen};
 use crate::protocol;
 
 /// The state of a flow.
@@ -105,6 +105,18 @@ impl Phase {
         matches!(self, Self::TimeWait | Self::Closed)
     }
 
+    /// The last packet of the flow that shows that its client is there; the flow is idle since then. Until the handshake
+    /// is complete, only packets of the client show that: the backend of a forged SYN repeats its SYN-ACK for half a
+    /// minute.
+    #[inline(always)]
+    pub fn last_used(self, forward: &Flow, reply: &Flow) -> Tick {
+        if matches!(self, Self::Opening | Self::Accepted) {
+            forward.last_seen
+        } else {
+            forward.last_seen.max(reply.last_seen)
+        }
+    }
+
     /// The name used in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -132,7 +144,7 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Segment, Tick, chunk,
+        Segment, chunk,
         fixtures::{ACK, FIN, NOW, RST, SYN, pair, segment, tunnelled},
     };
     use super::*;
@@ -218,6 +230,18 @@ mod tests {
             reply.observe_segment(&segment(FIN | ACK, 5001, 1001, 0), NOW);
             assert_eq!(Phase::of(&forward, &reply), Phase::Accepted, "{flags:#x}");
         }
+    }
+
+    #[test]
+    fn retransmitted_syn_ack_does_not_renew_an_unproven_flow() {
+        let (mut forward, mut reply) = pair(protocol::TCP);
+        let later = Tick(NOW.0 + 3);
+        forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
+        reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), later);
+        let last_used = |forward: &Flow, reply: &Flow| Phase::of(forward, reply).last_used(forward, reply);
+        assert_eq!(last_used(&forward, &reply), NOW);
+        forward.observe_segment(&segment(ACK, 1001, 5001, 0), NOW);
+        assert_eq!(last_used(&forward, &reply), later, "established");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use lb_common::{
     Outcome,
-    conntrack::{Flow, Phase, Pressure, Segment, Tick, flow_flags, seconds_left_under},
+    conntrack::{Flow, Phase, Pressure, Segment, Tick, Tuple, flow_flags, seconds_left_under, seen},
     flow_table::Verdict,
 };
 
@@ -178,9 +178,10 @@ pub const fn turned(flow: &Flow) -> Outcome {
 /// stream: a resolver has given up by then. The flow itself expires later ([`Phase::timeout_seconds`]).
 const PORT_REUSE_AFTER_IDLE: u32 = 5;
 
-/// Ticks without a segment after which another connection may take over the source port of a connection without a
-/// complete handshake: by then the client has retransmitted a segment, unless the client's address is forged.
-const PORT_REUSE_UNPROVEN: u32 = 3;
+/// Ticks without a segment of the client after which another connection may take over the source port of a connection
+/// without a complete handshake: by then the client has retransmitted a segment, unless the client's address is forged.
+/// (Clients retransmit a SYN after one second, and again two seconds later.)
+const PORT_REUSE_UNPROVEN: u32 = 2;
 
 /// Whether a new connection may take the source port of this one. Otherwise a busy client, or a SYN flood, would use up
 /// all ports towards a backend long before the first of them expires. After an orderly end the backend may still expect
@@ -188,11 +189,9 @@ const PORT_REUSE_UNPROVEN: u32 = 3;
 /// ports of such flows.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
-    let idle_for = |ticks| {
-        let Tick(last_seen) = forward.last_seen.max(reply.last_seen);
-        now().0.saturating_sub(last_seen) > ticks
-    };
-    match Phase::of(forward, reply) {
+    let phase = Phase::of(forward, reply);
+    let idle_for = |ticks| now().0.saturating_sub(phase.last_used(forward, reply).0) > ticks;
+    match phase {
         Phase::Closed => true,
         Phase::TimeWait => eager,
         Phase::Opening | Phase::Accepted => idle_for(PORT_REUSE_UNPROVEN),
@@ -200,6 +199,15 @@ pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOn
         Phase::Replied => eager && idle_for(PORT_REUSE_AFTER_IDLE),
         Phase::Established | Phase::HalfClosed | Phase::Stream => false,
     }
+}
+
+/// Whether a client has reset its `last` connection, so that the endpoint that `to` leads to has none any more from the
+/// source port of that connection.
+#[inline(always)]
+pub fn frees_port_by_reset(last: &Flow, to: &Tuple) -> bool {
+    last.seen & seen::RST != 0
+        && last.to.destination == to.destination
+        && last.to.destination_port == to.destination_port
 }
 
 /// Whether a new flow may take the place of this one, if all other places are occupied: it may if this flow has
@@ -220,10 +228,7 @@ pub fn eviction(forward: &Flow, reply: &Flow, now: Tick) -> Verdict {
 mod tests {
     use lb_common::{
         Address,
-        conntrack::{
-            Tuple, seen,
-            tcp_flags::{ACK, RST, SYN},
-        },
+        conntrack::tcp_flags::{ACK, RST, SYN},
         protocol::{TCP, UDP},
     };
 
@@ -393,6 +398,15 @@ mod tests {
             }
             assert_eq!(after(expires + 2), Expired, "{phase:?}");
         }
+    }
+
+    #[test]
+    fn only_a_reset_by_the_client_frees_the_port_towards_the_same_endpoint() {
+        let (forward, _) = pair(TCP, CLOSED);
+        let elsewhere = Tuple { destination_port: 81, ..forward.to };
+        assert!(frees_port_by_reset(&forward, &Tuple { source_port: 1, ..forward.to }));
+        assert!(!frees_port_by_reset(&forward, &elsewhere));
+        assert!(!frees_port_by_reset(&pair(TCP, TIME_WAIT).0, &forward.to));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! reply directly. The router sends packets to services to the first or the second of three nodes; the third has only
 //! backends.
 
-use std::{net::SocketAddr, ops::Deref};
+use std::{net::SocketAddr, ops::Deref, time::Duration};
 
 use aya::Ebpf;
 use lb_tests::{
@@ -18,7 +18,7 @@ use lb_tests::{
 };
 
 use crate::{
-    flood,
+    flood::{self, Forged},
     lan::{
         CLUSTER_CIDR, EXTERNAL, Expect,
         Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
@@ -383,6 +383,26 @@ fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
         assert_eq!(connection.upload(100_000).unwrap().server, *server);
     }
     nodes.assert_nothing_was_lost();
+}
+
+/// Node 1 sees no replies, so a forged SYN with any ACK looks like a complete handshake.
+#[test]
+fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
+    const ROOM: u32 = 400;
+    /// Entries of established one-way flows can be evicted after 10 s without a packet; twice that for slow machines.
+    const RECOVERY: Duration = Duration::from_secs(20);
+    let dsr = [&["--north-south-mode", "dsr"][..], &PEERS, &CLUSTER_CIDR].concat();
+    let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
+    let mut lan = Lan::without_agents(wiring);
+    lan.start_agent(1, &[&dsr[..], &["--max-connections", &ROOM.to_string()]].concat());
+    lan.start_agent(2, &dsr);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let (client, to) = (lan.netns("client"), LoadBalancer.of(1, (Protocol::Tcp, 0)));
+    for kind in [Forged::Syn, Forged::Ack] {
+        flood::forge(client, to, 0..6 * ROOM, kind).unwrap();
+    }
+    let is_served = || matches!(probe_briefly(client, to, Protocol::Tcp), Verdict::Answered(_)).then_some(());
+    assert!(wait_for(RECOVERY, is_served).is_some(), "no new client gets in within {RECOVERY:?}");
 }
 
 #[test]

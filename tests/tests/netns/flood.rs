@@ -23,6 +23,8 @@ pub(crate) enum Forged {
     BareFin,
     /// FIN with a guessed acknowledgement number, at the sequence number after the SYN's.
     Fin,
+    /// ACK with a guessed acknowledgement number, at the sequence number after the SYN's.
+    Ack,
     Datagram,
 }
 
@@ -64,6 +66,7 @@ fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
         Forged::Syn | Forged::Datagram => segment(number).syn(),
         Forged::BareFin => segment(number + 1).fin(),
         Forged::Fin => segment(number + 1).fin().ack(GUESS),
+        Forged::Ack => segment(number + 1).ack(GUESS),
     }
     .write(&mut packet, &[])
     .unwrap();

@@ -326,13 +326,56 @@ fn ports_of_idle_udp_flows_are_taken_when_none_is_free() {
         there(bed, family, &Packet::udp(another(family, 0), family.vip(), b"?"), true);
         let packet = Packet::udp(another(family, 1), family.vip(), b"?");
         bed.send(Hook::Ingress, &packet).drops(NoSourcePort);
-        for (key, mut flow) in bed.flows() {
-            flow.last_seen = Tick(flow.last_seen.0 - IDLE_TICKS);
-            bed.insert_entry(&key, &flow);
-        }
+        age(bed, IDLE_TICKS);
         there(bed, family, &packet, true);
         bed.assert_flows(2);
     });
+}
+
+/// A backend repeats its answer to a forged SYN for half a minute. If that kept the port, a few forged SYNs a second
+/// would take all ports.
+#[test]
+fn retransmitted_syn_acks_do_not_keep_the_port_of_an_unproven_connection() {
+    /// One more than `PORT_REUSE_UNPROVEN` in lb-ebpf.
+    const IDLE_TICKS: u32 = 3;
+    each_without_routes("an unproven connection", |bed, family| {
+        masqueraded(bed, family, TCP, 1);
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        let forged = there(bed, family, &Packet::tcp(client, vip, 1000, b"").syn(), true);
+        let answer = Packet::tcp(backend, source_of(&forged), 5000, b"").syn().ack(1001);
+        back(bed, family, client, &answer);
+        let other = Packet::tcp(another(family, 1), vip, 7000, b"").syn();
+        bed.send(Hook::Ingress, &other).drops(NoSourcePort);
+        age(bed, IDLE_TICKS);
+        back(bed, family, client, &answer);
+        assert_eq!(source_of(&there(bed, family, &other, true)), source_of(&forged));
+        bed.assert_flows(2);
+    });
+}
+
+/// A backend still has the connection that had the source port before, so it answers a SYN with an ACK. The client
+/// resets that connection, and its next SYN comes from the same port.
+#[test]
+fn client_that_resets_an_unknown_connection_keeps_its_source_port() {
+    each_without_routes("an unknown connection", |bed, family| {
+        masqueraded(bed, family, TCP, 20_000);
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        let syn = Packet::tcp(client, vip, 1000, b"").syn();
+        let node = source_of(&there(bed, family, &syn, true));
+        back(bed, family, client, &Packet::tcp(backend, node, 5000, b"").ack(77));
+        there(bed, family, &Packet::tcp(client, vip, 77, b"").rst(), false);
+        assert_eq!(source_of(&there(bed, family, &syn, true)), node);
+        bed.assert_flows(2);
+        back(bed, family, client, &Packet::tcp(backend, node, 6000, b"").syn().ack(1001));
+    });
+}
+
+/// Makes all entries look as if this many ticks had passed.
+fn age(bed: &mut Testbed, ticks: u32) {
+    for (key, mut flow) in bed.flows() {
+        flow.last_seen = Tick(flow.last_seen.0 - ticks);
+        bed.insert_entry(&key, &flow);
+    }
 }
 
 /// The node had another address towards the backend before. The flow with the old address stays.

@@ -68,6 +68,7 @@ fn run_all(args: &Args) -> anyhow::Result<()> {
     let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("in {PLAN}"))?;
     configure_network()?;
     let missing_modules = plan.modules.iter().filter(|module| !load(module)).cloned().collect();
+    lb_tests::virtio::name_cards()?;
     guest.report(&Record::Started { missing_modules })?;
     guest.report(&Record::Check(check()?))?;
     for binary in &plan.binaries {

@@ -5,7 +5,7 @@
 //! plan     selects the tests               image    the initramfs: tests, tools, libraries, modules
 //! qemu     boots the image                 guest    process 1 of the guest
 //! report   the guest's results by line     docs     the table in docs/kernels.md
-//! skips    which tests did not run
+//! skips    which tests did not run                wire     the guest's network cards
 //! ```
 
 use std::fs;
@@ -29,12 +29,14 @@ mod qemu;
 mod report;
 mod skips;
 mod tree;
+mod wire;
 
 use self::folders::folder;
 use self::kernel::Kernel;
 use self::plan::Extent;
 use self::qemu::Accelerator;
 use self::report::{Record, Report};
+use self::wire::Wires;
 
 /// Arguments of `vm`.
 #[derive(clap::Args)]
@@ -86,14 +88,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     binaries::build_agents(args.agent.as_deref())?;
     let tests = binaries::build_tests()?;
     let accelerator = qemu::accelerator(kernels.first().context("no kernel was given")?)?;
+    let plan = plan::plan(&args.extent(), &tests)?;
     let mut reports = Vec::new();
     let mut failed = Vec::new();
+    let needs_cards = plan.needs_cards();
     for kernels in kernels.chunks(accelerator.guests_at_once()) {
         for kernel in kernels {
-            image::write(&image_of(kernel)?, kernel, &tests, &plan::plan(&args.extent(), &tests)?)?;
+            image::write(&image_of(kernel)?, kernel, &tests, &plan)?;
         }
         let results: Vec<Option<Report>> = thread::scope(|scope| {
-            let boot = |kernel| scope.spawn(move || run_one(kernel, accelerator));
+            let boot = |kernel| scope.spawn(move || run_one(kernel, accelerator, needs_cards));
             let guests: Vec<_> = kernels.iter().map(boot).collect();
             guests.into_iter().map(|guest| guest.join().unwrap_or_default()).collect()
         });
@@ -109,9 +113,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Boots the kernel with its image; prints its summary, or the reason if there is none.
-fn run_one(kernel: &Kernel, accelerator: Accelerator) -> Option<Report> {
+fn run_one(kernel: &Kernel, accelerator: Accelerator, needs_cards: bool) -> Option<Report> {
     let start = Instant::now();
-    match boot(kernel, accelerator) {
+    match boot(kernel, accelerator, needs_cards) {
         Ok(report) => {
             println!("{}, in {}", report.summary(&kernel.release), minutes(start.elapsed()));
             Some(report)
@@ -123,12 +127,13 @@ fn run_one(kernel: &Kernel, accelerator: Accelerator) -> Option<Report> {
     }
 }
 
-fn boot(kernel: &Kernel, accelerator: Accelerator) -> anyhow::Result<Report> {
+fn boot(kernel: &Kernel, accelerator: Accelerator, needs_cards: bool) -> anyhow::Result<Report> {
     let image = image_of(kernel)?;
     let megabytes = fs::metadata(&image).map(|file| file.len() >> 20).unwrap_or_default();
     eprintln!("vm {}: booting, {accelerator}, an initramfs of {megabytes} MB", kernel.release);
     let show = |record: &Record| eprint!("{}", record.progress(&kernel.name));
-    let outcome = qemu::boot(kernel, &image, &folder(&kernel.release)?, accelerator, show)?;
+    let wires = needs_cards.then(Wires::create).transpose()?;
+    let outcome = qemu::boot(kernel, &image, &folder(&kernel.release)?, accelerator, wires.as_ref(), show)?;
     fs::remove_file(&image).with_context(|| format!("cannot remove {}", image.display()))?;
     outcome.judge()
 }

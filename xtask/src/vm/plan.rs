@@ -12,7 +12,9 @@ pub(super) const PLAN: &str = "/plan.json";
 
 /// Modules to load at boot: those of a node, and those that a node loads on first use. The guest's kernel calls
 /// modprobe for all others.
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 14] = [
+    "virtio_pci",
+    "virtio_net",
     "veth",
     "vrf",
     "bridge",
@@ -48,6 +50,10 @@ const SHORT: [&str; 12] = [
     "netns::xdp::xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack",
 ];
 
+/// Tests that only guests run, and only if a run is full or names them: they take minutes in an emulated machine. Their
+/// guests have [network cards](super::wire).
+const WITH_CARDS: &str = "netns::virtio::";
+
 /// Tests without meaning in an emulated machine, and why. A name stands for all tests that begin with it.
 const NOT_IN_A_GUEST: [(&str, &str); 2] = [
     ("netns::testbed::dropped_cluster_leaves_nothing_behind", "it measures time"),
@@ -71,6 +77,14 @@ pub(super) struct Plan {
     pub(super) binaries: Vec<Binary>,
 }
 
+impl Plan {
+    /// Whether a test of the plan uses the guest's network cards.
+    pub(super) fn needs_cards(&self) -> bool {
+        let mut binaries = self.binaries.iter();
+        binaries.any(|binary| binary.tests.iter().any(|test| binary.full_name(test).starts_with(WITH_CARDS)))
+    }
+}
+
 /// Tests of one binary.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Binary {
@@ -87,10 +101,12 @@ impl Binary {
         full_name(&self.name, test)
     }
 
-    /// The first of these tests that is neither run nor skipped with a reason.
+    /// The first of these tests that is neither run, nor skipped with a reason, nor one of [`WITH_CARDS`].
     fn first_without<'a>(&self, tests: &'a [String]) -> Option<&'a String> {
         let is_known = |test: &String| {
-            self.tests.contains(test) || self.skipped.iter().any(|(skipped, _)| skipped == test)
+            self.full_name(test).starts_with(WITH_CARDS)
+                || self.tests.contains(test)
+                || self.skipped.iter().any(|(skipped, _)| skipped == test)
         };
         tests.iter().find(|test| !is_known(test))
     }

@@ -14,6 +14,7 @@ use anyhow::{Context as _, bail};
 use super::folders::folder;
 use super::kernel::Kernel;
 use super::report::{Record, Report};
+use super::wire::{self, Wires};
 
 /// The emulator.
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
@@ -87,7 +88,9 @@ pub(super) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     }
     let console = folder(&kernel.release)?.join("kvm-probe.log");
     remove_old(&console)?;
-    let mut guest = Guest::start(command(kernel, Accelerator::Kvm, &console, "", None))?;
+    let mut command = Command::new(PROGRAM);
+    configure(&mut command, kernel, Accelerator::Kvm, &console, "", None);
+    let mut guest = Guest::start(command)?;
     let start = Instant::now();
     while start.elapsed() < PROBE && guest.is_running()? {
         sleep(Duration::from_millis(100));
@@ -107,14 +110,15 @@ fn remove_old(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn command(
+/// Adds the arguments of every guest.
+fn configure(
+    command: &mut Command,
     kernel: &Kernel,
     accelerator: Accelerator,
     console: &Path,
     parameters: &str,
     image: Option<&Path>,
-) -> Command {
-    let mut command = Command::new(PROGRAM);
+) {
     let cpus = cpus().min(4).to_string();
     command.args(accelerator.arguments()).args(["-smp", &cpus, "-m", MEMORY]);
     // A panic reboots, and a reboot ends qemu.
@@ -125,7 +129,6 @@ fn command(
     if let Some(image) = image {
         command.arg("-initrd").arg(image);
     }
-    command
 }
 
 /// A running qemu; killed when dropped.
@@ -160,18 +163,24 @@ pub(super) struct Outcome {
     hung: bool,
 }
 
-/// Boots the kernel with the image and waits until the guest ends or hangs. Calls `show` with each new record.
+/// Boots the kernel with the image, and with network cards if there are `wires` for them, and waits until the guest ends
+/// or hangs. Calls `show` with each new record.
 pub(super) fn boot(
     kernel: &Kernel,
     image: &Path,
     folder: &Path,
     accelerator: Accelerator,
+    wires: Option<&Wires>,
     show: impl Fn(&Record),
 ) -> anyhow::Result<Outcome> {
     let (console, channel) = (folder.join("console.log"), folder.join("report.jsonl"));
     // Unknown parameters become the environment of process 1, and those after `--` its arguments.
     let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
-    let mut command = command(kernel, accelerator, &console, &init, Some(image));
+    let mut command = wires.map_or_else(|| Command::new(PROGRAM), |wires| wires.command(PROGRAM));
+    configure(&mut command, kernel, accelerator, &console, &init, Some(image));
+    if wires.is_some() {
+        command.args(wire::arguments());
+    }
     [&console, &channel].into_iter().try_for_each(|path| remove_old(path))?;
     command.arg("-serial").arg(format!("file:{}", channel.display()));
     let mut guest = Guest::start(command)?;

@@ -8,7 +8,10 @@ use lb_common::{
 use lb_ebpf::{
     forward::tunnel::source_port,
     parse::Packet,
-    rules::forwarding::{Forwarding, forwarding, is_caught, needs_no_entry},
+    rules::{
+        self,
+        forwarding::{Forwarding, forwarding, is_caught, needs_no_entry},
+    },
 };
 
 use super::{
@@ -124,7 +127,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         Forwarding::Tunnel | Forwarding::Plain | Forwarding::PlainOnNode => {}
         Forwarding::Masquerade => {
             setup.ports = masquerade::ports()?;
-            setup.to.source_port = setup.ports.random();
+            setup.to.source_port = first_port(setup);
             let node = masquerade::routed_source(context, &setup.from, &setup.to);
             if node != NO_ADDRESS {
                 setup.to.source = node;
@@ -141,6 +144,25 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         }
     }
     Ok(backend)
+}
+
+/// The source port that a masqueraded flow tries first: a random one, or that of the client's last connection to this
+/// backend if the client has reset it.
+///
+/// The backend may still have the connection that had the port before, such as a forged one. It answers the client's
+/// SYN with an ACK, the client resets that connection, and repeats its SYN: from this port it succeeds now, while at
+/// another port the same may happen again.
+#[inline(never)]
+fn first_port(setup: &FlowSetup) -> u16 {
+    match lookup(&setup.from) {
+        Some(last)
+            if rules::flow::frees_port_by_reset(last, &setup.to)
+                && setup.ports.contains(last.to.source_port) =>
+        {
+            last.to.source_port
+        }
+        _ => setup.ports.random(),
+    }
 }
 
 /// Whether a flow to this VIP that begins at this device is caught. (A function of its own, because the frames of a

@@ -115,6 +115,12 @@ impl Ports {
         (self.first + schedule::scale(random, self.count)) as u16
     }
 
+    /// Whether the range has this port.
+    #[inline(always)]
+    pub(crate) fn contains(self, port: u16) -> bool {
+        u32::from(port).wrapping_sub(self.first) < self.count
+    }
+
     /// The port to try after `port`.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the agent sets no range that ends above 65,535")]
