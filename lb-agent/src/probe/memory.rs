@@ -54,13 +54,13 @@ impl File {
             fs::write(&new, text)?;
             fs::rename(new, &self.path)
         });
-        if let Err(error) = &written {
-            if !self.is_refused {
-                warn!(
-                    file = %self.path.display(), %error,
-                    "cannot keep the unhealthy endpoints for the next agent, which will use them until it has probed them"
-                );
-            }
+        if let Err(error) = &written
+            && !self.is_refused
+        {
+            warn!(
+                file = %self.path.display(), %error,
+                "cannot keep the unhealthy endpoints for the next agent, which will use them until it has probed them"
+            );
         }
         self.is_refused = written.is_err();
     }
