@@ -287,11 +287,12 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files of the agent, apart from its commands, that may read the time of day.
-const CALENDARS: [&str; 11] = [
+const CALENDARS: [&str; 12] = [
     "announce/report.rs",
     "daemon/shortage.rs",
     "daemon/start.rs",
     "daemon/state.rs",
+    "flow_log/writer.rs",
     "health/freshness.rs",
     "kubernetes/addresses/lease.rs",
     "kubernetes/announce/mod.rs",
