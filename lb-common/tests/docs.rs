@@ -287,7 +287,7 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files of the agent, apart from its commands, that may read the time of day.
-const CALENDARS: [&str; 12] = [
+const CALENDARS: [&str; 13] = [
     "announce/report.rs",
     "daemon/shortage.rs",
     "daemon/start.rs",
@@ -299,6 +299,7 @@ const CALENDARS: [&str; 12] = [
     "kubernetes/names.rs",
     "kubernetes/run.rs",
     "metrics/mod.rs",
+    "probe/prober.rs",
     "zpages.rs",
 ];
 

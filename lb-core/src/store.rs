@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use self::slice::StoredSlice;
+use self::slice::{Labels, StoredSlice};
 use crate::{
     convert,
     environment::{self, Environment},
@@ -30,9 +30,6 @@ pub struct Store {
     dirty: BTreeSet<ObjectName>,
     strings: Strings,
 }
-
-/// The labels of addresses, as the kernel holds them.
-type Labels = BTreeMap<IpAddr, Arc<EndpointLabels>>;
 
 impl Store {
     /// Stores a change. An object that equals the stored one makes nothing dirty. An endpoint whose labels `known` also

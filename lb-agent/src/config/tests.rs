@@ -351,7 +351,7 @@ fn announced_routes_have_a_table_of_their_own() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let cluster =
         RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..run(Some(1080)) };
-    assert!(refusal(KernelArgs::default(), cluster).contains("--manifests"));
+    assert_eq!(Config::new(KernelArgs::default(), cluster).unwrap().bgp.unwrap().table, 1080);
     assert_eq!(Config::new(KernelArgs::default(), minimal()).unwrap().bgp, None);
 }
 

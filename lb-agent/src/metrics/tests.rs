@@ -80,6 +80,8 @@ fn everything() -> Metrics {
     metrics.set_announced(3, 2);
     metrics.count_takeovers(4);
     metrics.set_routes(5, true);
+    metrics.count_probe("success");
+    metrics.set_probed_endpoints("healthy", 6);
     for family in Family::ALL {
         metrics.programmed(Trigger { family, time: SystemTime::now() - Duration::from_secs(90) });
         metrics.set_no_local_endpoints(family, 1, 2);

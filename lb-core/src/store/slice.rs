@@ -1,12 +1,14 @@
 //! An EndpointSlice in less memory than the model's: a large cluster has a million endpoints.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use super::Labels;
 use crate::{
     model::{Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName},
     plan::EndpointLabels,
 };
+
+/// The labels of addresses, as the kernel holds them.
+pub(super) type Labels = BTreeMap<IpAddr, Arc<EndpointLabels>>;
 
 /// An EndpointSlice without the name of its Service.
 #[derive(Clone, Debug)]

@@ -354,8 +354,8 @@ fn bgp_advertisements_give_host_routes_and_aggregates_with_their_communities() {
 
     let on_a = folder.bird("hostA");
     for statement in [
-        "neighbor 10.0.0.1 as 64501",
-        "neighbor 10.0.0.2 as 64500",
+        "neighbor 10.0.0.1 port 179 as 64501",
+        "neighbor 10.0.0.2 port 179 as 64500",
         "min rx interval 380 ms",
         "min tx interval 270 ms",
         "multiplier 38",
