@@ -22,7 +22,7 @@ use lb_tests::{
     wait_for,
 };
 
-use self::report::{Event, Fate, Outcome, Report, Tally, timeline};
+use self::report::{Event, Fate, Outcome, Report, Tally, millis, timeline};
 use super::report::say;
 
 const PREFIX: &str = "lb-announce";
@@ -181,8 +181,4 @@ fn death(site: &mut Site, dead: u8, connections: usize) -> Result<Outcome> {
     wait_for(Duration::from_secs(20), settled).context("the addresses do not move to other nodes")?;
     sleep(CALM);
     Ok(clients.end(site, dead, &paths))
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -93,7 +93,7 @@ impl Tally {
         tally.connections += 1;
         if download.is_complete() {
             tally.complete += 1;
-            tally.longest_pause_ms = tally.longest_pause_ms.max(super::millis(download.longest_pause));
+            tally.longest_pause_ms = tally.longest_pause_ms.max(millis(download.longest_pause));
         } else if tally.errors.len() < 3 {
             let why =
                 download.end.clone().and_then(Result::err).unwrap_or_else(|| "no more bytes".to_owned());
@@ -115,7 +115,7 @@ pub(super) fn timeline(start: Instant, samples: &[Vec<Sample>; 2]) -> Vec<Line> 
             let at = sample.at.saturating_duration_since(start);
             let index = usize::try_from(at.as_millis() / STEP.as_millis()).unwrap_or_default();
             while lines.len() <= index {
-                let at_ms = super::millis(STEP) * lines.len() as u64;
+                let at_ms = millis(STEP) * lines.len() as u64;
                 lines.push(Line { at_ms, ..Line::default() });
             }
             lines[index].bytes[client] += sample.bytes;
@@ -194,6 +194,11 @@ fn broken(tally: &Tally) -> String {
     }
     let errors = tally.errors.join(", ");
     if errors.is_empty() { "0".to_owned() } else { format!("{}: {errors}", tally.broken()) }
+}
+
+/// The whole milliseconds of a duration.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
