@@ -68,7 +68,8 @@ fn servers(bed: &Bed) -> BTreeSet<String> {
 fn wait_for_servers(bed: &Bed, expected: &[&str]) {
     let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
     let right = || (servers(bed) == expected).then_some(());
-    wait_for(PATIENCE * patience(), right).unwrap_or_else(|| panic!("{:?}, not {expected:?}", servers(bed)));
+    wait_for(PATIENCE * patience(), right)
+        .unwrap_or_else(|| panic!("{:?}, not {expected:?}:\n{}", servers(bed), show(bed, "wide")));
 }
 
 fn show(bed: &Bed, output: &str) -> String {
@@ -159,10 +160,13 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     let mut bed = Bed::with_web(&PODS);
     let status = health_server(bed.netns("pod2"));
     let _healthy = health_server(bed.netns("pod3"));
+    let check = format!("http://:{HEALTH}/");
+    bed.cluster.manifests.put(&checked(&bed, &check, &[])).unwrap();
+    wait_for_report(&bed, |report| report["healthy"] == 4);
     status.store(500, Ordering::Relaxed);
     // So many good results take longer than the test.
     let slow = [("lb.dev/health-check-healthy-threshold", "100")];
-    bed.cluster.manifests.put(&checked(&bed, &format!("http://:{HEALTH}/"), &slow)).unwrap();
+    bed.cluster.manifests.put(&checked(&bed, &check, &slow)).unwrap();
     wait_for_servers(&bed, &["pod3"]);
     let before = wait_for_report(&bed, |report| report["unhealthy"] == 2);
     // The agent writes its file at most once a second.
@@ -173,7 +177,7 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     // It would become healthy at once if the next agent began without a state, or did not know it under another timing.
     status.store(200, Ordering::Relaxed);
     let slower = [("lb.dev/health-check-healthy-threshold", "99")];
-    bed.cluster.manifests.put(&checked(&bed, &format!("http://:{HEALTH}/"), &slower)).unwrap();
+    bed.cluster.manifests.put(&checked(&bed, &check, &slower)).unwrap();
     bed.start_agent();
     for _ in 0..3 {
         assert_eq!(servers(&bed), ["pod3".to_owned()].into());

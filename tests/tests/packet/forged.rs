@@ -232,6 +232,8 @@ impl State {
         let allowed = match segment {
             _ if !segment.is_valid() => DROPPED,
             _ if segment.is_rst() => NOTHING,
+            // The backend of a forged SYN repeats its SYN-ACK.
+            _ if matches!((self, sender), (Self::SynSent | Self::SynReceived, Sender::Backend)) => NOTHING,
             _ => DEADLINE,
         };
         let exceptions = if segment.is_valid() { self.exceptions(sender, flags) } else { &[] };
@@ -303,7 +305,7 @@ impl Connection {
             [(Outcome::Forward | Outcome::Reply, 1)] if !is_same => "numbers",
             [(Outcome::Forward | Outcome::Reply, 1)] if later => DEADLINE,
             [(Outcome::Forward | Outcome::Reply, 1)] => {
-                assert_eq!([forward.last_seen, reply.last_seen], [last_seen; 2], "{segment:?}");
+                assert_eq!(phase.last_used(&forward, &reply), last_seen, "{segment:?}");
                 NOTHING
             }
             ref moved => panic!("{segment:?}: {moved:?}"),
