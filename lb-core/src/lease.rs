@@ -63,7 +63,8 @@ pub struct Bid {
 pub struct Release {
     /// The version to replace.
     pub replaces: String,
-    /// `spec.leaseDurationSeconds`: how long writes of this agent may still be on their way to the API server.
+    /// `spec.leaseDurationSeconds`: how long writes of this agent may still be on their way to the API server, or, if its
+    /// term has not begun, how long an earlier holder may still act.
     pub lasts: Duration,
     /// `spec.leaseTransitions`
     pub transitions: i32,
@@ -125,11 +126,13 @@ impl Election {
 
     /// The write that gives the Lease up; `None` if this agent does not hold it. The term ends with this call: the
     /// agent must send no other write after it, but need not wait for the answers to earlier ones.
-    pub fn release(&mut self) -> Option<Release> {
-        self.term = None;
+    pub fn release(&mut self, now: Duration) -> Option<Release> {
+        let has_led = self.term.take().is_some_and(|term| term.start <= now);
         let (lease, _) = self.seen.as_ref().filter(|(lease, _)| self.holds(lease))?;
         let (replaces, transitions) = (lease.version.clone(), lease.transitions);
-        Some(Release { replaces, lasts: self.timing.request, transitions })
+        // Until the term of this agent begins, an earlier holder may still act.
+        let lasts = if has_led { self.timing.request } else { self.timing.lease };
+        Some(Release { replaces, lasts, transitions })
     }
 
     /// Records that the API server has accepted a bid, which was sent at `sent`, and that the Lease now has this
@@ -246,14 +249,34 @@ mod tests {
         leader.read(held_by("a", "1"), at(0));
         let bid = leader.bid(at(0)).unwrap();
         leader.accepted(&bid, "2", at(0));
-        let release = leader.release().unwrap();
+        let release = leader.release(at(400)).unwrap();
         assert_eq!((release.replaces.as_str(), release.lasts, leader.term()), ("2", TIMING.request, None));
-        assert_eq!(Election::new("b", TIMING).release(), None, "it does not hold the Lease");
+        assert_eq!(Election::new("b", TIMING).release(at(400)), None, "it does not hold the Lease");
         let mut next = Election::new("b", TIMING);
         let (holder, lasts) = (Some(String::new()), release.lasts);
         next.read(Some(Lease { holder, lasts, transitions: 1, version: "3".into() }), at(500));
         next.accepted(&next.bid(at(500)).unwrap(), "4", at(500));
         assert_eq!(next.term(), Some(&(at(503)..at(510))));
+    }
+
+    /// Somebody deletes the Lease of a leader. Another agent creates one, and gives it up before its term begins.
+    #[test]
+    fn lease_that_is_released_before_its_term_is_waited_out() {
+        let mut second = Election::new("b", TIMING);
+        second.read(None, at(0));
+        second.accepted(&second.bid(at(0)).unwrap(), "1", at(0));
+        let Release { lasts, transitions, .. } = second.release(at(1)).unwrap();
+        let mut third = Election::new("c", TIMING);
+        third.read(
+            Some(Lease { holder: Some(String::new()), lasts, transitions, version: "2".into() }),
+            at(1),
+        );
+        third.accepted(&third.bid(at(1)).unwrap(), "3", at(1));
+        assert_eq!(
+            third.term().unwrap().start,
+            at(16),
+            "the deleted leader may act for 10 s from its last renewal"
+        );
     }
 
     /// An event of a random history.
@@ -297,7 +320,7 @@ mod tests {
                     Happens::Deleted => lease = None,
                     Happens::Released(agent) => {
                         let led = agents[agent].term().is_some_and(|term| term.contains(&at(now + ahead[agent])));
-                        let Some(release) = agents[agent].release() else { continue };
+                        let Some(release) = agents[agent].release(at(now + ahead[agent])) else { continue };
                         if led {
                             writing[agent] = now + TIMING.request.as_secs();
                         }

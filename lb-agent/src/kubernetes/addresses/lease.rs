@@ -139,7 +139,10 @@ impl Candidate {
 
     /// Gives the Lease up, if this agent holds it.
     async fn release(&mut self) -> Result<(), String> {
-        let Some(Release { replaces, lasts, transitions }) = self.election.release() else { return Ok(()) };
+        let now = self.now();
+        let Some(Release { replaces, lasts, transitions }) = self.election.release(now) else {
+            return Ok(());
+        };
         let spec = coordination::LeaseSpec {
             holder_identity: Some(String::new()),
             lease_duration_seconds: Some(seconds(lasts)),
