@@ -22,7 +22,9 @@ use crate::{
     ids::Ids,
     last_good::{LastGood, Unread},
     mirror::Mirror,
-    model::{AnnotationError, Change, IgnoredAnnotation, Node, NodeAddresses, ObjectName, Policy},
+    model::{
+        AnnotationError, Change, EndpointSlice, IgnoredAnnotation, Node, NodeAddresses, ObjectName, Policy,
+    },
     per_address::PerAddress,
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
     probe::{self, Targets, target::alike},
@@ -227,8 +229,8 @@ impl Reconciler {
 
     /// Brings the targets of a Service up to date. A new one begins with the verdict of a known one whose probes ask the
     /// same: a changed interval changes no verdict.
-    fn set_targets(&mut self, service: &ObjectName) {
-        let targets = desired::targets(self.store.service(service), || self.store.slices(service));
+    fn set_targets(&mut self, service: &ObjectName, slices: &[EndpointSlice]) {
+        let targets = desired::targets(self.store.service(service), slices);
         for new in self.targets.set(service, targets) {
             let unhealthy = &self.node.unhealthy;
             if alike(unhealthy.range(..&new), unhealthy.range(&new..), &new).is_some() {
@@ -597,9 +599,10 @@ impl Reconciler {
         let are_few = dirty.len() <= FEW;
         let mut concerned = BTreeSet::new();
         for service in dirty {
-            self.set_targets(&service);
+            let slices = self.store.slices(&service);
+            self.set_targets(&service, &slices);
             let ports = self.desired_ports(&service);
-            let (known, slices) = (self.store.service(&service), self.store.slices(&service));
+            let known = self.store.service(&service);
             self.holders.set(&service, known, slices.iter());
             self.health_checks.set(&service, known, slices.iter(), &ports, &self.node);
             concerned.append(&mut self.claims.set(&service, &ports));

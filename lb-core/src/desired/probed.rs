@@ -11,17 +11,12 @@ use crate::{
     probe::{check::Check, target::Target},
 };
 
-/// The targets to probe for a Service: its endpoints that may get flows. Only a Service with a check has any, so `slices`
-/// is called only for such a one.
-pub(crate) fn targets(
-    service: Option<&Service>,
-    slices: impl FnOnce() -> Vec<EndpointSlice>,
-) -> BTreeSet<Target> {
+/// The targets to probe for a Service: its endpoints that may get flows; none for a Service without a check.
+pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BTreeSet<Target> {
     let mut targets = BTreeSet::new();
     let Some((service, check)) = service.and_then(|service| Some((service, service.check()?))) else {
         return targets;
     };
-    let slices = slices();
     for port in &service.ports {
         for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
             let endpoints = of_port(port, family, slices.iter());
