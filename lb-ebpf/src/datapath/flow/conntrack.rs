@@ -134,9 +134,7 @@ extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {
     let keys = scratch.keys();
     let Some(reply) = table::locate(key, &mut keys.place) else { return NO_FLOW };
     (keys.other, keys.first_reply) = (reply.to.reversed(), reply.to);
-    if flow_log::is_on() {
-        keys.reply = *reply;
-    }
+    flow_log::keep(reply, &mut keys.reply);
     // If the forward entry is missing, another CPU may be creating it.
     let Some(forward) = table::locate(&keys.other, &mut keys.other_place) else { return NOT_OVER };
     if !flow::may_be_replaced(forward, reply, eager != 0, now) {

@@ -11,7 +11,7 @@ use lb_common::{
     conntrack::{Flow, Phase, Tuple, flow_flags},
 };
 
-use crate::datapath::{scratch::scratch, stats};
+use crate::datapath::{scratch::scratch, stats, words};
 
 /// Events for the flow log. The agent makes it larger if it keeps one: `capacity::FLOW_EVENTS`.
 #[btf_map]
@@ -31,6 +31,15 @@ const NO_WAKEUP: u64 = aya_ebpf::bindings::BPF_RB_NO_WAKEUP as u64;
 #[inline(always)]
 pub(super) fn is_on() -> bool {
     FLOW_LOG.load() != 0
+}
+
+/// Copies an entry that the flow log needs after its removal to `kept`, which is in a map.
+#[inline(always)]
+pub(super) fn keep(flow: &Flow, kept: &mut Flow) {
+    if is_on() {
+        // SAFETY: `kept` may be written.
+        unsafe { words::copy(flow, kept) };
+    }
 }
 
 /// Emits the beginning of the flow in `SCRATCH`, which was just created; `reply` is its reverse entry. Earlier flows may

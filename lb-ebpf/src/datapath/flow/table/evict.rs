@@ -112,9 +112,7 @@ extern "C" fn flow_evicted(index: u32) -> u32 {
     }
     if flow.is_reply() {
         rest |= IS_REPLY;
-        if flow_log::is_on() {
-            keys.reply = *flow;
-        }
+        flow_log::keep(flow, &mut keys.reply);
     }
     if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
         rest |= IS_SECOND;
@@ -181,9 +179,7 @@ extern "C" fn flow_find_first() -> u32 {
     let Ok(scratch) = scratch() else { return 0 };
     let keys = scratch.keys();
     let Some(reply) = lookup(&keys.first_reply) else { return 0 };
-    if flow_log::is_on() {
-        keys.reply = *reply;
-    }
+    flow_log::keep(reply, &mut keys.reply);
     keys.other = reply.to.reversed();
     u32::from(locate(&keys.other, &mut keys.other_place).is_some())
 }
