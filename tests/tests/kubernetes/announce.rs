@@ -245,9 +245,13 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     ];
     waits("the peer of the rack", &|| statements.iter().all(|statement| config(1).contains(statement)));
     assert!(!config(2).contains("neighbor"), "{}", config(2));
-    let shown = ask(&segment.nodes[0], &segment.bpffs(1), &["announce", "bird-config"]).unwrap();
-    let shown = String::from_utf8(shown.stdout).unwrap();
-    assert!(shown.contains("neighbor 192.0.2.250") && !shown.contains("secret"), "{shown}");
+    // The agent reports the configuration after it has written the file and asked BIRD to read it.
+    let shown = || {
+        let shown = ask(&segment.nodes[0], &segment.bpffs(1), &["announce", "bird-config"]).unwrap();
+        String::from_utf8(shown.stdout).unwrap()
+    };
+    waits("the command shows the peer", &|| shown().contains("neighbor 192.0.2.250"));
+    assert!(!shown().contains("secret"), "{}", shown());
 
     let excluded = json!({"rack": "a", "node.kubernetes.io/exclude-from-external-load-balancers": ""});
     segment.server.put(node(1, excluded));
