@@ -41,6 +41,7 @@ pub mod reconciler;
 mod records;
 pub mod rules;
 mod slices;
+pub mod slow_start;
 pub mod stale_udp;
 pub mod store;
 pub mod strings;

@@ -16,6 +16,7 @@ use crate::{
     family::{Families, Family},
     north_south::NorthSouthMode,
     probe::{check::Check, target::Target},
+    slow_start::Shares,
     tables::{Maglev, TableSize},
 };
 
@@ -95,6 +96,8 @@ pub struct Scheduling {
     pub north_south: Option<NorthSouthMode>,
     /// Annotation `lb.dev/weights`.
     pub weights: BTreeMap<Member, u32>,
+    /// Annotation `lb.dev/slow-start`: how long the share of an endpoint grows after it has become usable.
+    pub slow_start: Option<Duration>,
     /// The annotation of AWS for cross-zone load balancing: `false` prefers endpoints in the zone of this node, `true` uses
     /// those of all zones, and both override hints.
     pub cross_zone: Option<bool>,
@@ -172,6 +175,16 @@ impl Service {
     /// The health check of its endpoints.
     pub fn check(&self) -> Option<&Arc<Check>> {
         self.scheduling.as_ref()?.check.as_ref()
+    }
+
+    /// How its backends are chosen, on a node with this policy.
+    pub fn scheduler(&self, policy: &Policy) -> Scheduler {
+        self.scheduling.as_ref().and_then(|scheduling| scheduling.scheduler).unwrap_or(policy.scheduler)
+    }
+
+    /// The slow start that it asks for.
+    pub fn slow_start(&self) -> Option<Duration> {
+        self.scheduling.as_ref()?.slow_start
     }
 
     /// Whether the Service has that family. Addresses of other families are not served, including external ones.
@@ -299,6 +312,8 @@ pub struct Node {
     pub detects_inside: Families,
     /// The targets that this node has found unhealthy.
     pub unhealthy: BTreeSet<Target>,
+    /// The Services with warming endpoints.
+    pub warming: BTreeMap<ObjectName, Shares>,
 }
 
 /// Addresses of this node; each list sorted, each address once.

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
@@ -16,6 +17,7 @@ use crate::{
     arena::{Arena, Epoch, SlotRange},
     capacity::{Capacity, Demand, Full, Remaining},
     claims::Claims,
+    convert::SLOW_START,
     desired::{self, Port},
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
@@ -23,13 +25,15 @@ use crate::{
     last_good::{LastGood, Unread},
     mirror::Mirror,
     model::{
-        AnnotationError, Change, EndpointSlice, IgnoredAnnotation, Node, NodeAddresses, ObjectName, Policy,
+        self, AnnotationError, Change, EndpointSlice, IgnoredAnnotation, Node, NodeAddresses, ObjectName,
+        Policy,
     },
     per_address::PerAddress,
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
     probe::{self, Targets, target::alike},
     records::{Placement, count, labels_of, record, source_ranges, vips_of},
     slices::Slices,
+    slow_start::{self, SlowStarts},
     stale_udp::{ServedUdp, StaleFrontends, StaleUdp},
     store::Store,
     tables::{self, Digest},
@@ -83,6 +87,9 @@ pub struct Reconciler {
     health_checks: HealthChecks,
     holders: Holders,
     targets: Targets,
+    slow_starts: SlowStarts<ObjectName>,
+    /// The time since the start of the agent, for slow starts.
+    now: Duration,
     endings: StaleUdp,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
     /// The Services to plan, with their ports, or `None` for ports that the plan must compute again: those of very many
@@ -124,6 +131,14 @@ fn no_service() -> ObjectName {
     ObjectName { namespace: Arc::default(), name: Arc::default() }
 }
 
+/// The error of a Service that asks for a slow start, although its scheduler has none.
+fn unsupported_slow_start(service: &model::Service, policy: &Policy) -> Option<AnnotationError> {
+    let (period, scheduler) = (service.slow_start()?, service.scheduler(policy));
+    let why = format!("the scheduler {scheduler} does not support it: use random, wrr, wlc, sed or nq");
+    let value = format!("{period:?}");
+    (!slow_start::is_supported(scheduler)).then_some(AnnotationError { annotation: SLOW_START, value, why })
+}
+
 impl Reconciler {
     /// Adopts the contents of the kernel. The first plan replaces or removes invalid elements (broken records,
     /// overlapping slices, unknown ids).
@@ -154,6 +169,8 @@ impl Reconciler {
             health_checks: HealthChecks::default(),
             holders: Holders::default(),
             targets: Targets::default(),
+            slow_starts: SlowStarts::default(),
+            now: Duration::ZERO,
             endings: StaleUdp::default(),
             problems: BTreeMap::new(),
             due: BTreeMap::new(),
@@ -236,6 +253,37 @@ impl Reconciler {
             if alike(unhealthy.range(..&new), unhealthy.range(&new..), &new).is_some() {
                 self.node.unhealthy.insert(new);
             }
+        }
+    }
+
+    /// Sets the time since the start of the agent. The next plan covers the Services whose slow starts have a step due.
+    pub fn set_now(&mut self, now: Duration) {
+        self.now = now;
+        self.slow_starts.due(now).cloned().for_each(|service| self.store.mark_dirty(service));
+    }
+
+    /// The time since the start of the agent at which the next step of a slow start is due.
+    pub fn next_step_of_slow_start(&self) -> Option<Duration> {
+        self.slow_starts.next_step()
+    }
+
+    /// Brings the slow starts of a Service up to date.
+    fn set_warming(&mut self, name: &ObjectName, slices: &[EndpointSlice]) {
+        let supports =
+            |service: &&model::Service| slow_start::is_supported(service.scheduler(&self.node.policy));
+        let service = self.store.service(name).filter(supports);
+        let Some((service, period)) = service.and_then(|service| Some((service, service.slow_start()?)))
+        else {
+            self.slow_starts.remove(name);
+            self.node.warming.remove(name);
+            return;
+        };
+        let usable = desired::usable(service, slices, &self.node);
+        let shares = self.slow_starts.set(name, period, usable, self.now);
+        if shares.is_empty() {
+            self.node.warming.remove(name);
+        } else {
+            self.node.warming.insert(name.clone(), shares);
         }
     }
 
@@ -601,6 +649,7 @@ impl Reconciler {
         for service in dirty {
             let slices = self.store.slices(&service);
             self.set_targets(&service, &slices);
+            self.set_warming(&service, &slices);
             let ports = self.desired_ports(&service);
             let known = self.store.service(&service);
             self.holders.set(&service, known, slices.iter());
@@ -709,7 +758,8 @@ impl Reconciler {
 
     /// Starts the list of conditions of a Service with its annotations that are invalid or have no effect.
     fn note_annotations(&mut self, service: &ObjectName) {
-        let scheduling = self.store.service(service).and_then(|service| service.scheduling.as_ref());
+        let known = self.store.service(service);
+        let scheduling = known.and_then(|service| service.scheduling.as_ref());
         let bad = |error: &AnnotationError| Condition::BadAnnotation {
             service: service.clone(),
             error: error.clone(),
@@ -718,9 +768,10 @@ impl Reconciler {
             service: service.clone(),
             ignored: ignored.clone(),
         };
+        let slow_start = known.and_then(|service| unsupported_slow_start(service, &self.node.policy));
         let problems: Vec<Condition> = scheduling.map_or_else(Vec::new, |scheduling| {
             let of_clouds = scheduling.ignored.iter().map(ignored);
-            scheduling.annotation_errors.iter().map(bad).chain(of_clouds).collect()
+            scheduling.annotation_errors.iter().chain(&slow_start).map(bad).chain(of_clouds).collect()
         });
         if problems.is_empty() {
             self.problems.remove(service);

@@ -101,6 +101,8 @@ pub(super) struct Writer {
     triggered: Vec<Trigger>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
+    /// When the writer was created: the reconciler counts the time of slow starts from it.
+    started: Instant,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
 }
@@ -150,6 +152,7 @@ impl Writer {
             triggered: Vec::new(),
             retry: None,
             grace: None,
+            started: Instant::now(),
             logged: BTreeSet::new(),
         }
     }
@@ -177,6 +180,7 @@ impl Writer {
         mut environments: mpsc::Receiver<environment::Request>,
     ) -> anyhow::Result<Infallible> {
         loop {
+            let next_step = self.next_step_of_slow_start();
             tokio::select! {
                 event = events.recv() => {
                     self.take(event.context("the source of Services has ended")?);
@@ -191,11 +195,18 @@ impl Writer {
                 Some(request) = environments.recv() => self.answer(request),
                 epoch = elapsed(&mut self.grace) => self.grace_elapsed(epoch?),
                 () = at(self.retry.map(|retry| retry.at)) => {}
+                () = at(next_step) => {}
                 () = at(self.log.due()) => self.log.flush(),
             }
             self.work();
             self.start_grace();
         }
+    }
+
+    /// When the next step of a slow start needs a plan: not while a pause holds plans back.
+    fn next_step_of_slow_start(&self) -> Option<Instant> {
+        let step = self.reconciler.next_step_of_slow_start().filter(|_| self.retry.is_none());
+        step.map(|step| self.started + step)
     }
 
     /// Answers `lb-agent service env` or `lb-agent exec`. A client that has gone needs no answer.
@@ -246,6 +257,7 @@ impl Writer {
 
     /// Synchronises if a plan is due, the source has sent all objects, and no pause is running.
     fn work(&mut self) {
+        self.reconciler.set_now(self.started.elapsed());
         let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
         if !self.source_ready || held_back {
             return;

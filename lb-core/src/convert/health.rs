@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
+use super::duration::{duration, within};
 use crate::{
     model::{AnnotationError, Scheduling},
     probe::check::{Check, Kind, Probe, Timing},
@@ -155,27 +156,6 @@ impl Reader<'_> {
     fn text(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
     }
-}
-
-/// A number of seconds, or one with the unit `ms`, `s` or `m`.
-fn duration(text: &str) -> Option<Duration> {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let milliseconds = match &text[number.len()..] {
-        "ms" => 1,
-        "" | "s" => 1000,
-        "m" => 60_000,
-        _ => return None,
-    };
-    number.parse::<u32>().ok().map(|number| Duration::from_millis(u64::from(number) * milliseconds))
-}
-
-fn within<T: PartialOrd + std::fmt::Debug>(
-    text: &str,
-    value: Option<T>,
-    range: &RangeInclusive<T>,
-) -> Result<T, String> {
-    let why = || format!("{text:?} is not from {:?} to {:?}", range.start(), range.end());
-    value.filter(|value| range.contains(value)).ok_or_else(why)
 }
 
 #[cfg(test)]

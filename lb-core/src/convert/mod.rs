@@ -1,6 +1,7 @@
 //! Converts objects of the Kubernetes API to the [`model`](crate::model), by the rules of kube-proxy.
 
 mod clouds;
+mod duration;
 mod error;
 mod external;
 mod health;
@@ -24,7 +25,9 @@ pub use self::{
     clouds::is_of_cloud,
     error::{ConvertError, Converted},
     health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},
-    scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, WEIGHTS},
+    scheduling::{
+        ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
+    },
 };
 
 /// Label of Services that another proxy serves.

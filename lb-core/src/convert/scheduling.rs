@@ -3,13 +3,17 @@
 //! no other: the Service is served as if that annotation were unset, and a [`Condition`](crate::plan::Condition)
 //! reports it.
 
-use std::{collections::BTreeMap, fmt::Display, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration,
+};
 
 use crate::{
     api::ObjectMeta,
     ip::parse_ip,
     model::{AnnotationError, Member, Scheduling},
 };
+
+use super::duration::{duration, within};
 
 /// The annotation that sets the scheduler: a name of [`lb_common::Scheduler`].
 pub const SCHEDULER: &str = "lb.dev/scheduler";
@@ -21,6 +25,9 @@ pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
 /// `node:NAME` or `zone:NAME`.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
+/// The annotation that sets how long the share of an endpoint grows after it has become usable, such as `30s`.
+pub const SLOW_START: &str = "lb.dev/slow-start";
+
 /// The annotation of AWS that sets whether endpoints of all zones are used: `true` or `false`.
 pub(super) const CROSS_ZONE: &str =
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
@@ -28,6 +35,8 @@ pub(super) const CROSS_ZONE: &str =
 pub const ACCESS_LOG: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
 /// The annotation that sets the minutes between two lines of a long connection: 5 or 60.
 pub const ACCESS_LOG_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval";
+
+const SLOW_STARTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_mins(15);
 
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
@@ -48,6 +57,10 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
     }
     if let Some(text) = text(WEIGHTS) {
         scheduling.weights = scheduling.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
+    }
+    if let Some(text) = text(SLOW_START) {
+        let parsed = within(text, duration(text), &SLOW_STARTS);
+        scheduling.slow_start = scheduling.noted(SLOW_START, text, parsed);
     }
     if let Some(text) = text(CROSS_ZONE) {
         let parsed = text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned());
@@ -127,7 +140,7 @@ mod tests {
 
     #[test]
     fn names_have_the_prefix() {
-        for name in [SCHEDULER, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, WEIGHTS] {
+        for name in [SCHEDULER, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, WEIGHTS, SLOW_START] {
             assert!(name.starts_with(super::super::ANNOTATION_PREFIX));
         }
     }
@@ -179,6 +192,20 @@ mod tests {
             (invalid.cross_zone, &*invalid.annotation_errors[0].why),
             (None, "give \"true\" or \"false\"")
         );
+    }
+
+    #[test]
+    fn slow_start_takes_a_second_to_a_quarter_of_an_hour() {
+        let of = |text| of(&[(SLOW_START, text)]).unwrap();
+        for (text, seconds) in [("30s", 30), ("1", 1), ("15m", 900)] {
+            assert_eq!(of(text).slow_start, Some(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["0", "999ms", "901s", "1h", ""] {
+            let invalid = of(text);
+            assert_eq!(invalid.slow_start, None);
+            let why = format!("{text:?} is not from 1s to 900s");
+            assert_eq!(invalid.annotation_errors[0].why, why);
+        }
     }
 
     #[test]

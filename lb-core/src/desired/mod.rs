@@ -15,13 +15,14 @@ use crate::{
     family::Family,
     model::{EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
     plan::{EndpointLabels, ServiceLabels},
+    slow_start::{self, Shares},
     tables::Maglev,
 };
 
 use categorize::{Categories, Member};
 pub use endpoints::Serving;
 pub(crate) use endpoints::unique_labels;
-pub(crate) use probed::targets;
+pub(crate) use probed::{targets, usable};
 
 /// The desired state of one port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +111,7 @@ where
     let mut desired = Port {
         labels: ServiceLabels { name: port_name, node_port: port.node_port },
         affinity_seconds: service.affinity_seconds.unwrap_or(0),
-        scheduler: scheduling.and_then(|s| s.scheduler).unwrap_or(node.policy.scheduler),
+        scheduler: service.scheduler(&node.policy),
         maglev: Maglev {
             size: scheduling.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size),
             ..node.policy.maglev
@@ -148,7 +149,8 @@ impl Port {
         let places = frontends::Places::new(service, port, family, node);
         let cluster = if places.use_cluster() { &endpoints.cluster[..] } else { &[] };
         let local = if places.use_local() { &endpoints.local[..] } else { &[] };
-        let backends = Backends { service, node, direct: is_direct(service, port, node) };
+        let warming = node.warming.get(&self.labels.name.service);
+        let backends = Backends { service, node, warming, direct: is_direct(service, port, node) };
         let is_direct = backends.direct && places.leads_elsewhere();
         let named = if is_direct { &endpoints.here[..] } else { local };
         let lists = frontends::Lists {
@@ -189,13 +191,19 @@ fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
 struct Backends<'a> {
     service: &'a Service,
     node: &'a Node,
+    /// The warming endpoints of the Service, if it has some.
+    warming: Option<&'a Shares>,
     /// See [`is_direct`].
     direct: bool,
 }
 
 impl Backends<'_> {
     fn of(&self, members: &[Member<'_>]) -> Vec<Backend> {
-        members.iter().map(|member| self.one(member)).collect()
+        let mut backends: Vec<Backend> = members.iter().map(|member| self.one(member)).collect();
+        if let Some(shares) = self.warming {
+            slow_start::apply(shares, &mut backends);
+        }
+        backends
     }
 
     fn one(&self, (key, endpoint): &Member<'_>) -> Backend {

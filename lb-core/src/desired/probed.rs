@@ -9,6 +9,7 @@ use crate::{
     family::Family,
     model::{EndpointSlice, Node, Protocol, Service},
     probe::{check::Check, target::Target},
+    slow_start::Key,
 };
 
 /// The targets to probe for a Service: its endpoints that may get flows; none for a Service without a check.
@@ -25,6 +26,20 @@ pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BT
         }
     }
     targets
+}
+
+/// The endpoints that may get flows because they are ready, and healthy as far as this node knows.
+pub(crate) fn usable(service: &Service, slices: &[EndpointSlice], node: &Node) -> BTreeSet<Key> {
+    let mut usable = BTreeSet::new();
+    for port in &service.ports {
+        let health = Health::of(service, port.protocol, node);
+        for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
+            let endpoints = of_port(port, family, slices.iter());
+            let ready = endpoints.iter().filter(|(key, it)| it.ready && health.is_good(**key));
+            usable.extend(ready.map(|(key, _)| *key));
+        }
+    }
+    usable
 }
 
 /// What this node has found out about the endpoints of a service port.

@@ -21,12 +21,12 @@ fn check(interval: u64) -> Arc<Check> {
     Arc::new(Check { kind: Kind::Tcp, port: None, timing })
 }
 
-fn target(last: u8) -> Target {
+pub(super) fn target(last: u8) -> Target {
     Target { address: [10, 1, 0, last].into(), port: 8080, check: check(10) }
 }
 
 /// An endpoint 10.1.0.LAST; those with an odd number are on this node.
-fn endpoint(last: u8) -> Endpoint {
+pub(super) fn endpoint(last: u8) -> Endpoint {
     Endpoint {
         address: [10, 1, 0, last].into(),
         ready: true,
@@ -39,16 +39,16 @@ fn endpoint(last: u8) -> Endpoint {
     }
 }
 
-fn slice(endpoints: Vec<Endpoint>) -> EndpointSlice {
+pub(super) fn slice(endpoints: Vec<Endpoint>) -> EndpointSlice {
     let port = EndpointPort { name: "".into(), protocol: Protocol::Tcp, port: 8080 };
     EndpointSlice { service: name(), ports: vec![port], endpoints }
 }
 
-fn name() -> ObjectName {
+pub(super) fn name() -> ObjectName {
     ObjectName::new("default", "web")
 }
 
-fn service(fail_closed: bool) -> Service {
+pub(super) fn service(fail_closed: bool) -> Service {
     let scheduling = Scheduling { check: Some(check(10)), fail_closed, ..Scheduling::default() };
     Service {
         cluster_ips: vec![[10, 96, 0, 1].into()],
@@ -163,8 +163,8 @@ fn service_without_cross_zone_balancing_prefers_the_zone_of_the_node() {
     assert_eq!(of_cluster_ip(&with(Some(false)), hinted, &[]), [2]);
 }
 
-fn reconciler(service: Service) -> Reconciler {
-    let room = lb_core::capacity::Capacity::of_arenas(100, 100);
+pub(super) fn reconciler(service: Service) -> Reconciler {
+    let room = lb_core::capacity::Capacity::of_arenas(100, 1 << 20);
     let mut reconciler = Reconciler::new(lb_core::plan::Contents::default(), room, Policy::default());
     reconciler.handle(vec![
         Change::Service(name(), Some(service)),

@@ -365,7 +365,7 @@ impl Node {
 
     /// Restarts the agent: the test must send every object again, but not the node's state.
     pub(crate) fn restart(&mut self) {
-        let model::Node { policy, zone, addresses, detects_inside, unhealthy } =
+        let model::Node { policy, zone, addresses, detects_inside, unhealthy, warming: _ } =
             std::mem::take(&mut self.node);
         let kernel = std::mem::take(&mut self.kernel);
         *self = Self::incomplete(kernel, self.capacity, policy);

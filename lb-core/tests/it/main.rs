@@ -9,5 +9,6 @@ mod kube_proxy;
 mod properties;
 mod scale;
 mod scenarios;
+mod slow_start;
 mod stale_udp;
 mod world;

@@ -183,6 +183,41 @@ fn scheduler_flag_applies_to_services_without_a_valid_annotation() {
     assert_eq!(held.more(&bed.cluster.client, WEB[0], 3), [1, 1, 1], "served as if it said nothing");
 }
 
+#[test]
+fn share_of_a_returning_backend_grows_during_its_slow_start() {
+    let bed = Bed::with_web(&PODS[..2]);
+    let put = |pods: &[&str], slow_start: &str| {
+        let mut service = bed.service("web", WEB, pods);
+        service.annotations =
+            vec![("lb.dev/scheduler", "wrr".to_owned()), ("lb.dev/slow-start", slow_start.to_owned())];
+        bed.cluster.manifests.put(&service).unwrap();
+    };
+    let wait_for_shares = |is_right: &dyn Fn([u32; 3]) -> bool| {
+        let shares = || Some(short(&bed, WEB[0])).filter(|shares| is_right(*shares));
+        wait_for(PATIENCE, shares).unwrap_or_else(|| panic!("{:?}", short(&bed, WEB[0])))
+    };
+    let is_even = |shares| is_about(shares, [30, 30, 0], 5);
+    put(&PODS[..1], "15m");
+    wait_for_shares(&|shares| shares == [60, 0, 0]);
+    put(&PODS[..2], "15m");
+    let warms = || {
+        let shown = bed.agent.as_ref()?.ask(&["service", "show", "web", "-o", "json"]).ok()?;
+        let services: serde_json::Value = serde_json::from_slice(&shown.stdout).ok()?;
+        services[0]["backends"].as_array()?.iter().any(|backend| backend["weight"] == 100).then_some(())
+    };
+    wait_for(PATIENCE, warms).expect("a hundredfold weight");
+    // Percentage 1: a hundredth of the flows, until percentage 2 nine seconds later.
+    for _ in 0..5 {
+        assert!(short(&bed, WEB[0])[1] <= 3);
+    }
+    put(&PODS[..2], "1s");
+    wait_for_shares(&is_even);
+    put(&PODS[..1], "4s");
+    wait_for_shares(&|shares| shares == [60, 0, 0]);
+    put(&PODS[..2], "4s");
+    wait_for_shares(&is_even);
+}
+
 /// Returns the server that answers a datagram from this port.
 fn from_port(client: &Netns, port: u16, to: SocketAddr) -> String {
     from(client, SocketAddr::new(any_address(to.ip()), port), to)

@@ -1,0 +1,25 @@
+//! Durations in annotations.
+
+use std::{fmt, ops::RangeInclusive, time::Duration};
+
+/// A number of seconds, or one with the unit `ms`, `s` or `m`.
+pub(super) fn duration(text: &str) -> Option<Duration> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let milliseconds = match &text[number.len()..] {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        _ => return None,
+    };
+    number.parse::<u32>().ok().map(|number| Duration::from_millis(u64::from(number) * milliseconds))
+}
+
+/// The value that was read from `text`, if it is in the range.
+pub(super) fn within<T: PartialOrd + fmt::Debug>(
+    text: &str,
+    value: Option<T>,
+    range: &RangeInclusive<T>,
+) -> Result<T, String> {
+    let why = || format!("{text:?} is not from {:?} to {:?}", range.start(), range.end());
+    value.filter(|value| range.contains(value)).ok_or_else(why)
+}
