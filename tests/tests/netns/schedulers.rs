@@ -203,7 +203,7 @@ fn share_of_a_returning_backend_grows_during_its_slow_start() {
     let warms = || {
         let shown = bed.agent.as_ref()?.ask(&["service", "show", "web", "-o", "json"]).ok()?;
         let services: serde_json::Value = serde_json::from_slice(&shown.stdout).ok()?;
-        services[0]["backends"].as_array()?.iter().any(|backend| backend["weight"] == 100).then_some(())
+        services[0]["weights"].as_object()?.values().any(|weight| weight == 100).then_some(())
     };
     wait_for(PATIENCE, warms).expect("a hundredfold weight");
     // Percentage 1: a hundredth of the flows, until percentage 2 nine seconds later.
