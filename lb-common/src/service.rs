@@ -162,6 +162,10 @@ pub mod service_flags {
     /// node, so segments of the node's connections, and of those that netfilter masquerades, may be sent to this port.
     /// The Service's other load balancer addresses and external IPs also have this bit.
     pub const SYN_ONLY: u16 = 128;
+    /// A TCP segment of no flow is answered with a RST unless it is a SYN: the agent ends connections of the Service,
+    /// which must not go on as flows to whichever backend the scheduler chooses. Never together with [`DSR`], under
+    /// which a connection may have no entry on this node.
+    pub const RESET_UNKNOWN: u16 = 256;
 }
 
 impl Service {

@@ -18,6 +18,7 @@ pub mod arena;
 pub mod capacity;
 mod claims;
 pub mod compact;
+pub mod connection_rules;
 pub mod convert;
 pub mod desired;
 pub mod dns;

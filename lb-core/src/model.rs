@@ -107,6 +107,8 @@ pub struct Scheduling {
     pub fail_closed: bool,
     /// The annotations about access logs.
     pub flow_log: FlowLogPolicy,
+    /// When the agent ends connections.
+    pub timeouts: ConnectionTimeouts,
     /// Invalid annotations.
     pub annotation_errors: Vec<AnnotationError>,
     /// Annotations of clouds that have no effect here.
@@ -120,6 +122,22 @@ pub struct FlowLogPolicy {
     pub logged: Option<bool>,
     /// Time between two lines of a long connection.
     pub interval: Option<Duration>,
+}
+
+/// When the agent ends connections of a Service, as far as annotations set it; `None` is never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ConnectionTimeouts {
+    /// Time without a packet in either direction.
+    pub idle: Option<Duration>,
+    /// Time after the Service has lost the connection's backend.
+    pub drain: Option<Duration>,
+}
+
+impl ConnectionTimeouts {
+    /// Whether no connection is ended.
+    pub const fn is_unset(&self) -> bool {
+        self.idle.is_none() && self.drain.is_none()
+    }
 }
 
 impl Scheduling {
@@ -180,6 +198,11 @@ impl Service {
     /// How its backends are chosen, on a node with this policy.
     pub fn scheduler(&self, policy: &Policy) -> Scheduler {
         self.scheduling.as_ref().and_then(|scheduling| scheduling.scheduler).unwrap_or(policy.scheduler)
+    }
+
+    /// When the agent ends its connections.
+    pub fn timeouts(&self) -> ConnectionTimeouts {
+        self.scheduling.as_ref().map(|scheduling| scheduling.timeouts).unwrap_or_default()
     }
 
     /// The slow start that it asks for.

@@ -17,6 +17,7 @@ use crate::{
     arena::{Arena, Epoch, SlotRange},
     capacity::{Capacity, Demand, Full, Remaining},
     claims::Claims,
+    connection_rules::{ConnectionRules, RulesOfServices},
     convert::SLOW_START,
     desired::{self, Port},
     family::{Families, Family},
@@ -91,6 +92,7 @@ pub struct Reconciler {
     /// The time since the start of the agent, for slow starts.
     now: Duration,
     endings: StaleUdp,
+    rules: RulesOfServices,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
     /// The Services to plan, with their ports, or `None` for ports that the plan must compute again: those of very many
     /// Services take much memory.
@@ -172,6 +174,7 @@ impl Reconciler {
             slow_starts: SlowStarts::default(),
             now: Duration::ZERO,
             endings: StaleUdp::default(),
+            rules: RulesOfServices::default(),
             problems: BTreeMap::new(),
             due: BTreeMap::new(),
             partial: false,
@@ -526,6 +529,11 @@ impl Reconciler {
         self.endings.served()
     }
 
+    /// When the agent ends connections, as of the last [`Self::plan`].
+    pub const fn connection_rules(&self) -> &ConnectionRules {
+        self.rules.rules()
+    }
+
     /// Puts the slots that were released since the last call into quarantine. Returns the epoch to pass to
     /// [`Self::grace_elapsed`] after a grace period that begins now; `None` if no slots were released.
     pub fn end_epoch(&mut self) -> Option<Epoch> {
@@ -699,8 +707,10 @@ impl Reconciler {
         let mut targets = Vec::new();
         let mut reserved = Reserved::default();
         let mut ranges = BTreeSet::new();
+        let mut ids = Vec::new();
         for port in &owned {
             let id = self.id(port, &mut steps);
+            ids.push(id);
             let places = match self.place(id, port, &mut steps, &mut reserved) {
                 Ok(places) => places,
                 Err(full) => return self.is_full((full, *left), service, &owned, reserved),
@@ -720,6 +730,7 @@ impl Reconciler {
             return self.is_full((full, *left), service, &owned, reserved);
         }
         self.endings.set(service, &owned);
+        self.rules.set(service, ids.into_iter().zip(&owned));
         let mut labels = labels_of(&owned);
         self.store.share_labels(service, &mut labels);
         self.mirror.share_labels(&mut labels);

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
+use super::{ends::Ends, shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::{flow_log::FlowLog, metrics::Metrics};
 use lb_datapath::{
     Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, Recount, Routes, UdpSockets, grace,
@@ -56,10 +56,10 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC; runs it early if `flow_counts` shows that the table may be nearly full. `addresses` are the node's own.
+/// Runs GC, and before each run ends the connections that `ends` selects; runs GC early if `flow_counts` shows that the table may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
-    udp: Udp,
+    (udp, mut ends): (Udp, Ends),
     mut addresses: watch::Receiver<Vec<IpAddr>>,
     mut flow_counts: watch::Receiver<FlowCounts>,
     observers: Observers,
@@ -119,6 +119,7 @@ pub(super) async fn run(
         // Also checked after changes of addresses and backends, so that frequent changes do not delay GC.
         if next_sweep <= Instant::now() {
             fill.flow_counts = *flow_counts.borrow();
+            result = result.and(ends.pass(conntrack.clone(), &observers.metrics).await?);
             let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
             if swept.is_ok() {
                 observers.counters.send_replace(recount.in_flows().clone());

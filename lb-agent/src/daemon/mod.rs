@@ -16,6 +16,7 @@ mod config_file;
 mod conntrack;
 mod devices;
 mod dns;
+mod ends;
 pub mod environment;
 mod fill;
 mod http;

@@ -25,7 +25,9 @@ use super::{
     announced::Announced,
     bpffs, conntrack,
     devices::{Devices, Inside},
-    dns, environment, http,
+    dns,
+    ends::Ends,
+    environment, http,
     ipsec::Ipsec,
     node::{Facts, Kernel, Node, NodeOptions, Sources},
     routes,
@@ -360,7 +362,11 @@ fn spawn(
     writer.adopt_counters(counted);
     writer.adopt_unhealthy(unhealthy);
     let udp = conntrack::Udp { sockets, stale_udp: receivers.stale_udp, served: writer.served() };
-    tasks.spawn("conntrack", conntrack::run(flows, udp, receivers.own, receivers.flow_counts, observers));
+    let ends = Ends::new(writer.connection_rules());
+    tasks.spawn(
+        "conntrack",
+        conntrack::run(flows, (udp, ends), receivers.own, receivers.flow_counts, observers),
+    );
     tasks.spawn("writer", writer.run(receivers.events, receivers.counters, receivers.environments));
     Ok(())
 }

@@ -16,6 +16,7 @@ use anyhow::Context as _;
 use lb_core::{
     active_flow_slots::ServiceEndpoint,
     arena::{Arena, Epoch},
+    connection_rules::ConnectionRules,
     family::Family,
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
@@ -160,6 +161,11 @@ impl Writer {
     /// The current endpoints of each UDP frontend.
     pub(super) fn served(&self) -> ServedUdp {
         self.reconciler.served().clone()
+    }
+
+    /// When connections are ended.
+    pub(super) fn connection_rules(&self) -> ConnectionRules {
+        self.reconciler.connection_rules().clone()
     }
 
     /// Takes over the endpoints that an earlier agent has found unhealthy.

@@ -52,13 +52,17 @@ impl<T: Tables> Walk<'_, T> {
         }
         let client = self.question.tuple.source;
         if !self.admit(&service, &client, |ranges| admission::packets_of(&service, ranges))?
-            || !self.conclude(admission::handshake(&self.segment))?
+            || !self.conclude(self.handshake(&service))?
         {
             return Ok(None);
         }
         let internal = !matches!(side, None | Some(ClientSide::Outside));
         let direct = client::is_answered_directly(&service, internal);
         Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
+    }
+
+    fn handshake(&self, service: &Service) -> Admission {
+        admission::handshake(&self.segment, self.question.tuple.protocol, service)
     }
 
     /// The record of the destination; adds it as a step.
@@ -149,6 +153,7 @@ impl<T: Tables> Walk<'_, T> {
             Admission::NoLocalBackend => self.steps.push(TraceStep::NoBackends { elsewhere: true }),
             Admission::NoBackends => self.steps.push(TraceStep::NoBackends { elsewhere: false }),
             Admission::StraySynAck => self.steps.push(TraceStep::StraySynAck),
+            Admission::UnknownConnection => self.steps.push(TraceStep::UnknownConnection),
         }
         match admission.allow(self.question.tuple.protocol) {
             Ok(()) => Ok(true),

@@ -109,6 +109,8 @@ pub enum TraceStep {
     /// A SYN-ACK of no flow: its connection bypassed the data plane.
     #[serde(rename = "acceptsWhatNobodyAsked")]
     StraySynAck,
+    /// A TCP segment of no flow, for a Service with a drain or idle timeout.
+    UnknownConnection,
     /// The client's entry in `AFFINITY`.
     Affinity {
         /// The state of the entry.

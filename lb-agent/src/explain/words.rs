@@ -34,9 +34,11 @@ pub fn step(step: &TraceStep) -> String {
             frontend(step)
         }
         TraceStep::Address { is } => address(*is).into(),
-        TraceStep::NotSyn | TraceStep::StrayReset | TraceStep::StraySynAck | TraceStep::InvalidFlags => {
-            connection(step).into()
-        }
+        TraceStep::NotSyn
+        | TraceStep::StrayReset
+        | TraceStep::StraySynAck
+        | TraceStep::UnknownConnection
+        | TraceStep::InvalidFlags => connection(step).into(),
         TraceStep::NoBackends { .. }
         | TraceStep::Client { .. }
         | TraceStep::DeniedSource
@@ -204,6 +206,9 @@ const fn connection(step: &TraceStep) -> &'static str {
             "connection: not a SYN, so at an address of the node it begins no flow; it may be the node's own"
         }
         TraceStep::InvalidFlags => "connection: TCP flags that no TCP sends together: dropped",
+        TraceStep::UnknownConnection => {
+            "connection: not a SYN and no tracked flow, and the Service has a drain or idle timeout: answered with a RST"
+        }
         TraceStep::StrayReset => "connection: RST without a tracked flow to reset: dropped",
         _ => "connection: SYN-ACK of no tracked flow: the connection bypassed this proxy, left untouched",
     }

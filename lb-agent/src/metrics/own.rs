@@ -42,6 +42,11 @@ struct Probe {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct End {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Health {
     health: &'static str,
 }
@@ -59,6 +64,7 @@ pub(super) struct Own {
     flows: Gauge,
     flows_expired: Counter,
     flows_expired_early: Counter,
+    flows_ended: Family<End, Counter>,
     affinity_evicted: Counter,
     pins_restored: Counter,
     waiting: Family<Map, Gauge>,
@@ -90,6 +96,7 @@ impl Default for Own {
             flows: Gauge::default(),
             flows_expired: Counter::default(),
             flows_expired_early: Counter::default(),
+            flows_ended: Family::default(),
             affinity_evicted: Counter::default(),
             pins_restored: Counter::default(),
             waiting: Family::default(),
@@ -133,6 +140,8 @@ impl Own {
         registry.register("conntrack_expired", help, self.flows_expired.clone());
         let help = "Connections evicted before their timeout because the flow table was nearly full";
         registry.register("conntrack_expired_early", help, self.flows_expired_early.clone());
+        let help = "Connections that the idle or drain timeout of their Service has ended";
+        registry.register("conntrack_ended", help, self.flows_ended.clone());
         let help = "Clients whose session affinity was evicted before its timeout because the map was full";
         registry.register("affinity_evicted", help, self.affinity_evicted.clone());
         let help =
@@ -207,6 +216,13 @@ impl Metrics {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);
         self.own.flows_expired_early.inc_by(early as u64);
+    }
+
+    /// Counts connections that timeouts of Services have ended.
+    pub(crate) fn ended_connections(&self, idle: usize, drained: usize) {
+        for (reason, connections) in [("idle", idle), ("drained", drained)] {
+            self.own.flows_ended.get_or_create(&End { reason }).inc_by(connections as u64);
+        }
     }
 
     /// Counts `clients` that were evicted from AFFINITY.

@@ -73,6 +73,7 @@ fn everything() -> Metrics {
     metrics.set_map("SERVICES", 1, 10);
     metrics.set_devices("wire", 1);
     metrics.swept(4, 3, 2);
+    metrics.ended_connections(8, 9);
     metrics.count_evicted_clients(5);
     metrics.set_waiting("BACKENDS", 1);
     metrics.set_health_check_servers(2, 1);
@@ -221,6 +222,7 @@ fn recorded_values_are_exported() {
         "lb_conntrack_flows 4",
         "lb_conntrack_expired_total 3",
         "lb_conntrack_expired_early_total 2",
+        "lb_conntrack_ended_total{reason=\"drained\"} 9",
         "lb_affinity_evicted_total 5",
         "lb_services_waiting{map=\"BACKENDS\"} 1",
         "lb_health_check_servers 2",

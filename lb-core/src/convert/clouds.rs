@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::{
     health,
     scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, CROSS_ZONE},
+    timeouts,
 };
 use crate::model::IgnoredAnnotation;
 
@@ -30,7 +31,7 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
-/// Annotations that have an effect here, besides those about health checks and internal load balancers.
+/// Annotations that have an effect here, besides those about health checks, timeouts and internal load balancers.
 const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
 const BILL: &str = "it is about the bill of a cloud";
 const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";
@@ -39,7 +40,7 @@ const CLOUD: &str = "it configures an object of a cloud, which this load balance
 /// effect.
 type Ignored = (&'static str, &'static [&'static str], &'static str);
 
-const IGNORED: [Ignored; 21] = [
+const IGNORED: [Ignored; 18] = [
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", &[], TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", &[], TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", &[], TLS),
@@ -56,21 +57,6 @@ const IGNORED: [Ignored; 21] = [
     ),
     ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name", &[], LOGS),
     ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", &[], LOGS),
-    (
-        "service.beta.kubernetes.io/aws-load-balancer-connection-draining-enabled",
-        &["false"],
-        "connections to an endpoint that goes are never cut here",
-    ),
-    (
-        "service.beta.kubernetes.io/aws-load-balancer-connection-draining-timeout",
-        &[],
-        "connections to an endpoint that goes are never cut here",
-    ),
-    (
-        "service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout",
-        &[],
-        "idle connections expire after the same time for all Services, as docs/maps.md describes",
-    ),
     ("service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", &[], BILL),
     (
         "service.beta.kubernetes.io/aws-load-balancer-healthcheck-success-codes",
@@ -145,7 +131,10 @@ fn why(name: &str, value: &str) -> Option<&'static str> {
     if let Some((_, meant, why)) = IGNORED.iter().find(|(known, ..)| *known == name) {
         return (!meant.contains(&value)).then_some(why);
     }
-    if SERVED.contains(&name) || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name) {
+    if SERVED.contains(&name)
+        || timeouts::AWS.contains(&name)
+        || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
+    {
         return None;
     }
     Some(if OF_TKE.contains(&name) { CLOUD } else { "this load balancer does not know it" })
@@ -179,6 +168,9 @@ mod tests {
             ("cross-zone-load-balancing-enabled", "false"),
             ("internal", "true"),
             ("healthcheck-interval", "20"),
+            ("connection-draining-enabled", "true"),
+            ("connection-draining-timeout", "60"),
+            ("connection-idle-timeout", "60"),
         ] {
             assert_eq!(reported(&[(&format!("{aws}{name}"), value)]), [] as [String; 0], "{name}");
         }

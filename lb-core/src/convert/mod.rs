@@ -6,6 +6,7 @@ mod error;
 mod external;
 mod health;
 mod scheduling;
+mod timeouts;
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -28,6 +29,7 @@ pub use self::{
     scheduling::{
         ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
     },
+    timeouts::{DRAIN_TIMEOUT, IDLE_TIMEOUT},
 };
 
 /// Label of Services that another proxy serves.

@@ -66,6 +66,7 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
         let parsed = text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned());
         scheduling.cross_zone = scheduling.noted(CROSS_ZONE, text, parsed);
     }
+    super::timeouts::read(annotations, &mut scheduling);
     super::health::read(annotations, &mut scheduling);
     scheduling.ignored = super::clouds::ignored(annotations);
     if let Some(text) = text(ACCESS_LOG) {
@@ -80,7 +81,12 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
 
 impl Scheduling {
     /// The parsed value of an annotation; if it is invalid, records the error and returns `None`.
-    fn noted<T>(&mut self, annotation: &'static str, value: &str, parsed: Result<T, String>) -> Option<T> {
+    pub(super) fn noted<T>(
+        &mut self,
+        annotation: &'static str,
+        value: &str,
+        parsed: Result<T, String>,
+    ) -> Option<T> {
         let note =
             |why| self.annotation_errors.push(AnnotationError { annotation, value: value.to_owned(), why });
         parsed.map_err(note).ok()

@@ -7,7 +7,7 @@ use lb_common::{Address, FrontendKind, ServiceKey, service_flags};
 use super::Frontend;
 use crate::{
     family::Family,
-    model::{Node, Service, ServicePort, TrafficPolicy},
+    model::{Node, Protocol, Service, ServicePort, TrafficPolicy},
 };
 
 /// The frontends of one port of a Service in one family, as keys of `SERVICES`, each once.
@@ -19,6 +19,8 @@ pub(super) struct Places {
     /// Whether a load balancer address or external IP of the Service is an address of this node. If so, the Service's
     /// other ones are usually addresses of other nodes.
     at_nodes: bool,
+    /// Whether segments of unknown connections are answered with a RST: the agent ends connections of the Service.
+    resets: bool,
 }
 
 /// The slices of backends that frontends can refer to, as indices of [`Port::slices`](super::Port::slices); `None` is
@@ -60,7 +62,8 @@ impl Places {
         }
         let at_nodes = service.external.load_balancer_ips.iter().chain(&service.external.ips).any(is_own);
         let (internal, external) = (service.internal_policy, service.external.policy);
-        Self { family, places, internal, external, at_nodes }
+        let resets = port.protocol == Protocol::Tcp && !service.timeouts().is_unset();
+        Self { family, places, internal, external, at_nodes, resets }
     }
 
     /// Whether some frontend may use the endpoints of the whole cluster. Under `externalTrafficPolicy: Local`, external
@@ -103,6 +106,9 @@ impl Places {
             }
             if self.at_nodes && kind != FrontendKind::ClusterIp && is_unprivileged(key.port) {
                 flags |= service_flags::SYN_ONLY;
+            }
+            if self.resets && flags & service_flags::DSR == 0 {
+                flags |= service_flags::RESET_UNKNOWN;
             }
             Frontend { key, kind, slice, inside, flags }
         })

@@ -13,7 +13,9 @@ use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, backend_flags, ser
 
 use crate::{
     family::Family,
-    model::{EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName},
+    model::{
+        ConnectionTimeouts, EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName,
+    },
     plan::{EndpointLabels, ServiceLabels},
     slow_start::{self, Shares},
     tables::Maglev,
@@ -40,6 +42,8 @@ pub struct Port {
     /// The backends of the frontends, as slices. Each slice is of one family and sorted, has every backend once, is not
     /// empty and differs from all others.
     pub slices: Vec<Vec<Backend>>,
+    /// When the agent ends connections.
+    pub timeouts: ConnectionTimeouts,
     /// The networks that may use the frontends with [`service_flags::SOURCE_RANGES`].
     pub source_ranges: Vec<IpNet>,
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
@@ -118,6 +122,7 @@ where
         },
         frontends: Vec::new(),
         slices: Vec::new(),
+        timeouts: service.timeouts(),
         source_ranges: source_ranges::source_ranges(service, node),
         serving: Default::default(),
         endpoint_labels: Vec::new(),

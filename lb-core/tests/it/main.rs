@@ -2,6 +2,7 @@
 
 mod categorize;
 mod client;
+mod connection_rules;
 mod golden;
 mod health;
 mod kernel;

@@ -243,6 +243,39 @@ impl Conntrack {
         Ok(flows)
     }
 
+    /// Deletes the connections of service ports that `concerns` selects and for which `ends` returns true, given their
+    /// entries. Also deletes the second flow of a masqueraded connection: the node itself answers what its backend
+    /// still sends. Returns how many.
+    pub fn end(
+        &self,
+        concerns: impl Fn(u32) -> bool,
+        mut ends: impl FnMut(&Flow, Option<&Flow>) -> bool,
+    ) -> Result<usize, DatapathError> {
+        let mut connections = 0;
+        self.table.for_each_read(|key, forward| {
+            let flow = &forward.flow;
+            if flow.is_reply() || !is_of_service(flow) || !concerns(flow.service) {
+                return Ok(());
+            }
+            let reply = if flow.is_tunnelled() { None } else { self.reverse_of(key, flow)? };
+            if ends(flow, reply.as_ref().map(|reply| &reply.flow)) && self.delete_flow(key, &forward)? {
+                connections += 1;
+                self.delete_second(flow)?;
+            }
+            Ok(())
+        })?;
+        Ok(connections)
+    }
+
+    /// Deletes the second flow of a masqueraded connection; `first` is the forward entry of its first one.
+    fn delete_second(&self, first: &Flow) -> Result<(), DatapathError> {
+        if first.flags & flow_flags::MASQUERADED == 0 {
+            return Ok(());
+        }
+        let second = self.table.read(&first.to)?.filter(|second| is_masquerade(&second.flow));
+        second.map_or(Ok(false), |second| self.delete_flow(&first.to, &second)).map(drop)
+    }
+
     /// Deletes the flow with this forward entry, unless another flow has taken its place since the entry was read.
     /// Returns whether it has deleted it.
     fn delete_flow(&self, key: &Tuple, forward: &ReadEntry<'_>) -> Result<bool, DatapathError> {

@@ -24,6 +24,8 @@ pub enum Admission {
     StraySynAck = 7,
     /// A TCP segment with flags that no TCP sends together.
     InvalidFlags = 8,
+    /// A TCP segment of no flow, for a Service that resets such connections.
+    UnknownConnection = 9,
 }
 
 impl Admission {
@@ -37,7 +39,7 @@ impl Admission {
             Self::InvalidFlags => Outcome::InvalidFlags,
             Self::SourceNotAllowed => Outcome::SourceNotAllowed,
             Self::NoLocalBackend => Outcome::NoLocalBackend,
-            Self::NoBackends => rejection(protocol),
+            Self::NoBackends | Self::UnknownConnection => rejection(protocol),
         })
     }
 }
@@ -106,10 +108,19 @@ pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bo
 }
 
 /// Whether a packet that the service accepts may begin a flow: not if it is a SYN-ACK, whose SYN bypassed the data
-/// plane.
+/// plane; nor if it belongs to a connection that the agent has ended.
 #[inline(always)]
-pub const fn handshake(segment: &Segment) -> Admission {
-    if segment.is_syn_ack() { Admission::StraySynAck } else { Admission::Admitted }
+pub const fn handshake(segment: &Segment, protocol: u8, service: &Service) -> Admission {
+    if segment.is_syn_ack() {
+        Admission::StraySynAck
+    } else if protocol == protocol::TCP
+        && service.flags & service_flags::RESET_UNKNOWN != 0
+        && !segment.is_syn()
+    {
+        Admission::UnknownConnection
+    } else {
+        Admission::Admitted
+    }
 }
 
 /// Whether a packet of no flow is left to the programs of an earlier map layout; `mode` is the element of `HANDOVER`.
@@ -226,7 +237,24 @@ mod tests {
         for (flags, expected) in
             [(SYN, Admission::Admitted), (SYN | ACK, Admission::StraySynAck), (ACK, Admission::Admitted)]
         {
-            assert_eq!(handshake(&segment(flags)), expected);
+            assert_eq!(handshake(&segment(flags), protocol::TCP, &service(0, 1)), expected);
+        }
+    }
+
+    #[test]
+    fn only_tcp_segments_of_unknown_connections_are_reset() {
+        use Admission::{Admitted, StraySynAck, UnknownConnection};
+        let resets = service(service_flags::RESET_UNKNOWN, 1);
+        for (flags, tcp) in [
+            (SYN, Admitted),
+            (SYN | ACK, StraySynAck),
+            (ACK, UnknownConnection),
+            (FIN | ACK, UnknownConnection),
+        ] {
+            assert_eq!(handshake(&segment(flags), protocol::TCP, &resets), tcp);
+        }
+        for protocol in [protocol::UDP, protocol::SCTP] {
+            assert_eq!(handshake(&segment(0), protocol, &resets), Admitted);
         }
     }
 
@@ -253,6 +281,7 @@ mod tests {
             (Admission::NoLocalBackend, Outcome::NoLocalBackend, Outcome::NoLocalBackend),
             (Admission::NoBackends, Outcome::RejectTcp, Outcome::RejectUdp),
             (Admission::StraySynAck, Outcome::NoService, Outcome::NoService),
+            (Admission::UnknownConnection, Outcome::RejectTcp, Outcome::RejectUdp),
         ] {
             assert_eq!(admission.allow(protocol::TCP), Err(tcp));
             assert_eq!(admission.allow(protocol::UDP), Err(udp));

@@ -61,6 +61,7 @@ mod sockets;
 mod stale_udp;
 mod survival;
 mod testbed;
+mod timeouts;
 mod transfer;
 mod virtio;
 mod web;

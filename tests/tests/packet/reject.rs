@@ -1,7 +1,8 @@
 //! Services without backends: the program turns the packet into its rejection.
 
+use bytemuck::Zeroable as _;
 use etherparse::{IpNumber, Ipv6RawExtHeader};
-use lb_common::{Outcome, Outcome::*};
+use lb_common::{Outcome, Outcome::*, Service, service_flags};
 
 use super::{
     packets::{Packet, fragments},
@@ -184,5 +185,28 @@ fn egress_rejects_nothing() {
         for packet in [segment(family, b"").syn(), datagram(family, b"x")] {
             bed.send(Hook::Egress, &packet).passes_untouched(NoService);
         }
+    });
+}
+
+/// The agent has ended the connection: it must not go on as a new flow.
+#[test]
+fn segment_of_an_unknown_connection_is_reset_if_the_service_says_so() {
+    each_on(&RESIZED, "unknown connection", |bed, family| {
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        let record = Service { id: 1, flags: service_flags::RESET_UNKNOWN, ..Service::zeroed() };
+        bed.service_with(vip, TCP, &[backend], record);
+        for segment in [
+            Packet::tcp(client, vip, 5001, b"data").ack(1001),
+            Packet::tcp(client, vip, 5001, b"").fin().ack(1001),
+        ] {
+            bed.send(Hook::Ingress, &segment).redirects_any(RejectTcp);
+            bed.assert_flows(0);
+        }
+        let reset = Packet::tcp(client, vip, 5001, b"").rst();
+        bed.send(Hook::Ingress, &reset).drops(StrayReset);
+        let syn = Packet::tcp(client, vip, 1000, b"").syn();
+        bed.send(Hook::Ingress, &syn).passes(NewFlow, &syn.clone().to(backend));
+        let segment = Packet::tcp(client, vip, 1001, b"data").ack(1);
+        bed.send(Hook::Ingress, &segment).passes(Forward, &segment.clone().to(backend));
     });
 }

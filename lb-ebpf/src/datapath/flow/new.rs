@@ -59,7 +59,7 @@ pub(crate) enum FlowCreation {
     /// The caller sends the packet with the flow that [`create::stateless`] returns, which has no entry in the flow
     /// table.
     Stateless,
-    /// The service has no backend for the packet: the caller rejects it.
+    /// The caller rejects the packet: the service has no backend for it, or resets its connection.
     Reject,
     /// The packet gets no flow, for this reason.
     NotCreated(Outcome),
@@ -70,8 +70,8 @@ const _: () = assert!(size_of::<FlowCreation>() == size_of::<Outcome>());
 /// Why a packet gets no flow.
 #[derive(Clone, Copy)]
 enum NotCreated {
-    /// The service has no backend for the packet.
-    NoBackend,
+    /// The caller rejects the packet: the service has no backend for it, or resets its connection.
+    Reject,
     Outcome(Outcome),
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
         }
         // Neither logged nor reported: every packet of the connection comes here.
         Ok(Created::Stateless) => FlowCreation::Stateless,
-        Err(NotCreated::NoBackend) => FlowCreation::Reject,
+        Err(NotCreated::Reject) => FlowCreation::Reject,
         Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
     }
 }
@@ -164,7 +164,7 @@ fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), 
             (request.slot, request.choice) = (slot, Choice::Retry);
         }
     }
-    if request.slot == schedule::NONE { Err(NotCreated::NoBackend) } else { Ok(()) }
+    if request.slot == schedule::NONE { Err(NotCreated::Reject) } else { Ok(()) }
 }
 
 /// Writes the service of the packet into `SCRATCH`. (A separate stack frame, which is freed before the program chooses
@@ -176,11 +176,15 @@ fn request_service(context: &HookContext, packet: &Packet) -> Result<(), NotCrea
     admit::first_packet(packet, &service)?;
     settings::admits(context, &packet.tuple.source).allow(packet.tuple.protocol)?;
     let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
+    let protocol = packet.tuple.protocol;
     match admit::client(&service, &packet.tuple.source) {
-        Admission::NoBackends => return Err(NotCreated::NoBackend),
-        admission => admission.allow(packet.tuple.protocol)?,
+        Admission::NoBackends => return Err(NotCreated::Reject),
+        admission => admission.allow(protocol)?,
     }
-    admission::handshake(&packet.segment).allow(packet.tuple.protocol)?;
+    match admission::handshake(&packet.segment, protocol, &service) {
+        Admission::UnknownConnection => return Err(NotCreated::Reject),
+        admission => admission.allow(protocol)?,
+    }
     let masquerade = service.masquerades(internal);
     let direct = is_answered_directly(&service, internal);
     *scratch()?.request() =

@@ -135,6 +135,7 @@ impl World<'_> {
             (service_flags::SOURCE_RANGES, 15),
             (service_flags::SOCKETS_ONLY, 5),
             (service_flags::SYN_ONLY, 15),
+            (service_flags::RESET_UNKNOWN, 15),
         ]);
         if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
             flags |= service_flags::DSR;

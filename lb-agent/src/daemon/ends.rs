@@ -1,0 +1,77 @@
+//! Ends connections that are idle, or whose backend their Service has lost, for the Services that set a timeout.
+
+use lb_core::connection_rules::{ConnectionRules, Drains, End};
+use tokio::task;
+use tracing::info;
+
+use crate::metrics::Metrics;
+use lb_datapath::{Conntrack, DatapathError};
+
+/// The rules, and which backends have been lost.
+#[derive(Debug)]
+pub(super) struct Ends {
+    rules: ConnectionRules,
+    drains: Drains,
+}
+
+/// How many connections a pass has ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    idle: usize,
+    drained: usize,
+}
+
+impl Ends {
+    pub(super) fn new(rules: ConnectionRules) -> Self {
+        Self { rules, drains: Drains::default() }
+    }
+
+    /// Ends the connections whose time is over. The programs then answer the client's next TCP segment with a RST.
+    pub(super) async fn pass(
+        &mut self,
+        conntrack: Conntrack,
+        metrics: &Metrics,
+    ) -> anyhow::Result<Result<(), DatapathError>> {
+        let rules = self.rules.get();
+        if rules.is_empty() {
+            self.drains = Drains::default();
+            return Ok(Ok(()));
+        }
+        let mut drains = std::mem::take(&mut self.drains);
+        let (result, drains, ended) = task::spawn_blocking(move || {
+            let now = Conntrack::now();
+            let mut ended = Ended::default();
+            let result = conntrack.end(
+                |service| rules.contains_key(&service),
+                |forward, reply| {
+                    let end = drains.end(&rules, forward, reply, now);
+                    ended.count(end);
+                    end.is_some()
+                },
+            );
+            // A pass that failed may not have found all connections.
+            if result.is_ok() {
+                drains.end_pass(now);
+            }
+            (result, drains, ended)
+        })
+        .await?;
+        self.drains = drains;
+        let Ended { idle, drained } = ended;
+        metrics.ended_connections(idle, drained);
+        if idle + drained > 0 {
+            info!(idle, drained, "ended connections by the timeouts of their Services");
+        }
+        Ok(result.map(drop))
+    }
+}
+
+impl Ended {
+    fn count(&mut self, end: Option<End>) {
+        match end {
+            Some(End::Idle) => self.idle += 1,
+            Some(End::Drained) => self.drained += 1,
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! When the agent ends connections: the rules of the Services that set an idle or drain timeout.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use lb_common::{
+    Address, Backend,
+    conntrack::{Flow, Phase, Tick},
+};
+
+use crate::{
+    desired::Port,
+    model::{ConnectionTimeouts, ObjectName},
+};
+
+/// Why the agent ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// It was idle for the idle timeout.
+    Idle,
+    /// Its Service lost its backend, and the drain timeout is over.
+    Drained,
+}
+
+/// The rule for the connections of a service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    timeouts: ConnectionTimeouts,
+    /// The backends that get new connections.
+    backends: BTreeSet<Endpoint>,
+}
+
+/// The rules by the id of the service port ([`Flow::service`]).
+pub type Rules = BTreeMap<u32, Rule>;
+
+/// Address and port of a backend.
+type Endpoint = (Address, u16);
+
+/// The rules as of the last plan. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionRules(Arc<Mutex<Arc<Rules>>>);
+
+impl ConnectionRules {
+    /// The rules at present.
+    pub fn get(&self) -> Arc<Rules> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Rules)) {
+        change(Arc::make_mut(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)));
+    }
+}
+
+/// Keeps the rules up to date with the Services.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RulesOfServices {
+    ids: BTreeMap<ObjectName, Vec<u32>>,
+    rules: ConnectionRules,
+}
+
+impl RulesOfServices {
+    /// Sets the ports of a Service, with their ids.
+    pub(crate) fn set<'a>(&mut self, service: &ObjectName, ports: impl Iterator<Item = (u32, &'a Port)>) {
+        let rules: Rules = ports
+            .filter(|(_, port)| !port.timeouts.is_unset())
+            .map(|(id, port)| (id, Rule { timeouts: port.timeouts, backends: backends(port) }))
+            .collect();
+        let before = self.ids.remove(service).unwrap_or_default();
+        if before.is_empty() && rules.is_empty() {
+            return;
+        }
+        if !rules.is_empty() {
+            self.ids.insert(service.clone(), rules.keys().copied().collect());
+        }
+        self.rules.change(|all| {
+            before.iter().for_each(|id| drop(all.remove(id)));
+            all.extend(rules);
+        });
+    }
+
+    pub(crate) const fn rules(&self) -> &ConnectionRules {
+        &self.rules
+    }
+}
+
+fn backends(port: &Port) -> BTreeSet<Endpoint> {
+    let endpoint = |backend: &Backend| (backend.address, backend.port);
+    port.slices.iter().flatten().map(endpoint).collect()
+}
+
+/// Which backends have been lost, and since when. A new agent counts from its first pass.
+#[derive(Clone, Debug, Default)]
+pub struct Drains(BTreeMap<(u32, Endpoint), Drain>);
+
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    since: Tick,
+    /// The last pass that has found a connection to the backend.
+    seen: Tick,
+}
+
+impl Drains {
+    /// Why a connection ends at `now`; `None` if it goes on. `forward` and `reply` are its entries; a flow in a tunnel
+    /// has no second one.
+    pub fn end(&mut self, rules: &Rules, forward: &Flow, reply: Option<&Flow>, now: Tick) -> Option<End> {
+        let Rule { timeouts, backends } = rules.get(&forward.service)?;
+        let reply = reply.unwrap_or(forward);
+        let idle = now.seconds_since(Phase::of(forward, reply).last_used(forward, reply));
+        let endpoint = (forward.to.destination, forward.to.destination_port);
+        let is_over = |timeout: Option<Duration>, seconds: u32| {
+            timeout.is_some_and(|timeout| u64::from(seconds) >= timeout.as_secs())
+        };
+        if !backends.contains(&endpoint) {
+            let key = (forward.service, endpoint);
+            let drain = self.0.entry(key).or_insert(Drain { since: now, seen: now });
+            drain.seen = now;
+            if is_over(timeouts.drain, now.seconds_since(drain.since)) {
+                return Some(End::Drained);
+            }
+        }
+        is_over(timeouts.idle, idle).then_some(End::Idle)
+    }
+
+    /// Ends a pass over all connections: forgets the backends that have none, or that their Service has again.
+    pub fn end_pass(&mut self, now: Tick) {
+        self.0.retain(|_, drain| drain.seen == now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use lb_common::{
+        conntrack::{Tuple, seen},
+        protocol,
+    };
+
+    use super::*;
+
+    const START: Tick = Tick(1000);
+
+    fn ip(text: &str) -> Address {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn endpoint(last: u8) -> Endpoint {
+        (Address::from_v4([10, 1, 0, last]), 8080)
+    }
+
+    /// The entries of an established connection of service port 1, last used at `START`.
+    fn connection(backend: u8) -> (Flow, Flow) {
+        let from = Tuple::new(ip("192.0.2.1"), ip("10.96.0.1"), 5000, 80, protocol::TCP);
+        let (destination, destination_port) = endpoint(backend);
+        let to = Tuple { destination, destination_port, ..from };
+        let seen = seen::PACKET | seen::SYN | seen::ACK;
+        let entry = |from: &Tuple, to: &Tuple| Flow { seen, ..Flow::new(from, to, 1, 0, START) };
+        (entry(&from, &to), entry(&to.reversed(), &from.reversed()))
+    }
+
+    fn rules(timeouts: ConnectionTimeouts, backends: &[u8]) -> Rules {
+        let backends = backends.iter().map(|last| endpoint(*last)).collect();
+        Rules::from([(1, Rule { timeouts, backends })])
+    }
+
+    fn after(seconds: u32) -> Tick {
+        Tick(START.0 + Tick::ticks_in(seconds))
+    }
+
+    #[test]
+    fn idle_connection_ends_whichever_direction_was_the_last() {
+        let rules = rules(ConnectionTimeouts { idle: Some(Duration::from_mins(1)), drain: None }, &[2]);
+        let (forward, mut reply) = connection(2);
+        let mut drains = Drains::default();
+        let mut end = |reply: &Flow, at| drains.end(&rules, &forward, Some(reply), at);
+        assert_eq!((end(&reply, after(50)), end(&reply, after(60))), (None, Some(End::Idle)));
+        reply.last_seen = after(30);
+        assert_eq!((end(&reply, after(60)), end(&reply, after(91))), (None, Some(End::Idle)));
+    }
+
+    #[test]
+    fn connection_to_a_lost_backend_ends_after_the_drain_timeout() {
+        let timeouts = ConnectionTimeouts { idle: None, drain: Some(Duration::from_secs(20)) };
+        let (with, without) = (rules(timeouts, &[2, 3]), rules(timeouts, &[3]));
+        let (forward, reply) = connection(2);
+        let mut drains = Drains::default();
+        let mut pass = |rules: &Rules, seconds| {
+            let end = drains.end(rules, &forward, Some(&reply), after(seconds));
+            drains.end_pass(after(seconds));
+            end
+        };
+        assert_eq!([pass(&with, 0), pass(&with, 100)], [None, None]);
+        assert_eq!([pass(&without, 105), pass(&without, 120)], [None, None]);
+        assert_eq!(pass(&with, 122), None, "the backend comes back");
+        assert_eq!(
+            [pass(&without, 130), pass(&without, 145)],
+            [None, None],
+            "it counts from the start again"
+        );
+        assert_eq!(pass(&without, 151), Some(End::Drained));
+    }
+
+    #[test]
+    fn connections_of_other_services_go_on() {
+        let (forward, reply) = connection(2);
+        let mut drains = Drains::default();
+        assert_eq!(drains.end(&Rules::new(), &forward, Some(&reply), after(1_000_000)), None);
+        let timeouts = ConnectionTimeouts { idle: None, drain: Some(Duration::ZERO) };
+        let other = Flow { service: 2, ..forward };
+        assert_eq!(drains.end(&rules(timeouts, &[]), &other, Some(&reply), after(1)), None);
+        assert_eq!(drains.end(&rules(timeouts, &[]), &forward, Some(&reply), after(1)), Some(End::Drained));
+    }
+}

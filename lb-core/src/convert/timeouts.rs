@@ -1,0 +1,101 @@
+//! Reads the annotations that set when the agent ends connections.
+
+use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
+
+use super::duration::{duration, within};
+use crate::model::Scheduling;
+
+/// The annotation that sets how long connections go on after the Service has lost their backend, such as `60s`.
+pub const DRAIN_TIMEOUT: &str = "lb.dev/drain-timeout";
+/// The annotation that sets how long connections may be idle, such as `5m`.
+pub const IDLE_TIMEOUT: &str = "lb.dev/idle-timeout";
+
+const AWS_DRAINS: &str = "service.beta.kubernetes.io/aws-load-balancer-connection-draining-enabled";
+const AWS_DRAIN_TIMEOUT: &str = "service.beta.kubernetes.io/aws-load-balancer-connection-draining-timeout";
+const AWS_IDLE_TIMEOUT: &str = "service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout";
+/// The annotations of AWS that this module reads.
+pub(super) const AWS: [&str; 3] = [AWS_DRAINS, AWS_DRAIN_TIMEOUT, AWS_IDLE_TIMEOUT];
+
+/// The drain timeout of AWS where draining is enabled and no annotation sets another.
+const AWS_DRAIN: Duration = Duration::from_mins(5);
+
+const DRAINS: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_hours(1);
+const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
+
+/// Sets the timeouts from the annotations; records those that are invalid. The annotations of this project override
+/// those of AWS.
+pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Scheduling) {
+    let text = |name| annotations.get(name).map(|text| text.trim());
+    let mut of = |name, range| {
+        let text = text(name)?;
+        scheduling.noted(name, text, within(text, duration(text), range))
+    };
+    let (drain, idle) = (of(DRAIN_TIMEOUT, &DRAINS), of(IDLE_TIMEOUT, &IDLE));
+    let aws_drain = of(AWS_DRAIN_TIMEOUT, &DRAINS).unwrap_or(AWS_DRAIN);
+    let aws_idle = of(AWS_IDLE_TIMEOUT, &IDLE);
+    let drains = text(AWS_DRAINS).and_then(|text| {
+        let parsed = text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned());
+        scheduling.noted(AWS_DRAINS, text, parsed)
+    });
+    scheduling.timeouts.drain = drain.or_else(|| drains.unwrap_or(false).then_some(aws_drain));
+    scheduling.timeouts.idle = idle.or(aws_idle);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ConnectionTimeouts;
+
+    fn of(annotations: &[(&str, &str)]) -> (ConnectionTimeouts, Vec<&'static str>) {
+        let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let mut scheduling = Scheduling::default();
+        read(&owned.collect(), &mut scheduling);
+        (
+            scheduling.timeouts,
+            scheduling.annotation_errors.into_iter().map(|error| error.annotation).collect(),
+        )
+    }
+
+    const fn timeouts(drain: Option<u64>, idle: Option<u64>) -> ConnectionTimeouts {
+        const fn seconds(seconds: Option<u64>) -> Option<Duration> {
+            match seconds {
+                Some(seconds) => Some(Duration::from_secs(seconds)),
+                None => None,
+            }
+        }
+        ConnectionTimeouts { idle: seconds(idle), drain: seconds(drain) }
+    }
+
+    #[test]
+    fn annotations_set_the_timeouts() {
+        for (annotations, expected) in [
+            (&[][..], timeouts(None, None)),
+            (&[(DRAIN_TIMEOUT, " 30s ")], timeouts(Some(30), None)),
+            (&[(DRAIN_TIMEOUT, "0")], timeouts(Some(0), None)),
+            (&[(IDLE_TIMEOUT, "5m")], timeouts(None, Some(300))),
+            (&[(AWS_IDLE_TIMEOUT, "60")], timeouts(None, Some(60))),
+            (&[(AWS_DRAINS, "true")], timeouts(Some(300), None)),
+            (&[(AWS_DRAINS, "true"), (AWS_DRAIN_TIMEOUT, "60")], timeouts(Some(60), None)),
+            (&[(AWS_DRAINS, "false"), (AWS_DRAIN_TIMEOUT, "60")], timeouts(None, None)),
+            (&[(AWS_DRAIN_TIMEOUT, "60")], timeouts(None, None)),
+            (&[(AWS_IDLE_TIMEOUT, "60"), (IDLE_TIMEOUT, "90")], timeouts(None, Some(90))),
+            (&[(AWS_DRAINS, "true"), (DRAIN_TIMEOUT, "7")], timeouts(Some(7), None)),
+        ] {
+            assert_eq!(of(annotations), (expected, vec![]), "{annotations:?}");
+        }
+    }
+
+    #[test]
+    fn invalid_timeout_is_reported_and_unset() {
+        for (name, value) in [
+            (DRAIN_TIMEOUT, "2 minutes"),
+            (DRAIN_TIMEOUT, "61m"),
+            (IDLE_TIMEOUT, "0"),
+            (IDLE_TIMEOUT, "25h"),
+            (AWS_IDLE_TIMEOUT, "-1"),
+            (AWS_DRAINS, "yes"),
+        ] {
+            assert_eq!(of(&[(name, value)]), (timeouts(None, None), vec![name]), "{name}: {value}");
+        }
+    }
+}

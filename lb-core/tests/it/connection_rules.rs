@@ -1,0 +1,47 @@
+//! Which Services have rules about the end of connections, and the flags of their frontends.
+
+use std::time::Duration;
+
+use lb_common::{Scheduler, service_flags};
+use lb_core::{
+    model::{Change, ConnectionTimeouts, Scheduling, Service},
+    reconciler::Reconciler,
+};
+
+use super::health::{name, reconciler};
+
+fn service(idle: Option<Duration>) -> Service {
+    let scheduler = Some(Scheduler::Random);
+    let timeouts = ConnectionTimeouts { idle, drain: None };
+    let scheduling = Scheduling { scheduler, timeouts, ..Scheduling::default() };
+    Service { scheduling: Some(scheduling.into()), ..super::health::service(false) }
+}
+
+fn plan(reconciler: &mut Reconciler) {
+    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+}
+
+fn resets(reconciler: &Reconciler) -> bool {
+    let record = reconciler.contents().frontends.values().next().unwrap();
+    record.flags & service_flags::RESET_UNKNOWN != 0
+}
+
+#[test]
+fn rules_follow_the_annotations_of_a_service() {
+    let minute = Some(Duration::from_mins(1));
+    let mut reconciler = reconciler(service(None));
+    let rules = reconciler.connection_rules().clone();
+    plan(&mut reconciler);
+    assert_eq!((rules.get().len(), resets(&reconciler)), (0, false));
+    reconciler.handle(vec![Change::Service(name(), Some(service(minute)))]);
+    plan(&mut reconciler);
+    assert_eq!((rules.get().len(), resets(&reconciler)), (1, true));
+    reconciler.handle(vec![Change::Service(name(), Some(service(None)))]);
+    plan(&mut reconciler);
+    assert_eq!((rules.get().len(), resets(&reconciler)), (0, false));
+    reconciler.handle(vec![Change::Service(name(), Some(service(minute)))]);
+    plan(&mut reconciler);
+    reconciler.handle(vec![Change::Service(name(), None)]);
+    plan(&mut reconciler);
+    assert_eq!(rules.get().len(), 0, "a deleted Service");
+}
