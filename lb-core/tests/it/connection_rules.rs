@@ -22,7 +22,7 @@ fn plan(reconciler: &mut Reconciler) {
 }
 
 fn resets(reconciler: &Reconciler) -> bool {
-    let record = reconciler.contents().frontends.values().next().unwrap();
+    let record = reconciler.contents().frontends.values().next().expect("a frontend");
     record.flags & service_flags::RESET_UNKNOWN != 0
 }
 

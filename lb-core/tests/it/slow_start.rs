@@ -13,7 +13,7 @@ use super::health::{endpoint, name, reconciler, slice, target};
 fn service(scheduler: Scheduler) -> Service {
     let slow_start = Some(Duration::from_secs(20));
     let mut service = super::health::service(false);
-    let scheduling = service.scheduling.take().unwrap();
+    let scheduling = service.scheduling.take().expect("its annotations");
     let scheduling = Scheduling { scheduler: Some(scheduler), slow_start, ..(*scheduling).clone() };
     Service { scheduling: Some(scheduling.into()), ..service }
 }
@@ -32,7 +32,7 @@ fn set_endpoints(reconciler: &mut Reconciler, endpoints: &[u8]) {
 /// The last byte and the weight of each backend.
 fn weights(reconciler: &Reconciler) -> Vec<(u8, u32)> {
     let contents = reconciler.contents();
-    let record = contents.frontends.values().next().unwrap();
+    let record = contents.frontends.values().next().expect("a frontend");
     let slots = record.backends_base..record.backends_base + record.backends_count;
     let backends = slots.map(|slot| contents.backends[&slot]);
     backends.map(|backend| (backend.address.v4_bytes()[3], backend.weight)).collect()
