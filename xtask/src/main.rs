@@ -9,7 +9,9 @@ mod bench;
 mod build_ebpf;
 mod demo;
 mod fuzz;
+mod package;
 mod process;
+mod release;
 mod setup;
 mod soak;
 mod stack;
@@ -47,6 +49,8 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Change Services and kill agents at random under traffic, and check that nothing fails or leaks (needs root)
     Soak(soak::Args),
+    /// Build a Debian package of the agent, with a systemd unit, man pages and completions
+    Package,
 }
 
 fn main() -> ExitCode {
@@ -83,6 +87,10 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Soak(args) => {
             prepare_agent()?;
             soak::run(&args)
+        }
+        Task::Package => {
+            prepare_agent()?;
+            package::run()
         }
     }
 }

@@ -36,7 +36,7 @@ struct Target {
 
 /// Builds both agents, or takes the `given` one instead of the first, and strips them.
 pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
-    let (programs, target) = (folders::programs()?, folders::target_dir()?);
+    let (programs, target) = (folders::programs()?, crate::agent::target_dir()?);
     let [agent, next_agent] = AGENTS.map(|name| programs.join(name));
     match given {
         Some(given) => elf::strip(given, &agent)?,
