@@ -8,7 +8,9 @@ mod agent;
 mod bench;
 mod build_ebpf;
 mod demo;
+mod elf;
 mod fuzz;
+mod image;
 mod package;
 mod process;
 mod release;
@@ -51,6 +53,8 @@ enum Task {
     Soak(soak::Args),
     /// Build a Debian package of the agent, with a systemd unit, man pages and completions
     Package,
+    /// Build an OCI image of the agent, without Docker
+    Image,
 }
 
 fn main() -> ExitCode {
@@ -91,6 +95,10 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Package => {
             prepare_agent()?;
             package::run()
+        }
+        Task::Image => {
+            prepare_agent()?;
+            image::run()
         }
     }
 }

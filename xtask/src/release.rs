@@ -9,7 +9,8 @@ use anyhow::{Context as _, ensure};
 use sha2::{Digest as _, Sha256};
 
 use crate::agent::target_dir;
-use crate::process::{command_line, run};
+use crate::elf;
+use crate::process::command_line;
 
 /// An empty folder for the files of a result: `target/NAME`.
 pub(crate) fn empty_folder(name: &str) -> anyhow::Result<PathBuf> {
@@ -24,11 +25,7 @@ pub(crate) fn empty_folder(name: &str) -> anyhow::Result<PathBuf> {
 /// The agent without debug information, which is most of its size.
 pub(crate) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
     let stripped = folder.join("lb-agent");
-    let mut strip = Command::new("strip");
-    run({
-        strip.arg("--strip-debug").arg("-o").arg(&stripped).arg(lb_tests::agent::binary());
-        strip
-    })?;
+    elf::strip(&lb_tests::agent::binary(), &stripped)?;
     Ok(stripped)
 }
 

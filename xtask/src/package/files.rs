@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use flate2::{Compression, GzBuilder};
 
-use super::elf::Needs;
+use super::needs::Needs;
 
 /// Files that the administrator edits: an upgrade keeps the changes.
 const CONFFILES: &str = "/etc/lb-agent/config.yaml\n";

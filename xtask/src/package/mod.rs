@@ -9,8 +9,8 @@ use anyhow::{Context as _, ensure};
 use crate::process::run as run_command;
 use crate::release;
 
-mod elf;
 mod files;
+mod needs;
 
 use self::files::{File, Generated};
 

@@ -7,18 +7,18 @@ use object::{Architecture, Object as _, ObjectSection as _};
 
 /// What an ELF program needs.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Needs {
+pub(super) struct Needs {
     /// Its processor.
-    pub(crate) architecture: Architecture,
+    pub(super) architecture: Architecture,
     /// Names of shared libraries, such as `libc.so.6`.
-    pub(crate) libraries: BTreeSet<String>,
+    pub(super) libraries: BTreeSet<String>,
     /// The oldest version of glibc that has all functions that it calls: major and minor.
-    pub(crate) glibc: (u32, u32),
+    pub(super) glibc: (u32, u32),
 }
 
 impl Needs {
     /// Reads them from a program that is linked dynamically.
-    pub(crate) fn of(program: &[u8]) -> anyhow::Result<Self> {
+    pub(super) fn of(program: &[u8]) -> anyhow::Result<Self> {
         let file = object::File::parse(program).context("the program is not an ELF file")?;
         let strings = file.section_by_name(".dynstr").context("the program is linked statically")?.data()?;
         let names: Vec<&str> =
@@ -38,7 +38,7 @@ impl Needs {
             [(Architecture::X86_64, "amd64"), (Architecture::Aarch64, "arm64")];
         let name = NAMES.iter().find(|(architecture, _)| *architecture == self.architecture);
         let (_, name) = name.with_context(|| {
-            format!("no name of Debian is known for {:?}: add it to package/elf.rs", self.architecture)
+            format!("no name of Debian is known for {:?}: add it to package/needs.rs", self.architecture)
         })?;
         Ok(name)
     }
@@ -51,7 +51,7 @@ impl Needs {
             match library.as_str() {
                 "libgcc_s.so.1" => packages.extend(["libgcc-s1".to_owned()]),
                 "libc.so.6" | "libm.so.6" | "ld-linux-x86-64.so.2" | "ld-linux-aarch64.so.1" => {}
-                other => bail!("the agent needs {other}: add its package to package/elf.rs"),
+                other => bail!("the agent needs {other}: add its package to package/needs.rs"),
             }
         }
         Ok(packages.into_iter().collect::<Vec<_>>().join(", "))
