@@ -15,13 +15,15 @@ const CONFFILES: &str = "/etc/lb-agent/config.yaml\n";
 /// A folder of the package that may be empty: the manifests that the packaged configuration names.
 const SERVICES: &str = "etc/lb-agent/services";
 
-/// What the agent writes about itself.
+/// What the agent writes about itself, and what Cargo knows of it.
 #[derive(Debug)]
 pub(super) struct Generated {
     /// Scripts for bash, zsh and fish.
     pub(super) completions: [Vec<u8>; 3],
     /// Names and texts of the man pages.
     pub(super) man_pages: Vec<(String, Vec<u8>)>,
+    /// The software bill of materials.
+    pub(super) sbom: Vec<u8>,
 }
 
 /// A file of the package.
@@ -68,6 +70,7 @@ fn installed(program: Vec<u8>, generated: Generated) -> anyhow::Result<Vec<File>
         File::new(format!("{doc}/examples/web.yaml"), source("deploy/debian/web.yaml")?),
         File::new(format!("{doc}/copyright"), copyright()?),
         File::new(format!("{doc}/changelog.gz"), gzip(&source("CHANGELOG.md")?)?),
+        File::new(format!("{doc}/sbom.cdx.json"), generated.sbom),
         File::new("usr/share/bash-completion/completions/lb-agent", bash),
         File::new("usr/share/zsh/vendor-completions/_lb-agent", zsh),
         File::new("usr/share/fish/vendor_completions.d/lb-agent.fish", fish),
@@ -156,6 +159,7 @@ pub(super) mod tests {
         Generated {
             completions: [b"bash".to_vec(), b"zsh".to_vec(), b"fish".to_vec()],
             man_pages: vec![("lb-agent.1".to_owned(), b"a page".to_vec())],
+            sbom: b"{}".to_vec(),
         }
     }
 
@@ -182,6 +186,7 @@ pub(super) mod tests {
                 ("usr/share/doc/lb-agent/examples/web.yaml", 0o644),
                 ("usr/share/doc/lb-agent/copyright", 0o644),
                 ("usr/share/doc/lb-agent/changelog.gz", 0o644),
+                ("usr/share/doc/lb-agent/sbom.cdx.json", 0o644),
                 ("usr/share/bash-completion/completions/lb-agent", 0o644),
                 ("usr/share/zsh/vendor-completions/_lb-agent", 0o644),
                 ("usr/share/fish/vendor_completions.d/lb-agent.fish", 0o644),

@@ -11,6 +11,7 @@ use crate::release;
 
 mod files;
 mod needs;
+mod sbom;
 
 use self::files::{File, Generated};
 
@@ -26,7 +27,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     release::print_result(&package)
 }
 
-/// Lets the agent write its completions and man pages.
+/// Lets the agent write its completions and man pages, and lists its crates.
 fn generate(agent: &Path, folder: &Path) -> anyhow::Result<Generated> {
     let completions = |shell: &str| {
         let mut command = Command::new(agent);
@@ -44,10 +45,8 @@ fn generate(agent: &Path, folder: &Path) -> anyhow::Result<Generated> {
         man_pages.push((page.file_name().to_string_lossy().into_owned(), fs::read(page.path())?));
     }
     man_pages.sort();
-    Ok(Generated {
-        completions: [completions("bash")?, completions("zsh")?, completions("fish")?],
-        man_pages,
-    })
+    let completions = [completions("bash")?, completions("zsh")?, completions("fish")?];
+    Ok(Generated { completions, man_pages, sbom: sbom::of_agent()? })
 }
 
 /// Builds the package from the files, in a folder that has no `root` yet. No file is younger than `source_date`, in
