@@ -25,8 +25,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    cli::{Cli, KernelArgs, RunArgs},
-    config::Config,
+    cli::{Cli, Command, KernelArgs, RunArgs},
+    config::{Config, Source},
     daemon::socket,
     kubernetes::{addresses::lease_name, announce::VOTERS},
 };
@@ -345,4 +345,43 @@ fn assert_probed(daemon_set: &DaemonSet, healthz: u16) {
         assert_eq!(request.path.as_deref(), Some(path));
         assert_eq!(request.port, IntOrString::String(port.name.clone().unwrap()));
     }
+}
+
+/// The command line of the packaged unit, after the path of the agent, and the text of the unit.
+fn unit() -> (Vec<String>, String) {
+    let text = fs::read_to_string(deploy("systemd/lb-agent.service")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).unwrap();
+    (line.split(' ').map(str::to_owned).collect(), text)
+}
+
+#[test]
+fn packaged_unit_and_configuration_serve_the_packaged_folder() {
+    let (words, _) = unit();
+    let Cli { mut kernel, command } = Cli::try_parse_from(&words).unwrap();
+    assert_eq!(kernel.config.as_deref(), Some(Path::new("/etc/lb-agent/config.yaml")));
+    let Command::Run(run) = command else { panic!("parsed as {command:?}") };
+
+    // The folder must exist where the agent reads the configuration: this machine may have no package.
+    let dir = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(deploy("debian/config.yaml")).unwrap();
+    assert!(text.contains("\nmanifests: /etc/lb-agent/services\n"));
+    let file = dir.path().join("config.yaml");
+    fs::write(&file, text.replace("/etc/lb-agent/services", dir.path().to_str().unwrap())).unwrap();
+    kernel.config = Some(file);
+    let config = Config::new(kernel, *run).unwrap();
+    assert!(matches!(&config.source, Source::Manifests(folder) if folder == dir.path()));
+    assert_eq!(config.without_effect, [""; 0]);
+}
+
+#[test]
+fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
+    let (_, text) = unit();
+    let value =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap();
+    // The same as in the DaemonSet.
+    assert_eq!(value("CapabilityBoundingSet"), "CAP_BPF CAP_NET_ADMIN CAP_PERFMON");
+    assert_eq!(value("ProtectSystem"), "strict");
+    assert_eq!(Path::new("/run").join(value("RuntimeDirectory")), Path::new(socket::FOLDER));
+    assert_eq!(value("ReadWritePaths"), "/sys/fs/bpf /proc/sys/net");
+    assert_eq!((value("Type"), value("Restart")), ("notify", "always"));
 }

@@ -54,6 +54,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
         }
         Command::Cleanup(_) => commands::cleanup(&paths(kernel)?),
         Command::Completions { shell } => commands::completions(shell),
+        Command::ManPages { folder } => commands::man_pages(&folder),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Builds of the agent.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -18,10 +18,15 @@ pub(crate) fn build_agent() -> Command {
 /// `target/next-layout`, because the next debug build overwrites the original.
 pub(crate) fn build_next_agent() -> anyhow::Result<()> {
     run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
-    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
-    let target = me.parent().and_then(Path::parent).context("xtask is not in a target folder")?;
+    let target = target_dir()?;
     let (built, kept) = (target.join("debug/lb-agent"), target.join("next-layout/lb-agent"));
     fs::create_dir_all(target.join("next-layout"))?;
     fs::copy(&built, &kept).with_context(|| format!("copying {} to {}", built.display(), kept.display()))?;
     Ok(())
+}
+
+/// Cargo's target folder, two levels above the xtask binary.
+pub(crate) fn target_dir() -> anyhow::Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
+    me.ancestors().nth(2).map(Path::to_owned).context("xtask is not in a target folder")
 }

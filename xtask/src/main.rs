@@ -8,8 +8,12 @@ mod agent;
 mod bench;
 mod build_ebpf;
 mod demo;
+mod elf;
 mod fuzz;
+mod image;
+mod package;
 mod process;
+mod release;
 mod setup;
 mod soak;
 mod stack;
@@ -47,6 +51,10 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Change Services and kill agents at random under traffic, and check that nothing fails or leaks (needs root)
     Soak(soak::Args),
+    /// Build a Debian package of the agent, with a systemd unit, man pages and completions
+    Package,
+    /// Build an OCI image of the agent, without Docker
+    Image,
 }
 
 fn main() -> ExitCode {
@@ -83,6 +91,14 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Soak(args) => {
             prepare_agent()?;
             soak::run(&args)
+        }
+        Task::Package => {
+            prepare_agent()?;
+            package::run()
+        }
+        Task::Image => {
+            prepare_agent()?;
+            image::run()
         }
     }
 }

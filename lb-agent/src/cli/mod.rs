@@ -5,6 +5,8 @@ mod commands;
 mod settings;
 mod values;
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
 
 pub use self::{
@@ -87,6 +89,12 @@ pub enum Command {
     Completions {
         /// Shell
         shell: clap_complete::Shell,
+    },
+    /// Write the man pages, one for each command, for packages
+    #[command(hide = true)]
+    ManPages {
+        /// An existing folder
+        folder: PathBuf,
     },
 }
 

@@ -17,9 +17,9 @@ mod status;
 mod top;
 mod web;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 
 use crate::{
@@ -163,4 +163,13 @@ pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "lb-agent", &mut script);
     output::print(&String::from_utf8(script)?)
+}
+
+/// Runs `man-pages`.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn man_pages(folder: &Path) -> anyhow::Result<()> {
+    clap_mangen::generate_to(Cli::command(), folder)
+        .with_context(|| format!("cannot write man pages to {}", folder.display()))
 }

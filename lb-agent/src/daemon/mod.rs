@@ -31,6 +31,7 @@ mod shortage_watch;
 pub mod socket;
 mod start;
 pub mod state;
+mod supervisor;
 mod sync_log;
 mod tasks;
 mod traffic;
@@ -109,6 +110,7 @@ async fn serve(config: Config, file: ConfigFile, pages: Pages) -> anyhow::Result
         }
         error = tasks.failure() => Err(error),
     };
+    supervisor::stopping();
     stop.send_replace(true);
     if timeout(HANDOVER, stop.closed()).await.is_err() {
         warn!("not all that this node announces or leads is handed over: the others wait until it expires");

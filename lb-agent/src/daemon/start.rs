@@ -34,6 +34,7 @@ use super::{
     shortage_watch::{self, FlowCounts},
     socket,
     state::State,
+    supervisor,
     tasks::Tasks,
     traffic::ServiceTraffic,
     writer::{Listeners, Writer},
@@ -447,7 +448,8 @@ fn node_options(config: &Config) -> NodeOptions {
     }
 }
 
-/// Spawns the servers of `/healthz`, `/metrics` and the status socket, and the watch over the BPF file system.
+/// Spawns the servers of `/healthz`, `/metrics` and the status socket, the reports to the supervisor, and the watch over
+/// the BPF file system.
 fn spawn_servers(
     config: &Config,
     opened: &Opened,
@@ -476,6 +478,7 @@ fn spawn_servers(
     }
     let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
     tasks.spawn("status socket", socket);
+    supervisor::spawn(Arc::clone(state), tasks);
     Ok(())
 }
 

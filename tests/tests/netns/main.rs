@@ -59,6 +59,7 @@ mod socket_lifetime;
 mod socket_policies;
 mod sockets;
 mod stale_udp;
+mod supervisor;
 mod survival;
 mod testbed;
 mod timeouts;

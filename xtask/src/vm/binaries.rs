@@ -6,8 +6,9 @@ use std::process::Stdio;
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
-use super::{elf, folders};
-use crate::agent::{build_agent, build_next_agent};
+use super::folders;
+use crate::agent::{build_agent, build_next_agent, target_dir};
+use crate::elf;
 use crate::process::{cargo, command_line, run};
 
 /// The names of the agents in the guest.
@@ -36,7 +37,7 @@ struct Target {
 
 /// Builds both agents, or takes the `given` one instead of the first, and strips them.
 pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
-    let (programs, target) = (folders::programs()?, folders::target_dir()?);
+    let (programs, target) = (folders::programs()?, target_dir()?);
     let [agent, next_agent] = AGENTS.map(|name| programs.join(name));
     match given {
         Some(given) => elf::strip(given, &agent)?,

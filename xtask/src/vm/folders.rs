@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+use crate::agent::target_dir;
+
 /// The folder for the output of kernel and tests: `target/vm/RELEASE`.
 pub(super) fn folder(release: &str) -> anyhow::Result<PathBuf> {
     let folder = target_dir()?.join("vm").join(release);
@@ -15,12 +17,6 @@ pub(super) fn folder(release: &str) -> anyhow::Result<PathBuf> {
 /// The folder of stripped programs: `target/vm/programs`.
 pub(super) fn programs() -> anyhow::Result<PathBuf> {
     folder("programs")
-}
-
-/// Cargo's target folder, two levels above the xtask binary.
-pub(super) fn target_dir() -> anyhow::Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot find the path of the xtask binary")?;
-    me.ancestors().nth(2).map(Path::to_owned).context("xtask is not in a target folder")
 }
 
 pub(super) fn create_dir(path: &Path) -> anyhow::Result<()> {

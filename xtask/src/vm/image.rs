@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use super::binaries::{AGENTS, TestBinary};
-use super::elf;
 use super::folders;
 use super::guest::TESTS;
 use super::kernel::Kernel;
 use super::plan::{PLAN, Plan};
 use super::tree::Tree;
+use crate::elf;
 use crate::process;
 use crate::setup;
 

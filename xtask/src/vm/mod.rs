@@ -19,7 +19,6 @@ use crate::setup;
 
 mod binaries;
 mod docs;
-mod elf;
 mod folders;
 pub(crate) mod guest;
 mod image;

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 /// The shared libraries of a program, and the loader, at the paths that the loader uses. A static program has none.
-pub(super) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(!text.contains("not found"), "{} lacks libraries:\n{text}", program.display());
@@ -22,7 +22,7 @@ fn parse(text: &str) -> Vec<PathBuf> {
 }
 
 /// Copies a program without debugging information, which is the largest part of a test binary.
-pub(super) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("strip");
     command.arg("--strip-debug").arg("-o").arg(to).arg(program);
     let output = command.output().context("cannot start strip, which comes with the linker (binutils)")?;
