@@ -51,6 +51,7 @@ EVERYTHING = {
     "loadBalancerController": {"enabled": True, "class": "example.com/lb"},
     "announce": {"enabled": True, "keySecret": "key", "port": 7000, "prefer": "single"},
     "bgp": {"enabled": True, "image": "registry.example/bird:2", "table": 200, "lifetime": 60},
+    "test": {"image": "registry.example/busybox:1"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
@@ -76,6 +77,8 @@ REFUSED = [
     {"bgp": {"image": ""}},
     {"bgp": {"table": 0}},
     {"bgp": {"lifetime": "30s"}},
+    {"test": {"image": True}},
+    {"test": {"image": "busy box"}},
     {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
 ]
