@@ -385,3 +385,18 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     assert_eq!(value("ReadWritePaths"), "/sys/fs/bpf /proc/sys/net");
     assert_eq!((value("Type"), value("Restart")), ("notify", "always"));
 }
+
+/// Cargo builds nothing if a member of the workspace is missing.
+#[test]
+fn docker_build_gets_every_member_of_the_workspace() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = ")).unwrap();
+    let members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+    assert!(members.contains(&"lb-agent"), "{members:?}");
+    let context = fs::read_to_string(deploy("Dockerfile.dockerignore")).unwrap();
+    for member in members {
+        let folder = member.split('/').next().unwrap();
+        assert!(context.lines().any(|line| line == format!("!{folder}")), "{folder} is not in the context");
+    }
+}
