@@ -1,6 +1,6 @@
 //! `lb-agent`: the command line.
 
-use std::process::ExitCode;
+use std::{env, ffi::OsString, iter, path::Path, process::ExitCode};
 
 use clap::Parser as _;
 use lb_agent::{
@@ -10,8 +10,15 @@ use lb_agent::{
     daemon::{self, ConfigFile},
 };
 
+/// The name under which kubectl finds its plugin `lb`.
+const PLUGIN: &str = "kubectl-lb";
+
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let done = match plugin_arguments() {
+        Some(arguments) => kubectl(arguments),
+        None => run(Cli::parse()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", explain(&error));
@@ -19,6 +26,18 @@ fn main() -> ExitCode {
             ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
         }
     }
+}
+
+/// The arguments of the kubectl plugin, if kubectl started this binary under the plugin's name.
+fn plugin_arguments() -> Option<Vec<OsString>> {
+    let mut arguments = env::args_os();
+    let name = arguments.next()?;
+    (Path::new(&name).file_name()? == PLUGIN).then(|| arguments.collect())
+}
+
+fn kubectl(arguments: Vec<OsString>) -> anyhow::Result<()> {
+    let name = iter::once(OsString::from(PLUGIN));
+    lb_kubectl::run(lb_kubectl::Cli::parse_from(name.chain(arguments)))
 }
 
 fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
@@ -53,6 +72,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
             commands::cleanup_kube_proxy(dry_run)
         }
         Command::Cleanup(_) => commands::cleanup(&paths(kernel)?),
+        Command::Kubectl { arguments } => kubectl(arguments),
         Command::Completions { shell } => commands::completions(shell),
         Command::ManPages { folder } => commands::man_pages(&folder),
     }

@@ -5,7 +5,7 @@ mod commands;
 mod settings;
 mod values;
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 
@@ -85,6 +85,15 @@ pub enum Command {
     Check(CheckArgs),
     /// Remove every program, map and pin of any version of the agent, or (--kube-proxy) rules of kube-proxy
     Cleanup(CleanupArgs),
+    /// Ask the agents of all nodes of a cluster, as `kubectl lb` does
+    ///
+    /// The same as this binary under the name `kubectl-lb`: see `lb-agent kubectl help`.
+    #[command(disable_help_flag = true)]
+    Kubectl {
+        /// Command and flags of `kubectl lb`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<OsString>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// Shell

@@ -43,6 +43,14 @@ pub(super) struct Status {
     outcomes: Vec<OutcomeView>,
 }
 
+/// The JSON output with what is wrong, worst first.
+#[derive(Debug, Serialize)]
+struct Page {
+    #[serde(flatten)]
+    status: Status,
+    conditions: Vec<Problem>,
+}
+
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Agent {
@@ -115,7 +123,7 @@ struct OutcomeView {
 pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     let status = look(paths, &Pinned::open(&paths.bpffs)?)?;
     match output {
-        TableOrJson::Json => print_json(&status),
+        TableOrJson::Json => print_json(&Page { conditions: problems(&status, Timestamp::now()), status }),
         TableOrJson::Table => print(&page(&status, Timestamp::now())),
     }
 }

@@ -12,16 +12,20 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Query, State},
+    extract::{Path, Query, Request as Asked, State},
     http::{HeaderMap, Method, StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
+    routing::get as get_route,
 };
 use futures_util::stream;
 use lb_tests::netns::Netns;
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::watch};
 
-use crate::selection::Selection;
+use crate::{
+    pod_exec::{self, PodExec},
+    selection::Selection,
+};
 
 /// A server and its objects, which outlive [`ApiServer::stop`].
 pub(crate) struct ApiServer {
@@ -55,6 +59,8 @@ struct Contents {
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
     events: Vec<Value>,
+    /// What runs in Pods, by name.
+    pods: HashMap<String, PodExec>,
     /// Number of patches that got 409 Conflict: their `resourceVersion` was outdated, or [`Fault::conflicts`] was set.
     refused_writes: usize,
 }
@@ -152,7 +158,10 @@ impl ApiServer {
         let listener = self.netns.as_ref().map_or_else(bind, |netns| netns.run(bind)).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.address = listener.local_addr().unwrap();
-        let router = Router::new().fallback(answer).with_state(Arc::clone(&self.store));
+        let router = Router::new()
+            .route(EXEC, get_route(exec_in_pod))
+            .fallback(answer)
+            .with_state(Arc::clone(&self.store));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
@@ -241,6 +250,11 @@ impl ApiServer {
         self.store.changed.send_replace(());
     }
 
+    /// Sets what happens to commands that clients run in a Pod.
+    pub(crate) fn set_exec(&self, pod: &str, exec: PodExec) {
+        self.store.lock().pods.insert(pod.to_owned(), exec);
+    }
+
     /// All requests for lists and watches since the start.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.store.lock().requests.clone()
@@ -302,6 +316,25 @@ impl Target {
         }
         let (plural, name, status) = (segments.next()?, segments.next(), segments.next().is_some());
         Some(Self { plural, namespace, name, status })
+    }
+}
+
+/// The path of `pods/exec`.
+const EXEC: &str = "/api/v1/namespaces/{namespace}/pods/{name}/exec";
+
+/// Runs a command in a Pod.
+async fn exec_in_pod(
+    State(store): State<Arc<Store>>,
+    Path((_, name)): Path<(String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
+    request: Asked,
+) -> Response {
+    let pod = store.lock().pods.get(&name).cloned();
+    let words = query.into_iter().filter(|(field, _)| field == "command").map(|(_, word)| word);
+    match pod {
+        Some(PodExec::Forbidden) => failure(403),
+        Some(pod) => pod_exec::answer(pod, words.collect(), request),
+        None => failure(404),
     }
 }
 
@@ -478,6 +511,7 @@ async fn wait_until_released(store: &Store, plural: &str) {
 
 fn failure(code: u16) -> Response {
     let reason = match code {
+        403 => "Forbidden",
         404 => "NotFound",
         409 => "Conflict",
         _ => "Fault",

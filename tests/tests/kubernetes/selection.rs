@@ -1,4 +1,4 @@
-//! The label and field selectors that the agent uses.
+//! The label and field selectors that the agent and its plugin use.
 
 use serde_json::Value;
 
@@ -6,19 +6,27 @@ use serde_json::Value;
 pub(crate) struct Selection {
     /// Labels that the object must not have.
     absent: Vec<String>,
+    /// Labels with the value that the object must have.
+    equal: Vec<(String, String)>,
     /// JSON pointer, value, and whether the field must have the value or must not have it.
     field: Option<(String, String, bool)>,
 }
 
 impl Selection {
-    /// Panics on label selectors of other forms than `!LABEL`, the only one that the agent uses.
+    /// Panics on label selectors of other forms than `!LABEL` and `LABEL=VALUE`, the only ones in use.
     pub(crate) fn new(labels: &str, field: &str) -> Self {
-        let labels = labels.split(',').filter(|label| !label.is_empty());
-        let absent = labels.map(|label| label.strip_prefix('!').unwrap().to_owned()).collect();
+        let (mut absent, mut equal) = (Vec::new(), Vec::new());
+        for label in labels.split(',').filter(|label| !label.is_empty()) {
+            match (label.strip_prefix('!'), label.split_once('=')) {
+                (Some(name), _) => absent.push(name.to_owned()),
+                (None, Some((name, value))) => equal.push((name.to_owned(), value.to_owned())),
+                (None, None) => panic!("the selector {label} is of another form"),
+            }
+        }
         let split = |separator, is| field.split_once(separator).map(|(name, value)| (name, value, is));
         let field = split("!=", false).or_else(|| split("=", true));
         let pointer = |name: &str| format!("/{}", name.replace('.', "/"));
-        Self { absent, field: field.map(|(name, value, is)| (pointer(name), value.to_owned(), is)) }
+        Self { absent, equal, field: field.map(|(name, value, is)| (pointer(name), value.to_owned(), is)) }
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
@@ -26,6 +34,8 @@ impl Selection {
         let field = |(pointer, value, is): &(String, String, bool)| {
             (object.pointer(pointer).and_then(Value::as_str).unwrap_or_default() == value) == *is
         };
-        self.absent.iter().all(|label| labels.get(label).is_none()) && self.field.as_ref().is_none_or(field)
+        self.absent.iter().all(|label| labels.get(label).is_none())
+            && self.equal.iter().all(|(label, value)| labels[label] == **value)
+            && self.field.as_ref().is_none_or(field)
     }
 }

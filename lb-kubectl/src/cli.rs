@@ -1,0 +1,120 @@
+//! The grammar of the command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::target::{PodTarget, ServiceTarget};
+
+/// The load balancers of all nodes of a cluster, through the API server.
+///
+/// Runs `lb-agent` in the agents' Pods, with your own rights: you may list Pods and create pods/exec in their namespace.
+/// Exit codes: 0 success, 1 a failure, or a node that has not answered, 2 bad usage.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl lb", bin_name = "kubectl lb", version, max_term_width = 110)]
+pub struct Cli {
+    /// Settings of every command.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Where the agents are.
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    /// File with the API server and credentials [default: $KUBECONFIG, else ~/.kube/config]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current context]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Namespace of the agents' Pods
+    #[arg(long, short, global = true, value_name = "NAME", default_value = "kube-system")]
+    pub namespace: String,
+    /// Labels of the agents' Pods
+    #[arg(
+        long,
+        short = 'l',
+        global = true,
+        value_name = "SELECTOR",
+        default_value = "app.kubernetes.io/name=lb-agent,app.kubernetes.io/component=service-proxy"
+    )]
+    pub selector: String,
+    /// How many seconds a node may take to answer
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout: u32,
+}
+
+impl ClusterArgs {
+    /// How long a node may take to answer.
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_secs(self.timeout.into())
+    }
+}
+
+/// The commands of `kubectl lb`.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show version, kernel, age of the last change, problems and dropped packets of every node, worst first
+    Status(StatusArgs),
+    /// Show the way of a packet from a Pod to a Service, on the Pod's node, on the backend's node, and back
+    Explain(ExplainArgs),
+}
+
+/// Arguments of `status`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct StatusArgs {
+    /// Format of the output
+    #[arg(long, short, default_value = "table")]
+    pub output: Format,
+}
+
+/// Arguments of `explain`.
+#[derive(Clone, Debug, Args)]
+pub struct ExplainArgs {
+    /// The client
+    #[arg(value_name = "pod/NAMESPACE/NAME")]
+    pub pod: PodTarget,
+    /// The Service, and the name or number of its port. The port may be left out if there is only one
+    #[arg(value_name = "svc/NAMESPACE/NAME[:PORT]")]
+    pub service: ServiceTarget,
+    /// Source port of an open connection of the Pod. Without it the packet begins a new connection
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub client_port: Option<u16>,
+    /// Format of the output
+    #[arg(long, short, default_value = "table")]
+    pub output: Format,
+}
+
+/// Formats of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table
+    Table,
+    /// Indented JSON
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn clap_accepts_the_grammar() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn settings_of_the_cluster_stand_before_or_after_the_command() {
+        for typed in [["kubectl-lb", "--context", "b", "status"], ["kubectl-lb", "status", "--context", "b"]]
+        {
+            let cli = Cli::try_parse_from(typed).expect("a valid command line");
+            assert_eq!(cli.cluster.context.as_deref(), Some("b"));
+            assert_eq!((cli.cluster.namespace.as_str(), cli.cluster.limit().as_secs()), ("kube-system", 15));
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Runs `lb-agent` in the Pod of one agent.
+
+use std::time::Duration;
+
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
+use kube::{Api, api::AttachParams};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    time,
+};
+
+/// The container of the agent, and the program in it.
+const CONTAINER: &str = "lb-agent";
+const PROGRAM: &str = "/usr/local/bin/lb-agent";
+/// Size of the buffers between the connection and the reader, in bytes.
+const BUFFER: usize = 64 * 1024;
+
+/// Why a node has not answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NodeError {
+    /// The node has no Pod of an agent.
+    #[error("no agent's Pod runs on the node; check its taints and the DaemonSet with `kubectl describe`")]
+    NoPod,
+    /// The agent's Pod does not run.
+    #[error("Pod {pod} is {phase}; look at it with `kubectl describe pod {pod}`")]
+    NotRunning {
+        /// Name of the Pod.
+        pod: String,
+        /// Its phase.
+        phase: String,
+    },
+    /// The user may not run commands in the Pod.
+    #[error(
+        "you may not run commands in Pod {pod}: {message}; ask for a Role with the verb create on pods/exec"
+    )]
+    Forbidden {
+        /// Name of the Pod.
+        pod: String,
+        /// The answer of the API server.
+        message: String,
+    },
+    /// The node is too slow, or the API server cannot reach it.
+    #[error(
+        "Pod {pod} has not answered within {seconds} s; check that the node is Ready, or set a longer --timeout"
+    )]
+    Timeout {
+        /// Name of the Pod.
+        pod: String,
+        /// The time limit.
+        seconds: u64,
+    },
+    /// The API server could not run the command.
+    #[error(
+        "cannot run commands in Pod {pod}: {message}; check that the API server reaches the node's kubelet"
+    )]
+    Connection {
+        /// Name of the Pod.
+        pod: String,
+        /// The failure.
+        message: String,
+    },
+    /// The command has failed.
+    #[error("`lb-agent {command}` has failed in Pod {pod}: {message}")]
+    Failed {
+        /// Name of the Pod.
+        pod: String,
+        /// Arguments of the command.
+        command: String,
+        /// What the command has printed, or its exit status.
+        message: String,
+    },
+    /// The output of the command is no JSON of the expected form.
+    #[error("cannot read the answer of Pod {pod}: {message}; does it run another version of lb-agent?")]
+    Unreadable {
+        /// Name of the Pod.
+        pod: String,
+        /// The error in the output.
+        message: String,
+    },
+}
+
+/// Runs `lb-agent ARGUMENTS` in a Pod. Returns its standard output.
+///
+/// # Errors
+/// The command fails, cannot run, or takes longer than the limit.
+pub(crate) async fn run(
+    pods: &Api<Pod>,
+    pod: &str,
+    arguments: &[&str],
+    limit: Duration,
+) -> Result<Vec<u8>, NodeError> {
+    let late = |_| NodeError::Timeout { pod: pod.to_owned(), seconds: limit.as_secs() };
+    time::timeout(limit, run_unlimited(pods, pod, arguments)).await.map_err(late)?
+}
+
+async fn run_unlimited(pods: &Api<Pod>, pod: &str, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
+    let lost = |message: String| NodeError::Connection { pod: pod.to_owned(), message };
+    let parameters = AttachParams::default()
+        .container(CONTAINER)
+        .stdin(false)
+        .stdout(true)
+        .stderr(true)
+        .max_stdout_buf_size(BUFFER)
+        .max_stderr_buf_size(BUFFER);
+    let command: Vec<&str> = [&[PROGRAM], arguments].concat();
+    let mut process = pods.exec(pod, command, &parameters).await.map_err(|error| refused(pod, &error))?;
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    let status = process.take_status();
+    let ((output, errors), status) =
+        tokio::join!(async { tokio::join!(read(stdout), read(stderr)) }, async {
+            match status {
+                Some(status) => status.await,
+                None => None,
+            }
+        });
+    let (output, errors) =
+        (output.map_err(|error| lost(error.to_string()))?, errors.map_err(|error| lost(error.to_string()))?);
+    let status = status.ok_or_else(|| lost("the connection has ended early".to_owned()))?;
+    check(pod, arguments, &status, &errors)?;
+    Ok(output)
+}
+
+async fn read(stream: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(mut stream) = stream {
+        stream.read_to_end(&mut bytes).await?;
+    }
+    Ok(bytes)
+}
+
+fn refused(pod: &str, error: &kube::Error) -> NodeError {
+    let pod = pod.to_owned();
+    if let kube::Error::Api(status) = error
+        && status.is_forbidden()
+    {
+        return NodeError::Forbidden { pod, message: status.message.clone() };
+    }
+    NodeError::Connection { pod, message: error.to_string() }
+}
+
+/// Whether the command has succeeded. Otherwise the error has the last lines that it wrote to standard error.
+fn check(pod: &str, arguments: &[&str], status: &Status, errors: &[u8]) -> Result<(), NodeError> {
+    if status.status.as_deref() == Some("Success") {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(errors);
+    let text = text.trim().trim_start_matches("error: ");
+    let message = match (text, &status.message) {
+        ("", Some(message)) => message.clone(),
+        ("", None) => "it gives no reason".to_owned(),
+        (text, _) => text.to_owned(),
+    };
+    Err(NodeError::Failed { pod: pod.to_owned(), command: arguments.join(" "), message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_command_shows_its_error_or_else_its_exit_status() {
+        let status = |status: &str, message: &str| Status {
+            status: Some(status.to_owned()),
+            message: Some(message.to_owned()),
+            ..Status::default()
+        };
+        assert_eq!(check("p", &["status"], &status("Success", ""), b"warning"), Ok(()));
+        let failed = |errors: &[u8]| {
+            check("p", &["status"], &status("Failure", "exit code 1"), errors)
+                .expect_err("a failure")
+                .to_string()
+        };
+        assert_eq!(failed(b"error: no pins\n"), "`lb-agent status` has failed in Pod p: no pins");
+        assert_eq!(failed(b""), "`lb-agent status` has failed in Pod p: exit code 1");
+    }
+}

@@ -1,0 +1,240 @@
+//! `explain`: the way of a packet from a Pod to a Service, on the Pod's node, on the backend's node, and back.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, anyhow};
+use k8s_openapi::api::{
+    core::v1::{Pod, Service},
+    discovery::v1::EndpointSlice,
+};
+use kube::{Api, api::ListParams};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    cli::{ClusterArgs, ExplainArgs, Format},
+    cluster::Cluster,
+    gather,
+    output::print,
+    target::Packet,
+};
+
+/// What `lb-agent explain` answers on one node. Scripts read its JSON: keys may be added, never renamed or removed.
+#[derive(Debug, Serialize)]
+struct Part {
+    node: String,
+    /// Which part of the way it is.
+    title: &'static str,
+    from: String,
+    to: SocketAddr,
+    /// What `lb-agent explain -o json` prints.
+    page: Value,
+}
+
+/// A packet after the first node: its source, and its possible backends.
+#[derive(Debug, PartialEq, Eq)]
+struct Next {
+    from: String,
+    backends: Vec<SocketAddr>,
+}
+
+/// Runs `explain`.
+///
+/// # Errors
+/// An object does not exist or cannot be read, the arguments name no packet, or a node on the way has not answered. The
+/// answers of the nodes before it are printed.
+pub(crate) async fn explain(cluster_args: &ClusterArgs, args: &ExplainArgs) -> anyhow::Result<()> {
+    let cluster = Cluster::find(cluster_args).await?;
+    let (node, packet) = question(&cluster, args).await?;
+    let mut walk = Walk { cluster: &cluster, limit: cluster_args.limit(), packet, parts: Vec::new() };
+    let end = walk.follow(&node, args).await;
+    match args.output {
+        Format::Json => print(&(serde_json::to_string_pretty(&walk.parts)? + "\n"))?,
+        Format::Table => {
+            let parts: Vec<String> = walk.parts.iter().map(Part::text).collect();
+            print(&parts.join("\n"))?;
+        }
+    }
+    let end = end?;
+    if args.output == Format::Table {
+        print(&format!("\n{end}\n"))?;
+    }
+    Ok(())
+}
+
+/// The Pod's node, and the packet.
+async fn question(cluster: &Cluster, args: &ExplainArgs) -> anyhow::Result<(String, Packet)> {
+    let (pod, service) = (&args.pod, &args.service);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), &service.namespace);
+    let named = |kind: &str, namespace: &str, name: &str| format!("cannot read {kind} {namespace}/{name}");
+    let found = pods.get(&pod.name).await.with_context(|| named("Pod", &pod.namespace, &pod.name))?;
+    let target = services
+        .get(&service.name)
+        .await
+        .with_context(|| named("Service", &service.namespace, &service.name))?;
+    let packet = Packet::between(&found, &target, service.port.as_deref())
+        .with_context(|| format!("no packet from Pod {} to Service {}", pod.name, service.name))?;
+    let node = found.spec.and_then(|spec| spec.node_name);
+    let node = node.ok_or_else(|| anyhow!("Pod {} is on no node yet; wait until it runs", pod.name))?;
+    Ok((node, packet))
+}
+
+/// The parts of the way that are known.
+struct Walk<'a> {
+    cluster: &'a Cluster,
+    limit: Duration,
+    packet: Packet,
+    parts: Vec<Part>,
+}
+
+impl Walk<'_> {
+    /// Follows the packet. Returns what is to be said at the end.
+    async fn follow(&mut self, node: &str, args: &ExplainArgs) -> anyhow::Result<String> {
+        let source = |ip| {
+            args.client_port.map_or_else(|| format!("{ip}"), |port| SocketAddr::new(ip, port).to_string())
+        };
+        let (from, to) = (source(self.packet.from), self.packet.to);
+        let page = self.ask(node, "from the Pod to the Service", from.clone(), to).await?;
+        let Some(Next { from, backends }) = Next::of(&page, &from) else {
+            return Ok(format!("The packet gets no backend on node {node}."));
+        };
+        let Some(backend) = backends.first().copied() else {
+            return Ok(format!("Node {node} has no backend for the packet."));
+        };
+        let Some(second) = self.node_of(backend, args).await? else {
+            return Ok(format!(
+                "No EndpointSlice names the node of backend {backend}: the way ends on node {node}."
+            ));
+        };
+        if second != node {
+            self.ask(&second, "arrives at the backend's node", from.clone(), backend).await?;
+        }
+        let others = match backends.len() {
+            1 => String::new(),
+            count => format!(" It is one of {count} possible backends."),
+        };
+        let place = format!("Backend {backend} is on node {second}.{others}");
+        // Replies belong to a connection, whose source port must be known.
+        let Ok(client) = from.parse::<SocketAddr>() else {
+            return Ok(format!("{place} --client-port PORT shows the way back of a connection."));
+        };
+        if second != node {
+            self.ask(&second, "the reply leaves the backend's node", backend.to_string(), client).await?;
+        }
+        self.ask(node, "the reply arrives at the Pod's node", backend.to_string(), client).await?;
+        Ok(place)
+    }
+
+    /// Runs `explain` on a node.
+    async fn ask(
+        &mut self,
+        node: &str,
+        title: &'static str,
+        from: String,
+        to: SocketAddr,
+    ) -> anyhow::Result<Value> {
+        let known = self.cluster.nodes.iter().find(|known| known.name == node);
+        let known =
+            known.ok_or_else(|| anyhow!("node {node} has no agent's Pod; see `kubectl lb status`"))?;
+        let target = to.to_string();
+        let arguments =
+            ["explain", "--from", &from, "--to", &target, "--protocol", &self.packet.protocol, "-o", "json"];
+        let page: Value = gather::ask(self.cluster, known, &arguments, self.limit)
+            .await
+            .with_context(|| format!("node {node}, {title}"))?;
+        self.parts.push(Part { node: node.to_owned(), title, from, to, page: page.clone() });
+        Ok(page)
+    }
+
+    /// The node of a backend, by the EndpointSlices of the Service.
+    async fn node_of(&self, backend: SocketAddr, args: &ExplainArgs) -> anyhow::Result<Option<String>> {
+        let service = &args.service;
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), &service.namespace);
+        let parameters =
+            ListParams::default().labels(&format!("kubernetes.io/service-name={}", service.name));
+        let slices = slices.list(&parameters).await.with_context(|| {
+            format!("cannot list the EndpointSlices of Service {}/{}", service.namespace, service.name)
+        })?;
+        Ok(node_in(&slices.items, backend))
+    }
+}
+
+fn node_in(slices: &[EndpointSlice], backend: SocketAddr) -> Option<String> {
+    let mut endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+    let has = |address: &String| address.parse().is_ok_and(|ip: std::net::IpAddr| ip == backend.ip());
+    endpoints.find(|endpoint| endpoint.addresses.iter().any(has))?.node_name.clone()
+}
+
+impl Next {
+    /// What a page says about the packet after the node; `None` if it reaches no backend.
+    fn of(page: &Value, from: &str) -> Option<Self> {
+        let address = |value: &Value| value.as_str()?.parse().ok();
+        match page["verdict"].as_str()? {
+            "begins" => {
+                let backends = page["backends"].as_array()?.iter();
+                let backends = backends.filter_map(|candidate| address(&candidate["backend"])).collect();
+                Some(Self { from: from.to_owned(), backends })
+            }
+            "translated" => {
+                let ends = &page["to"];
+                Some(Self { from: ends["from"].as_str()?.to_owned(), backends: vec![address(&ends["to"])?] })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Part {
+    fn text(&self) -> String {
+        let Self { node, title, from, to, page } = self;
+        let word = |name: &str| page[name].as_str().unwrap_or("?").to_owned();
+        let device = page["device"].as_str().map_or_else(String::new, |name| format!(" of {name}"));
+        let mut text = format!("Node {node}: {title}\n");
+        text.push_str(&format!("{} {from} -> {to}, at {}{device}\n\n", word("protocol"), word("at")));
+        for (number, step) in (1..).zip(page["steps"].as_array().into_iter().flatten()) {
+            text.push_str(&format!("{number:>3}. {}\n", step["text"].as_str().unwrap_or("?")));
+        }
+        text.push_str(&format!("\n  => {}\n", word("text").replace('\n', "\n     ")));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn backends(texts: &[&str]) -> Vec<SocketAddr> {
+        texts.iter().map(|text| text.parse().expect("an address")).collect()
+    }
+
+    #[test]
+    fn verdict_says_where_the_packet_goes_next() {
+        let page = json!({"verdict": "begins", "backends": [{"backend": "10.1.0.1:80"}, {"backend": "10.1.0.2:80"}]});
+        let next = Next { from: "10.0.0.1".to_owned(), backends: backends(&["10.1.0.1:80", "10.1.0.2:80"]) };
+        assert_eq!(Next::of(&page, "10.0.0.1"), Some(next));
+        let ends = json!({"from": "192.0.2.1:10000", "to": "10.1.0.1:80"});
+        let next = Next { from: "192.0.2.1:10000".to_owned(), backends: backends(&["10.1.0.1:80"]) };
+        assert_eq!(Next::of(&json!({"verdict": "translated", "to": ends}), "10.0.0.1:7"), Some(next));
+        assert_eq!(Next::of(&json!({"verdict": "dropped", "outcome": "denied"}), "10.0.0.1"), None);
+        assert_eq!(Next::of(&json!({}), "10.0.0.1"), None);
+    }
+
+    #[test]
+    fn endpoint_slices_name_the_node_of_a_backend() {
+        let slice: EndpointSlice = from_value(json!({
+            "metadata": {}, "addressType": "IPv6",
+            "endpoints": [
+                {"addresses": ["fd00:0::1"], "nodeName": "a"}, {"addresses": ["fd00::2"], "nodeName": "b"},
+                {"addresses": ["fd00::3"]},
+            ],
+        }))
+        .expect("an EndpointSlice");
+        let node = |text: &str| node_in(std::slice::from_ref(&slice), text.parse().expect("an address"));
+        assert_eq!(node("[fd00::1]:80").as_deref(), Some("a"));
+        assert_eq!(node("[fd00::2]:80").as_deref(), Some("b"));
+        assert_eq!((node("[fd00::3]:80"), node("[fd00::4]:80")), (None, None));
+    }
+}

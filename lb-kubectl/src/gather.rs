@@ -1,0 +1,69 @@
+//! Runs a command on all nodes at once.
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use futures_util::{StreamExt as _, stream};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    cluster::{AgentNode, Cluster},
+    exec::{self, NodeError},
+};
+
+/// How many nodes are asked at the same time.
+const AT_ONCE: usize = 16;
+
+/// The answer of one node.
+pub(crate) struct Answer<T> {
+    /// The node.
+    pub(crate) node: AgentNode,
+    /// What it has answered.
+    pub(crate) result: Result<T, NodeError>,
+}
+
+/// Runs `lb-agent ARGUMENTS` on all nodes and decodes the JSON that it prints. Shows progress on a terminal.
+pub(crate) async fn json<T: DeserializeOwned>(
+    cluster: &Cluster,
+    arguments: &[&str],
+    limit: Duration,
+) -> Vec<Answer<T>> {
+    let bar = progress(cluster.nodes.len());
+    let asked = cluster.nodes.iter().map(|node| async {
+        let result = ask(cluster, node, arguments, limit).await;
+        bar.inc(1);
+        Answer { node: node.clone(), result }
+    });
+    let answers = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+    bar.finish_and_clear();
+    answers
+}
+
+/// Runs `lb-agent ARGUMENTS` on one node and decodes the JSON that it prints.
+///
+/// # Errors
+/// The node has no agent to ask, the command fails, or it prints something else.
+pub(crate) async fn ask<T: DeserializeOwned>(
+    cluster: &Cluster,
+    node: &AgentNode,
+    arguments: &[&str],
+    limit: Duration,
+) -> Result<T, NodeError> {
+    let pod = node.pod.as_ref().map_err(Clone::clone)?;
+    let output = exec::run(&cluster.pods, pod, arguments, limit).await?;
+    serde_json::from_slice(&output)
+        .map_err(|error| NodeError::Unreadable { pod: pod.clone(), message: error.to_string() })
+}
+
+/// A bar on standard error, if that is a terminal.
+fn progress(nodes: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(nodes as u64), ProgressDrawTarget::stderr());
+    bar.enable_steady_tick(Duration::from_millis(200));
+    match ProgressStyle::with_template("{pos} of {len} nodes have answered ({elapsed})") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,41 @@
+//! The kubectl plugin `kubectl lb`: asks the agents of all nodes and merges their answers. It reaches them through the
+//! API server's `exec`, with the user's own rights.
+//!
+//! ```text
+//! cli      the command line                  cluster  the kubeconfig, the nodes and the agents' Pods
+//! exec     a command in one Pod              gather   a command on all nodes at once, with progress
+//! status   the rows of `status`, worst first output   tables and ages
+//! explain  the way from a Pod to a Service   target   its arguments, and the packet
+//! ```
+
+mod cli;
+mod cluster;
+mod exec;
+mod explain;
+mod gather;
+mod output;
+mod status;
+mod target;
+
+pub use self::{
+    cli::{Cli, ClusterArgs, Command, ExplainArgs, Format, StatusArgs},
+    target::{PodTarget, ServiceTarget, TargetError},
+};
+
+/// Runs the command.
+///
+/// # Errors
+/// The kubeconfig or the API server cannot be used, there are no agents, or a node has not answered. The answers of the
+/// other nodes are printed before that.
+pub fn run(cli: Cli) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(async {
+        match cli.command {
+            Command::Status(args) => status::status(&cli.cluster, args).await,
+            Command::Explain(args) => explain::explain(&cli.cluster, &args).await,
+        }
+    });
+    // A lookup of a name, which runs on a thread, must not delay the end.
+    runtime.shutdown_background();
+    done
+}

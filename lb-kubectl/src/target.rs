@@ -1,0 +1,223 @@
+//! The Pod and the Service in the arguments of `explain`, and the packet between them.
+
+use std::{net::IpAddr, net::SocketAddr, str::FromStr};
+
+use k8s_openapi::api::core::v1::{Pod, Service, ServicePort};
+
+/// `pod/NAMESPACE/NAME`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodTarget {
+    /// Namespace of the Pod.
+    pub namespace: String,
+    /// Name of the Pod.
+    pub name: String,
+}
+
+/// `svc/NAMESPACE/NAME[:PORT]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceTarget {
+    /// Namespace of the Service.
+    pub namespace: String,
+    /// Name of the Service.
+    pub name: String,
+    /// Number or name of a port; `None` if the Service has only one.
+    pub port: Option<String>,
+}
+
+/// Why the arguments name no packet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// Not of the expected form.
+    #[error("`{text}` is not of the form {form}")]
+    Form {
+        /// What was typed.
+        text: String,
+        /// The expected form.
+        form: &'static str,
+    },
+    /// The Pod has no address.
+    #[error("the Pod has no address yet; wait until it runs")]
+    NoPodAddress,
+    /// The Service has no address.
+    #[error(
+        "the Service has no cluster IP, so clients reach its endpoints directly; explain needs a Service with one"
+    )]
+    NoClusterIp,
+    /// The Pod and the Service have no family in common.
+    #[error("the Pod has only {pod}, the Service only {service}; they need a common address family")]
+    NoCommonFamily {
+        /// Addresses of the Pod.
+        pod: String,
+        /// Addresses of the Service.
+        service: String,
+    },
+    /// No port, or several.
+    #[error("name a port of the Service: {0}")]
+    WhichPort(String),
+}
+
+impl FromStr for PodTarget {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        let (namespace, name) = split(text, &["pod", "pods", "po"], "pod/NAMESPACE/NAME")?;
+        Ok(Self { namespace, name })
+    }
+}
+
+impl FromStr for ServiceTarget {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        let (object, port) = match text.split_once(':') {
+            Some((object, port)) => (object, Some(port.to_owned())),
+            None => (text, None),
+        };
+        let form = "svc/NAMESPACE/NAME[:PORT]";
+        let (namespace, name) = split(object, &["svc", "service", "services"], form)?;
+        if port.as_ref().is_some_and(String::is_empty) {
+            return Err(TargetError::Form { text: text.to_owned(), form });
+        }
+        Ok(Self { namespace, name, port })
+    }
+}
+
+fn split(text: &str, kinds: &[&str], form: &'static str) -> Result<(String, String), TargetError> {
+    let parts: Vec<&str> = text.split('/').collect();
+    match parts[..] {
+        [kind, namespace, name] if kinds.contains(&kind) && !namespace.is_empty() && !name.is_empty() => {
+            Ok((namespace.to_owned(), name.to_owned()))
+        }
+        _ => Err(TargetError::Form { text: text.to_owned(), form }),
+    }
+}
+
+/// The first packet from the Pod to the Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Packet {
+    /// Address of the Pod.
+    pub(crate) from: IpAddr,
+    /// Address and port of the Service.
+    pub(crate) to: SocketAddr,
+    /// `tcp`, `udp` or `sctp`
+    pub(crate) protocol: String,
+}
+
+impl Packet {
+    /// Takes the Service's first address of a family that the Pod has.
+    ///
+    /// # Errors
+    /// An address is missing, there is no common family, or no such port.
+    pub(crate) fn between(pod: &Pod, service: &Service, port: Option<&str>) -> Result<Self, TargetError> {
+        let (sources, vips) = (pod_addresses(pod), cluster_ips(service));
+        if sources.is_empty() {
+            return Err(TargetError::NoPodAddress);
+        }
+        if vips.is_empty() {
+            return Err(TargetError::NoClusterIp);
+        }
+        let of_family = |vip: &IpAddr| sources.iter().find(|source| source.is_ipv4() == vip.is_ipv4());
+        let Some((from, vip)) = vips.iter().find_map(|vip| Some((*of_family(vip)?, *vip))) else {
+            let (pod, service) = (list(&sources), list(&vips));
+            return Err(TargetError::NoCommonFamily { pod, service });
+        };
+        let ServicePort { port, protocol, .. } = pick_port(service, port)?;
+        let which = |_| TargetError::WhichPort(format!("{port} is no port number"));
+        let to = SocketAddr::new(vip, u16::try_from(*port).map_err(which)?);
+        Ok(Self { from, to, protocol: protocol.as_deref().unwrap_or("TCP").to_lowercase() })
+    }
+}
+
+fn pod_addresses(pod: &Pod) -> Vec<IpAddr> {
+    let Some(status) = &pod.status else { return Vec::new() };
+    let all = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
+    parsed(all.chain(status.pod_ip.as_deref()))
+}
+
+fn cluster_ips(service: &Service) -> Vec<IpAddr> {
+    let Some(spec) = &service.spec else { return Vec::new() };
+    parsed(spec.cluster_ips.iter().flatten().map(String::as_str).chain(spec.cluster_ip.as_deref()))
+}
+
+/// The addresses in these texts; others, such as `None`, are left out.
+fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The port with this number or name, or else the only one.
+fn pick_port<'a>(service: &'a Service, wanted: Option<&str>) -> Result<&'a ServicePort, TargetError> {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let is_wanted = |port: &&ServicePort| {
+        wanted.is_none_or(|wanted| port.port.to_string() == wanted || port.name.as_deref() == Some(wanted))
+    };
+    let found: Vec<&ServicePort> = ports.clone().filter(is_wanted).collect();
+    match (&found[..], wanted) {
+        // A number may be both a TCP and a UDP port; TCP usually comes first. Their names differ.
+        ([port], _) | ([port, ..], Some(_)) => Ok(port),
+        _ => {
+            let text = |port: &ServicePort| {
+                let name = port.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+                format!("{}{name}", port.port)
+            };
+            Err(TargetError::WhichPort(ports.map(text).collect::<Vec<_>>().join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn targets_name_kind_namespace_and_name() {
+        let pod: PodTarget = "pod/shop/web-1".parse().expect("a Pod");
+        assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("shop", "web-1"));
+        let service: ServiceTarget = "svc/shop/api:http".parse().expect("a Service");
+        assert_eq!((service.name.as_str(), service.port.as_deref()), ("api", Some("http")));
+        assert_eq!("service/shop/api".parse::<ServiceTarget>().expect("a Service").port, None);
+        for wrong in ["shop/web", "svc/shop/web", "pod/web", "pod//web", "pod/a/b/c"] {
+            assert!(wrong.parse::<PodTarget>().is_err(), "{wrong}");
+        }
+        for wrong in ["svc/shop", "pod/shop/api", "svc/shop/api:"] {
+            assert!(wrong.parse::<ServiceTarget>().is_err(), "{wrong}");
+        }
+    }
+
+    fn objects(pod: &[&str], service: &[&str]) -> (Pod, Service) {
+        let ips: Vec<_> = pod.iter().map(|ip| json!({"ip": ip})).collect();
+        let pod = from_value(json!({"metadata": {}, "status": {"podIPs": ips}})).expect("a Pod");
+        let ports = json!([
+            {"port": 80, "name": "http", "protocol": "TCP"}, {"port": 53, "name": "dns", "protocol": "UDP"},
+        ]);
+        let service = json!({"metadata": {}, "spec": {"clusterIPs": service, "ports": ports}});
+        (pod, from_value(service).expect("a Service"))
+    }
+
+    fn packet(pod: &[&str], service: &[&str], port: Option<&str>) -> Result<String, TargetError> {
+        let (pod, service) = objects(pod, service);
+        let Packet { from, to, protocol } = Packet::between(&pod, &service, port)?;
+        Ok(format!("{from} {to} {protocol}"))
+    }
+
+    #[test]
+    fn packet_has_a_common_family_and_the_named_port() {
+        let both = ["10.244.0.5", "fd00::5"];
+        let found = packet(&both, &["fd01::1", "10.96.0.1"], Some("dns"));
+        assert_eq!(found, Ok("fd00::5 [fd01::1]:53 udp".to_owned()));
+        let found = packet(&both[..1], &["fd01::1", "10.96.0.1"], Some("80"));
+        assert_eq!(found, Ok("10.244.0.5 10.96.0.1:80 tcp".to_owned()));
+        let which = TargetError::WhichPort("80 (http), 53 (dns)".to_owned());
+        assert_eq!(packet(&both, &["10.96.0.1"], None), Err(which.clone()));
+        assert_eq!(packet(&both, &["10.96.0.1"], Some("81")), Err(which));
+        assert_eq!(packet(&both, &["None"], None), Err(TargetError::NoClusterIp));
+        assert_eq!(packet(&[], &["10.96.0.1"], None), Err(TargetError::NoPodAddress));
+        let apart = packet(&both[1..], &["10.96.0.1"], Some("80"));
+        assert!(matches!(apart, Err(TargetError::NoCommonFamily { .. })), "{apart:?}");
+    }
+}
