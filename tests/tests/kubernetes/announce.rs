@@ -1,71 +1,23 @@
 //! Announcements at layer 2 in a cluster: three nodes, a client and the API server on one bridge. Each node serves the
 //! address with a server of its own, so an answer shows which node the client has reached.
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    process::{Child, Stdio},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, net::SocketAddr, time::Duration};
 
 use lb_tests::{
     agent::{ask, binary},
-    cleanup::{self, Cleanup, Resource},
     client::ask_http,
-    lan::{self, Lan, mac},
-    netns::{self, Netns},
-    server::Server,
+    lan::mac,
     wait_for,
 };
 use serde_json::{Value, json};
 
-use crate::api_server::ApiServer;
+use crate::segment::{Segment, node};
 
 const VIP: &str = "192.0.2.100";
-const SERVER: &str = "192.0.2.250";
 /// Agents start, and voters that have just started are silent at first.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Nodes, a client and the API server on one bridge. Agents end first.
-struct Segment {
-    agents: Vec<(Child, Cleanup)>,
-    server: ApiServer,
-    _servers: Vec<Server>,
-    nodes: Vec<Netns>,
-    client: Netns,
-    _lan: Lan,
-    folder: PathBuf,
-    _cleanup: Cleanup,
-}
-
 impl Segment {
-    fn new(count: usize) -> Self {
-        cleanup::on_interrupt();
-        cleanup::remove_stale().unwrap();
-        let prefix = netns::unique_prefix();
-        let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
-        let lan = Lan::new(create("lan")).unwrap();
-        lan.bridge.ip(&format!("address add {SERVER}/24 dev br0\n")).unwrap();
-        let attach = |netns: &Netns, number: usize| {
-            lan.attach(netns, number, &[format!("192.0.2.{number}/24")]).unwrap();
-        };
-        let nodes: Vec<Netns> = (1..=count).map(|number| create(&format!("n{number}"))).collect();
-        nodes.iter().enumerate().for_each(|(index, node)| attach(node, index + 1));
-        let client = create("c");
-        attach(&client, 99);
-        let servers = lan::serve(&nodes).unwrap();
-        let folder = std::env::temp_dir().join(&prefix);
-        let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
-        fs::create_dir_all(&folder).unwrap();
-        let server = ApiServer::start_at(Some(&lan.bridge), SERVER.parse::<IpAddr>().unwrap());
-        fs::write(folder.join("kubeconfig"), server.kubeconfig()).unwrap();
-        fs::write(folder.join("key"), "a key of more than sixteen bytes\n").unwrap();
-        let (agents, _servers, _lan, _cleanup) = (Vec::new(), servers, lan, cleanup);
-        Self { agents, server, _servers, nodes, client, _lan, folder, _cleanup }
-    }
-
     /// Creates the Nodes, a pool, and a Service under `externalTrafficPolicy: Local` with an endpoint on each node.
     fn fill(&self) {
         (1..=self.nodes.len()).for_each(|number| self.server.put(node(number, json!({}))));
@@ -111,24 +63,6 @@ impl Segment {
         self.start_with(|_| vec!["--announce".to_owned(), format!("--announce-key-file={key}")]);
     }
 
-    /// Starts an agent on each node, with these flags.
-    fn start_with(&mut self, flags: impl Fn(usize) -> Vec<String>) {
-        for number in 1..=self.nodes.len() {
-            let log = File::create(self.folder.join(format!("log-{number}"))).unwrap();
-            let mut command = self.nodes[number - 1].command(binary());
-            command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
-            command.args(flags(number));
-            command.arg("--bpffs").arg(self.bpffs(number)).args(["--node-name", &format!("n{number}")]);
-            command.args(["--socket-lb", "off", "--wire-device", "eth*"]);
-            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-            self.agents.push(Cleanup::spawn(&mut command).unwrap());
-        }
-    }
-
-    fn bpffs(&self, number: usize) -> PathBuf {
-        self.folder.join(format!("bpf-{number}"))
-    }
-
     /// The MAC addresses that answer an ARP request within a second.
     fn arping(&self) -> BTreeSet<String> {
         let arguments = ["-I", "eth0", "-c", "1", "-w", "1", VIP];
@@ -150,11 +84,6 @@ impl Segment {
         wait_for(SOON, answering).unwrap_or_else(|| panic!("{what}\n{}", self.logs()))
     }
 
-    fn logs(&self) -> String {
-        let log = |number| fs::read_to_string(self.folder.join(format!("log-{number}"))).unwrap_or_default();
-        (1..=self.nodes.len()).map(|number| format!("---- n{number}\n{}", log(number))).collect()
-    }
-
     fn voters(&self) -> Value {
         let object = self.server.object("configmaps", "default", "lb-agent-announce").unwrap_or_default();
         object["data"]["voters"].clone()
@@ -165,25 +94,6 @@ impl Segment {
         let reached = wait_for(SOON, || (self.voters() == expected).then_some(()));
         reached.unwrap_or_else(|| panic!("voters {}, not {expected}\n{}", self.voters(), self.logs()));
     }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        for (mut child, cleanup) in self.agents.drain(..) {
-            _ = child.kill();
-            _ = child.wait();
-            cleanup.disarm();
-        }
-        self.server.stop();
-    }
-}
-
-fn node(number: usize, labels: Value) -> Value {
-    let addresses = json!([{"type": "InternalIP", "address": format!("192.0.2.{number}")}]);
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": format!("n{number}"), "labels": labels}, "status": {"addresses": addresses},
-    })
 }
 
 /// The routes for BGP on a node.

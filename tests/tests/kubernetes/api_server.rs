@@ -59,7 +59,7 @@ struct Contents {
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
     events: Vec<Value>,
-    /// What runs in Pods, by name.
+    /// How the server answers `exec` in a Pod, by the name of the Pod.
     pods: HashMap<String, PodExec>,
     /// Number of patches that got 409 Conflict: their `resourceVersion` was outdated, or [`Fault::conflicts`] was set.
     refused_writes: usize,

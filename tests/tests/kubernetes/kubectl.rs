@@ -1,134 +1,63 @@
 //! `kubectl lb`: the plugin asks the agents of two nodes through the API server's `exec`.
 
-use std::{
-    fs::{self, File},
-    net::IpAddr,
-    path::PathBuf,
-    process::{Child, Output, Stdio},
-    time::Duration,
-};
+use std::{process::Output, time::Duration};
 
 use lb_tests::{
     agent::{ask, binary},
-    cleanup::{self, Cleanup, Resource},
-    lan::Lan,
-    netns::{self, Netns},
     wait_for,
 };
 use serde_json::{Value, json};
 
-use crate::{api_server::ApiServer, pod_exec::PodExec};
+use crate::{
+    api_server::{ApiServer, Fault},
+    pod_exec::PodExec,
+    segment::{Segment, node},
+};
 
-const SERVER: &str = "192.0.2.250";
 /// Agents load their programs first, which takes seconds on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Two nodes and the API server on one bridge, and a user beside the API server.
-struct Clusters {
-    agents: Vec<(Child, Cleanup)>,
-    server: ApiServer,
-    nodes: Vec<Netns>,
-    lan: Lan,
-    folder: PathBuf,
-    _cleanup: Cleanup,
+/// Two nodes with their Pods and agents, which have read the objects.
+fn with_agents() -> Segment {
+    let mut segment = Segment::new(2);
+    for number in 1..=2 {
+        segment.server.put(linux_node(number));
+        segment.server.put(pod(number));
+        let (netns, bpffs) = (segment.nodes[number - 1].clone(), segment.bpffs(number));
+        segment.server.set_exec(&format!("lb-agent-{number}"), PodExec::Runs { netns, bpffs });
+    }
+    segment.start_with(|_| Vec::new());
+    for number in 1..=2 {
+        let is_synchronised = || {
+            let arguments = ["status", "-o", "json"];
+            let output = ask(&segment.nodes[number - 1], &segment.bpffs(number), &arguments).ok()?;
+            let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+            (status["agent"]["synchronised"] == true).then_some(())
+        };
+        wait_for(SOON, is_synchronised).unwrap_or_else(|| panic!("n{number}\n{}", segment.logs()));
+    }
+    segment
 }
 
-impl Clusters {
-    fn new() -> Self {
-        cleanup::on_interrupt();
-        cleanup::remove_stale().unwrap();
-        let prefix = netns::unique_prefix();
-        let create = |name: &str| Netns::create(&format!("{prefix}-{name}")).unwrap();
-        let lan = Lan::new(create("lan")).unwrap();
-        lan.bridge.ip(&format!("address add {SERVER}/24 dev br0\n")).unwrap();
-        let nodes: Vec<Netns> = (1..=2).map(|number| create(&format!("n{number}"))).collect();
-        for (number, node) in (1..).zip(&nodes) {
-            lan.attach(node, number, &[format!("192.0.2.{number}/24")]).unwrap();
-        }
-        let folder = std::env::temp_dir().join(&prefix);
-        let cleanup = Cleanup::of(Resource::Folder(folder.clone()));
-        fs::create_dir_all(&folder).unwrap();
-        let server = ApiServer::start_at(Some(&lan.bridge), SERVER.parse::<IpAddr>().unwrap());
-        fs::write(folder.join("kubeconfig"), server.kubeconfig()).unwrap();
-        Self { agents: Vec::new(), server, nodes, lan, folder, _cleanup: cleanup }
+/// Runs the plugin on the client, under the name by which kubectl finds it.
+fn plugin(segment: &Segment, arguments: &[&str]) -> Output {
+    let link = segment.folder.join("kubectl-lb");
+    if !link.exists() {
+        std::os::unix::fs::symlink(binary(), &link).unwrap();
     }
-
-    /// Creates the Nodes and the agents' Pods, and starts the agents.
-    fn with_agents() -> Self {
-        let mut clusters = Self::new();
-        for number in 1..=clusters.nodes.len() {
-            clusters.server.put(node(number));
-            clusters.server.put(pod(number));
-            let (netns, bpffs) = (clusters.nodes[number - 1].clone(), clusters.bpffs(number));
-            clusters.server.set_exec(&format!("lb-agent-{number}"), PodExec::Runs { netns, bpffs });
-            clusters.start(number);
-        }
-        for number in 1..=clusters.nodes.len() {
-            let is_synchronised = || {
-                let output =
-                    ask(&clusters.nodes[number - 1], &clusters.bpffs(number), &["status", "-o", "json"])
-                        .ok()?;
-                let status: Value = serde_json::from_slice(&output.stdout).ok()?;
-                (status["agent"]["synchronised"] == true).then_some(())
-            };
-            wait_for(SOON, is_synchronised).unwrap_or_else(|| panic!("n{number}: {}", clusters.log(number)));
-        }
-        clusters
-    }
-
-    fn start(&mut self, number: usize) {
-        let log = File::create(self.folder.join(format!("log-{number}"))).unwrap();
-        let mut command = self.nodes[number - 1].command(binary());
-        command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
-        command.arg("--bpffs").arg(self.bpffs(number)).args(["--node-name", &format!("n{number}")]);
-        command.args(["--socket-lb", "off", "--wire-device", "eth*"]);
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.agents.push(Cleanup::spawn(&mut command).unwrap());
-    }
-
-    fn bpffs(&self, number: usize) -> PathBuf {
-        self.folder.join(format!("bpf-{number}"))
-    }
-
-    fn log(&self, number: usize) -> String {
-        fs::read_to_string(self.folder.join(format!("log-{number}"))).unwrap()
-    }
-
-    /// Runs the plugin under the name by which kubectl finds it.
-    fn plugin(&self, arguments: &[&str]) -> Output {
-        let link = self.folder.join("kubectl-lb");
-        if !link.exists() {
-            std::os::unix::fs::symlink(binary(), &link).unwrap();
-        }
-        let mut command = self.lan.bridge.command(link);
-        command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(arguments).output().unwrap()
-    }
+    let mut command = segment.client.command(link);
+    command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(arguments).output().unwrap()
 }
 
-impl Drop for Clusters {
-    fn drop(&mut self) {
-        for (mut child, cleanup) in self.agents.drain(..) {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            cleanup.disarm();
-        }
-        self.server.stop();
-    }
-}
-
-fn node(number: usize) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": format!("n{number}"), "labels": {"kubernetes.io/os": "linux"}},
-        "status": {
-            "addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}],
-            "nodeInfo": {
-                "architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "6.1.0-test",
-                "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "linux",
-                "osImage": "", "systemUUID": "",
-            },
-        },
-    })
+/// The Node object of a node that runs Linux, with the release of its kernel.
+fn linux_node(number: usize) -> Value {
+    let mut node = node(number, json!({"kubernetes.io/os": "linux"}));
+    node["status"]["nodeInfo"] = json!({
+        "architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "6.1.0-test",
+        "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "linux",
+        "osImage": "", "systemUUID": "",
+    });
+    node
 }
 
 /// The Pod of the agent of a node, with the labels of the chart.
@@ -154,8 +83,8 @@ fn rows(output: &Output) -> Vec<Value> {
 
 #[test]
 fn kubectl_status_shows_all_nodes_and_those_that_do_not_answer_first() {
-    let clusters = Clusters::with_agents();
-    let output = clusters.plugin(&["status", "-o", "json"]);
+    let segment = with_agents();
+    let output = plugin(&segment, &["status", "-o", "json"]);
     assert!(output.status.success(), "{output:?}");
     let all = rows(&output);
     assert_eq!(all.len(), 2);
@@ -167,8 +96,8 @@ fn kubectl_status_shows_all_nodes_and_those_that_do_not_answer_first() {
         );
     }
 
-    clusters.server.set_exec("lb-agent-2", PodExec::Silent);
-    let output = clusters.plugin(&["status", "--timeout", "3"]);
+    segment.server.set_exec("lb-agent-2", PodExec::Silent);
+    let output = plugin(&segment, &["status", "--timeout", "3"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let (table, errors) = (text(&output.stdout), text(&output.stderr));
     let lines: Vec<&str> = table.lines().collect();
@@ -181,17 +110,17 @@ fn kubectl_status_shows_all_nodes_and_those_that_do_not_answer_first() {
     assert!(errors.starts_with(error), "{errors}");
 
     // A command that fails shows its own error.
-    let (netns, bpffs) = (clusters.nodes[1].clone(), clusters.folder.join("nothing"));
-    clusters.server.set_exec("lb-agent-2", PodExec::Runs { netns, bpffs });
-    let errors = text(&clusters.plugin(&["status"]).stderr);
+    let (netns, bpffs) = (segment.nodes[1].clone(), segment.folder.join("nothing"));
+    segment.server.set_exec("lb-agent-2", PodExec::Runs { netns, bpffs });
+    let errors = text(&plugin(&segment, &["status"]).stderr);
     assert!(errors.contains("n2: `lb-agent status -o json` has failed in Pod lb-agent-2: "), "{errors}");
 }
 
 #[test]
 fn kubectl_names_missing_rights_and_missing_pods() {
-    let clusters = Clusters::new();
+    let segment = Segment::new(2);
     let fails = |arguments: &[&str]| {
-        let output = clusters.plugin(arguments);
+        let output = plugin(&segment, arguments);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         (text(&output.stdout), text(&output.stderr))
     };
@@ -201,9 +130,9 @@ fn kubectl_names_missing_rights_and_missing_pods() {
         "{errors}"
     );
 
-    (1..=2).for_each(|number| clusters.server.put(node(number)));
-    clusters.server.put(pod(1));
-    clusters.server.set_exec("lb-agent-1", PodExec::Forbidden);
+    (1..=2).for_each(|number| segment.server.put(linux_node(number)));
+    segment.server.put(pod(1));
+    segment.server.set_exec("lb-agent-1", PodExec::Forbidden);
     let (table, errors) = fails(&["status"]);
     assert_eq!(table.lines().filter(|line| line.ends_with("no answer")).count(), 2, "{table}");
     assert!(
@@ -212,8 +141,8 @@ fn kubectl_names_missing_rights_and_missing_pods() {
     );
     assert!(errors.contains("n2: no agent's Pod runs on the node"), "{errors}");
 
-    let fault = crate::api_server::Fault { status: Some(403), ..Default::default() };
-    clusters.server.set_fault("pods", fault);
+    let fault = Fault { status: Some(403), ..Default::default() };
+    segment.server.set_fault("pods", fault);
     let (_, errors) = fails(&["status"]);
     assert!(
         errors.starts_with("error: you may not list Pods in namespace kube-system: a fault 403"),
@@ -252,15 +181,15 @@ fn put_shop(server: &ApiServer) {
 
 #[test]
 fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
-    let clusters = Clusters::with_agents();
-    put_shop(&clusters.server);
+    let segment = with_agents();
+    put_shop(&segment.server);
     let is_served = || {
-        let output = ask(&clusters.nodes[0], &clusters.bpffs(1), &["service", "list", "-o", "json"]).ok()?;
+        let output = ask(&segment.nodes[0], &segment.bpffs(1), &["service", "list", "-o", "json"]).ok()?;
         text(&output.stdout).contains("\"192.0.2.22\"").then_some(())
     };
-    wait_for(SOON, is_served).unwrap_or_else(|| panic!("{}", clusters.log(1)));
+    wait_for(SOON, is_served).unwrap_or_else(|| panic!("{}", segment.logs()));
 
-    let output = clusters.plugin(&["explain", "pod/shop/client", "svc/shop/web:http"]);
+    let output = plugin(&segment, &["explain", "pod/shop/client", "svc/shop/web:http"]);
     let page = text(&output.stdout);
     assert!(output.status.success(), "{page}{output:?}");
     assert!(
@@ -278,7 +207,7 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     );
 
     let typed = ["explain", "pod/shop/client", "svc/shop/web:53", "--client-port", "4000", "-o", "json"];
-    let output = clusters.plugin(&typed);
+    let output = plugin(&segment, &typed);
     let parts = rows(&output);
     let nodes: Vec<_> = parts.iter().map(|part| part["node"].as_str().unwrap()).collect();
     assert_eq!(nodes, ["n1", "n2", "n2", "n1"], "there and back: {output:?}");
@@ -288,14 +217,14 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     );
     assert_eq!((&parts[3]["from"], &parts[3]["to"]), (&json!("192.0.2.22:5353"), &json!("192.0.2.11:4000")));
 
-    clusters.server.set_exec("lb-agent-2", PodExec::Forbidden);
-    let output = clusters.plugin(&typed);
+    segment.server.set_exec("lb-agent-2", PodExec::Forbidden);
+    let output = plugin(&segment, &typed);
     assert_eq!((output.status.code(), rows(&output).len()), (Some(1), 1), "the first node has answered");
     let errors = text(&output.stderr);
     assert!(errors.contains("node n2, arrives at the backend's node: you may not run commands"), "{errors}");
 
-    let errors = text(&clusters.plugin(&["explain", "pod/shop/client", "svc/shop/web"]).stderr);
+    let errors = text(&plugin(&segment, &["explain", "pod/shop/client", "svc/shop/web"]).stderr);
     assert!(errors.contains("name a port of the Service: 80 (http), 53 (dns)"), "{errors}");
-    let errors = text(&clusters.plugin(&["explain", "pod/shop/none", "svc/shop/web:80"]).stderr);
+    let errors = text(&plugin(&segment, &["explain", "pod/shop/none", "svc/shop/web:80"]).stderr);
     assert!(errors.contains("cannot read Pod shop/none"), "{errors}");
 }

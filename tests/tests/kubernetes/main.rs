@@ -19,6 +19,7 @@ mod kubectl;
 mod names;
 mod node;
 mod pod_exec;
+mod segment;
 mod selection;
 mod source;
 mod traffic;

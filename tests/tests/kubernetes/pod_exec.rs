@@ -30,7 +30,7 @@ const STATUS: u8 = 3;
 /// Bytes in one message.
 const MESSAGE: usize = 16 * 1024;
 
-/// What happens to a command that a client runs in a Pod.
+/// How the server treats a command that a client runs in a Pod.
 #[derive(Clone)]
 pub(crate) enum PodExec {
     /// It runs in the namespace of a node, with the pins of its agent.
