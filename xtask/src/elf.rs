@@ -4,6 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use object::Architecture;
+
+/// The name that Debian and Go give a processor.
+pub(crate) fn processor_name(architecture: Architecture) -> anyhow::Result<&'static str> {
+    const NAMES: [(Architecture, &str); 2] =
+        [(Architecture::X86_64, "amd64"), (Architecture::Aarch64, "arm64")];
+    let name = NAMES.iter().find(|(known, _)| *known == architecture);
+    Ok(name.with_context(|| format!("no name of {architecture:?} is known: add it to elf.rs"))?.1)
+}
 
 /// The shared libraries of a program, and the loader, at the paths that the loader uses. A static program has none.
 pub(crate) fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {

@@ -2,10 +2,12 @@
 
 use std::env;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
 use crate::agent::target_dir;
@@ -55,6 +57,20 @@ pub(crate) fn output(mut command: Command) -> anyhow::Result<String> {
 /// The digest of a content in hexadecimal digits.
 pub(crate) fn sha256(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Compresses a content. The result has no time in it.
+pub(crate) fn gzip(content: &[u8], level: Compression) -> anyhow::Result<Vec<u8>> {
+    let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), level);
+    encoder.write_all(content)?;
+    Ok(encoder.finish()?)
+}
+
+/// Fails if this is not what the agent in a result has to answer to `--version`.
+pub(crate) fn check_version(answer: &str) -> anyhow::Result<()> {
+    let expected = concat!("lb-agent ", env!("CARGO_PKG_VERSION"));
+    ensure!(answer.trim() == expected, "the agent in the result answers {answer:?} instead of {expected:?}");
+    Ok(())
 }
 
 /// Prints path, size and digest of a result.

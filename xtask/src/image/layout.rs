@@ -1,12 +1,10 @@
 //! An image as the OCI defines it: an archive of blobs, named by their digests, with an index.
 
-use std::io::Write as _;
-
-use flate2::{Compression, GzBuilder};
+use flate2::Compression;
 use serde_json::{Value, json};
 
 use super::archive::{self, File, Files};
-use crate::release::sha256;
+use crate::release::{gzip, sha256};
 
 /// A layer of the image: files that it adds to those of the layers below.
 #[derive(Debug)]
@@ -36,7 +34,7 @@ pub(super) fn image(layers: &[Layer], about: &About<'_>, date: u64) -> anyhow::R
         let tar = archive::tar(&layer.files, date)?;
         diff_ids.push(format!("sha256:{}", sha256(&tar)));
         history.push(json!({"created_by": layer.made_by}));
-        descriptors.push(add_blob(&mut files, "layer.v1.tar+gzip", gzip(&tar)?));
+        descriptors.push(add_blob(&mut files, "layer.v1.tar+gzip", gzip(&tar, Compression::default())?));
     }
     let config = json!({
         "architecture": about.architecture,
@@ -80,11 +78,4 @@ fn add(files: &mut Files, path: &str, content: Vec<u8>) {
 
 fn media_type(kind: &str) -> String {
     format!("application/vnd.oci.image.{kind}")
-}
-
-/// Compresses a layer. The result has no time in it.
-fn gzip(tar: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
-    encoder.write_all(tar)?;
-    Ok(encoder.finish()?)
 }

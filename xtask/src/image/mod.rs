@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, ensure};
-use object::{Architecture, Object as _};
+use anyhow::Context as _;
+use object::Object as _;
 
 use crate::release;
 use crate::{elf, user};
@@ -32,9 +32,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let image = build(&agent, release::source_date()?)?;
     let root = folder.join("root");
     unpack(&image, &root)?;
-    let answer = version_in(&root)?;
-    let expected = format!("lb-agent {}", NAME.1);
-    ensure!(answer.trim() == expected, "the agent in the image answers {answer:?} instead of {expected:?}");
+    release::check_version(&version_in(&root)?)?;
     let path = folder.join(format!("{}_{}.oci.tar", NAME.0, NAME.1));
     fs::write(&path, image).with_context(|| format!("cannot write {}", path.display()))?;
     release::print_result(&path)
@@ -81,11 +79,7 @@ fn read(path: &Path, mode: u32) -> anyhow::Result<File> {
 
 /// Go's name of the processor of a program.
 fn architecture(program: &[u8]) -> anyhow::Result<&'static str> {
-    const NAMES: [(Architecture, &str); 2] =
-        [(Architecture::X86_64, "amd64"), (Architecture::Aarch64, "arm64")];
-    let found = object::File::parse(program).context("the agent is not an ELF file")?.architecture();
-    let name = NAMES.iter().find(|(architecture, _)| *architecture == found);
-    Ok(name.with_context(|| format!("no name of Go is known for {found:?}: add it to image/mod.rs"))?.1)
+    elf::processor_name(object::File::parse(program).context("the agent is not an ELF file")?.architecture())
 }
 
 /// Unpacks the layers of an image into a folder that does not exist yet, as container runtimes do.

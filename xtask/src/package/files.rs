@@ -1,14 +1,14 @@
 //! The files of the package.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use flate2::{Compression, GzBuilder};
+use flate2::Compression;
 
 use super::needs::Needs;
+use crate::release::gzip;
 
 /// Files that the administrator edits: an upgrade keeps the changes.
 const CONFFILES: &str = "/etc/lb-agent/config.yaml\n";
@@ -69,14 +69,14 @@ fn installed(program: Vec<u8>, generated: Generated) -> anyhow::Result<Vec<File>
         File::new("etc/lb-agent/config.yaml", source("deploy/debian/config.yaml")?),
         File::new(format!("{doc}/examples/web.yaml"), source("deploy/debian/web.yaml")?),
         File::new(format!("{doc}/copyright"), copyright()?),
-        File::new(format!("{doc}/changelog.gz"), gzip(&source("CHANGELOG.md")?)?),
+        File::new(format!("{doc}/changelog.gz"), gzip(&source("CHANGELOG.md")?, Compression::best())?),
         File::new(format!("{doc}/sbom.cdx.json"), generated.sbom),
         File::new("usr/share/bash-completion/completions/lb-agent", bash),
         File::new("usr/share/zsh/vendor-completions/_lb-agent", zsh),
         File::new("usr/share/fish/vendor_completions.d/lb-agent.fish", fish),
     ];
     for (name, text) in generated.man_pages {
-        files.push(File::new(format!("usr/share/man/man1/{name}.gz"), gzip(&text)?));
+        files.push(File::new(format!("usr/share/man/man1/{name}.gz"), gzip(&text, Compression::best())?));
     }
     Ok(files)
 }
@@ -116,13 +116,6 @@ fn copyright() -> anyhow::Result<Vec<u8>> {
 fn source(path: &str) -> anyhow::Result<Vec<u8>> {
     let path = ebpf_build::workspace_root().join(path);
     fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// Compresses a text. The result has no time in it.
-fn gzip(text: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
-    encoder.write_all(text)?;
-    Ok(encoder.finish()?)
 }
 
 /// Writes the files below an empty folder. The modes do not depend on the umask.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 
 use crate::process::run as run_command;
 use crate::release;
@@ -23,7 +23,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let program = fs::read(&agent)?;
     let files = files::files(program, generated)?;
     let package = build(&folder, &files, release::source_date()?)?;
-    check(&package, &folder)?;
+    release::check_version(&version_in(&package, &folder.join("unpacked"))?)?;
     release::print_result(&package)
 }
 
@@ -61,14 +61,6 @@ fn build(folder: &Path, files: &[File], source_date: u64) -> anyhow::Result<Path
     let packages = fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
     let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
     packages.into_iter().map(|entry| entry.path()).find(is_package).context("dpkg-deb has written no package")
-}
-
-/// Unpacks the package and asks its agent for the version.
-fn check(package: &Path, folder: &Path) -> anyhow::Result<()> {
-    let answer = version_in(package, &folder.join("unpacked"))?;
-    let expected = concat!("lb-agent ", env!("CARGO_PKG_VERSION"));
-    ensure!(answer.trim() == expected, "the packaged agent answers {answer:?} instead of {expected:?}");
-    Ok(())
 }
 
 /// What the packaged program answers to `--version`.

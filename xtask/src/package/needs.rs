@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, bail};
 use object::{Architecture, Object as _, ObjectSection as _};
 
+use crate::elf;
+
 /// What an ELF program needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Needs {
@@ -34,13 +36,7 @@ impl Needs {
 
     /// Debian's name of the architecture.
     pub(super) fn debian_architecture(&self) -> anyhow::Result<&'static str> {
-        const NAMES: [(Architecture, &str); 2] =
-            [(Architecture::X86_64, "amd64"), (Architecture::Aarch64, "arm64")];
-        let name = NAMES.iter().find(|(architecture, _)| *architecture == self.architecture);
-        let (_, name) = name.with_context(|| {
-            format!("no name of Debian is known for {:?}: add it to package/needs.rs", self.architecture)
-        })?;
-        Ok(name)
+        elf::processor_name(self.architecture)
     }
 
     /// The field `Depends` of a Debian package with this program.
