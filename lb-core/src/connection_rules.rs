@@ -7,12 +7,13 @@ use std::{
 };
 
 use lb_common::{
-    Address, Backend,
+    Backend,
     conntrack::{Flow, Phase, Tick},
 };
 
 use crate::{
     desired::Port,
+    endpoint_key::EndpointKey,
     model::{ConnectionTimeouts, ObjectName},
 };
 
@@ -30,14 +31,11 @@ pub enum End {
 pub struct Rule {
     timeouts: ConnectionTimeouts,
     /// The backends that get new connections.
-    backends: BTreeSet<Endpoint>,
+    backends: BTreeSet<EndpointKey>,
 }
 
 /// The rules by the id of the service port ([`Flow::service`]).
 pub type Rules = BTreeMap<u32, Rule>;
-
-/// Address and port of a backend.
-type Endpoint = (Address, u16);
 
 /// The rules as of the last plan. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -86,14 +84,14 @@ impl RulesOfServices {
     }
 }
 
-fn backends(port: &Port) -> BTreeSet<Endpoint> {
+fn backends(port: &Port) -> BTreeSet<EndpointKey> {
     let endpoint = |backend: &Backend| (backend.address, backend.port);
     port.slices.iter().flatten().map(endpoint).collect()
 }
 
 /// Which backends have been lost, and since when. A new agent counts from its first pass.
 #[derive(Clone, Debug, Default)]
-pub struct Drains(BTreeMap<(u32, Endpoint), Drain>);
+pub struct Drains(BTreeMap<(u32, EndpointKey), Drain>);
 
 #[derive(Clone, Copy, Debug)]
 struct Drain {
@@ -135,6 +133,7 @@ mod tests {
     use std::net::IpAddr;
 
     use lb_common::{
+        Address,
         conntrack::{Tuple, seen},
         protocol,
     };
@@ -147,7 +146,7 @@ mod tests {
         text.parse::<IpAddr>().unwrap().into()
     }
 
-    fn endpoint(last: u8) -> Endpoint {
+    fn endpoint(last: u8) -> EndpointKey {
         (Address::from_v4([10, 1, 0, last]), 8080)
     }
 

@@ -7,13 +7,12 @@ use std::{
     time::Duration,
 };
 
-use lb_common::{Address, Backend, Scheduler};
+use lb_common::{Backend, Scheduler};
 
-/// Address and port of an endpoint.
-pub type Key = (Address, u16);
+use crate::endpoint_key::EndpointKey;
 
 /// The warming endpoints of a Service, each with the percentage of its weight that it has now: 1 to 99.
-pub type Shares = BTreeMap<Key, u32>;
+pub type Shares = BTreeMap<EndpointKey, u32>;
 
 /// The percentage of endpoints that are not warming.
 const FULL: u32 = 100;
@@ -47,12 +46,12 @@ pub(crate) struct SlowStarts<Name> {
     steps: BTreeSet<(Duration, Name)>,
 }
 
-/// What is known about the endpoints of a Service.
+/// The endpoints of a Service: which of them are usable, and which are warming.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    usable: BTreeSet<Key>,
+    usable: BTreeSet<EndpointKey>,
     /// Since when the warming endpoints are usable.
-    since: BTreeMap<Key, Duration>,
+    since: BTreeMap<EndpointKey, Duration>,
     next_step: Option<Duration>,
 }
 
@@ -69,7 +68,7 @@ impl<Name: Ord + Clone> SlowStarts<Name> {
         &mut self,
         service: &Name,
         period: Duration,
-        usable: BTreeSet<Key>,
+        usable: BTreeSet<EndpointKey>,
         now: Duration,
     ) -> Shares {
         let known = self.services.entry(service.clone()).or_default();
@@ -113,6 +112,8 @@ fn percentage(age: Duration, period: Duration) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use lb_common::Address;
+
     use super::*;
 
     const WEB: &str = "web";
@@ -122,13 +123,13 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn key(last: u8) -> Key {
+    fn key(last: u8) -> EndpointKey {
         (Address::from_v4([10, 1, 0, last]), 80)
     }
 
     /// What [`SlowStarts::set`] returns: the last byte of each warming endpoint's address, and its percentage.
     fn set(starts: &mut SlowStarts<&'static str>, usable: &[u8], seconds: u64) -> Vec<(u8, u32)> {
-        let usable: BTreeSet<Key> = usable.iter().map(|last| key(*last)).collect();
+        let usable: BTreeSet<EndpointKey> = usable.iter().map(|last| key(*last)).collect();
         let shares = starts.set(&WEB, PERIOD, usable.clone(), at(seconds));
         let named = usable.iter().filter_map(|key| Some((key.0.v4_bytes()[3], *shares.get(key)?)));
         assert!(shares.keys().all(|key| usable.contains(key)));

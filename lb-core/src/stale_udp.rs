@@ -6,10 +6,11 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use lb_common::{Address, ServiceKey, protocol};
+use lb_common::{ServiceKey, protocol};
 
 use crate::{
     desired::{Port, Serving},
+    endpoint_key::EndpointKey,
     family::Family,
     model::ObjectName,
 };
@@ -27,7 +28,7 @@ pub struct ServedUdp(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
 
 impl ServedUdp {
     /// Whether flows of the frontend to this endpoint are stale; false for a deleted frontend.
-    pub fn has_lost(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
+    pub fn has_lost(&self, frontend: &ServiceKey, endpoint: EndpointKey) -> bool {
         self.by(frontend).is_some_and(|serving| !serving.contains(&endpoint))
     }
 

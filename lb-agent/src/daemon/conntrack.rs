@@ -56,7 +56,8 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC, and before each run ends the connections that `ends` selects; runs GC early if `flow_counts` shows that the table may be nearly full. `addresses` are the node's own.
+/// Runs GC, and before each run ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
+/// table may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
     (udp, mut ends): (Udp, Ends),

@@ -62,7 +62,7 @@ impl Ends {
         if idle + drained > 0 {
             info!(idle, drained, "ended connections by the timeouts of their Services");
         }
-        Ok(result.map(drop))
+        Ok(result)
     }
 }
 

@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// What an agent with this health and watchdog has sent after `during`.
+    /// The messages that [`follow`] sends, with this health and watchdog, until `during` is over.
     async fn sent(healthy: &AtomicBool, watchdog: Option<Duration>, during: impl Future) -> Vec<String> {
         let sent = Mutex::new(Vec::new());
         let follow = follow(

@@ -31,7 +31,7 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
-/// Annotations that have an effect here, besides those about health checks, timeouts and internal load balancers.
+/// Annotations that have an effect here. Those about health checks, timeouts and internal load balancers are elsewhere.
 const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
 const BILL: &str = "it is about the bill of a cloud";
 const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";

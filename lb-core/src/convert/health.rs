@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
-use super::duration::{duration, within};
+use super::values::{boolean, duration, within};
 use crate::{
     model::{AnnotationError, Scheduling},
     probe::check::{Check, Kind, Probe, Timing},
@@ -50,9 +50,7 @@ pub(crate) fn is_about_health(name: &str) -> bool {
 /// Sets the check from the annotations; records those that are invalid.
 pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Scheduling) {
     let mut reader = Reader { annotations, errors: &mut scheduling.annotation_errors };
-    let fail_closed = reader
-        .of(FAIL_CLOSED, |text| text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned()));
-    scheduling.fail_closed = fail_closed.unwrap_or_default();
+    scheduling.fail_closed = reader.of(FAIL_CLOSED, boolean).unwrap_or_default();
     scheduling.check = reader.check().map(Arc::new);
 }
 

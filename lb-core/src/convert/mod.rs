@@ -1,12 +1,12 @@
 //! Converts objects of the Kubernetes API to the [`model`](crate::model), by the rules of kube-proxy.
 
 mod clouds;
-mod duration;
 mod error;
 mod external;
 mod health;
 mod scheduling;
 mod timeouts;
+mod values;
 
 use std::{net::IpAddr, sync::Arc};
 

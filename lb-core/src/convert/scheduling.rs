@@ -13,7 +13,7 @@ use crate::{
     model::{AnnotationError, Member, Scheduling},
 };
 
-use super::duration::{duration, within};
+use super::values::{boolean, duration, within};
 
 /// The annotation that sets the scheduler: a name of [`lb_common::Scheduler`].
 pub const SCHEDULER: &str = "lb.dev/scheduler";
@@ -63,8 +63,7 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
         scheduling.slow_start = scheduling.noted(SLOW_START, text, parsed);
     }
     if let Some(text) = text(CROSS_ZONE) {
-        let parsed = text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned());
-        scheduling.cross_zone = scheduling.noted(CROSS_ZONE, text, parsed);
+        scheduling.cross_zone = scheduling.noted(CROSS_ZONE, text, boolean(text));
     }
     super::timeouts::read(annotations, &mut scheduling);
     super::health::read(annotations, &mut scheduling);

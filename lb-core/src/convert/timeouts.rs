@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
-use super::duration::{duration, within};
+use super::values::{boolean, duration, within};
 use crate::model::Scheduling;
 
 /// The annotation that sets how long connections go on after the Service has lost their backend, such as `60s`.
@@ -33,10 +33,7 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Sche
     let (drain, idle) = (of(DRAIN_TIMEOUT, &DRAINS), of(IDLE_TIMEOUT, &IDLE));
     let aws_drain = of(AWS_DRAIN_TIMEOUT, &DRAINS).unwrap_or(AWS_DRAIN);
     let aws_idle = of(AWS_IDLE_TIMEOUT, &IDLE);
-    let drains = text(AWS_DRAINS).and_then(|text| {
-        let parsed = text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned());
-        scheduling.noted(AWS_DRAINS, text, parsed)
-    });
+    let drains = text(AWS_DRAINS).and_then(|text| scheduling.noted(AWS_DRAINS, text, boolean(text)));
     scheduling.timeouts.drain = drain.or_else(|| drains.unwrap_or(false).then_some(aws_drain));
     scheduling.timeouts.idle = idle.or(aws_idle);
 }

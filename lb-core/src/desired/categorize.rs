@@ -1,15 +1,14 @@
 //! Selects usable endpoints: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`), and then the healthy ones.
 
-use lb_common::Address;
-
 use super::{
     endpoints::{Endpoints, is_local, serves_terminating},
     probed::Health,
 };
+use crate::endpoint_key::EndpointKey;
 use crate::model::{Endpoint, Node};
 
 /// An endpoint with its address and port.
-pub(super) type Member<'a> = ((Address, u16), &'a Endpoint);
+pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 
 /// The usable endpoints of a port, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

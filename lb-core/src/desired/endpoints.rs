@@ -9,16 +9,17 @@ use std::{
 use lb_common::{Address, Backend, NAME_SIZE, ZONE_SIZE, backend_flags};
 
 use crate::{
+    endpoint_key::EndpointKey,
     family::Family,
     model::{Endpoint, EndpointSlice, Hints, Node, ServicePort},
     plan::EndpointLabels,
 };
 
 /// Address and port of endpoints that still serve.
-pub type Serving = Arc<BTreeSet<(Address, u16)>>;
+pub type Serving = Arc<BTreeSet<EndpointKey>>;
 
 /// The endpoints that have a port, each address and port once, in order.
-pub(crate) type Endpoints<'a> = BTreeMap<(Address, u16), &'a Endpoint>;
+pub(crate) type Endpoints<'a> = BTreeMap<EndpointKey, &'a Endpoint>;
 
 /// The endpoints that have this port. If several slices contain one endpoint, as they may while it moves from one slice
 /// to another, the entry with the greater [`preference`] counts: a running one rather than a terminating one.
@@ -76,7 +77,7 @@ pub(super) fn serving(endpoints: &Endpoints<'_>) -> Serving {
 }
 
 /// The element of `BACKENDS` for the endpoint.
-pub(super) fn backend((address, port): (Address, u16), endpoint: &Endpoint, node: &Node) -> Backend {
+pub(super) fn backend((address, port): EndpointKey, endpoint: &Endpoint, node: &Node) -> Backend {
     let mut flags = 0;
     if !endpoint.ready {
         flags |= backend_flags::TERMINATING;

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use lb_common::Address;
-
 use super::endpoints::{of_port, serves_terminating};
 use crate::{
+    endpoint_key::EndpointKey,
     family::Family,
     model::{EndpointSlice, Node, Protocol, Service},
     probe::{check::Check, target::Target},
-    slow_start::Key,
 };
 
 /// The targets to probe for a Service: its endpoints that may get flows; none for a Service without a check.
@@ -29,7 +27,7 @@ pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BT
 }
 
 /// The endpoints that may get flows because they are ready, and healthy as far as this node knows.
-pub(crate) fn usable(service: &Service, slices: &[EndpointSlice], node: &Node) -> BTreeSet<Key> {
+pub(crate) fn usable(service: &Service, slices: &[EndpointSlice], node: &Node) -> BTreeSet<EndpointKey> {
     let mut usable = BTreeSet::new();
     for port in &service.ports {
         let health = Health::of(service, port.protocol, node);
@@ -70,7 +68,7 @@ impl<'a> Health<'a> {
     }
 
     /// Whether the endpoint is healthy, or not checked.
-    pub(super) fn is_good(&self, key: (Address, u16)) -> bool {
+    pub(super) fn is_good(&self, key: EndpointKey) -> bool {
         let target = self.check.and_then(|check| Target::of(check, self.protocol, key));
         target.is_none_or(|target| !self.unhealthy.contains(&target))
     }

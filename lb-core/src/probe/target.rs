@@ -2,9 +2,8 @@
 
 use std::{net::IpAddr, net::SocketAddr, sync::Arc};
 
-use lb_common::Address;
-
 use super::check::Check;
+use crate::endpoint_key::EndpointKey;
 use crate::protocol::Protocol;
 
 /// An address and port with its check: what is probed, and what has a verdict. Services with equal checks share the
@@ -21,7 +20,7 @@ pub struct Target {
 
 impl Target {
     /// The target for an endpoint of a service port; `None` if the check does not apply to the port.
-    pub fn of(check: &Arc<Check>, protocol: Protocol, (address, port): (Address, u16)) -> Option<Self> {
+    pub fn of(check: &Arc<Check>, protocol: Protocol, (address, port): EndpointKey) -> Option<Self> {
         let port = check.port_of(protocol, port)?;
         Some(Self { address: address.into(), port, check: check.clone() })
     }

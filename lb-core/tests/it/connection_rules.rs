@@ -8,17 +8,13 @@ use lb_core::{
     reconciler::Reconciler,
 };
 
-use super::health::{name, reconciler};
+use super::health::{name, plan, reconciler};
 
 fn service(idle: Option<Duration>) -> Service {
     let scheduler = Some(Scheduler::Random);
     let timeouts = ConnectionTimeouts { idle, drain: None };
     let scheduling = Scheduling { scheduler, timeouts, ..Scheduling::default() };
     Service { scheduling: Some(scheduling.into()), ..super::health::service(false) }
-}
-
-fn plan(reconciler: &mut Reconciler) {
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
 }
 
 fn resets(reconciler: &Reconciler) -> bool {

@@ -176,6 +176,11 @@ pub(super) fn reconciler(service: Service) -> Reconciler {
     reconciler
 }
 
+/// Plans, and applies every step.
+pub(super) fn plan(reconciler: &mut Reconciler) {
+    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+}
+
 #[test]
 fn targets_follow_services_and_endpoints() {
     let mut reconciler = reconciler(service(false));
@@ -204,13 +209,13 @@ fn changed_verdict_plans_the_services_of_the_target() {
     reconciler.plan();
     reconciler.take_target_changes();
     reconciler.failed();
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    plan(&mut reconciler);
     assert!(!reconciler.needs_plan());
     reconciler.set_unhealthy(vec![(target(9), true)]);
     assert!(!reconciler.needs_plan(), "no Service uses it");
     reconciler.set_unhealthy(vec![(target(1), true)]);
     assert!(reconciler.needs_plan());
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    plan(&mut reconciler);
     reconciler.set_unhealthy(vec![(target(1), true)]);
     assert!(!reconciler.needs_plan(), "the verdict is the same");
 }
@@ -218,10 +223,10 @@ fn changed_verdict_plans_the_services_of_the_target() {
 #[test]
 fn changed_interval_keeps_the_verdict() {
     let mut reconciler = reconciler(service(false));
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    plan(&mut reconciler);
     reconciler.take_target_changes();
     reconciler.set_unhealthy(vec![(target(1), true)]);
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    plan(&mut reconciler);
     let used = |reconciler: &Reconciler| -> Vec<u8> {
         reconciler
             .contents()
@@ -234,7 +239,7 @@ fn changed_interval_keeps_the_verdict() {
     let scheduling = Scheduling { check: Some(check(20)), ..Scheduling::default() };
     let changed = Service { scheduling: Some(scheduling.into()), ..service(false) };
     reconciler.handle(vec![Change::Service(name(), Some(changed))]);
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    plan(&mut reconciler);
     reconciler.take_target_changes();
     assert_eq!(used(&reconciler), [1]);
 }

@@ -8,7 +8,7 @@ use lb_core::{
     reconciler::Reconciler,
 };
 
-use super::health::{endpoint, name, reconciler, slice, target};
+use super::health::{endpoint, name, plan, reconciler, slice, target};
 
 fn service(scheduler: Scheduler) -> Service {
     let slow_start = Some(Duration::from_secs(20));
@@ -20,7 +20,7 @@ fn service(scheduler: Scheduler) -> Service {
 
 fn plan_at(reconciler: &mut Reconciler, seconds: u64) {
     reconciler.set_now(Duration::from_secs(seconds));
-    reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
+    plan(reconciler);
 }
 
 fn set_endpoints(reconciler: &mut Reconciler, endpoints: &[u8]) {

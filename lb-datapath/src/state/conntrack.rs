@@ -245,13 +245,12 @@ impl Conntrack {
 
     /// Deletes the connections of service ports that `concerns` selects and for which `ends` returns true, given their
     /// entries. Also deletes the second flow of a masqueraded connection: the node itself answers what its backend
-    /// still sends. Returns how many.
+    /// still sends.
     pub fn end(
         &self,
         concerns: impl Fn(u32) -> bool,
         mut ends: impl FnMut(&Flow, Option<&Flow>) -> bool,
-    ) -> Result<usize, DatapathError> {
-        let mut connections = 0;
+    ) -> Result<(), DatapathError> {
         self.table.for_each_read(|key, forward| {
             let flow = &forward.flow;
             if flow.is_reply() || !is_of_service(flow) || !concerns(flow.service) {
@@ -259,12 +258,10 @@ impl Conntrack {
             }
             let reply = if flow.is_tunnelled() { None } else { self.reverse_of(key, flow)? };
             if ends(flow, reply.as_ref().map(|reply| &reply.flow)) && self.delete_flow(key, &forward)? {
-                connections += 1;
                 self.delete_second(flow)?;
             }
             Ok(())
-        })?;
-        Ok(connections)
+        })
     }
 
     /// Deletes the second flow of a masqueraded connection; `first` is the forward entry of its first one.

@@ -1,4 +1,4 @@
-//! Durations in annotations.
+//! Values of annotations: durations and booleans.
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
 
@@ -22,4 +22,9 @@ pub(super) fn within<T: PartialOrd + fmt::Debug>(
 ) -> Result<T, String> {
     let why = || format!("{text:?} is not from {:?} to {:?}", range.start(), range.end());
     value.filter(|value| range.contains(value)).ok_or_else(why)
+}
+
+/// `true` or `false`.
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned())
 }

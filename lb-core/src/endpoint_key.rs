@@ -1,0 +1,6 @@
+//! What identifies an endpoint of a service port.
+
+use lb_common::Address;
+
+/// Address and port of an endpoint.
+pub type EndpointKey = (Address, u16);
