@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use lb_output::TableOrJson;
 
 use crate::target::{PodTarget, ServiceTarget};
 
@@ -21,7 +22,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Where the agents are.
+/// How to reach the API server, and which Pods are agents.
 #[derive(Debug, Args)]
 pub struct ClusterArgs {
     /// File with the API server and credentials [default: $KUBECONFIG, else ~/.kube/config]
@@ -68,7 +69,7 @@ pub enum Command {
 pub struct StatusArgs {
     /// Format of the output
     #[arg(long, short, default_value = "table")]
-    pub output: Format,
+    pub output: TableOrJson,
 }
 
 /// Arguments of `explain`.
@@ -85,16 +86,7 @@ pub struct ExplainArgs {
     pub client_port: Option<u16>,
     /// Format of the output
     #[arg(long, short, default_value = "table")]
-    pub output: Format,
-}
-
-/// Formats of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// A table
-    Table,
-    /// Indented JSON
-    Json,
+    pub output: TableOrJson,
 }
 
 #[cfg(test)]

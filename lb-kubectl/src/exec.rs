@@ -66,7 +66,7 @@ pub(crate) enum NodeError {
         pod: String,
         /// Arguments of the command.
         command: String,
-        /// What the command has printed, or its exit status.
+        /// The error that the command printed, or else its exit status.
         message: String,
     },
     /// The output of the command is no JSON of the expected form.

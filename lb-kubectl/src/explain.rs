@@ -8,14 +8,14 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 use kube::{Api, api::ListParams};
+use lb_output::{TableOrJson, print, print_json};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    cli::{ClusterArgs, ExplainArgs, Format},
+    cli::{ClusterArgs, ExplainArgs},
     cluster::Cluster,
     gather,
-    output::print,
     target::Packet,
 };
 
@@ -49,14 +49,14 @@ pub(crate) async fn explain(cluster_args: &ClusterArgs, args: &ExplainArgs) -> a
     let mut walk = Walk { cluster: &cluster, limit: cluster_args.limit(), packet, parts: Vec::new() };
     let end = walk.follow(&node, args).await;
     match args.output {
-        Format::Json => print(&(serde_json::to_string_pretty(&walk.parts)? + "\n"))?,
-        Format::Table => {
+        TableOrJson::Json => print_json(&walk.parts)?,
+        TableOrJson::Table => {
             let parts: Vec<String> = walk.parts.iter().map(Part::text).collect();
             print(&parts.join("\n"))?;
         }
     }
     let end = end?;
-    if args.output == Format::Table {
+    if args.output == TableOrJson::Table {
         print(&format!("\n{end}\n"))?;
     }
     Ok(())
@@ -167,7 +167,7 @@ fn node_in(slices: &[EndpointSlice], backend: SocketAddr) -> Option<String> {
 }
 
 impl Next {
-    /// What a page says about the packet after the node; `None` if it reaches no backend.
+    /// Reads from the page of a node where the packet goes next; `None` if it reaches no backend.
     fn of(page: &Value, from: &str) -> Option<Self> {
         let address = |value: &Value| value.as_str()?.parse().ok();
         match page["verdict"].as_str()? {

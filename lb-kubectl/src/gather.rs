@@ -18,7 +18,7 @@ const AT_ONCE: usize = 16;
 pub(crate) struct Answer<T> {
     /// The node.
     pub(crate) node: AgentNode,
-    /// What it has answered.
+    /// The decoded answer, or why there is none.
     pub(crate) result: Result<T, NodeError>,
 }
 

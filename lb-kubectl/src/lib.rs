@@ -4,8 +4,8 @@
 //! ```text
 //! cli      the command line                  cluster  the kubeconfig, the nodes and the agents' Pods
 //! exec     a command in one Pod              gather   a command on all nodes at once, with progress
-//! status   the rows of `status`, worst first output   tables and ages
-//! explain  the way from a Pod to a Service   target   its arguments, and the packet
+//! status   the rows of `status`, worst first target   the arguments of `explain`, and the packet
+//! explain  the way from a Pod to a Service
 //! ```
 
 mod cli;
@@ -13,12 +13,11 @@ mod cluster;
 mod exec;
 mod explain;
 mod gather;
-mod output;
 mod status;
 mod target;
 
 pub use self::{
-    cli::{Cli, ClusterArgs, Command, ExplainArgs, Format, StatusArgs},
+    cli::{Cli, ClusterArgs, Command, ExplainArgs, StatusArgs},
     target::{PodTarget, ServiceTarget, TargetError},
 };
 

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 
 use anyhow::bail;
 use jiff::Timestamp;
+use lb_output::{NOTHING, TableOrJson, age, print, print_json, render, table};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cli::{ClusterArgs, Format, StatusArgs},
+    cli::{ClusterArgs, StatusArgs},
     cluster::Cluster,
     gather::{self, Answer},
-    output::{NOTHING, age, print, render, table},
 };
 
 /// What `lb-agent status -o json` prints, as far as it is shown. Agents of other versions may lack fields.
@@ -72,8 +72,8 @@ pub(crate) async fn status(cluster_args: &ClusterArgs, args: StatusArgs) -> anyh
     let answers = gather::json(&cluster, &["status", "-o", "json"], cluster_args.limit()).await;
     let rows = sorted(answers.into_iter().map(row).collect());
     match args.output {
-        Format::Json => print(&(serde_json::to_string_pretty(&rows)? + "\n"))?,
-        Format::Table => print(&page(&rows, Timestamp::now()))?,
+        TableOrJson::Json => print_json(&rows)?,
+        TableOrJson::Table => print(&page(&rows, Timestamp::now()))?,
     }
     match silent(&rows) {
         (_, errors) if errors.is_empty() => Ok(()),

@@ -30,7 +30,7 @@ pub enum TargetError {
     /// Not of the expected form.
     #[error("`{text}` is not of the form {form}")]
     Form {
-        /// What was typed.
+        /// The argument as typed.
         text: String,
         /// The expected form.
         form: &'static str,

@@ -10,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use lb_common::conntrack::Phase;
 use lb_core::model::Protocol;
+pub use lb_output::TableOrJson;
 
 use super::values::{
     Client, EventVerdict, ServiceFilter, parse_interval, parse_network, parse_phase, parse_protocol,
@@ -323,15 +324,6 @@ pub struct FlowFilter {
     /// Only flows in this phase, such as `established`
     #[arg(long, value_name = "PHASE", value_parser = parse_phase)]
     pub phase: Option<Phase>,
-}
-
-/// Output formats of most commands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TableOrJson {
-    /// Text for people
-    Table,
-    /// JSON for programs
-    Json,
 }
 
 /// Output formats of `service`.

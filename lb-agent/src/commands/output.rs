@@ -1,35 +1,8 @@
 //! Output as tables, JSON and YAML.
 
-use std::io::{self, IsTerminal as _, Write as _};
-
-use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Cell, Color};
+pub(super) use lb_output::{NOTHING, print, print_json, print_table, render, table};
 use serde::Serialize;
-
-/// The text for a value that is unknown or does not exist.
-pub(super) const NOTHING: &str = "-";
-
-/// Tables are wrapped only for terminals with at least this many columns.
-const NARROWEST: u16 = 40;
-
-/// A table without borders, as `kubectl` prints them. On a terminal of at least [`NARROWEST`] columns, long cells wrap
-/// to its width; otherwise each row is one line.
-pub(super) fn table(heads: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(heads.iter().map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
-    if io::stdout().is_terminal() {
-        // A terminal may report no width, for example under `script`.
-        if table.width().is_some_and(|width| width >= NARROWEST) {
-            table.set_content_arrangement(ContentArrangement::Dynamic);
-        }
-        if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
-            table.style_text_only();
-        }
-    } else {
-        table.force_no_tty().set_content_arrangement(ContentArrangement::Disabled);
-    }
-    table
-}
 
 /// A number in at most three digits, with a unit from 1000 on, such as `12.3k`.
 pub(super) fn scaled(value: u64) -> String {
@@ -68,36 +41,8 @@ pub(super) fn cell(text: impl ToString, mood: Mood) -> Cell {
     Cell::new(text.to_string()).fg(colour)
 }
 
-/// Renders a table as lines, without trailing blanks or a left margin.
-pub(super) fn render(table: &Table) -> String {
-    let mut text = String::new();
-    for line in table.lines() {
-        text.push_str(line.strip_prefix(' ').unwrap_or(&line).trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-pub(super) fn print_table(table: &Table) -> anyhow::Result<()> {
-    print(&render(table))
-}
-
-/// Prints a value as indented JSON.
-pub(super) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    print(&(serde_json::to_string_pretty(value)? + "\n"))
-}
-
 pub(super) fn print_yaml(value: &impl Serialize) -> anyhow::Result<()> {
     print(&serde_saphyr::to_string(value)?)
-}
-
-/// Prints text. A closed pipe, as with `head`, is no error.
-pub(super) fn print(text: &str) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        Ok(()) | Err(_) => Ok(()),
-    }
 }
 
 #[cfg(test)]

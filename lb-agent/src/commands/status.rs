@@ -7,6 +7,8 @@ use lb_common::{Outcome, Verdict};
 use lb_web::{Problem, Severity};
 use serde::Serialize;
 
+use lb_output::age;
+
 use super::output::{Mood, NOTHING, cell, print, print_json, render, table};
 use crate::{
     cli::TableOrJson,
@@ -191,7 +193,7 @@ pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
 fn report_problems(report: &Report, now: Timestamp, add: &mut impl FnMut(Severity, &'static str, String)) {
     if !report.healthy {
         let last =
-            report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", ago(last, now)));
+            report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", age(last, now)));
         add(Severity::Error, "Sync", format!("not healthy, last change written {last}: see the agent's log"));
     }
     for failure in &report.failures {
@@ -372,10 +374,10 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
         report.pid,
         report.version,
         report.node_name,
-        ago(report.started, now)
+        age(report.started, now)
     );
     let state = if report.healthy { "healthy" } else { "not healthy" };
-    let last = report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", ago(last, now)));
+    let last = report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", age(last, now)));
     let Report { services, endpoints, pending, .. } = report;
     let lines = [
         format!("Sync      {state}, last change written {last}"),
@@ -387,7 +389,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
     let node = node_lines(&report.node);
     let pending = (*pending > 0 || report.pending_since.is_some()).then(|| {
         let since =
-            report.pending_since.map_or_else(String::new, |since| format!(", since {}", ago(since, now)));
+            report.pending_since.map_or_else(String::new, |since| format!(", since {}", age(since, now)));
         format!("Pending   {pending} map updates{since}")
     });
     let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
@@ -414,7 +416,7 @@ fn heading(agent: &Agent, now: Timestamp) -> String {
 
 fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, now: Timestamp) -> String {
     let count = if *refused > 0 { format!(", {refused} times") } else { String::new() };
-    format!("Shortage  {of}, for {}{count}: {text}", ago(*since, now))
+    format!("Shortage  {of}, for {}{count}: {text}", age(*since, now))
 }
 
 /// The line about the agent that assigns addresses to load balancers, with the use of the pools.
@@ -479,17 +481,6 @@ fn some_of<T: ToString>(list: &[T]) -> String {
         (true, _) => "none".to_owned(),
         (false, 0) => texts.join(", "),
         (false, more) => format!("{} and {more} more", texts.join(", ")),
-    }
-}
-
-/// The time between `then` and `now` in at most two units.
-fn ago(then: Timestamp, now: Timestamp) -> String {
-    let seconds = now.duration_since(then).as_secs().max(0);
-    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
-        (0, 0, 0, seconds) => format!("{seconds}s"),
-        (0, 0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
-        (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
-        (days, hours, ..) => format!("{days}d{hours:02}h"),
     }
 }
 
