@@ -11,18 +11,8 @@ use syn::{
     visit::{self, Visit},
 };
 
-const CRATES: [&str; 10] = [
-    "lb-agent",
-    "lb-common",
-    "lb-core",
-    "lb-datapath",
-    "lb-dns",
-    "lb-ebpf",
-    "lb-kubectl",
-    "lb-output",
-    "lb-web",
-    "xtask",
-];
+const CRATES: [&str; 9] =
+    ["lb-agent", "lb-common", "lb-core", "lb-datapath", "lb-dns", "lb-ebpf", "lb-kubectl", "lb-web", "xtask"];
 
 /// A path of names below the root of a crate, such as `["datapath", "flow"]`.
 type Names = Vec<String>;
