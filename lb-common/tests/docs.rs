@@ -349,6 +349,7 @@ fn documented_timeouts_match_the_code() {
                 "idle for {least} seconds (half-closed, stream, established in a tunnel: {least_stream})"
             ),
         ),
+        ("docs/annotations.md", format!("an idle UDP stream still expires after {stream} s")),
         ("docs/datapath.md", format!("at most {stream} s old")),
         ("docs/dsr.md", format!("FIN ({time_wait} s)")),
         ("docs/dsr.md", format!("after {opening} s of silence")),

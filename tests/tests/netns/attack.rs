@@ -28,7 +28,10 @@ const FEW_PORTS: &str = "20000-20199";
 /// Under pressure, streams are evicted last, after 10 s without a packet; twice that for slow machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
 /// A stream that is not evicted stays much longer than [`RECOVERY`], so the tests can tell the difference.
-const _: () = assert!(Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs());
+const _: () = assert!(
+    Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs(),
+    "shorten RECOVERY with the timeout"
+);
 
 /// A Service with one backend; node1 routes the forged addresses to the client.
 fn bed(arguments: &[&str]) -> Bed {
