@@ -111,8 +111,7 @@ pub mod capacity {
     pub const MIN_VIPS: u32 = 4_096;
     /// Entries of `VIPS` that are reserved for the addresses of the node: services do not use them.
     pub const OWN_VIPS: u32 = 1_024;
-    /// Networks whose clients may use the frontends of a service port that have source ranges (`SOURCE_RANGES`); memory
-    /// is used only for those that exist.
+    /// Source ranges of all service ports together (`SOURCE_RANGES`); only existing entries use memory.
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices through which packets of internal clients enter (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;

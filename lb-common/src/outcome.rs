@@ -54,7 +54,7 @@ pub enum Outcome {
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
     RejectUdp = 13,
-    /// Dropped: a TCP RST or SCTP ABORT to a VIP, of no flow, so that there is no connection to reset.
+    /// Dropped: a TCP RST or SCTP ABORT to a VIP that matches no flow: there is no connection to reset.
     StrayReset = 14,
     /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, the kernel has no
     /// memory for another entry, or another CPU was interrupted while it inserted the same flow.

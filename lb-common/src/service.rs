@@ -300,8 +300,8 @@ pub mod vip_flags {
     pub const ECHO: u32 = 2;
 }
 
-/// Key of `SOURCE_RANGES` (LPM trie): a network whose clients may use the frontends of a service port that have the
-/// flag [`service_flags::SOURCE_RANGES`].
+/// Key of `SOURCE_RANGES` (LPM trie): one source range of a service port. Only frontends with the flag
+/// [`service_flags::SOURCE_RANGES`] look it up; they admit only clients in a range of their service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRangeKey {
@@ -315,8 +315,8 @@ const _: () = assert!(size_of::<SourceRangeKey>() == 24);
 
 describe!(SourceRangeKey { prefix_length, range.service_and_family, range.address });
 
-/// A network whose clients may use the frontends of a service port that have the flag [`service_flags::SOURCE_RANGES`].
-/// The kernel matches it byte by byte from the start, so the service port comes first and always matches as a whole.
+/// One source range of a service port: a network of clients that its frontends with the flag
+/// [`service_flags::SOURCE_RANGES`] admit. The kernel matches it byte by byte from the start, so the service port comes first and always matches as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRange {

@@ -42,7 +42,7 @@ impl HealthCheck {
 pub struct NoLocalEndpoints {
     /// Under `internalTrafficPolicy: Local`.
     pub internal: usize,
-    /// Under `externalTrafficPolicy: Local`, of a Service with external addresses or node ports.
+    /// Such ports under `externalTrafficPolicy: Local`, only of Services with external addresses or node ports.
     pub external: usize,
 }
 

@@ -409,7 +409,7 @@ impl Reconciler {
         self.partial
     }
 
-    /// Number of Services that the last plan left to the parts that follow.
+    /// Number of Services that the last partial plan did not include: later parts plan them.
     pub fn unplanned(&self) -> usize {
         self.due.len()
     }

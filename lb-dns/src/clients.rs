@@ -22,7 +22,7 @@ const MOST_CONNECTIONS: usize = 64;
 /// Bits of an IPv6 address that make a source: a client may have all addresses of a /64.
 const V6_PREFIX: u8 = 64;
 
-/// The clients of the server.
+/// Which clients the server answers, and at what rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The networks whose clients get answers.

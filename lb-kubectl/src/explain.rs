@@ -80,7 +80,7 @@ async fn question(cluster: &Cluster, args: &ExplainArgs) -> anyhow::Result<(Stri
     Ok((node, packet))
 }
 
-/// The parts of the way that are known.
+/// Follows one packet from node to node; `parts` are the explanations received so far.
 struct Walk<'a> {
     cluster: &'a Cluster,
     limit: Duration,

@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-/// A file.
+/// A static file that the server sends to browsers, embedded in the binary.
 struct Asset {
     name: &'static str,
     kind: &'static str,

@@ -58,7 +58,7 @@ pub enum Announcement {
     Both,
 }
 
-/// The site. Agents are dropped first.
+/// The nodes, clients and router of a site. Fields are dropped in order: `agents` stays first.
 #[derive(Debug)]
 pub struct Site {
     agents: BTreeMap<u8, Agent>,

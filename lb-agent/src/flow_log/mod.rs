@@ -127,7 +127,7 @@ impl FlowLog {
         Ok((log.clone(), FlowLogThreads { stop, log, written }))
     }
 
-    /// What the annotations of Services say.
+    /// The policies that annotations of Services set.
     pub(crate) fn policies(&self) -> Policies {
         self.policies.clone()
     }

@@ -49,7 +49,7 @@ pub(super) struct Objects<K: Kind> {
 struct KnownObject {
     /// A [`digest`] of uid and version; `None` without a version.
     version: Option<NonZeroU64>,
-    /// Number of the newest list when the API server last sent the object.
+    /// Sequence number of the list that was the newest when the API server last sent the object.
     list: u64,
     /// A [`digest`] of the trigger of its newest readable version.
     triggered: Option<NonZeroU64>,

@@ -103,7 +103,7 @@ pub struct Answer {
     pub id: QuestionId,
     /// The addresses that the voter promises.
     pub grants: Vec<IpAddr>,
-    /// What the candidate must echo before the voter accepts its questions.
+    /// The challenge that the candidate must echo in its next request before the voter processes it.
     #[serde(default)]
     pub challenge: Option<Challenge>,
     /// Voters of a newer generation than the candidate knows.

@@ -484,7 +484,8 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
     world.run(10 * SECOND);
     assert_eq!(world.answering(), [2]);
     assert_eq!(world.members[1].leases.voters(), &Voters::default(), "it waits for the API server");
-    // The majority keeps the API server: it goes on to elect, and to change the voters.
+    // n0 loses the API server and the other members. The majority still reaches the API server, so it elects a new
+    // announcer and changes the voters.
     let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
     world.side = vec![0, 1, 1, 1, 1, 1, 1, 1, 1];
     world.members[0].has_api = false;

@@ -50,7 +50,7 @@ pub struct Part {
     pub generation: u64,
     /// How many voters there are.
     pub count: usize,
-    /// The names of some of them.
+    /// Names of the voters in this part.
     pub names: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The index of all names, which follows objects one by one.
+//! The index of all DNS names of Services, updated object by object.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

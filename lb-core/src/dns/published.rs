@@ -130,7 +130,7 @@ impl Ports {
         drafts.finish()
     }
 
-    /// The records of a named port. The names are in lower case.
+    /// The records of a named port. `protocol` and `name` must be in lower case.
     pub(super) fn get(&self, protocol: &str, name: &str) -> Option<&PortRecords> {
         self.named.get(protocol)?.get(name)
     }

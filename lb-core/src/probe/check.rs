@@ -41,7 +41,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The protocol of the ports that a check without a port applies to.
+    /// If the check names no port, it probes all service ports of this protocol.
     pub const fn protocol(&self) -> Protocol {
         match self {
             Self::Tcp | Self::Http(_) | Self::Https(_) | Self::Grpc(_) => Protocol::Tcp,

@@ -52,12 +52,12 @@ impl Default for CatchDevice {
 }
 
 impl CatchDevice {
-    /// Routes untranslated packets to these networks to the device, and removes its routes to other networks. Creates
+    /// Adds routes that lead untranslated packets for `ranges` to the device, and removes its other routes. Creates
     /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
     /// routes again, so they come back if other software has removed them.
     ///
-    /// `served` is the index of a catch device that has its programs. The routes are changed once the device is that
-    /// one: without programs it would drop the packets, for good if the agent were killed now.
+    /// `served` is the interface index of the catch device whose programs are attached. The routes change only if that
+    /// is the present device: without programs the device drops every packet, and would go on if the agent died.
     ///
     /// # Errors
     /// The kernel refuses the device or a route, or another device has its name. The next call tries again.

@@ -42,7 +42,7 @@ impl Checksum {
     }
 }
 
-/// The field, or 4 if the loader has left the instructions as they are.
+/// `ip_summed` of the `sk_buff`, or 4 if the loader has not replaced the placeholder instructions.
 #[inline(always)]
 fn ip_summed(skb: *mut __sk_buff) -> u64 {
     let summed: u64;

@@ -405,7 +405,7 @@ pub(super) struct ChecksumField {
 }
 
 impl ChecksumField {
-    /// The checksum of the transport header at `l4`.
+    /// Where the checksum of the transport header at `l4` is, and how to update it.
     #[inline(always)]
     pub(super) fn of(protocol: u8, l4: u32) -> Self {
         match protocol {

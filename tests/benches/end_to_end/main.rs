@@ -203,7 +203,7 @@ fn plan(args: &Args, cpus: Cpus, sizes: Vec<Size>) -> anyhow::Result<Plan> {
     })
 }
 
-/// The sizes that are measured together: all numbers of Services with one number of endpoints.
+/// The sizes in groups that are measured together. A group has one number of endpoints, and every number of Services.
 fn sizes(args: &Args) -> Vec<Vec<Size>> {
     let (services, endpoints) = if args.full {
         (&ALL_SERVICES[..], &ALL_ENDPOINTS[..])

@@ -108,7 +108,8 @@ fn connect_pod(node: &Netns, device: &str, pod: &Netns, number: u8) -> Result<()
     ))
 }
 
-/// Creates a veth between `node` and `peer`, sets both ends up, and gives it the properties of a wire.
+/// Creates a veth pair between `node` and `peer` that acts like a link of network cards: both ends merge what they
+/// receive (GRO), and the peer sends complete packets of MTU size, so that nothing is left to offload.
 fn connect_wire(node: &Netns, device: &str, peer: &Netns) -> Result<()> {
     veth((node, device), (peer, "eth0"))?;
     node.ip(&format!("link set {device} up\n"))?;

@@ -89,7 +89,7 @@ pub(crate) struct Field {
     pub(crate) candidates: Vec<Candidate>,
     /// Length of a burst.
     pub(crate) time: Duration,
-    /// CPUs of the threads.
+    /// CPUs that the threads of clients and servers are pinned to.
     pub(crate) cpus: Cpus,
 }
 

@@ -157,7 +157,7 @@ pub(crate) enum Population {
     Stack(Ip, u32),
     /// This number of flows between wires, of one family.
     Routed(Ip, u32),
-    /// None: every measured packet creates one.
+    /// No flows: every measured packet creates one.
     Empty,
 }
 

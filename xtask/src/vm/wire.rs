@@ -22,7 +22,7 @@ impl Wires {
         for pair in PAIRS {
             writeln!(commands, "link add {} type bridge", bridge(pair))?;
             for tap in taps(pair) {
-                // qemu itself turns `vnet_hdr` on for devices that have it.
+                // The `-netdev` argument does not repeat `vnet_hdr`: qemu enables it on a TAP device that was created with it.
                 writeln!(commands, "tuntap add dev {tap} mode tap multi_queue vnet_hdr")?;
                 writeln!(commands, "link set {tap} mtu {MTU} master {} up", bridge(pair))?;
             }

@@ -102,8 +102,8 @@ pub struct RouteAnnouncer {
     conditions: Vec<String>,
 }
 
-/// Ends the announcements of an agent that a signal stops. If a fence runs, it removes the routes after their lifetime,
-/// unless an agent has started by then: a restart withdraws nothing. Without a fence the routes go at once.
+/// Handles announced routes when a signal stops the agent. Without a fence process, removes the routes at once. With
+/// one, leaves them: the fence removes them if no agent has started within its lifetime, so a restart withdraws nothing.
 ///
 /// # Errors
 /// The kernel refuses to list or to remove a route.

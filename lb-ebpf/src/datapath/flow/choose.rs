@@ -153,7 +153,7 @@ fn cpu() -> u32 {
     unsafe { bpf_get_smp_processor_id() }
 }
 
-/// The number of the next turn of a service on this CPU.
+/// The position of a service in its round-robin sequence on this CPU.
 #[inline(always)]
 fn turn(service: u32) -> u32 {
     // SAFETY: the pointer is that of an element for this CPU, whose memory stays mapped while the program runs. A

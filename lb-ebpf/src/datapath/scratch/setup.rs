@@ -165,7 +165,7 @@ pub(crate) struct Keys {
     pub(crate) other: Tuple,
     /// The place of that entry.
     pub(crate) other_place: Place,
-    /// For the flow log: the reverse entry of the flow whose forward entry `other` is.
+    /// For the flow log: the reverse entry of the flow whose forward entry has the key `other`.
     pub(crate) reply: Flow,
     /// The key of the reverse entry of the first flow, if the connection is masqueraded.
     pub(crate) first_reply: Tuple,
