@@ -60,6 +60,8 @@ impl ClusterArgs {
 pub enum Command {
     /// Show version, kernel, age of the last change, problems and dropped packets of every node, worst first
     Status(StatusArgs),
+    /// Show the Services of all nodes, those that not all nodes serve alike first
+    Service(ServiceArgs),
     /// Show the way of a packet from a Pod to a Service, on the Pod's node, on the backend's node, and back
     Explain(ExplainArgs),
 }
@@ -70,6 +72,27 @@ pub struct StatusArgs {
     /// Format of the output
     #[arg(long, short, default_value = "table")]
     pub output: TableOrJson,
+}
+
+/// Arguments of `service`.
+#[derive(Clone, Debug, Args)]
+pub struct ServiceArgs {
+    /// Only this Service, with its frontends and backends on each node
+    #[arg(value_name = "NAMESPACE/NAME", value_parser = namespaced)]
+    pub service: Option<String>,
+    /// Format of the output
+    #[arg(long, short, default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Checks that a name has a namespace.
+fn namespaced(text: &str) -> Result<String, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(text.to_owned())
+        }
+        _ => Err("write NAMESPACE/NAME, such as default/web".to_owned()),
+    }
 }
 
 /// Arguments of `explain`.

@@ -2,6 +2,7 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
+use anyhow::bail;
 use futures_util::{StreamExt as _, stream};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::de::DeserializeOwned;
@@ -55,6 +56,24 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         .map_err(|error| NodeError::Unreadable { pod: pod.clone(), message: error.to_string() })
 }
 
+/// Checks that all nodes, given with the errors of those that failed, have answered.
+///
+/// # Errors
+/// Some have not: a line for each.
+pub(crate) fn all_answered<'a>(
+    nodes: impl IntoIterator<Item = (&'a str, Option<String>)>,
+) -> anyhow::Result<()> {
+    let (mut count, mut lines) = (0, Vec::new());
+    for (node, error) in nodes {
+        count += 1;
+        lines.extend(error.map(|error| format!("  {node}: {error}")));
+    }
+    if !lines.is_empty() {
+        bail!("{} of {count} nodes have not answered\n{}", lines.len(), lines.join("\n"));
+    }
+    Ok(())
+}
+
 /// A bar on standard error, if that is a terminal.
 fn progress(nodes: usize) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
@@ -65,5 +84,17 @@ fn progress(nodes: usize) -> ProgressBar {
     match ProgressStyle::with_template("{pos} of {len} nodes have answered ({elapsed})") {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_have_not_answered_are_named() {
+        assert!(all_answered([("a", None), ("b", None)]).is_ok());
+        let error = all_answered([("a", None), ("b", Some("no Pod".to_owned()))]).expect_err("b is silent");
+        assert_eq!(error.to_string(), "1 of 2 nodes have not answered\n  b: no Pod");
     }
 }

@@ -5,7 +5,7 @@
 //! cli      the command line                  cluster  the kubeconfig, the nodes and the agents' Pods
 //! exec     a command in one Pod              gather   a command on all nodes at once, with progress
 //! status   the rows of `status`, worst first target   the arguments of `explain`, and the packet
-//! explain  the way from a Pod to a Service
+//! explain  the way from a Pod to a Service  service  what each node serves, differences first
 //! ```
 
 mod cli;
@@ -13,11 +13,12 @@ mod cluster;
 mod exec;
 mod explain;
 mod gather;
+mod service;
 mod status;
 mod target;
 
 pub use self::{
-    cli::{Cli, ClusterArgs, Command, ExplainArgs, StatusArgs},
+    cli::{Cli, ClusterArgs, Command, ExplainArgs, ServiceArgs, StatusArgs},
     target::{PodTarget, ServiceTarget, TargetError},
 };
 
@@ -31,6 +32,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     let done = runtime.block_on(async {
         match cli.command {
             Command::Status(args) => status::status(&cli.cluster, args).await,
+            Command::Service(args) => service::service(&cli.cluster, args).await,
             Command::Explain(args) => explain::explain(&cli.cluster, &args).await,
         }
     });

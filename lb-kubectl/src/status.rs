@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 
-use anyhow::bail;
 use jiff::Timestamp;
 use lb_output::{NOTHING, TableOrJson, age, print, print_json, render, table};
 use serde::{Deserialize, Serialize};
@@ -75,10 +74,7 @@ pub(crate) async fn status(cluster_args: &ClusterArgs, args: StatusArgs) -> anyh
         TableOrJson::Json => print_json(&rows)?,
         TableOrJson::Table => print(&page(&rows, Timestamp::now()))?,
     }
-    match silent(&rows) {
-        (_, errors) if errors.is_empty() => Ok(()),
-        (count, errors) => bail!("{count} of {} nodes have not answered\n{errors}", rows.len()),
-    }
+    gather::all_answered(rows.iter().map(|row| (row.node.as_str(), row.error.clone())))
 }
 
 fn row(Answer { node, result }: Answer<Status>) -> Row {
@@ -141,13 +137,6 @@ fn page(rows: &[Row], now: Timestamp) -> String {
     render(&table)
 }
 
-/// How many nodes have not answered, and a line for each.
-fn silent(rows: &[Row]) -> (usize, String) {
-    let failed = rows.iter().filter_map(|row| Some(format!("  {}: {}", row.node, row.error.as_ref()?)));
-    let lines: Vec<String> = failed.collect();
-    (lines.len(), lines.join("\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -195,7 +184,5 @@ good    0.1.0    6.1.0   3s     0      0
 old     -        6.1.0   never  0      -
 ";
         assert_eq!(page(&rows, "2026-11-21T03:00:00Z".parse().expect("a time")), expected);
-        let (count, errors) = silent(&rows);
-        assert_eq!((count, errors.starts_with("  lost: no agent's Pod")), (1, true), "{errors}");
     }
 }

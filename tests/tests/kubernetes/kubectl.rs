@@ -150,6 +150,63 @@ fn kubectl_names_missing_rights_and_missing_pods() {
     );
 }
 
+#[test]
+fn kubectl_service_names_the_node_that_lacks_a_service() {
+    let mut segment = with_agents();
+    put_shop(&segment.server);
+    let served = |segment: &Segment, page: &str| {
+        let same = || (text(&plugin(segment, &["service"]).stdout) == page).then_some(());
+        wait_for(SOON, same).unwrap_or_else(|| {
+            panic!("{:?}\nis not\n{page}\n{}", plugin(segment, &["service"]), segment.logs());
+        });
+    };
+    let table = "\
+NAMESPACE  NAME  PORT    FRONTENDS     NODES  BACKENDS  PROBLEM
+shop       web   53/UDP  10.96.0.7:53  2/2    1         -
+shop       web   80/TCP  10.96.0.7:80  2/2    1         -
+";
+    served(&segment, table);
+
+    // The programs of a node whose agent has ended go on to serve what they know.
+    let (mut agent, cleanup) = segment.agents.pop().unwrap();
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    cleanup.disarm();
+    segment.server.put(json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": "late"},
+        "spec": {
+            "type": "ClusterIP", "clusterIP": "10.96.0.8", "clusterIPs": ["10.96.0.8"],
+            "ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080}],
+        },
+    }));
+    let table = "\
+NAMESPACE  NAME  PORT    FRONTENDS     NODES  BACKENDS  PROBLEM
+shop       late  80/TCP  10.96.0.8:80  1/2    0         missing on n2
+shop       web   53/UDP  10.96.0.7:53  2/2    1         -
+shop       web   80/TCP  10.96.0.7:80  2/2    1         -
+";
+    served(&segment, table);
+    let table = "\
+PORT    NODE  FRONTENDS     BACKENDS
+80/TCP  n2    not served    -
+80/TCP  n1    10.96.0.8:80  -
+";
+    assert_eq!(text(&plugin(&segment, &["service", "shop/late"]).stdout), table);
+    let ports = rows(&plugin(&segment, &["service", "shop/late", "-o", "json"]));
+    assert_eq!((&ports[0]["problem"], &ports[0]["missing"]), (&json!("missing"), &json!(["n2"])));
+
+    let output = plugin(&segment, &["service", "shop/none"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no node serves a Service shop/none"), "{output:?}");
+    assert_eq!(plugin(&segment, &["service", "none"]).status.code(), Some(2), "no namespace");
+
+    segment.server.set_exec("lb-agent-2", PodExec::Forbidden);
+    let output = plugin(&segment, &["service"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("late  80/TCP  10.96.0.8:80  1/1    0         no backends"));
+    assert!(text(&output.stderr).contains("1 of 2 nodes have not answered\n  n2: you may not"), "{output:?}");
+}
+
 /// A Service with two ports and one backend, on the second node, and a Pod on the first one.
 fn put_shop(server: &ApiServer) {
     let metadata = json!({"namespace": "shop", "name": "web"});
