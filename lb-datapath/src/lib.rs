@@ -50,7 +50,7 @@ pub use self::{
             AttachMode, BpfLogLevel, Capacities, Forwarding, Options, SocketOptions, SocketScope, XdpOption,
         },
         table::Table,
-        verify::SLOWEST_TO_VERIFY,
+        verify::{SLOWEST_TO_VERIFY, load_program},
     },
     datapath::Datapath,
     error::DatapathError,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::ErrorKind,
     iter,
     os::fd::{AsFd as _, OwnedFd},
     panic,
@@ -11,7 +12,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
+    programs::{Program, ProgramError, SchedClassifier},
 };
 
 use crate::error::DatapathError;
@@ -32,6 +33,9 @@ pub const SLOWEST_TO_VERIFY: [&str; 10] = [
 
 /// Last lines of the verifier's log to show in an error: they contain the reason.
 const LOG_LINES: usize = 15;
+
+/// How often to attempt a load that signals interrupt; as often as libbpf.
+const LOAD_ATTEMPTS: usize = 5;
 
 /// The result of the verifier for each program.
 pub(crate) type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
@@ -66,22 +70,34 @@ fn rank(name: &str) -> usize {
 fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<OwnedFd, DatapathError> {
     let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
     let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
-    let fd = load_into_kernel(program).map_err(failed)?.as_fd().try_clone_to_owned();
+    load_program(program).map_err(failed)?;
+    let fd = program.fd().map_err(failed)?.as_fd().try_clone_to_owned();
     fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
 }
 
-fn load_into_kernel(program: &mut Program) -> Result<&ProgramFd, ProgramError> {
+/// Loads a program of [`OBJECT`](crate::OBJECT) into the kernel. The verifier gives up with `EAGAIN` when its thread has
+/// a signal to handle or is to be frozen (`do_check` in kernel/bpf/verifier.c): then the load is attempted again.
+///
+/// # Errors
+/// The kernel refuses the program, or [`LOAD_ATTEMPTS`] attempts were interrupted.
+pub fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+    for _ in 1..LOAD_ATTEMPTS {
+        match attempt_to_load(program) {
+            Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+    }
+    attempt_to_load(program)
+}
+
+fn attempt_to_load(program: &mut Program) -> Result<(), ProgramError> {
     if let Program::CgroupSockAddr(hook) = program {
-        hook.load()?;
-        return hook.fd();
+        return hook.load();
     }
     if let Program::Xdp(xdp) = program {
-        xdp.load()?;
-        return xdp.fd();
+        return xdp.load();
     }
-    let program: &mut SchedClassifier = program.try_into()?;
-    program.load()?;
-    program.fd()
+    <&mut SchedClassifier>::try_from(program)?.load()
 }
 
 /// The error and, if the verifier refused the program, the end of its log.

@@ -19,6 +19,7 @@ mod conntrack;
 mod devices;
 mod filter;
 mod handover;
+mod load;
 mod maps;
 mod memory;
 mod pins;

@@ -6,11 +6,8 @@ use std::{
     thread,
 };
 
-use aya::{
-    Ebpf, EbpfLoader,
-    programs::{SchedClassifier, Xdp},
-};
-use lb_datapath::Globals;
+use aya::{Ebpf, EbpfLoader};
+use lb_datapath::{Globals, load_program};
 
 pub(crate) const PROGRAMS: [&str; 5] =
     ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3", "tc_catch"];
@@ -98,13 +95,8 @@ fn load(object: &[u8], map: &str, entries: u32, globals: Globals) -> Ebpf {
         loader.map_max_entries(name, if name == map { entries } else { default });
     }
     let mut ebpf = loader.load(object).expect("these tests need root");
-    for name in PROGRAMS.into_iter().chain([ANNOUNCE_PROGRAM]) {
-        let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
-        program.load().unwrap();
-    }
-    for name in XDP_PROGRAMS {
-        let program: &mut Xdp = ebpf.program_mut(name).unwrap().try_into().unwrap();
-        program.load().unwrap();
+    for name in PROGRAMS.into_iter().chain([ANNOUNCE_PROGRAM]).chain(XDP_PROGRAMS) {
+        load_program(ebpf.program_mut(name).unwrap()).unwrap();
     }
     ebpf
 }
