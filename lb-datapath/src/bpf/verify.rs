@@ -14,6 +14,7 @@ use aya::{
     Ebpf,
     programs::{Program, ProgramError, SchedClassifier},
 };
+use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::error::DatapathError;
 
@@ -34,7 +35,7 @@ pub const SLOWEST_TO_VERIFY: [&str; 10] = [
 /// Last lines of the verifier's log to show in an error: they contain the reason.
 const LOG_LINES: usize = 15;
 
-/// How often to attempt a load that signals interrupt; as often as libbpf.
+/// How often to attempt a load that is interrupted; as often as libbpf.
 const LOAD_ATTEMPTS: usize = 5;
 
 /// The result of the verifier for each program.
@@ -76,11 +77,22 @@ fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<Owned
 }
 
 /// Loads a program of [`OBJECT`](crate::OBJECT) into the kernel. The verifier gives up with `EAGAIN` when its thread has
-/// a signal to handle or is to be frozen (`do_check` in kernel/bpf/verifier.c): then the load is attempted again.
+/// a signal to handle or is to be frozen (`do_check` in kernel/bpf/verifier.c): so this thread blocks signals meanwhile,
+/// and attempts the load again if it was frozen.
 ///
 /// # Errors
-/// The kernel refuses the program, or [`LOAD_ATTEMPTS`] attempts were interrupted.
+/// The kernel refuses the program, or five attempts were interrupted.
 pub fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+    // Without the mask, which only an invalid argument makes fail, a signal would only cost attempts.
+    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
+    let loaded = attempt_often(program);
+    if let Some(mask) = mask {
+        _ = mask.thread_set_mask();
+    }
+    loaded
+}
+
+fn attempt_often(program: &mut Program) -> Result<(), ProgramError> {
     for _ in 1..LOAD_ATTEMPTS {
         match attempt_to_load(program) {
             Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock => {}

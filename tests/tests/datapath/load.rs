@@ -63,5 +63,5 @@ fn program_is_loaded_although_signals_interrupt_the_verifier() {
     let ProgramError::LoadError { io_error, .. } = error else { panic!("{error}") };
     assert_eq!(io_error.kind(), ErrorKind::WouldBlock);
 
-    load_interrupted(4, load_program).unwrap();
+    load_interrupted(10_000, load_program).unwrap();
 }

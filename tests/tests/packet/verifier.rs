@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{CgroupSockAddr, ProgramError, ProgramInfo, SchedClassifier, Xdp},
+    programs::{ProgramError, ProgramInfo},
 };
 
-use lb_datapath::SLOWEST_TO_VERIFY;
+use lb_datapath::{SLOWEST_TO_VERIFY, load_program};
 use lb_tests::skip;
 
 use super::testbed::{ANNOUNCE_PROGRAM, PROGRAMS, XDP_PROGRAMS};
@@ -122,17 +122,6 @@ fn verified_instructions() -> Vec<u32> {
 
 fn load(ebpf: &mut Ebpf, name: &str) -> Result<ProgramInfo, ProgramError> {
     let program = ebpf.program_mut(name).unwrap();
-    if SOCKET_PROGRAMS.contains(&name) {
-        let program: &mut CgroupSockAddr = program.try_into()?;
-        program.load()?;
-        return program.info();
-    }
-    if XDP_PROGRAMS.contains(&name) {
-        let program: &mut Xdp = program.try_into()?;
-        program.load()?;
-        return program.info();
-    }
-    let program: &mut SchedClassifier = program.try_into()?;
-    program.load()?;
+    load_program(program)?;
     program.info()
 }
