@@ -166,6 +166,10 @@ pub mod service_flags {
     /// which must not go on as flows to whichever backend the scheduler chooses. Never together with [`DSR`], under
     /// which a connection may have no entry on this node.
     pub const RESET_UNKNOWN: u16 = 256;
+    /// Backends get a PROXY protocol header, version 2, before the client's first byte. Only at frontends of TCP, always
+    /// together with [`RESET_UNKNOWN`], because numbers of the client's bytes are shifted in the flow, and never together
+    /// with [`DSR`].
+    pub const PROXY_PROTOCOL: u16 = 512;
 }
 
 impl Service {

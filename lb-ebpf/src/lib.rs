@@ -16,6 +16,7 @@ extern crate std;
 pub mod announce;
 pub mod forward;
 pub mod parse;
+pub mod proxy_protocol;
 pub mod reject;
 pub mod rewrite;
 pub mod rules;

@@ -24,8 +24,13 @@ pub mod flow_flags {
     /// [`Flow::to`](super::Flow::to) holds the ends of the tunnel, this node's address and the backend's, and the
     /// backend's port. The flow has only this entry: replies bypass this node. Always with [`ROUTED`].
     pub const TUNNEL: u8 = 32;
-    /// The tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of the GUE datagrams.
+    /// With [`TUNNEL`]: the tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of the GUE
+    /// datagrams.
     pub const GUE: u8 = 64;
+    /// Without [`TUNNEL`]: the backend gets a PROXY protocol header before the client's first byte, so the programs shift
+    /// the numbers of the client's bytes by the length of the header. Both entries of the flow have this bit. Tunnelled
+    /// flows never carry that header, so the two meanings share the bit.
+    pub const PROXY_PROTOCOL: u8 = 64;
     /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
     pub const MASQUERADED: u8 = 128;
 
@@ -65,6 +70,9 @@ pub mod seen {
     /// A TCP segment without SYN: sequence numbers are no longer arbitrary, see
     /// [`Flow::observe_segment`](super::Flow::observe_segment).
     pub const SYNCHRONISED: u8 = 64;
+    /// With [`PROXY_PROTOCOL`](super::flow_flags::PROXY_PROTOCOL): the programs have sent the PROXY protocol header in the
+    /// client's direction; the backend has acknowledged the whole header, in the other direction.
+    pub const PROXY_HEADER: u8 = 128;
 }
 
 /// An entry of the flow table: how packets of one direction are translated, and what this direction has sent.
@@ -175,6 +183,12 @@ impl Flow {
         self.flags & flow_flags::REPLY != 0
     }
 
+    /// Whether the backend gets a PROXY protocol header: see [`flow_flags::PROXY_PROTOCOL`].
+    #[inline(always)]
+    pub const fn has_proxy_header(&self) -> bool {
+        self.flags & (flow_flags::PROXY_PROTOCOL | flow_flags::TUNNEL) == flow_flags::PROXY_PROTOCOL
+    }
+
     /// Whether packets go to another node in a tunnel; such a flow has no reverse entry.
     #[inline(always)]
     pub const fn is_tunnelled(&self) -> bool {
@@ -189,16 +203,16 @@ impl Flow {
     }
 
     /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack; false for tunnelled
-    /// flows, whose packets get other headers. `all` is whether the node lets all flows bypass the stack (`--forwarding
-    /// direct`). The second translation of a masqueraded connection happens at the egress of the device towards the
-    /// backend, so its packets must get there.
+    /// flows, whose packets get other headers, and for flows with a PROXY protocol header, whose numbers are shifted.
+    /// `all` is whether the node lets all flows bypass the stack (`--forwarding direct`). The second translation of a
+    /// masqueraded connection happens at the egress of the device towards the backend, so its packets must get there.
     #[inline(always)]
     pub const fn may_bypass_stack(&self, all: bool) -> bool {
         const SECOND_TRANSLATION: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS;
         if self.flags & flow_flags::ROUTED != 0 {
             return !self.is_tunnelled();
         }
-        all && self.flags & flow_flags::HAIRPIN == 0
+        all && self.flags & (flow_flags::HAIRPIN | flow_flags::PROXY_PROTOCOL) == 0
             && self.flags & SECOND_TRANSLATION != SECOND_TRANSLATION
             && !flow_flags::is_of_node(self.flags)
     }

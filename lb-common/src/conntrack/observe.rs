@@ -67,7 +67,7 @@ impl Flow {
     pub const fn begin_again(&mut self, answer: &Segment) {
         if self.seen & seen::SYNCHRONISED != 0 {
             self.next_seq = answer.ack;
-            self.seen &= !(seen::SYNCHRONISED | seen::ACK | seen::FIN);
+            self.seen &= !(seen::SYNCHRONISED | seen::ACK | seen::FIN | seen::PROXY_HEADER);
         }
     }
 
@@ -101,8 +101,9 @@ impl Flow {
     fn note_flags(&mut self, segment: &Segment) {
         self.seen |= seen::PACKET;
         if segment.flags & tcp_flags::SYN != 0 {
-            // A new connection: the FIN or RST of the previous one is void.
-            self.seen = self.seen & !(seen::FIN | seen::RST | seen::SYNCHRONISED) | seen::SYN;
+            // A new connection: the FIN or RST of the previous one is void, and so is its PROXY protocol header.
+            let earlier = seen::FIN | seen::RST | seen::SYNCHRONISED | seen::PROXY_HEADER;
+            self.seen = self.seen & !earlier | seen::SYN;
             self.syns = self.syns.saturating_add(1);
         }
         if segment.flags & tcp_flags::FIN != 0 {

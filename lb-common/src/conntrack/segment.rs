@@ -34,6 +34,8 @@ pub mod tcp_flags {
     pub const SYN: u8 = 2;
     /// Reset the connection.
     pub const RST: u8 = 4;
+    /// The receiver hands the bytes to its application at once.
+    pub const PSH: u8 = 8;
     /// The acknowledgement number is valid.
     pub const ACK: u8 = 16;
     /// The urgent pointer is valid.

@@ -4,7 +4,10 @@
 //! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
 //! the same rules.
 
-use lb_common::{Outcome, Verdict, conntrack::Tuple};
+use lb_common::{
+    Outcome, Verdict,
+    conntrack::{Flow, Tuple},
+};
 use lb_ebpf::parse::{Layer, Packet, TupleRule, is_plain_and, parse_plain};
 
 use super::{
@@ -37,7 +40,7 @@ pub(super) enum FastPath {
     /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
     /// The fast path has parsed and stored the packet. A flow has the packet's tuple, and leaves the decision to the
-    /// slow path: the packet may begin or end the flow, or the flow needs a route or is in the overflow. (In the XDP
+    /// slow path: the packet may begin or end the flow, or the flow needs a route or a PROXY protocol header or is in the overflow. (In the XDP
     /// program also if the flow is not routed.)
     HasFlow,
 }
@@ -52,7 +55,7 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     }
     // The CPU loads the address of the table while it parses the packet.
     let Some(table) = Table::get() else { return FastPath::NotPlain };
-    let Some(plain) = parse_plain(skb) else { return FastPath::NotPlain };
+    let Some(mut plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {
         Found::Flow(flow) => Some(flow),
         // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
@@ -63,10 +66,13 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
         Found::MayBeInOverflow | Found::Absent => None,
     };
     match known {
-        Some(flow) if plain.continues_flow() => match forward::packet(skb, &plain, flow, hook) {
-            Forwarded::Done(outcome) => counted(outcome),
-            Forwarded::NeedsRoute => stored(&plain, FastPath::HasFlow),
-        },
+        Some(flow) if plain.continues_flow() => {
+            let slow = |_: &mut Skb, _: &mut Packet, _: &mut Flow| Err(Forwarded::NeedsProxyHeader);
+            match forward::packet(skb, &mut plain, flow, hook, slow) {
+                Forwarded::Done(outcome) => counted(outcome),
+                Forwarded::NeedsRoute | Forwarded::NeedsProxyHeader => stored(&plain, FastPath::HasFlow),
+            }
+        }
         None if hook == Hook::Egress && !of_node::begins(skb, &plain) => FastPath::Done(Outcome::NoService),
         None if hook == Hook::Egress => stored(&plain, FastPath::NoFlow),
         None if has_no_service(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {

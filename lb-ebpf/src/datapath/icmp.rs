@@ -5,15 +5,16 @@
 use lb_common::{
     Address, Outcome,
     checksum::Sum,
-    conntrack::{Flow, Tuple, flow_flags},
+    conntrack::{Flow, Tuple, flow_flags, seen},
     protocol,
 };
 use lb_ebpf::{
     parse::{
         Headers,
-        frame::{Frame as _, half_word, v4_address, v6_address},
+        frame::{Frame as _, half_word, v4_address, v6_address, word},
         parse_quoted,
     },
+    proxy_protocol,
     reject::icmp_protocol,
     rules::flow::turned,
 };
@@ -100,7 +101,8 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     let (source, destination) = (&to.source, &to.destination);
     rewrite::addresses(skb, quoted, source, destination, flow.address_delta, Compensation::Message)?;
     rewrite::ports(skb, quoted.l4, &to)?;
-    let mut delta = Sum::ZERO.add_word(flow.port_delta);
+    let seq_delta = rewrite_quoted_seq(skb, quoted, flow)?;
+    let mut delta = Sum::ZERO.add_word(flow.port_delta).add_word(seq_delta);
     // The header checksum of IPv4 compensates the addresses; IPv6 has none.
     if !quoted.is_v4 {
         delta = delta.add_word(flow.address_delta);
@@ -109,10 +111,25 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
         let field = ChecksumField::of(protocol, quoted.l4);
         skb.update_checksum(field, flow.address_delta, false)?;
         skb.update_checksum(field, flow.port_delta, false)?;
+        skb.update_checksum(field, seq_delta, false)?;
         let after = half_word(skb.header(field.offset)?);
         delta = delta.sub_word(before).add_word(after);
     }
     Ok(delta.fold())
+}
+
+/// Makes the sequence number of a quoted segment that of its sender, if the programs have shifted it (the error goes to
+/// the client, so `flow` is the reverse entry); returns the change of a checksum over the quote.
+#[inline(always)]
+fn rewrite_quoted_seq(skb: &mut Skb, quoted: &Headers, flow: &Flow) -> Result<u16, Outcome> {
+    if !flow.has_proxy_header() || !flow.is_reply() || flow.seen & seen::PROXY_HEADER == 0 {
+        return Ok(0);
+    }
+    let offset = quoted.l4 + proxy_protocol::SEQ as u32;
+    let before = word(skb.header(offset)?);
+    let after = u32::from_be(before).wrapping_sub(proxy_protocol::length(flow.to.source.is_v4())).to_be();
+    skb.store(offset, &after.to_ne_bytes())?;
+    Ok(Sum::ZERO.add_wide(!before).add_wide(after).fold())
 }
 
 /// The quoted transport checksum, if the quote reaches that far. `None` for SCTP: its checksum covers bytes that are

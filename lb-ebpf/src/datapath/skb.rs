@@ -6,8 +6,8 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
-        bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_change_head,
-        bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+        bpf_clone_redirect, bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
+        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
     },
     programs::TcContext,
 };
@@ -185,6 +185,22 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
+    /// Like [`Self::store_bytes`], for bytes whose checksum is updated separately.
+    #[inline(always)]
+    pub(super) fn store_uncounted<const N: usize>(
+        &mut self,
+        offset: u32,
+        bytes: &[u8; N],
+        length: u32,
+    ) -> Result<(), Outcome> {
+        let length = length.min(N as u32);
+        // SAFETY: as in `store_bytes`.
+        let result = unsafe {
+            bpf_skb_store_bytes(self.ctx.skb.skb, offset, bytes.as_ptr().cast_mut().cast(), length, 0)
+        };
+        if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
+    }
+
     /// Overwrites the beginning of the packet with a frame. A checksum over the whole packet that the device may have
     /// computed (`CHECKSUM_COMPLETE`) does not cover the Ethernet header.
     #[inline(always)]
@@ -282,6 +298,16 @@ impl Skb {
         } else {
             Err(Outcome::RewriteFailed)
         }
+    }
+
+    /// Makes a copy of the packet enter the node again through the device that it came by, after this packet. If the
+    /// kernel has no memory for the copy, nothing happens.
+    #[inline(always)]
+    pub(super) fn repeat(&mut self) {
+        // SAFETY: the context is that of this program. The call may move the packet; `&mut self` excludes borrowed
+        // headers.
+        let _result =
+            unsafe { bpf_clone_redirect(self.ctx.skb.skb, self.context().device, u64::from(BPF_F_INGRESS)) };
     }
 
     /// Makes the packet enter the node through the device that it leaves by.

@@ -21,7 +21,7 @@ use super::{
         new::{self, Begin, FlowCreation},
         of_node,
     },
-    forward::{self, Forwarded, routed, tunnel},
+    forward::{self, Forwarded, proxy_protocol, routed, tunnel},
     fragments,
     icmp::{self, Translated},
     reject,
@@ -66,7 +66,7 @@ fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
 #[inline(always)]
 pub(super) fn process(
     skb: &mut Skb,
-    packet: &Packet,
+    packet: &mut Packet,
     hook: Hook,
     known: Option<&'static mut Flow>,
 ) -> Result<Outcome, Outcome> {
@@ -85,7 +85,7 @@ pub(super) fn process(
     };
     let outcome = match translate_slow(skb, packet, flow, hook, is_first) {
         Forwarded::Done(outcome) => outcome,
-        Forwarded::NeedsRoute => routed::forward(skb, packet, flow),
+        Forwarded::NeedsRoute | Forwarded::NeedsProxyHeader => routed::forward(skb, packet, flow),
     };
     Ok(if is_first { outcome.of_first_packet() } else { outcome })
 }
@@ -97,7 +97,8 @@ fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<b
         return Err(Outcome::OtherHook);
     }
     let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
-    let is_new = || conntrack::is_new_connection(&skb.context(), packet, flow);
+    let is_new =
+        || conntrack::is_new_connection(&skb.context(), packet, flow) || proxy_protocol::is_lost(flow);
     match relation(flow, hook == Hook::Egress, bypasses_vip, is_new) {
         Relation::Same => Ok(true),
         Relation::New => Ok(false),
@@ -136,12 +137,20 @@ fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static 
 /// Rewrites a packet and sends it on, as the fast path does; also records the ports of a first fragment, and observes
 /// the answer to a SYN.
 #[inline(never)]
-fn translate_slow(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook, is_first: bool) -> Forwarded {
+fn translate_slow(
+    skb: &mut Skb,
+    packet: &mut Packet,
+    flow: &mut Flow,
+    hook: Hook,
+    is_first: bool,
+) -> Forwarded {
     // A caught flow is translated at the egress of the catch device, which its first packet has passed already.
     let hook = if is_first && is_catch(&device::info(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);
     }
     conntrack::observe_answer(packet, flow);
-    forward::packet(skb, packet, flow, hook)
+    forward::packet(skb, packet, flow, hook, |skb, packet, flow| {
+        proxy_protocol::change(skb, packet, flow, hook).map_err(Forwarded::Done)
+    })
 }

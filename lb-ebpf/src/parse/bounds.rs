@@ -12,21 +12,27 @@ const _: () = assert!((MAX_OFFSET + 1).is_power_of_two());
 /// Returns `offset`, which must not exceed [`MAX_OFFSET`]; a mask proves the bound to the verifier.
 #[inline(always)]
 pub fn bounded(offset: u32) -> u32 {
+    masked::<MAX_OFFSET>(offset)
+}
+
+/// Returns `value`, which must not exceed `MASK`; the mask proves the bound to the verifier, without a branch.
+#[inline(always)]
+pub fn masked<const MASK: u32>(value: u32) -> u32 {
     #[cfg(target_arch = "bpf")]
-    if !core::intrinsics::is_val_statically_known(offset) {
-        let bounded: u32;
+    if !core::intrinsics::is_val_statically_known(value) {
+        let masked: u32;
         // SAFETY: the block reads and writes only its own register.
         unsafe {
             core::arch::asm!(
-                "{bounded} &= {mask}",
-                bounded = inout(reg) offset => bounded,
-                mask = const MAX_OFFSET,
+                "{masked} &= {mask}",
+                masked = inout(reg) value => masked,
+                mask = const MASK,
                 options(pure, nomem, nostack, preserves_flags),
             );
         }
-        return bounded;
+        return masked;
     }
-    offset
+    value
 }
 
 /// The value, clamped to `MIN..=MAX`.

@@ -11,6 +11,7 @@
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
 //! icmp_limit  how many ICMP errors the node sends
+//! proxy_protocol  what happens to segments of flows with a PROXY protocol header
 //! source_port which source ports a new connection tries, and how many
 //! unlisted    an address and port that no Service has
 //! socket      what a system call returns
@@ -22,6 +23,7 @@ pub mod client;
 pub mod flow;
 pub mod forwarding;
 pub mod icmp_limit;
+pub mod proxy_protocol;
 pub mod socket;
 pub mod source_port;
 pub mod unlisted;

@@ -39,6 +39,7 @@ mod new_flow;
 mod next_hop;
 mod of_node;
 mod policies;
+mod proxy_protocol;
 mod races;
 mod random;
 mod reject;

@@ -6,16 +6,12 @@ use lb_common::{Outcome, Outcome::*, Service, service_flags};
 
 use super::{
     packets::{Packet, fragments},
-    stage::{Family, each, each_on},
-    testbed::{Device, Hook, TCP, Testbed, UDP},
+    stage::{Family, RESIZED, each, each_on},
+    testbed::{Hook, TCP, Testbed, UDP},
 };
 
 /// The TTL of packets that Linux sends.
 const HOP_LIMIT: u8 = 64;
-
-/// Devices for tests whose answer is longer or shorter than the packet. None has CHECKSUM_COMPLETE: when the length of
-/// a frame changes, the kernel drops the sum over the frame, but the test run still verifies it.
-const RESIZED: [Device; 2] = [Device::Ethernet, Device::Bare];
 
 fn empty_services(bed: &mut Testbed, family: Family) {
     for protocol in [TCP, UDP] {

@@ -3,7 +3,7 @@
 use lb_common::{
     Address, Backend, FlowEventKind, FrontendKind, Outcome,
     conntrack::{Flow, flow_flags},
-    settings_flags,
+    service_flags, settings_flags,
 };
 use lb_ebpf::{
     forward::tunnel::source_port,
@@ -109,6 +109,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     setup.service = request.service.id;
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
+    let has_header = request.service.flags & service_flags::PROXY_PROTOCOL != 0;
     let client = &packet.tuple.source;
     let caught = begins_caught(context.device, &packet.tuple.destination);
     match forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup)) {
@@ -128,7 +129,11 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         Forwarding::Masquerade => {
             setup.ports = masquerade::ports()?;
             setup.to.source_port = first_port(setup);
-            let node = masquerade::routed_source(context, &setup.from, &setup.to);
+            let node = if has_header {
+                NO_ADDRESS
+            } else {
+                masquerade::routed_source(context, &setup.from, &setup.to)
+            };
             if node != NO_ADDRESS {
                 setup.to.source = node;
                 setup.flags = flow_flags::ROUTED;
@@ -142,6 +147,9 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
             set_caught(setup);
             masquerade_caught(context, setup)?;
         }
+    }
+    if has_header {
+        setup.flags |= flow_flags::PROXY_PROTOCOL;
     }
     Ok(backend)
 }

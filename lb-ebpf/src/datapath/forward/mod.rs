@@ -1,7 +1,9 @@
-//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), or in a [`tunnel`].
+//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), in a [`tunnel`], or with a
+//! PROXY protocol header ([`proxy_protocol`]).
 
 pub(crate) mod decapsulate;
 pub(crate) mod direct;
+pub(crate) mod proxy_protocol;
 pub(crate) mod routed;
 pub(crate) mod tunnel;
 
@@ -21,7 +23,7 @@ use super::{
 
 /// The result of [`packet`].
 ///
-/// It fits into one register, which is all that a subprogram returns: the variant without a field is a value that
+/// It fits into one register, which is all that a subprogram returns: variants without a field are values that
 /// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(super) enum Forwarded {
@@ -29,13 +31,22 @@ pub(super) enum Forwarded {
     Done(Outcome),
     /// The packet is not forwarded yet: it belongs to a routed flow whose route is unknown ([`routed::forward`]).
     NeedsRoute,
+    /// The packet is not forwarded yet: its backend gets a PROXY protocol header ([`proxy_protocol::change`]).
+    NeedsProxyHeader,
 }
 
 const _: () = assert!(size_of::<Forwarded>() == size_of::<Outcome>());
 
-/// Updates the flow of a packet, rewrites the packet and sends it on.
+/// Updates the flow of a packet, rewrites the packet and sends it on. `change` changes a packet whose backend gets a PROXY
+/// protocol header, before the packet is rewritten.
 #[inline(always)]
-pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook) -> Forwarded {
+pub(super) fn packet(
+    skb: &mut Skb,
+    packet: &mut Packet,
+    flow: &mut Flow,
+    hook: Hook,
+    change: impl FnOnce(&mut Skb, &mut Packet, &mut Flow) -> Result<(), Forwarded>,
+) -> Forwarded {
     if hook == Hook::Ingress
         && let Some(hop) = direct::next_hop(skb, packet, flow)
     {
@@ -44,8 +55,13 @@ pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &mut Flow, hook: Hook
     if !hook.translates(flow) || of_node::is_of_other_flow(skb, packet.headers.l3, hook, flow) {
         return Forwarded::Done(Outcome::OtherHook);
     }
-    if flow.flags & flow_flags::ROUTED != 0 {
-        return Forwarded::NeedsRoute;
+    if flow.flags & (flow_flags::ROUTED | flow_flags::PROXY_PROTOCOL) != 0 {
+        if !flow.has_proxy_header() {
+            return Forwarded::NeedsRoute;
+        }
+        if let Err(forwarded) = change(skb, packet, flow) {
+            return forwarded;
+        }
     }
     Forwarded::Done(either(through_stack(skb, packet, flow)))
 }

@@ -6,7 +6,11 @@ use lb_common::{
     conntrack::{Flow, Tuple},
     crc32c::Change,
 };
-use lb_ebpf::{forward::tunnel::Tunnel, reject::MESSAGE};
+use lb_ebpf::{
+    forward::tunnel::Tunnel,
+    proxy_protocol::{LONGEST, TcpBytes},
+    reject::MESSAGE,
+};
 
 pub(crate) mod route;
 pub(crate) mod setup;
@@ -80,6 +84,10 @@ fields! {
     crc: Change,
     /// The socket that is being looked up.
     socket: SocketTuple,
+    /// The TCP header that is being changed.
+    tcp: TcpBytes,
+    /// The PROXY protocol header that is being sent.
+    proxy_header: [u8; LONGEST],
     /// The ICMP message that is being built.
     message: [u8; MESSAGE],
     /// A frame that is set aside while its buffer carries others.

@@ -1,0 +1,376 @@
+//! The bytes of the PROXY protocol, version 2 ([specification]), and the changes that it makes to TCP headers.
+//! [`rules::proxy_protocol`](crate::rules::proxy_protocol) decides about them.
+//!
+//! [specification]: https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt
+
+use lb_common::conntrack::{
+    Tuple,
+    tcp_flags::{FIN, PSH, URG},
+};
+
+use crate::parse::{bounds::masked, frame::lengths};
+
+/// The first 12 bytes of each header.
+const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+/// Version 2, and the command PROXY: the connection is relayed.
+const VERSION_AND_COMMAND: u8 = 0x21;
+/// TCP over IPv4.
+const TCP4: u8 = 0x11;
+/// TCP over IPv6.
+const TCP6: u8 = 0x21;
+/// Bytes before the addresses.
+const START: u32 = 16;
+
+/// Bytes of a header with IPv4 addresses.
+pub const LENGTH_V4: u32 = START + 12;
+/// Bytes of a header with IPv6 addresses: the longest one.
+pub const LENGTH_V6: u32 = START + 36;
+/// [`LENGTH_V6`] as the size of an array.
+pub const LONGEST: usize = LENGTH_V6 as usize;
+
+/// Bytes of the header of a connection whose client has an address of this family.
+#[inline(always)]
+pub const fn length(is_v4: bool) -> u32 {
+    if is_v4 { LENGTH_V4 } else { LENGTH_V6 }
+}
+
+/// Writes the header for a connection from `tuple.source` to `tuple.destination`, as the client sees both; the first
+/// [`length`] bytes are valid.
+#[inline(always)]
+pub fn write(header: &mut [u8; LONGEST], tuple: &Tuple) {
+    let is_v4 = tuple.source.is_v4();
+    header[..12].copy_from_slice(&SIGNATURE);
+    header[12] = VERSION_AND_COMMAND;
+    header[14] = 0;
+    let (source, destination) = (tuple.source_port.to_be_bytes(), tuple.destination_port.to_be_bytes());
+    if is_v4 {
+        (header[13], header[15]) = (TCP4, 12);
+        header[16..20].copy_from_slice(&tuple.source.v4_bytes());
+        header[20..24].copy_from_slice(&tuple.destination.v4_bytes());
+        header[24..26].copy_from_slice(&source);
+        header[26..28].copy_from_slice(&destination);
+        header[28..].fill(0);
+    } else {
+        (header[13], header[15]) = (TCP6, 36);
+        header[16..32].copy_from_slice(tuple.source.bytes());
+        header[32..48].copy_from_slice(tuple.destination.bytes());
+        header[48..50].copy_from_slice(&source);
+        header[50..].copy_from_slice(&destination);
+    }
+}
+
+/// Bytes of the longest TCP header.
+pub const TCP_LONGEST: usize = 60;
+
+/// A TCP header with its options; the bytes after its end are 0. The array is longer than any header: a number of six
+/// bits, which proves a bound to the verifier, leads to an offset behind which there is room for two numbers.
+pub type TcpBytes = [u8; OFFSETS as usize + 8];
+
+/// Offsets that six bits reach.
+const OFFSETS: u32 = 64;
+const _: () = assert!(TCP_LONGEST <= OFFSETS as usize);
+const MASK: u32 = OFFSETS - 1;
+
+/// Offset of the sequence number.
+pub const SEQ: usize = 4;
+/// Offset of the acknowledgement number.
+const ACK: usize = 8;
+const FLAGS: usize = 13;
+const WINDOW: usize = 14;
+const CHECKSUM: usize = 16;
+const URGENT: usize = 18;
+
+/// The option End of Option List, RFC 9293 §3.2.
+const END: u8 = 0;
+/// The option No-Operation, RFC 9293 §3.2.
+const NOP: u8 = 1;
+/// The option SACK, RFC 2018 §3.
+const SACK: u8 = 5;
+/// The option TCP Fast Open, RFC 7413 §4.1.1.
+const FAST_OPEN: u8 = 34;
+/// A change of a TCP header, by a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Change {
+    /// Adds the number to the sequence number.
+    ShiftSeq = 0,
+    /// Subtracts the number from the acknowledgement number, and from the edges of selective acknowledgements.
+    ShiftAck = 1,
+    /// Makes the number the acknowledgement number, and removes selective acknowledgements.
+    SetAck = 2,
+    /// Subtracts the number from the window of a SYN-ACK, which has no scale (RFC 7323 §2.2).
+    NarrowWindow = 3,
+    /// Removes TCP Fast Open from a SYN, whose bytes would come before the PROXY protocol header.
+    RemoveFastOpen = 4,
+    /// Makes the header that of a segment whose payload is the PROXY protocol header: pushed, without FIN and urgent
+    /// data.
+    Carry = 5,
+    /// Changes nothing.
+    Nothing = 6,
+}
+
+/// Makes the [`Change`] of this value in a header of `length` bytes. (A BPF subprogram takes no enum: the verifier knows
+/// only that the argument is a number.)
+#[inline(always)]
+pub fn change(header: &mut TcpBytes, change: u32, length: u32, by: u32) {
+    if change == Change::ShiftSeq as u32 {
+        shift(header, SEQ, by);
+    } else if change == Change::ShiftAck as u32 {
+        shift(header, ACK, by.wrapping_neg());
+    } else if change == Change::SetAck as u32 {
+        header[ACK..ACK + 4].copy_from_slice(&by.to_be_bytes());
+    } else if change == Change::NarrowWindow as u32 {
+        narrow(header, by);
+    } else if change == Change::Carry as u32 {
+        header[FLAGS] = header[FLAGS] & !(FIN | URG) | PSH;
+        header[URGENT..URGENT + 2].fill(0);
+    }
+    change_option(header, change, length, by);
+}
+
+/// Makes the part of the [`Change`] that is about an option.
+#[inline(always)]
+fn change_option(header: &mut TcpBytes, change: u32, length: u32, by: u32) {
+    let shifts = change == Change::ShiftAck as u32;
+    let kind = if shifts || change == Change::SetAck as u32 {
+        SACK
+    } else if change == Change::RemoveFastOpen as u32 {
+        FAST_OPEN
+    } else {
+        return;
+    };
+    let place = find(header, length, kind);
+    if shifts { shift_blocks(header, place, by) } else { remove(header, place) }
+}
+
+/// Adds to the sequence or acknowledgement number at `offset`. (Nothing here panics: a BPF program must not.)
+#[inline(always)]
+fn shift(header: &mut TcpBytes, offset: usize, by: u32) {
+    if let Some(number) = header.get_mut(offset..).and_then(|rest| rest.first_chunk_mut::<4>()) {
+        *number = u32::from_be_bytes(*number).wrapping_add(by).to_be_bytes();
+    }
+}
+
+/// See [`Change::NarrowWindow`].
+#[inline(always)]
+fn narrow(header: &mut TcpBytes, by: u32) {
+    let window = u32::from(u16::from_be_bytes([header[WINDOW], header[WINDOW + 1]])).saturating_sub(by);
+    header[WINDOW..WINDOW + 2].copy_from_slice(&(window as u16).to_be_bytes());
+}
+
+/// Sets the checksum to 0, so that [`sum`] is that of the other fields.
+#[inline(always)]
+pub fn clear_checksum(header: &mut TcpBytes) {
+    header[CHECKSUM..CHECKSUM + 2].fill(0);
+}
+
+/// The most options that a header has: 40 bytes of No-Operation.
+const MOST_OPTIONS: u32 = 40;
+
+/// The most blocks of a SACK option.
+const MOST_BLOCKS: u32 = 4;
+
+/// The place of an option. (One word, which is all that a subprogram returns.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place(u32);
+
+impl Place {
+    /// The header lacks the option.
+    const NONE: Self = Self(0);
+
+    #[inline(always)]
+    const fn new(at: u32, length: u32) -> Self {
+        Self(at << 8 | length)
+    }
+
+    /// Offset in the header.
+    #[inline(always)]
+    const fn at(self) -> u32 {
+        self.0 >> 8
+    }
+
+    /// Bytes, kind and length included.
+    #[inline(always)]
+    const fn length(self) -> u32 {
+        self.0 & 0xff
+    }
+}
+
+/// Finds an option in a header of `length` bytes. An option that is longer than the header ends the search, as in Linux.
+#[inline(never)]
+fn find(header: &TcpBytes, length: u32, kind: u8) -> Place {
+    let mut at = lengths::TCP;
+    for _ in 0..MOST_OPTIONS {
+        if at + 2 > length {
+            return Place::NONE;
+        }
+        at = masked::<MASK>(at);
+        let Some([found, size]) = header.get(at as usize..).and_then(|rest| rest.first_chunk::<2>().copied())
+        else {
+            return Place::NONE;
+        };
+        let size = u32::from(size);
+        match found {
+            END => return Place::NONE,
+            NOP => at += 1,
+            _ if size < 2 || at + size > length => return Place::NONE,
+            _ if found == kind => return Place::new(at, size),
+            _ => at += size,
+        }
+    }
+    Place::NONE
+}
+
+/// Subtracts from both edges of each selective acknowledgement in the option at `place`.
+///
+/// A block about a repeated PROXY protocol header (RFC 2883) then names bytes before the client's first one, which the
+/// client ignores.
+#[inline(never)]
+fn shift_blocks(header: &mut TcpBytes, place: Place, by: u32) {
+    for block in 0..MOST_BLOCKS {
+        let offset = 2 + 8 * block;
+        if offset + 8 > place.length() {
+            return;
+        }
+        let at = masked::<MASK>(place.at() + offset) as usize;
+        shift(header, at, by.wrapping_neg());
+        shift(header, at + 4, by.wrapping_neg());
+    }
+}
+
+/// Overwrites the option at `place` with No-Operations.
+#[inline(never)]
+fn remove(header: &mut TcpBytes, place: Place) {
+    for byte in 0..MOST_OPTIONS {
+        if byte >= place.length() {
+            return;
+        }
+        let at = masked::<MASK>(place.at() + byte);
+        if let Some(option) = header.get_mut(at as usize) {
+            *option = NOP;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{vec, vec::Vec};
+
+    use lb_common::{Address, protocol::TCP};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header(options: &[u8]) -> (TcpBytes, u32) {
+        let mut header = [0; size_of::<TcpBytes>()];
+        header[20..20 + options.len()].copy_from_slice(options);
+        (header, 20 + u32::try_from(options.len()).unwrap())
+    }
+
+    #[test]
+    fn header_is_that_of_the_specification() {
+        let mut bytes = [0xff; LONGEST];
+        let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([198, 51, 100, 7]));
+        write(&mut bytes, &Tuple::new(client, vip, 0x1234, 443, TCP));
+        let expected = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc6\x33\x64\x07\x12\x34\x01\xbb";
+        assert_eq!((&bytes[..28], length(true)), (&expected[..], 28));
+        assert_eq!(bytes[28..], [0; 24]);
+
+        let address = |last| Address::from_v6([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+        write(&mut bytes, &Tuple::new(address(1), address(7), 0x1234, 443, TCP));
+        let expected = [
+            &b"\r\n\r\n\0\r\nQUIT\n\x21\x21\0\x24"[..],
+            address(1).bytes(),
+            address(7).bytes(),
+            &[0x12, 0x34, 1, 0xbb],
+        ]
+        .concat();
+        assert_eq!((&bytes[..], length(false)), (&expected[..], 52));
+    }
+
+    fn apply(header: &mut TcpBytes, what: Change, length: u32, by: u32) {
+        change(header, what as u32, length, by);
+    }
+
+    #[test]
+    fn numbers_wrap_around_and_windows_do_not() {
+        let (mut header, length) = header(&[]);
+        apply(&mut header, Change::SetAck, length, 20);
+        apply(&mut header, Change::ShiftAck, length, 28);
+        apply(&mut header, Change::ShiftSeq, length, 52);
+        assert_eq!((&header[4..8], &header[8..12]), (&[0, 0, 0, 52][..], &[0xff, 0xff, 0xff, 0xf8][..]));
+        for (window, left) in [(0_u16, 0), (27, 0), (28, 0), (65_535, 65_507_u16)] {
+            header[14..16].copy_from_slice(&window.to_be_bytes());
+            apply(&mut header, Change::NarrowWindow, length, 28);
+            assert_eq!(header[14..16], left.to_be_bytes(), "{window}");
+        }
+    }
+
+    #[test]
+    fn fast_open_is_removed() {
+        for (options, expected) in [
+            (vec![34, 2], Some(vec![1, 1])),
+            (vec![1, 34, 4, 9, 9, 1], Some(vec![1; 6])),
+            (vec![2, 4, 5, 0xb4, 34, 6, 7, 7, 7, 7], Some(vec![2, 4, 5, 0xb4, 1, 1, 1, 1, 1, 1])),
+            (vec![254, 2], None),
+            (vec![0, 34, 2], None),
+            (vec![34, 9], None),
+            (vec![34], None),
+            (vec![5, 0, 34, 2], None),
+        ] {
+            let (mut bytes, length) = header(&options);
+            apply(&mut bytes, Change::RemoveFastOpen, length, 0);
+            let after = expected.unwrap_or_else(|| options.clone());
+            assert_eq!(bytes[20..20 + options.len()], after, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn selective_acknowledgements_are_shifted_or_removed() {
+        let block = |start: u32, end: u32| [start.to_be_bytes(), end.to_be_bytes()].concat();
+        let timestamps = [1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8, 1, 1];
+        for blocks in 1..=3_u32 {
+            let of = |by: u32| -> Vec<u8> {
+                let edges =
+                    (0..blocks).map(|n| block((100 * n).wrapping_sub(by), (100 * n + 50).wrapping_sub(by)));
+                let size = u8::try_from(2 + 8 * blocks).unwrap();
+                [&timestamps[..], &[5, size], &edges.collect::<Vec<_>>().concat()].concat()
+            };
+            let (mut shifted, length) = header(&of(0));
+            let mut removed = shifted;
+            apply(&mut shifted, Change::ShiftAck, length, 28);
+            assert_eq!(shifted[20..length as usize], of(28));
+            apply(&mut removed, Change::SetAck, length, 0);
+            assert_eq!(removed[20..34], timestamps);
+            assert!(removed[34..length as usize].iter().all(|byte| *byte == NOP));
+        }
+    }
+
+    #[test]
+    fn carrier_is_pushed_and_keeps_only_what_it_may() {
+        let (mut bytes, length) = header(&[]);
+        bytes[FLAGS] = 0xf1;
+        bytes[CHECKSUM..URGENT + 2].fill(7);
+        apply(&mut bytes, Change::Carry, length, 0);
+        assert_eq!((bytes[FLAGS], &bytes[16..20]), (0xd8, &[7, 7, 0, 0][..]), "ACK and ECN stay");
+        clear_checksum(&mut bytes);
+        assert_eq!(bytes[16..20], [0; 4]);
+    }
+
+    proptest! {
+        /// The programs run this on whatever clients and backends send.
+        #[test]
+        fn any_options_are_handled(
+            options in proptest::collection::vec(prop_oneof![Just(5_u8), Just(34), Just(1), Just(10), any::<u8>()], 0..=40),
+        ) {
+            let (bytes, length) = header(&options);
+            let mut changed = bytes;
+            for (change, by) in [(Change::RemoveFastOpen, 0), (Change::ShiftAck, 52), (Change::SetAck, 52_u32.wrapping_neg())] {
+                apply(&mut changed, change, length, by);
+            }
+            prop_assert_eq!(changed[..8].to_vec(), bytes[..8].to_vec());
+            prop_assert_eq!(changed[12..20].to_vec(), bytes[12..20].to_vec());
+            prop_assert_eq!(changed[length as usize..].to_vec(), bytes[length as usize..].to_vec());
+        }
+    }
+}
