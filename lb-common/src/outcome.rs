@@ -136,6 +136,9 @@ pub enum Outcome {
     /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered, or one that has waited for
     /// the first one and whose datagram is complete without it.
     FragmentDropped = 46,
+    /// Refused: a process of the node connects to a Service with the PROXY protocol at an address that is no cluster IP.
+    /// Its packets bypass the programs that send the header.
+    NoProxyHeader = 47,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -204,6 +207,7 @@ list_outcomes! {
     Caught,
     Untranslated,
     FragmentDropped,
+    NoProxyHeader,
 }
 
 impl Outcome {
@@ -256,7 +260,8 @@ impl Outcome {
             | Self::IcmpRateLimited
             | Self::InvalidFlags
             | Self::Untranslated
-            | Self::FragmentDropped => Verdict::Drop,
+            | Self::FragmentDropped
+            | Self::NoProxyHeader => Verdict::Drop,
             Self::FragmentHeld => Verdict::Hold,
         }
     }
@@ -312,7 +317,8 @@ impl Outcome {
             | Self::FragmentHeld
             | Self::Caught
             | Self::Untranslated
-            | Self::FragmentDropped => self,
+            | Self::FragmentDropped
+            | Self::NoProxyHeader => self,
         }
     }
 
@@ -372,6 +378,7 @@ impl Outcome {
             Self::Caught => "caught",
             Self::Untranslated => "untranslated",
             Self::FragmentDropped => "fragment_dropped",
+            Self::NoProxyHeader => "no_proxy_header",
         }
     }
 }

@@ -109,6 +109,9 @@ pub struct Scheduling {
     pub flow_log: FlowLogPolicy,
     /// When the agent ends connections.
     pub timeouts: ConnectionTimeouts,
+    /// Annotation `lb.dev/proxy-protocol` and those of AWS that mean the same: whether backends of TCP ports get a PROXY
+    /// protocol header, version 2.
+    pub proxy_protocol: bool,
     /// Invalid annotations.
     pub annotation_errors: Vec<AnnotationError>,
     /// Annotations of clouds that have no effect here.
@@ -203,6 +206,12 @@ impl Service {
     /// When the agent ends its connections.
     pub fn timeouts(&self) -> ConnectionTimeouts {
         self.scheduling.as_ref().map(|scheduling| scheduling.timeouts).unwrap_or_default()
+    }
+
+    /// Whether backends of a port get a PROXY protocol header. Only TCP has a connection that it could precede.
+    pub fn has_proxy_protocol(&self, protocol: Protocol) -> bool {
+        let asks = self.scheduling.as_ref().is_some_and(|scheduling| scheduling.proxy_protocol);
+        asks && protocol == Protocol::Tcp
     }
 
     /// The slow start that it asks for.

@@ -153,6 +153,7 @@ fn shift(header: &mut TcpBytes, offset: usize, by: u32) {
 
 /// See [`Change::NarrowWindow`].
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a window of 16 bits only becomes smaller")]
 fn narrow(header: &mut TcpBytes, by: u32) {
     let window = u32::from(u16::from_be_bytes([header[WINDOW], header[WINDOW + 1]])).saturating_sub(by);
     header[WINDOW..WINDOW + 2].copy_from_slice(&(window as u16).to_be_bytes());

@@ -18,7 +18,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 20] = [
+pub(crate) const TOOLS: [(&str, &str); 22] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -39,6 +39,8 @@ pub(crate) const TOOLS: [(&str, &str); 20] = [
     ("chromium", "chromium"),
     ("chromedriver", "chromium-driver"),
     ("npm", "npm"),
+    ("nginx", "nginx-light"),
+    ("haproxy", "haproxy"),
 ];
 /// Digest of the npm package [`AXE`].
 const AXE_SHA256: &str = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745";

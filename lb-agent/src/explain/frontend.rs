@@ -142,7 +142,7 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// Adds the reason why a flow may not begin: ends the walk, or returns false if the packet is for no Service.
-    fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
+    pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
             // The caller has added the step: `source` for `--deny-source`, `admit` for source ranges.
             Admission::Admitted | Admission::SourceNotAllowed => {}
@@ -153,6 +153,10 @@ impl<T: Tables> Walk<'_, T> {
             Admission::NoLocalBackend => self.steps.push(TraceStep::NoBackends { elsewhere: true }),
             Admission::NoBackends => self.steps.push(TraceStep::NoBackends { elsewhere: false }),
             Admission::StraySynAck => self.steps.push(TraceStep::StraySynAck),
+            Admission::LeftToPackets => {
+                self.steps.push(TraceStep::SocketWithoutHeader { refused: false });
+            }
+            Admission::NoProxyHeader => self.steps.push(TraceStep::SocketWithoutHeader { refused: true }),
             Admission::UnknownConnection => self.steps.push(TraceStep::UnknownConnection),
         }
         match admission.allow(self.question.tuple.protocol) {

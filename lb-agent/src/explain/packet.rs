@@ -170,6 +170,8 @@ impl<T: Tables> Walk<'_, T> {
             return Err(Stop::With(untouched(Outcome::OtherHook)));
         }
         let (bypasses_vip, staleness) = (self.bypasses_vip(flow)?, self.staleness(flow)?);
+        let has_reverse_entry = self.reverse_entry(flow)?.is_some();
+        let is_lost = rules::proxy_protocol::is_lost(flow, || has_reverse_entry);
         let mut asked = false;
         let relation = rules::flow::relation(
             flow,
@@ -177,11 +179,11 @@ impl<T: Tables> Walk<'_, T> {
             || bypasses_vip,
             || {
                 asked = true;
-                staleness.is_some_and(|staleness| staleness != Staleness::Fresh)
+                staleness.is_some_and(|staleness| staleness != Staleness::Fresh) || is_lost
             },
         );
         if asked {
-            self.note_staleness(staleness);
+            self.note_staleness(staleness.or(is_lost.then_some(Staleness::HalfLost)));
         }
         match relation {
             Relation::Same => Ok(true),

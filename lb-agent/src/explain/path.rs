@@ -4,8 +4,9 @@
 use std::net::IpAddr;
 
 use lb_common::{
-    Address, Backend, Outcome,
+    Address, Backend, Outcome, Service,
     conntrack::{Tuple, flow_flags},
+    service_flags,
 };
 use lb_ebpf::rules::forwarding::{self, Forwarding};
 
@@ -24,6 +25,9 @@ impl<T: Tables> Walk<'_, T> {
         backends: &[Backend],
         earlier: bool,
     ) -> WalkResult<Verdict> {
+        if request.service.flags & service_flags::PROXY_PROTOCOL != 0 {
+            self.steps.push(TraceStep::ProxyProtocol);
+        }
         let mut candidates = Vec::with_capacity(backends.len());
         let mut sources = Vec::new();
         for backend in backends {
@@ -86,9 +90,9 @@ impl<T: Tables> Walk<'_, T> {
         Ok(match rule {
             Forwarding::Hairpin => (ForwardingPath::Hairpin, Source::Client),
             Forwarding::Tunnel => (ForwardingPath::Tunnel, Source::Client),
-            Forwarding::Plain => (self.through_node(backend)?, Source::Client),
-            Forwarding::PlainOnNode => (self.through_node(backend)?, Source::ClientOnNode),
-            Forwarding::Masquerade => self.masqueraded(backend)?,
+            Forwarding::Plain => (self.through_node(&request.service, backend)?, Source::Client),
+            Forwarding::PlainOnNode => (self.through_node(&request.service, backend)?, Source::ClientOnNode),
+            Forwarding::Masquerade => self.masqueraded(&request.service, backend)?,
             Forwarding::Caught => {
                 (ForwardingPath::Caught, Source::Vip(self.question.tuple.destination.into()))
             }
@@ -99,11 +103,13 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// How packets of a masqueraded client get to the backend, and the source address that it sees.
-    fn masqueraded(&self, backend: &Backend) -> WalkResult<(ForwardingPath, Source)> {
+    fn masqueraded(&self, service: &Service, backend: &Backend) -> WalkResult<(ForwardingPath, Source)> {
         if self.settings()?.is_none() {
             return Ok((ForwardingPath::Masqueraded, Source::Unset));
         }
-        if let Some(source) = self.routed_source(backend)? {
+        if service.flags & service_flags::PROXY_PROTOCOL == 0
+            && let Some(source) = self.routed_source(backend)?
+        {
             return Ok((ForwardingPath::Routed, Source::Node(source)));
         }
         Ok((ForwardingPath::Masqueraded, self.node_source(backend)?))
@@ -119,7 +125,10 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// The path of a flow without masquerading, hairpin or tunnel.
-    fn through_node(&self, backend: &Backend) -> WalkResult<ForwardingPath> {
+    fn through_node(&self, service: &Service, backend: &Backend) -> WalkResult<ForwardingPath> {
+        if service.flags & service_flags::PROXY_PROTOCOL != 0 {
+            return Ok(ForwardingPath::Stack);
+        }
         let to = Tuple { destination: backend.address, ..self.question.tuple };
         Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
     }
@@ -167,7 +176,8 @@ impl<T: Tables> Walk<'_, T> {
         }
         self.look_at_port(backend, way)?;
         let to = Tuple { destination: backend.address, ..self.question.tuple };
-        let exit = if matches!(way, ForwardingPath::Direct | ForwardingPath::Masqueraded) {
+        let is_shifted = request.service.flags & service_flags::PROXY_PROTOCOL != 0;
+        let exit = if !is_shifted && matches!(way, ForwardingPath::Direct | ForwardingPath::Masqueraded) {
             self.direct_exit(&to)?
         } else {
             None

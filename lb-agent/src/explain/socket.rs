@@ -25,6 +25,9 @@ impl<T: Tables> Walk<'_, T> {
         let service = service.for_client(true);
         let node = self.node_address()?;
         self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;
+        if !self.conclude(admission::socket_of_node(&service))? {
+            return Ok(untouched(Outcome::NoService));
+        }
         // The socket has no source port yet: the programs hash a number derived from the socket instead.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };

@@ -109,7 +109,7 @@ pub enum TraceStep {
     /// A SYN-ACK of no flow: its connection bypassed the data plane.
     #[serde(rename = "acceptsWhatNobodyAsked")]
     StraySynAck,
-    /// A TCP segment of no flow, for a Service with a drain or idle timeout.
+    /// A TCP segment of no flow, for a Service with a drain or idle timeout, or with the PROXY protocol.
     UnknownConnection,
     /// The client's entry in `AFFINITY`.
     Affinity {
@@ -137,6 +137,14 @@ pub enum TraceStep {
     Masquerade {
         /// The source address that the backend sees.
         source: Source,
+    },
+    /// The backend gets a PROXY protocol header first.
+    ProxyProtocol,
+    /// A process of the node connects to a Service with the PROXY protocol: its packets go to the catch device, or the
+    /// call is refused.
+    SocketWithoutHeader {
+        /// Whether the call is refused.
+        refused: bool,
     },
     /// Another flow to the backend uses the client's source port.
     PortTaken {

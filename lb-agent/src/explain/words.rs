@@ -44,6 +44,19 @@ pub fn step(step: &TraceStep) -> String {
         | TraceStep::DeniedSource
         | TraceStep::SourceRanges { .. } => policy(step),
         TraceStep::Masquerade { source } => masquerade(*source),
+        TraceStep::ProxyProtocol => "proxy protocol: the backend first gets a header, version 2, with the addresses and \
+                                     ports of this packet; the client's sequence numbers are shifted by its length"
+            .into(),
+        TraceStep::SocketWithoutHeader { refused: false } => {
+            "proxy protocol: the system call keeps the cluster IP, and the packets get a backend and a header at the \
+             catch device; explain --from an address of this node shows them"
+                .into()
+        }
+        TraceStep::SocketWithoutHeader { refused: true } => {
+            "proxy protocol: the node's own packets to this address bypass the programs that send the header: the \
+             call fails; use the cluster IP"
+                .into()
+        }
         TraceStep::Affinity { is } => affinity(is),
         TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
         TraceStep::NextBackend => {
@@ -207,7 +220,7 @@ const fn connection(step: &TraceStep) -> &'static str {
         }
         TraceStep::InvalidFlags => "connection: TCP flags that no TCP sends together: dropped",
         TraceStep::UnknownConnection => {
-            "connection: not a SYN and no tracked flow, and the Service has a drain or idle timeout: answered with a RST"
+            "connection: not a SYN and no tracked flow, and the Service has a drain or idle timeout or the PROXY protocol: answered with a RST"
         }
         TraceStep::StrayReset => "connection: RST without a tracked flow to reset: dropped",
         _ => "connection: SYN-ACK of no tracked flow: the connection bypassed this proxy, left untouched",

@@ -24,6 +24,8 @@ struct Line {
     address: IpAddr,
     port: u16,
     check: String,
+    #[serde(default)]
+    proxy_header: bool,
     interval: Duration,
     timeout: Duration,
     healthy: u8,
@@ -85,11 +87,12 @@ pub(super) fn read(path: &Path) -> Remembered {
 }
 
 fn line((target, memory): (&Target, &Memory)) -> Line {
-    let Check { timing, .. } = &*target.check;
+    let Check { timing, proxy_header, .. } = *target.check;
     Line {
         address: target.address,
         port: target.port,
         check: target.check.to_string(),
+        proxy_header,
         interval: timing.interval,
         timeout: timing.timeout,
         healthy: timing.healthy,
@@ -101,10 +104,11 @@ fn line((target, memory): (&Target, &Memory)) -> Line {
 
 /// The target of a line; `None` for a check that this version does not know.
 fn remembered(line: Line) -> Option<(Target, Memory)> {
-    let Line { address, port, check, interval, timeout, healthy, unhealthy, since, failure } = line;
+    let Line { address, port, check, proxy_header, interval, timeout, healthy, unhealthy, since, failure } =
+        line;
     let Probe { kind, port: fixed } = check.parse().ok()?;
     let timing = Timing { interval, timeout, healthy, unhealthy };
-    let check = Arc::new(Check { kind, port: fixed, timing });
+    let check = Arc::new(Check { kind, port: fixed, timing, proxy_header });
     Some((Target { address, port, check }, Memory { since, failure }))
 }
 
@@ -125,7 +129,8 @@ mod tests {
             .zip(1..)
             .map(|(text, port)| {
                 let Probe { kind, port: fixed } = text.parse().unwrap();
-                let check = Check { kind, port: fixed, timing: Timing::default() };
+                let proxy_header = port == 1;
+                let check = Check { kind, port: fixed, timing: Timing::default(), proxy_header };
                 let target = Target { address: "fd00::1".parse().unwrap(), port, check: Arc::new(check) };
                 (target, memory.clone())
             })

@@ -2,8 +2,9 @@
 
 use std::{io, net::SocketAddr};
 
-use lb_core::probe::{Failure, Kind, Reason, Target};
+use lb_core::probe::{Check, Failure, Kind, Reason, Target};
 use tokio::{
+    io::AsyncWriteExt as _,
     net::{TcpSocket, TcpStream},
     time::timeout,
 };
@@ -13,31 +14,38 @@ use super::{dns, grpc, http, tls};
 /// Probes a target. The kernel chooses the node's address.
 pub(super) async fn probe(target: &Target) -> Result<(), Failure> {
     let limit = target.check.timing.timeout;
-    match timeout(limit, ask(&target.check.kind, target.socket())).await {
+    match timeout(limit, ask(&target.check, target.socket())).await {
         Ok(result) => result,
         Err(_elapsed) => Err(Failure::new(Reason::Timeout, format!("no answer in {limit:?}"))),
     }
 }
 
-async fn ask(kind: &Kind, server: SocketAddr) -> Result<(), Failure> {
-    match kind {
-        Kind::Tcp => connect(server).await.map(drop),
-        Kind::Http(path) => http::get(connect(server).await?, server, path).await,
-        Kind::Https(path) => {
-            http::get(tls::connect(connect(server).await?, server).await?, server, path).await
-        }
-        Kind::Grpc(service) => grpc::check(connect(server).await?, server, service).await,
+async fn ask(check: &Check, server: SocketAddr) -> Result<(), Failure> {
+    let connect = || connect(server, check.proxy_header);
+    match &check.kind {
+        Kind::Tcp => connect().await.map(drop),
+        Kind::Http(path) => http::get(connect().await?, server, path).await,
+        Kind::Https(path) => http::get(tls::connect(connect().await?, server).await?, server, path).await,
+        Kind::Grpc(service) => grpc::check(connect().await?, server, service).await,
         Kind::Dns(name) => dns::ask(server, name).await,
     }
 }
 
-/// Connects. The socket is closed by a RST: in TIME_WAIT, the sockets of all probes would be many thousands.
-async fn connect(server: SocketAddr) -> Result<TcpStream, Failure> {
+/// A PROXY protocol header, version 2, of the command LOCAL: the connection is the sender's own.
+const LOCAL: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
+/// Connects, and sends a PROXY protocol header if the server expects one. The socket is closed by a RST: in TIME_WAIT, the
+/// sockets of all probes would be many thousands.
+async fn connect(server: SocketAddr, proxy_header: bool) -> Result<TcpStream, Failure> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket
         .and_then(|socket| socket.set_zero_linger().map(|()| socket))
         .map_err(|error| failure(&error))?;
-    socket.connect(server).await.map_err(|error| failure(&error))
+    let mut stream = socket.connect(server).await.map_err(|error| failure(&error))?;
+    if proxy_header {
+        stream.write_all(&LOCAL).await.map_err(|error| failure(&error))?;
+    }
+    Ok(stream)
 }
 
 /// The meaning of an error of the kernel.
@@ -67,10 +75,10 @@ fn is_ours(error: &io::Error) -> bool {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use lb_core::probe::{Check, Timing, check::Probe};
+    use lb_core::probe::{Timing, check::Probe};
     use rustls::{ServerConfig, pki_types::PrivatePkcs8KeyDer};
     use tokio::{
-        io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+        io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
         net::{TcpListener, UdpSocket},
     };
     use tokio_rustls::TlsAcceptor;
@@ -84,7 +92,7 @@ mod tests {
     async fn result_in(timeout: Duration, check: &str, server: SocketAddr) -> Result<(), (Reason, String)> {
         let Probe { kind, port } = check.parse().unwrap();
         let timing = Timing { timeout, ..Timing::default() };
-        let check = Arc::new(Check { kind, port, timing });
+        let check = Arc::new(Check { kind, port, timing, proxy_header: false });
         let target = Target { address: server.ip(), port: server.port(), check };
         probe(&target).await.map_err(|failure| (failure.reason, failure.text))
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    health,
+    health, proxy_protocol,
     scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, CROSS_ZONE},
     timeouts,
 };
@@ -33,6 +33,7 @@ const TLS: &str = "TLS is not terminated here, and the port stays as it is: let 
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
 /// Annotations that have an effect here. Those about health checks, timeouts and internal load balancers are elsewhere.
 const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
+const ATTRIBUTES: &str = "of these attributes, only proxy_protocol_v2.enabled has an effect";
 const BILL: &str = "it is about the bill of a cloud";
 const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";
 
@@ -40,7 +41,7 @@ const CLOUD: &str = "it configures an object of a cloud, which this load balance
 /// effect.
 type Ignored = (&'static str, &'static [&'static str], &'static str);
 
-const IGNORED: [Ignored; 18] = [
+const IGNORED: [Ignored; 17] = [
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", &[], TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", &[], TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", &[], TLS),
@@ -48,12 +49,6 @@ const IGNORED: [Ignored; 18] = [
         "service.beta.kubernetes.io/aws-load-balancer-backend-protocol",
         &["tcp", "ssl"],
         "backends receive the bytes of the client unchanged, without headers of a proxy",
-    ),
-    (
-        "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol",
-        &[],
-        "the PROXY protocol is not supported; with externalTrafficPolicy: Local, or by direct server return, backends \
-         see the client's address",
     ),
     ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name", &[], LOGS),
     ("service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", &[], LOGS),
@@ -131,8 +126,12 @@ fn why(name: &str, value: &str) -> Option<&'static str> {
     if let Some((_, meant, why)) = IGNORED.iter().find(|(known, ..)| *known == name) {
         return (!meant.contains(&value)).then_some(why);
     }
+    if name == proxy_protocol::AWS_ATTRIBUTES {
+        return proxy_protocol::has_other_attributes(value).then_some(ATTRIBUTES);
+    }
     if SERVED.contains(&name)
         || timeouts::AWS.contains(&name)
+        || proxy_protocol::OF_AWS.contains(&name)
         || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
     {
         return None;
@@ -171,6 +170,8 @@ mod tests {
             ("connection-draining-enabled", "true"),
             ("connection-draining-timeout", "60"),
             ("connection-idle-timeout", "60"),
+            ("proxy-protocol", "*"),
+            ("target-group-attributes", "proxy_protocol_v2.enabled=true"),
         ] {
             assert_eq!(reported(&[(&format!("{aws}{name}"), value)]), [] as [String; 0], "{name}");
         }
@@ -178,6 +179,13 @@ mod tests {
             reported(&[("cloud.google.com/load-balancer-type", "Internal"), ("a/b", "c")]),
             [] as [String; 0]
         );
+    }
+
+    #[test]
+    fn attributes_without_effect_are_reported() {
+        let name = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
+        let attributes = "proxy_protocol_v2.enabled=true,stickiness.enabled=true";
+        assert_eq!(reported(&[(name, attributes)]), [name]);
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Reader<'_> {
         };
         let unhealthy = if is_ours { Timing::default().unhealthy } else { AWS_UNHEALTHY_THRESHOLD };
         let timing = self.timing(Timing { unhealthy, ..Timing::default() });
-        Some(Check { kind, port, timing })
+        Some(Check { kind, port, timing, proxy_header: false })
     }
 
     fn probe_of_aws(&mut self) -> Option<Probe> {

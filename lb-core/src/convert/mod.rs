@@ -4,6 +4,7 @@ mod clouds;
 mod error;
 mod external;
 mod health;
+mod proxy_protocol;
 mod scheduling;
 mod timeouts;
 mod values;
@@ -26,6 +27,7 @@ pub use self::{
     clouds::is_of_cloud,
     error::{ConvertError, Converted},
     health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},
+    proxy_protocol::PROXY_PROTOCOL,
     scheduling::{
         ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
     },

@@ -11,6 +11,7 @@ use crate::{
     api::ObjectMeta,
     ip::parse_ip,
     model::{AnnotationError, Member, Scheduling},
+    probe::Check,
 };
 
 use super::values::{boolean, duration, within};
@@ -66,7 +67,11 @@ pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
         scheduling.cross_zone = scheduling.noted(CROSS_ZONE, text, boolean(text));
     }
     super::timeouts::read(annotations, &mut scheduling);
+    super::proxy_protocol::read(annotations, &mut scheduling);
     super::health::read(annotations, &mut scheduling);
+    if scheduling.proxy_protocol {
+        scheduling.check = scheduling.check.map(Check::with_proxy_header);
+    }
     scheduling.ignored = super::clouds::ignored(annotations);
     if let Some(text) = text(ACCESS_LOG) {
         let parsed = text.parse().map_err(|_error| "give true or false".to_owned());

@@ -19,8 +19,11 @@ pub(super) struct Places {
     /// Whether a load balancer address or external IP of the Service is an address of this node. If so, the Service's
     /// other ones are usually addresses of other nodes.
     at_nodes: bool,
-    /// Whether segments of unknown connections are answered with a RST: the agent ends connections of the Service.
+    /// Whether segments of unknown connections are answered with a RST: the agent ends connections of the Service, or
+    /// their numbers are shifted.
     resets: bool,
+    /// Whether backends get a PROXY protocol header.
+    proxy_protocol: bool,
 }
 
 /// The slices of backends that frontends can refer to, as indices of [`Port::slices`](super::Port::slices); `None` is
@@ -62,8 +65,9 @@ impl Places {
         }
         let at_nodes = service.external.load_balancer_ips.iter().chain(&service.external.ips).any(is_own);
         let (internal, external) = (service.internal_policy, service.external.policy);
-        let resets = port.protocol == Protocol::Tcp && !service.timeouts().is_unset();
-        Self { family, places, internal, external, at_nodes, resets }
+        let proxy_protocol = service.has_proxy_protocol(port.protocol);
+        let resets = port.protocol == Protocol::Tcp && (proxy_protocol || !service.timeouts().is_unset());
+        Self { family, places, internal, external, at_nodes, resets, proxy_protocol }
     }
 
     /// Whether some frontend may use the endpoints of the whole cluster. Under `externalTrafficPolicy: Local`, external
@@ -109,6 +113,9 @@ impl Places {
             }
             if self.resets && flags & service_flags::DSR == 0 {
                 flags |= service_flags::RESET_UNKNOWN;
+            }
+            if self.proxy_protocol {
+                flags |= service_flags::PROXY_PROTOCOL;
             }
             Frontend { key, kind, slice, inside, flags }
         })

@@ -185,8 +185,12 @@ impl Port {
     }
 }
 
-/// Whether backends of the port on other nodes answer external clients directly.
+/// Whether backends of the port on other nodes answer external clients directly. Those that get a PROXY protocol header
+/// cannot: this node must see their packets, whose numbers it shifts.
 fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
+    if service.has_proxy_protocol(port.protocol) {
+        return false;
+    }
     let asked = service.scheduling.as_ref().and_then(|scheduling| scheduling.north_south);
     asked.unwrap_or(node.policy.north_south).is_direct(port.protocol)
 }

@@ -14,9 +14,19 @@ pub struct Check {
     pub port: Option<NonZeroU16>,
     /// When probes are sent, and how many results decide.
     pub timing: Timing,
+    /// Whether a probe over TCP begins with a PROXY protocol header, of the command LOCAL: the endpoint expects a header
+    /// on each connection.
+    pub proxy_header: bool,
 }
 
 impl Check {
+    /// The check of endpoints that expect a PROXY protocol header. A port of the check's own is not one that the Service
+    /// sends headers to.
+    #[must_use]
+    pub fn with_proxy_header(self: Arc<Self>) -> Arc<Self> {
+        if self.port.is_some() { self } else { Arc::new(Self { proxy_header: true, ..(*self).clone() }) }
+    }
+
     /// The port to probe for an endpoint that serves `port`; `None` if the check does not apply to that port.
     pub fn port_of(&self, protocol: Protocol, port: u16) -> Option<u16> {
         let own = || (self.kind.protocol() == protocol).then_some(port);
@@ -164,7 +174,7 @@ mod tests {
 
     fn shown(text: &str) -> Result<String, String> {
         let Probe { kind, port } = text.parse()?;
-        Ok(Check { kind, port, timing: Timing::default() }.to_string())
+        Ok(Check { kind, port, timing: Timing::default(), proxy_header: false }.to_string())
     }
 
     #[test]
@@ -207,7 +217,7 @@ mod tests {
     fn check_without_a_port_applies_to_ports_of_its_protocol() {
         let check = |text: &str| {
             let Probe { kind, port } = text.parse().unwrap();
-            Check { kind, port, timing: Timing::default() }
+            Check { kind, port, timing: Timing::default(), proxy_header: false }
         };
         assert_eq!(check("tcp").port_of(Protocol::Tcp, 80), Some(80));
         assert_eq!(check("tcp").port_of(Protocol::Udp, 80), None);

@@ -253,7 +253,7 @@ mod tests {
 
     fn target(host: u8, interval: u64) -> Target {
         let timing = Timing { interval: S * u32::try_from(interval).unwrap(), ..Timing::default() };
-        let check = Check { kind: Kind::Tcp, port: None, timing };
+        let check = Check { kind: Kind::Tcp, port: None, timing, proxy_header: false };
         Target { address: [10, 1, 0, host].into(), port: 80, check: Arc::new(check) }
     }
 

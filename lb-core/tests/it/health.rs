@@ -18,7 +18,7 @@ const HERE: &str = "here";
 
 fn check(interval: u64) -> Arc<Check> {
     let timing = Timing { interval: std::time::Duration::from_secs(interval), ..Timing::default() };
-    Arc::new(Check { kind: Kind::Tcp, port: None, timing })
+    Arc::new(Check { kind: Kind::Tcp, port: None, timing, proxy_header: false })
 }
 
 pub(super) fn target(last: u8) -> Target {

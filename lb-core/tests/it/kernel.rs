@@ -287,7 +287,7 @@ impl Kernel {
     }
 }
 
-const FLAGS: [(u16, &str); 8] = [
+const FLAGS: [(u16, &str); 10] = [
     (service_flags::MASQUERADE, "masquerade"),
     (service_flags::MASQUERADE_EXTERNAL, "masquerade outsiders"),
     (service_flags::SHORT_CIRCUIT, "short circuit"),
@@ -296,6 +296,8 @@ const FLAGS: [(u16, &str); 8] = [
     (service_flags::SOCKETS_ONLY, "sockets only"),
     (service_flags::DSR, "direct"),
     (service_flags::SYN_ONLY, "opened only"),
+    (service_flags::RESET_UNKNOWN, "reset unknown"),
+    (service_flags::PROXY_PROTOCOL, "proxy protocol"),
 ];
 
 fn shown(backend: &Backend) -> String {

@@ -1,6 +1,6 @@
 //! Whether a flow may begin.
 
-use lb_common::{Outcome, Service, conntrack::Segment, handover, protocol, service_flags};
+use lb_common::{FrontendKind, Outcome, Service, conntrack::Segment, handover, protocol, service_flags};
 
 /// Whether a flow may begin, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,10 @@ pub enum Admission {
     InvalidFlags = 8,
     /// A TCP segment of no flow, for a Service that resets such connections.
     UnknownConnection = 9,
+    /// The backend gets a PROXY protocol header, so the programs on packets decide.
+    LeftToPackets = 10,
+    /// The backend gets a PROXY protocol header, and no program on packets could send it.
+    NoProxyHeader = 11,
 }
 
 impl Admission {
@@ -34,7 +38,8 @@ impl Admission {
     pub const fn allow(self, protocol: u8) -> Result<(), Outcome> {
         Err(match self {
             Self::Admitted => return Ok(()),
-            Self::NotSyn | Self::SocketsOnly | Self::StraySynAck => Outcome::NoService,
+            Self::NotSyn | Self::SocketsOnly | Self::StraySynAck | Self::LeftToPackets => Outcome::NoService,
+            Self::NoProxyHeader => Outcome::NoProxyHeader,
             Self::StrayReset => Outcome::StrayReset,
             Self::InvalidFlags => Outcome::InvalidFlags,
             Self::SourceNotAllowed => Outcome::SourceNotAllowed,
@@ -99,12 +104,27 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
     }
 }
 
-/// Whether only the programs on packets can apply the rules to a socket of another network namespace, which has no
-/// source address yet: the service has source ranges, or serves only processes of the node, or `--deny-source` excludes
-/// some clients.
+/// Whether only the programs on packets can serve a socket of another network namespace: the backend gets a PROXY
+/// protocol header; or the socket needs a source address for the rules, which it does not have yet, because the service
+/// has source ranges, or serves only processes of the node, or `--deny-source` excludes some clients.
 #[inline(always)]
 pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bool) -> bool {
-    service.flags & (service_flags::SOCKETS_ONLY | service_flags::SOURCE_RANGES) != 0 || denies_sources()
+    use service_flags::{PROXY_PROTOCOL, SOCKETS_ONLY, SOURCE_RANGES};
+
+    service.flags & (SOCKETS_ONLY | SOURCE_RANGES | PROXY_PROTOCOL) != 0 || denies_sources()
+}
+
+/// Whether a socket of the node gets a backend. If the backend gets a PROXY protocol header, the socket connects to the
+/// cluster IP, and the programs at the catch device serve its packets; other addresses are refused.
+#[inline(always)]
+pub const fn socket_of_node(service: &Service) -> Admission {
+    if service.flags & service_flags::PROXY_PROTOCOL == 0 {
+        Admission::Admitted
+    } else if service.kind == FrontendKind::ClusterIp as u8 {
+        Admission::LeftToPackets
+    } else {
+        Admission::NoProxyHeader
+    }
 }
 
 /// Whether a packet that the service accepts may begin a flow: not if it is a SYN-ACK, whose SYN bypassed the data
@@ -143,10 +163,7 @@ pub fn is_outside(service: &Service, in_source_ranges: impl FnOnce() -> bool) ->
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable as _;
-    use lb_common::{
-        FrontendKind,
-        conntrack::tcp_flags::{ACK, FIN, RST, SYN},
-    };
+    use lb_common::conntrack::tcp_flags::{ACK, FIN, RST, SYN};
 
     use super::*;
 
@@ -287,5 +304,24 @@ mod tests {
             assert_eq!(admission.allow(protocol::UDP), Err(udp));
         }
         assert_eq!(Admission::Admitted.allow(protocol::TCP), Ok(()));
+    }
+
+    #[test]
+    fn sockets_of_the_node_reach_services_with_proxy_protocol_by_cluster_ip_only() {
+        use Admission::{Admitted, LeftToPackets, NoProxyHeader};
+        use FrontendKind::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+        for (kind, expected) in [
+            (ClusterIp, LeftToPackets),
+            (NodePort, NoProxyHeader),
+            (LoadBalancer, NoProxyHeader),
+            (ExternalIp, NoProxyHeader),
+        ] {
+            let of = |flags| Service { kind: kind as u8, ..service(flags, 1) };
+            assert_eq!(socket_of_node(&of(service_flags::PROXY_PROTOCOL)), expected, "{kind:?}");
+            assert_eq!(socket_of_node(&of(0)), Admitted, "{kind:?}");
+        }
+        assert_eq!(LeftToPackets.allow(protocol::TCP), Err(Outcome::NoService));
+        assert_eq!(NoProxyHeader.allow(protocol::TCP), Err(Outcome::NoProxyHeader));
+        assert!(is_left_to_packets(&service(service_flags::PROXY_PROTOCOL, 1), || false));
     }
 }

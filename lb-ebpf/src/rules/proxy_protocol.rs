@@ -50,6 +50,13 @@ const fn base(reply: &Flow) -> u32 {
     reply.last_ack
 }
 
+/// Whether the flow with this entry has lost its reverse entry, and with it the knowledge whether the backend has the
+/// header: the next segment is one of an unknown connection.
+#[inline(always)]
+pub fn is_lost(flow: &Flow, has_reverse_entry: impl FnOnce() -> bool) -> bool {
+    flow.has_proxy_header() && !flow.is_reply() && !has_reverse_entry()
+}
+
 /// What happens to a segment of the client, whose flow has the entries `forward` and `reply`.
 #[inline(always)]
 pub const fn to_backend(segment: &Segment, forward: &Flow, reply: &Flow) -> ToBackend {
@@ -136,6 +143,13 @@ mod tests {
     }
 
     #[test]
+    fn flow_without_reverse_entry_is_lost() {
+        let (forward, reply) = accepted(0, 0);
+        assert!(is_lost(&forward, || false) && !is_lost(&forward, || true) && !is_lost(&reply, || false));
+        assert!(!is_lost(&Flow { flags: 0, ..forward }, || false));
+    }
+
+    #[test]
     fn segments_before_the_answer_of_the_backend_stay() {
         let (forward, mut reply) = accepted(0, 0);
         reply.seen = 0;
@@ -183,7 +197,7 @@ mod tests {
         for (sent, acknowledged, reset, expected) in
             [(0, 0, 0, Unchanged), (1, 0, 0, Shift), (1, 0, 1, Unchanged), (1, 1, 0, Shift), (1, 1, 1, Shift)]
         {
-            let seen = sent * seen::PROXY_HEADER | reset * seen::RST;
+            let seen = (sent * seen::PROXY_HEADER) | (reset * seen::RST);
             let (forward, reply) = accepted(seen, acknowledged * seen::PROXY_HEADER);
             let found = to_backend(&segment(RST, BASE, 0, 0), &forward, &reply);
             assert_eq!(found, expected, "sent {sent}, acknowledged {acknowledged}, reset {reset}");

@@ -31,7 +31,9 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     }
     let verdict = admit(&service, key);
     if call.is_on_node() {
-        return verdict.map(|()| service);
+        return verdict
+            .and_then(|()| admission::socket_of_node(&service).allow(key.protocol))
+            .map(|()| service);
     }
     if verdict.is_err() || admission::is_left_to_packets(&service, settings::denies_sources) {
         return Err(Outcome::NoService);

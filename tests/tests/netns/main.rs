@@ -50,6 +50,7 @@ mod policies;
 mod port_collisions;
 mod pressure;
 mod profile;
+mod proxy_protocol;
 mod reject;
 mod schedulers;
 mod sctp;

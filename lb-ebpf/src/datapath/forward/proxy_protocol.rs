@@ -29,11 +29,10 @@ use crate::datapath::{
     skb::{ChecksumField, Skb},
 };
 
-/// Whether the flow with this entry has lost its reverse entry, and with it the knowledge whether the backend has the
-/// header: the next segment is one of an unknown connection.
+/// Whether the flow with this entry is lost: see [`rules::is_lost`].
 #[inline(never)]
 pub(crate) fn is_lost(flow: &Flow) -> bool {
-    flow.has_proxy_header() && !flow.is_reply() && conntrack::lookup(&flow.to.reversed()).is_none()
+    rules::is_lost(flow, || conntrack::lookup(&flow.to.reversed()).is_some())
 }
 
 /// Changes a packet of a flow with a PROXY protocol header, as planned.

@@ -137,7 +137,9 @@ impl World<'_> {
             (service_flags::SYN_ONLY, 15),
             (service_flags::RESET_UNKNOWN, 15),
         ]);
-        if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
+        if protocol == TCP && self.chance(15) {
+            flags |= service_flags::PROXY_PROTOCOL | service_flags::RESET_UNKNOWN;
+        } else if flags & service_flags::MASQUERADE != 0 && self.chance(40) {
             flags |= service_flags::DSR;
         }
         let internal = if flags & service_flags::SHORT_CIRCUIT != 0 { self.slice(scheduler) } else { [0; 4] };

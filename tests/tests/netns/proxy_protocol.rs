@@ -1,0 +1,284 @@
+//! Services with the PROXY protocol: the backend learns the client's address although the node masquerades the client.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+
+use lb_tests::{
+    client::PATIENCE,
+    cluster::ClientLink,
+    manifests::{Exposure, Port, Service, Type},
+    netns::Netns,
+    patience, wait_for,
+};
+use ppp::v2::{Addresses, Header};
+
+use crate::bed::{Bed, HTTP, RANGES, WEB, http};
+
+/// The port of the server that expects a header.
+const SERVER: u16 = 9090;
+
+/// A Service with the PROXY protocol, whose backend is `pod1`.
+fn service(bed: &Bed, target_port: u16) -> Service {
+    let port = Port { name: "http", protocol: "TCP", port: HTTP, target_port, node_port: Some(30_080) };
+    Service {
+        annotations: vec![("lb.dev/proxy-protocol", "v2".to_owned())],
+        ports: vec![port],
+        exposure: Exposure { kind: Type::NodePort, ..Exposure::default() },
+        ..bed.service("web", WEB, &["pod1"])
+    }
+}
+
+fn start(target_port: u16) -> Bed {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    bed.cluster.manifests.put(&service(&bed, target_port)).unwrap();
+    bed.start_agent_with(&RANGES);
+    bed
+}
+
+/// Serves in a namespace until the test ends: names the addresses in the header, then sends back what it gets.
+fn serve(netns: &Netns) {
+    let listener = netns.run(|| TcpListener::bind(("::", SERVER))).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(move || answer(stream.unwrap()));
+        }
+    });
+}
+
+/// Reads the header in one read, as nginx and HAProxy do. A client that goes away is no error.
+fn answer(mut stream: TcpStream) -> io::Result<()> {
+    let mut bytes = vec![0; 1024];
+    let length = stream.read(&mut bytes)?;
+    let text = match Header::try_from(&bytes[..length]) {
+        Ok(header) => match header.addresses {
+            Addresses::IPv4(a) => format!(
+                "{}:{} {}:{}\n",
+                a.source_address, a.source_port, a.destination_address, a.destination_port
+            ),
+            Addresses::IPv6(a) => {
+                format!(
+                    "[{}]:{} [{}]:{}\n",
+                    a.source_address, a.source_port, a.destination_address, a.destination_port
+                )
+            }
+            other => format!("{other:?}\n"),
+        },
+        Err(error) => format!("{length} bytes are no header: {error}\n"),
+    };
+    stream.write_all(text.as_bytes())?;
+    // Bytes of the client may have come with the header.
+    let header = Header::try_from(&bytes[..length]).map_or(0, |header| header.length() + 16);
+    stream.write_all(&bytes[header..length])?;
+    while let Ok(length @ 1..) = stream.read(&mut bytes) {
+        stream.write_all(&bytes[..length])?;
+    }
+    stream.shutdown(Shutdown::Write)
+}
+
+fn connect(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+    connect_within(netns, to, PATIENCE * patience())
+}
+
+fn connect_within(netns: &Netns, to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+    let stream = netns.run(|| TcpStream::connect_timeout(&to, limit))?;
+    stream.set_read_timeout(Some(limit))?;
+    Ok(stream)
+}
+
+/// What the server says about the connection, and what it should say.
+fn named(stream: &TcpStream, reader: &mut impl BufRead, vip: SocketAddr) -> (String, String) {
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    (line.trim_end().to_owned(), format!("{} {vip}", stream.local_addr().unwrap()))
+}
+
+/// Sends and receives `bytes` bytes, then closes both directions one after the other.
+fn transfer(stream: &TcpStream, reader: &mut impl BufRead, bytes: usize) {
+    let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
+    let mut received = Vec::new();
+    thread::scope(|scope| {
+        let (mut writer, sent) = (stream.try_clone().unwrap(), &sent);
+        scope.spawn(move || {
+            writer.write_all(sent).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        reader.read_to_end(&mut received).unwrap();
+    });
+    assert!(received == sent, "{} of {} bytes came back", received.len(), sent.len());
+}
+
+/// The external client is masqueraded, a pod is not; the backend is its own client; the node's process uses the catch
+/// device.
+#[test]
+fn backend_learns_the_address_of_every_client() {
+    let bed = start(SERVER);
+    serve(bed.netns("pod1"));
+    for client in [&bed.cluster.client, bed.netns("pod2"), bed.netns("pod1"), &bed.cluster.node1] {
+        for vip in WEB.map(http) {
+            let stream =
+                connect(client, vip).unwrap_or_else(|error| panic!("{} to {vip}: {error}", client.name()));
+            let mut reader = BufReader::new(&stream);
+            let (found, expected) = named(&stream, &mut reader, vip);
+            assert_eq!(found, expected, "{}", client.name());
+            transfer(&stream, &mut reader, 3_000_000);
+        }
+    }
+}
+
+/// Clients whose kernel delays the ACK of the handshake send it with their first bytes.
+#[test]
+fn client_that_sends_at_once_keeps_its_bytes() {
+    let bed = start(SERVER);
+    serve(bed.netns("pod1"));
+    for client in [&bed.cluster.client, bed.netns("pod2")] {
+        for vip in WEB.map(http) {
+            for _ in 0..20 {
+                let mut stream = connect(client, vip).unwrap();
+                stream.write_all(b"hello").unwrap();
+                let mut reader = BufReader::new(&stream);
+                let (found, expected) = named(&stream, &mut reader, vip);
+                assert_eq!(found, expected, "{}", client.name());
+                let mut greeting = [0; 5];
+                reader.read_exact(&mut greeting).unwrap();
+                assert_eq!(&greeting, b"hello");
+            }
+        }
+    }
+}
+
+/// Of the segments to the backend every fourth is lost, of those from it every sixth: SYNs, headers, data,
+/// acknowledgements.
+#[test]
+fn connections_survive_the_loss_of_any_segment() {
+    let bed = start(SERVER);
+    let pod = bed.netns("pod1");
+    serve(pod);
+    let rules = "table inet loss {\n chain in { type filter hook prerouting priority 0;\n tcp dport 9090 numgen inc mod 4 0 drop\n }\n \
+                 chain out { type filter hook postrouting priority 0;\n tcp sport 9090 numgen inc mod 6 0 drop\n }\n}\n";
+    pod.feed("nft", &["-f", "-"], rules).unwrap();
+    thread::scope(|scope| {
+        for number in 0..24 {
+            let bed = &bed;
+            scope.spawn(move || {
+                let client = if number % 3 == 0 { bed.netns("pod2") } else { &bed.cluster.client };
+                let vip = http(WEB[number % 2]);
+                let stream = connect_within(client, vip, Duration::from_secs(60)).unwrap();
+                let mut reader = BufReader::new(&stream);
+                let (found, expected) = named(&stream, &mut reader, vip);
+                assert_eq!(found, expected, "{}", client.name());
+                transfer(&stream, &mut reader, 20_000);
+            });
+        }
+    });
+}
+
+/// A program in a namespace that ends with this value.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+/// Starts a server that exists outside of this project; it must stay in the foreground.
+fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Program {
+    let child = netns.command(program).args(arguments).stdin(Stdio::null()).spawn();
+    Program(child.unwrap_or_else(|error| panic!("{program}: {error}")))
+}
+
+/// Asks over HTTP; the body of the answer.
+fn body(client: &Netns, vip: SocketAddr) -> io::Result<(String, SocketAddr)> {
+    let mut stream = connect(client, vip)?;
+    stream.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n")?;
+    let local = stream.local_addr()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let body = text.split_once("\r\n\r\n").map(|(_, body)| body.trim().to_owned());
+    Ok((body.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, text))?, local))
+}
+
+/// Waits for the server, then asserts that it names each client.
+fn assert_names_clients(bed: &Bed) {
+    for client in [&bed.cluster.client, bed.netns("pod2")] {
+        for vip in WEB.map(http) {
+            let asked = wait_for(PATIENCE * patience(), || body(client, vip).ok());
+            let (found, local) = asked.unwrap_or_else(|| panic!("{:?}", body(client, vip)));
+            assert_eq!(found, format!("{} {} {}", local.ip(), local.port(), vip.ip()), "{}", client.name());
+        }
+    }
+}
+
+#[test]
+fn nginx_names_the_client() {
+    let bed = start(SERVER);
+    let folder = bed.cluster.folder();
+    let config = format!(
+        "daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log; events {{}}\n\
+         http {{ access_log off; server {{ listen [::]:{SERVER} ipv6only=off proxy_protocol;\n\
+         location / {{ return 200 '$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr'; }} }} }}\n",
+        folder = folder.display()
+    );
+    let path = folder.join("nginx.conf");
+    fs::write(&path, config).unwrap();
+    let _server =
+        run(bed.netns("pod1"), "nginx", &["-c", path.to_str().unwrap(), "-p", folder.to_str().unwrap()]);
+    assert_names_clients(&bed);
+}
+
+#[test]
+fn haproxy_names_the_client() {
+    let bed = start(SERVER);
+    let config = format!(
+        "defaults\n mode http\n timeout client 10s\n timeout connect 10s\n timeout server 10s\n\
+         frontend web\n bind :::{SERVER} v4v6 accept-proxy\n \
+         http-request return status 200 content-type text/plain lf-string \"%[src] %[src_port] %[dst]\"\n"
+    );
+    let path = bed.cluster.folder().join("haproxy.cfg");
+    fs::write(&path, config).unwrap();
+    let _server = run(bed.netns("pod1"), "haproxy", &["-db", "-f", path.to_str().unwrap()]);
+    assert_names_clients(&bed);
+}
+
+/// A process of the node that connects to a node port: its packets would bypass the programs that send the header.
+#[test]
+fn socket_of_the_node_is_refused_at_a_node_port() {
+    let bed = start(SERVER);
+    serve(bed.netns("pod1"));
+    let node: IpAddr = bed
+        .cluster
+        .node1
+        .run(|| {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+            socket.connect(SocketAddr::new(bed.cluster.pod("pod1").unwrap().addresses[0], 9))?;
+            Ok(socket.local_addr()?.ip())
+        })
+        .unwrap();
+    let refused = connect(&bed.cluster.node1, SocketAddr::new(node, 30_080)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::HostUnreachable, "{refused}");
+    assert!(crate::sockets::outcome(&bed, "no_proxy_header") > 0);
+}
+
+/// The endpoint expects a header on each connection, so probes of its health send one as well.
+#[test]
+fn health_check_sends_a_header_of_its_own() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let mut web = service(&bed, SERVER);
+    web.annotations.push(("lb.dev/health-check", "tcp".to_owned()));
+    web.annotations.push(("lb.dev/health-check-interval", "1s".to_owned()));
+    bed.cluster.manifests.put(&web).unwrap();
+    let listener = bed.netns("pod1").run(|| TcpListener::bind(("::", SERVER))).unwrap();
+    bed.start_agent_with(&RANGES);
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).unwrap();
+    let header = Header::try_from(&header[..]).unwrap();
+    assert_eq!((header.command, header.addresses), (ppp::v2::Command::Local, Addresses::Unspecified));
+}
