@@ -60,7 +60,7 @@ pub fn write(header: &mut [u8; LONGEST], tuple: &Tuple) {
 }
 
 /// Bytes of the longest TCP header.
-pub const TCP_LONGEST: usize = 60;
+pub const TCP_LONGEST: u32 = 60;
 
 /// A TCP header with its options; the bytes after its end are 0. The array is longer than any header: a number of six
 /// bits, which proves a bound to the verifier, leads to an offset behind which there is room for two numbers.
@@ -68,7 +68,7 @@ pub type TcpBytes = [u8; OFFSETS as usize + 8];
 
 /// Offsets that six bits reach.
 const OFFSETS: u32 = 64;
-const _: () = assert!(TCP_LONGEST <= OFFSETS as usize);
+const _: () = assert!(TCP_LONGEST <= OFFSETS);
 const MASK: u32 = OFFSETS - 1;
 
 /// Offset of the sequence number.
@@ -109,10 +109,10 @@ pub enum Change {
     Nothing = 6,
 }
 
-/// Makes the [`Change`] of this value in a header of `length` bytes. (A BPF subprogram takes no enum: the verifier knows
-/// only that the argument is a number.)
+/// Makes the [`Change`] of this value in the fixed part of a header; [`Options`] makes its part in the options. (A BPF
+/// subprogram takes no enum: the verifier knows only that the argument is a number.)
 #[inline(always)]
-pub fn change(header: &mut TcpBytes, change: u32, length: u32, by: u32) {
+pub fn change(header: &mut TcpBytes, change: u32, by: u32) {
     if change == Change::ShiftSeq as u32 {
         shift(header, SEQ, by);
     } else if change == Change::ShiftAck as u32 {
@@ -125,22 +125,6 @@ pub fn change(header: &mut TcpBytes, change: u32, length: u32, by: u32) {
         header[FLAGS] = header[FLAGS] & !(FIN | URG) | PSH;
         header[URGENT..URGENT + 2].fill(0);
     }
-    change_option(header, change, length, by);
-}
-
-/// Makes the part of the [`Change`] that is about an option.
-#[inline(always)]
-fn change_option(header: &mut TcpBytes, change: u32, length: u32, by: u32) {
-    let shifts = change == Change::ShiftAck as u32;
-    let kind = if shifts || change == Change::SetAck as u32 {
-        SACK
-    } else if change == Change::RemoveFastOpen as u32 {
-        FAST_OPEN
-    } else {
-        return;
-    };
-    let place = find(header, length, kind);
-    if shifts { shift_blocks(header, place, by) } else { remove(header, place) }
 }
 
 /// Adds to the sequence or acknowledgement number at `offset`. (Nothing here panics: a BPF program must not.)
@@ -165,91 +149,92 @@ pub fn clear_checksum(header: &mut TcpBytes) {
     header[CHECKSUM..CHECKSUM + 2].fill(0);
 }
 
-/// The most options that a header has: 40 bytes of No-Operation.
-const MOST_OPTIONS: u32 = 40;
+/// The part of a [`Change`] that is about options, step by step, so that a program can make the steps in a `bpf_loop`. Each
+/// step handles an option, or a byte of the option that is removed.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Offset of the next option, or of the next byte to overwrite.
+    at: u32,
+    /// Offset of the end of the header.
+    end: u32,
+    /// Bytes that are still to be overwritten with No-Operations; 0 while the option is not found.
+    left: u32,
+    /// The kind of the option to find; [`END`] if there is none.
+    kind: u32,
+    /// What to subtract from the numbers in the option; 0 removes it.
+    by: u32,
+}
+
+impl Options {
+    /// The most steps: 40 bytes of options.
+    pub const STEPS: u32 = TCP_LONGEST - lengths::TCP;
+
+    /// The part of the [`Change`] of this value in the options of a header of `length` bytes.
+    #[inline(always)]
+    pub const fn new(change: u32, length: u32, by: u32) -> Self {
+        let shifts = change == Change::ShiftAck as u32;
+        let kind = if shifts || change == Change::SetAck as u32 {
+            SACK
+        } else if change == Change::RemoveFastOpen as u32 {
+            FAST_OPEN
+        } else {
+            END
+        };
+        Self { at: lengths::TCP, end: length, left: 0, kind: kind as u32, by: if shifts { by } else { 0 } }
+    }
+
+    /// Makes one step; returns whether it was the last one. An option that is longer than the header ends the search, as in
+    /// Linux.
+    #[inline(always)]
+    pub fn step(&mut self, header: &mut TcpBytes) -> bool {
+        let at = masked::<MASK>(self.at) as usize;
+        if self.left > 0 {
+            if let Some(byte) = header.get_mut(at) {
+                *byte = NOP;
+            }
+            self.at += 1;
+            self.left -= 1;
+            return self.left == 0;
+        }
+        if self.kind == u32::from(END) || self.at + 2 > self.end {
+            return true;
+        }
+        let Some([found, size]) = header.get(at..).and_then(|rest| rest.first_chunk::<2>().copied()) else {
+            return true;
+        };
+        let size = u32::from(size);
+        match found {
+            END => return true,
+            NOP => self.at += 1,
+            _ if size < 2 || self.at + size > self.end => return true,
+            _ if u32::from(found) != self.kind => self.at += size,
+            _ if self.by == 0 => self.left = size,
+            _ => {
+                shift_blocks(header, self.at, size, self.by);
+                return true;
+            }
+        }
+        false
+    }
+}
 
 /// The most blocks of a SACK option.
 const MOST_BLOCKS: u32 = 4;
 
-/// The place of an option. (One word, which is all that a subprogram returns.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place(u32);
-
-impl Place {
-    /// The header lacks the option.
-    const NONE: Self = Self(0);
-
-    #[inline(always)]
-    const fn new(at: u32, length: u32) -> Self {
-        Self(at << 8 | length)
-    }
-
-    /// Offset in the header.
-    #[inline(always)]
-    const fn at(self) -> u32 {
-        self.0 >> 8
-    }
-
-    /// Bytes, kind and length included.
-    #[inline(always)]
-    const fn length(self) -> u32 {
-        self.0 & 0xff
-    }
-}
-
-/// Finds an option in a header of `length` bytes. An option that is longer than the header ends the search, as in Linux.
-#[inline(never)]
-fn find(header: &TcpBytes, length: u32, kind: u8) -> Place {
-    let mut at = lengths::TCP;
-    for _ in 0..MOST_OPTIONS {
-        if at + 2 > length {
-            return Place::NONE;
-        }
-        at = masked::<MASK>(at);
-        let Some([found, size]) = header.get(at as usize..).and_then(|rest| rest.first_chunk::<2>().copied())
-        else {
-            return Place::NONE;
-        };
-        let size = u32::from(size);
-        match found {
-            END => return Place::NONE,
-            NOP => at += 1,
-            _ if size < 2 || at + size > length => return Place::NONE,
-            _ if found == kind => return Place::new(at, size),
-            _ => at += size,
-        }
-    }
-    Place::NONE
-}
-
-/// Subtracts from both edges of each selective acknowledgement in the option at `place`.
+/// Subtracts from both edges of each selective acknowledgement in the option of `size` bytes at `start`.
 ///
 /// A block about a repeated PROXY protocol header (RFC 2883) then names bytes before the client's first one, which the
 /// client ignores.
-#[inline(never)]
-fn shift_blocks(header: &mut TcpBytes, place: Place, by: u32) {
+#[inline(always)]
+fn shift_blocks(header: &mut TcpBytes, start: u32, size: u32, by: u32) {
     for block in 0..MOST_BLOCKS {
         let offset = 2 + 8 * block;
-        if offset + 8 > place.length() {
+        if offset + 8 > size {
             return;
         }
-        let at = masked::<MASK>(place.at() + offset) as usize;
+        let at = masked::<MASK>(start + offset) as usize;
         shift(header, at, by.wrapping_neg());
         shift(header, at + 4, by.wrapping_neg());
-    }
-}
-
-/// Overwrites the option at `place` with No-Operations.
-#[inline(never)]
-fn remove(header: &mut TcpBytes, place: Place) {
-    for byte in 0..MOST_OPTIONS {
-        if byte >= place.length() {
-            return;
-        }
-        let at = masked::<MASK>(place.at() + byte);
-        if let Some(option) = header.get_mut(at as usize) {
-            *option = NOP;
-        }
     }
 }
 
@@ -290,7 +275,13 @@ mod tests {
     }
 
     fn apply(header: &mut TcpBytes, what: Change, length: u32, by: u32) {
-        change(header, what as u32, length, by);
+        change(header, what as u32, by);
+        let mut options = Options::new(what as u32, length, by);
+        for _ in 0..Options::STEPS {
+            if options.step(header) {
+                return;
+            }
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
                     a.source_address, a.source_port, a.destination_address, a.destination_port
                 )
             }
-            other => format!("{other:?}\n"),
+            other @ (Addresses::Unspecified | Addresses::Unix(_)) => format!("{other:?}\n"),
         },
         Err(error) => format!("{length} bytes are no header: {error}\n"),
     };
@@ -100,7 +100,7 @@ fn named(stream: &TcpStream, reader: &mut impl BufRead, vip: SocketAddr) -> (Str
 
 /// Sends and receives `bytes` bytes, then closes both directions one after the other.
 fn transfer(stream: &TcpStream, reader: &mut impl BufRead, bytes: usize) {
-    let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
+    let sent: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     let mut received = Vec::new();
     thread::scope(|scope| {
         let (mut writer, sent) = (stream.try_clone().unwrap(), &sent);

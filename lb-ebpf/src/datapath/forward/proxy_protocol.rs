@@ -4,7 +4,7 @@
 //! Segments are changed before their addresses are translated, so the entries of the flow record numbers as the client
 //! counts.
 
-use aya_ebpf::helpers::generated::bpf_csum_diff;
+use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_loop};
 use lb_common::{
     Outcome,
     checksum::Sum,
@@ -17,7 +17,7 @@ use lb_ebpf::{
         bounds::clamped,
         frame::{Frame as _, lengths},
     },
-    proxy_protocol::{self as bytes, Change, LONGEST, TCP_LONGEST, TcpBytes},
+    proxy_protocol::{self as bytes, Change, LONGEST, Options, TCP_LONGEST, TcpBytes},
     reject::pseudo_header,
     rules::proxy_protocol::{self as rules, ToBackend, ToClient},
 };
@@ -134,7 +134,7 @@ fn plan_to_client(segment: &mut Segment, flow: &mut Flow, header: u32) -> u32 {
 fn load(skb: &Skb, packet: &Packet) -> Result<u32, Outcome> {
     let l4 = packet.headers.l4;
     let [data_offset, _] = *skb.header::<[u8; 2]>(l4 + 12)?;
-    let length = clamped::<{ lengths::TCP }, { TCP_LONGEST as u32 }>(u32::from(data_offset >> 4) * 4);
+    let length = clamped::<{ lengths::TCP }, TCP_LONGEST>(u32::from(data_offset >> 4) * 4);
     let tcp = scratch()?.tcp();
     *tcp = [0; size_of::<TcpBytes>()];
     skb.load_bytes(l4, tcp, length)?;
@@ -158,8 +158,18 @@ fn change_tcp(skb: &mut Skb, packet: &Packet, change: u32, by: u32) -> Result<()
 extern "C" fn proxy_change_tcp(change: u32, length: u32, by: u32) -> u32 {
     let Ok(scratch) = scratch() else { return 0 };
     let before = sum(scratch.tcp());
-    bytes::change(scratch.tcp(), change, length, by);
+    bytes::change(scratch.tcp(), change, by);
+    *scratch.options() = Options::new(change, length, by);
+    // SAFETY: `step` has the signature that the kernel calls it with, and uses no context.
+    unsafe { bpf_loop(Options::STEPS, step as *mut _, core::ptr::null_mut(), 0) };
     Sum::ZERO.sub_word(before).add_word(sum(scratch.tcp())).fold().into()
+}
+
+/// One step of the change of options; returns 1 to end the loop. The kernel calls this function, so the verifier checks it
+/// once.
+extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
+    let Ok(scratch) = scratch() else { return 1 };
+    i64::from(scratch.options().step(scratch.tcp()))
 }
 
 /// Cuts the payload off the segment. The first `payload` bytes of the PROXY protocol header take its place.

@@ -8,7 +8,7 @@ use lb_common::{
 };
 use lb_ebpf::{
     forward::tunnel::Tunnel,
-    proxy_protocol::{LONGEST, TcpBytes},
+    proxy_protocol::{LONGEST, Options, TcpBytes},
     reject::MESSAGE,
 };
 
@@ -86,6 +86,8 @@ fields! {
     socket: SocketTuple,
     /// The TCP header that is being changed.
     tcp: TcpBytes,
+    /// The change of the options of that header.
+    options: Options,
     /// The PROXY protocol header that is being sent.
     proxy_header: [u8; LONGEST],
     /// The ICMP message that is being built.
