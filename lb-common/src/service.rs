@@ -170,6 +170,20 @@ pub mod service_flags {
     /// together with [`RESET_UNKNOWN`], because numbers of the client's bytes are shifted in the flow, and never together
     /// with [`DSR`].
     pub const PROXY_PROTOCOL: u16 = 512;
+
+    /// All bits.
+    pub const ALL: [u16; 10] = [
+        DROP_WITHOUT_BACKENDS,
+        SHORT_CIRCUIT,
+        MASQUERADE,
+        MASQUERADE_EXTERNAL,
+        SOURCE_RANGES,
+        SOCKETS_ONLY,
+        DSR,
+        SYN_ONLY,
+        RESET_UNKNOWN,
+        PROXY_PROTOCOL,
+    ];
 }
 
 impl Service {
@@ -420,6 +434,16 @@ mod tests {
 
     fn record() -> Service {
         Service { id: 7, backends_base: 64, backends_count: 3, ..Service::zeroed() }
+    }
+
+    #[test]
+    fn each_flag_is_listed_once_and_has_a_bit_of_its_own() {
+        let source = include_str!("service.rs");
+        let flags = source.split("pub mod service_flags").nth(1).unwrap();
+        let declared = flags.lines().take_while(|line| *line != "}").filter(|line| line.contains(": u16 = "));
+        assert_eq!(declared.count(), service_flags::ALL.len());
+        let bits: u16 = service_flags::ALL.iter().sum();
+        assert_eq!(bits, (1 << service_flags::ALL.len()) - 1);
     }
 
     #[test]

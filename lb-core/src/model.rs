@@ -81,13 +81,13 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// How backends of the Service are chosen and reached; `None` uses the settings of the node.
-    pub scheduling: Option<Arc<Scheduling>>,
+    /// What its annotations set; `None` uses the settings of the node.
+    pub settings: Option<Arc<ServiceSettings>>,
 }
 
-/// How backends of a Service are chosen and reached, and whether the flow log has it, as far as its annotations set it.
+/// The settings of a Service that its annotations make.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Scheduling {
+pub struct ServiceSettings {
     /// Annotation `lb.dev/scheduler`.
     pub scheduler: Option<Scheduler>,
     /// Annotation `lb.dev/maglev-table-size`.
@@ -143,7 +143,7 @@ impl ConnectionTimeouts {
     }
 }
 
-impl Scheduling {
+impl ServiceSettings {
     /// The weight of an endpoint: that of its address, else of its pod, its node, its zone, else 1.
     pub fn weight(&self, endpoint: &Endpoint) -> u32 {
         let Endpoint { address, pod, node, zone, .. } = endpoint;
@@ -195,28 +195,28 @@ pub struct AnnotationError {
 impl Service {
     /// The health check of its endpoints.
     pub fn check(&self) -> Option<&Arc<Check>> {
-        self.scheduling.as_ref()?.check.as_ref()
+        self.settings.as_ref()?.check.as_ref()
     }
 
     /// How its backends are chosen, on a node with this policy.
     pub fn scheduler(&self, policy: &Policy) -> Scheduler {
-        self.scheduling.as_ref().and_then(|scheduling| scheduling.scheduler).unwrap_or(policy.scheduler)
+        self.settings.as_ref().and_then(|settings| settings.scheduler).unwrap_or(policy.scheduler)
     }
 
     /// When the agent ends its connections.
     pub fn timeouts(&self) -> ConnectionTimeouts {
-        self.scheduling.as_ref().map(|scheduling| scheduling.timeouts).unwrap_or_default()
+        self.settings.as_ref().map(|settings| settings.timeouts).unwrap_or_default()
     }
 
     /// Whether backends of a port get a PROXY protocol header. Only TCP has a connection that it could precede.
     pub fn has_proxy_protocol(&self, protocol: Protocol) -> bool {
-        let asks = self.scheduling.as_ref().is_some_and(|scheduling| scheduling.proxy_protocol);
+        let asks = self.settings.as_ref().is_some_and(|settings| settings.proxy_protocol);
         asks && protocol == Protocol::Tcp
     }
 
     /// The slow start that it asks for.
     pub fn slow_start(&self) -> Option<Duration> {
-        self.scheduling.as_ref()?.slow_start
+        self.settings.as_ref()?.slow_start
     }
 
     /// Whether the Service has that family. Addresses of other families are not served, including external ones.
@@ -225,7 +225,8 @@ impl Service {
     }
 }
 
-/// How clients outside the cluster reach a Service, except through the node ports of its [`ServicePort`]s.
+/// How clients outside the cluster reach a Service. Its node ports are in its [`ServicePort`]s; `policy` applies to them,
+/// too.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct External {
     /// `spec.externalIPs`: the valid ones, each once.

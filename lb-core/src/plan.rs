@@ -123,18 +123,18 @@ impl Contents {
 
 /// The slices of `BACKENDS` that a record refers to.
 pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
-    let outside = SlotRange { base: record.backends_base, count: record.backends_count };
-    let inside = SlotRange { base: record.internal_base, count: record.internal_count };
-    let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
-    std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
+    let external = SlotRange { base: record.backends_base, count: record.backends_count };
+    let internal = SlotRange { base: record.internal_base, count: record.internal_count };
+    let internal = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(internal);
+    std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
 /// The slices of `TABLES` that a record refers to.
 pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
-    let outside = SlotRange { base: record.table_base, count: record.table_count };
-    let inside = SlotRange { base: record.internal_table_base, count: record.internal_table_count };
-    let inside = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(inside);
-    std::iter::once(outside).chain(inside).filter(|range| range.count > 0)
+    let external = SlotRange { base: record.table_base, count: record.table_count };
+    let internal = SlotRange { base: record.internal_table_base, count: record.internal_table_count };
+    let internal = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(internal);
+    std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
 /// Steps to apply in this order. After any number of steps, every frontend has a complete set of backends: the old or

@@ -770,7 +770,7 @@ impl Reconciler {
     /// Starts the list of conditions of a Service with its annotations that are invalid or have no effect.
     fn note_annotations(&mut self, service: &ObjectName) {
         let known = self.store.service(service);
-        let scheduling = known.and_then(|service| service.scheduling.as_ref());
+        let settings = known.and_then(|service| service.settings.as_ref());
         let bad = |error: &AnnotationError| Condition::BadAnnotation {
             service: service.clone(),
             error: error.clone(),
@@ -780,9 +780,9 @@ impl Reconciler {
             ignored: ignored.clone(),
         };
         let slow_start = known.and_then(|service| unsupported_slow_start(service, &self.node.policy));
-        let problems: Vec<Condition> = scheduling.map_or_else(Vec::new, |scheduling| {
-            let of_clouds = scheduling.ignored.iter().map(ignored);
-            scheduling.annotation_errors.iter().chain(&slow_start).map(bad).chain(of_clouds).collect()
+        let problems: Vec<Condition> = settings.map_or_else(Vec::new, |settings| {
+            let of_clouds = settings.ignored.iter().map(ignored);
+            settings.annotation_errors.iter().chain(&slow_start).map(bad).chain(of_clouds).collect()
         });
         if problems.is_empty() {
             self.problems.remove(service);

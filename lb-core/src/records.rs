@@ -31,17 +31,17 @@ pub(crate) fn record(id: u32, places: &[Placement], port: &Port, frontend: &Fron
     let place = |slice: Option<usize>| {
         slice.and_then(|slice| places.get(slice)).copied().unwrap_or(Placement::NOWHERE)
     };
-    let (outside, inside) = (place(frontend.slice), place(frontend.inside));
+    let (external, internal) = (place(frontend.slice), place(frontend.internal_slice));
     let record = Service {
         id,
-        backends_base: outside.backends.base,
-        backends_count: outside.backends.count,
-        internal_base: inside.backends.base,
-        internal_count: inside.backends.count,
-        table_base: outside.table.base,
-        table_count: outside.table.count,
-        internal_table_base: inside.table.base,
-        internal_table_count: inside.table.count,
+        backends_base: external.backends.base,
+        backends_count: external.backends.count,
+        internal_base: internal.backends.base,
+        internal_count: internal.backends.count,
+        table_base: external.table.base,
+        table_count: external.table.count,
+        internal_table_base: internal.table.base,
+        internal_table_count: internal.table.count,
         affinity_seconds: port.affinity_seconds,
         scheduler: port.scheduler as u8,
         kind: frontend.kind as u8,

@@ -12,7 +12,7 @@ use self::slice::{Labels, StoredSlice};
 use crate::{
     convert,
     environment::{self, Environment},
-    model::{Change, EndpointSlice, ObjectName, Scheduling, Service},
+    model::{Change, EndpointSlice, ObjectName, Service, ServiceSettings},
     plan::EndpointLabels,
     strings::Strings,
 };
@@ -117,16 +117,16 @@ impl Store {
 
     /// The Service; if its annotations about health checks are invalid, with the last valid check.
     fn with_last_good_check(&self, name: &ObjectName, mut service: Service) -> Service {
-        let is_invalid = |scheduling: &&mut Arc<Scheduling>| {
-            scheduling.annotation_errors.iter().any(|error| convert::is_about_health(error.annotation))
+        let is_invalid = |settings: &&mut Arc<ServiceSettings>| {
+            settings.annotation_errors.iter().any(|error| convert::is_about_health(error.annotation))
         };
-        if let Some(scheduling) = service.scheduling.as_mut().filter(is_invalid)
+        if let Some(settings) = service.settings.as_mut().filter(is_invalid)
             && let Some(before) = self.service(name)
         {
-            let before = before.scheduling.as_deref();
-            let scheduling = Arc::make_mut(scheduling);
-            scheduling.check = before.and_then(|before| before.check.clone());
-            scheduling.fail_closed = before.is_some_and(|before| before.fail_closed);
+            let before = before.settings.as_deref();
+            let settings = Arc::make_mut(settings);
+            settings.check = before.and_then(|before| before.check.clone());
+            settings.fail_closed = before.is_some_and(|before| before.fail_closed);
         }
         service
     }

@@ -23,8 +23,8 @@ impl Policies {
         let mut policies = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for change in changes {
             let Change::Service(name, service) = change else { continue };
-            let scheduling = service.as_ref().and_then(|service| service.scheduling.as_ref());
-            match scheduling.map(|scheduling| scheduling.flow_log) {
+            let settings = service.as_ref().and_then(|service| service.settings.as_ref());
+            match settings.map(|settings| settings.flow_log) {
                 Some(policy) if policy != FlowLogPolicy::default() => {
                     policies.insert(name.clone(), policy);
                 }

@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    health, proxy_protocol,
-    scheduling::{ACCESS_LOG, ACCESS_LOG_INTERVAL, CROSS_ZONE},
-    timeouts,
+    annotations::{ACCESS_LOG, ACCESS_LOG_INTERVAL, CROSS_ZONE},
+    connection_ends, health, proxy_protocol,
 };
 use crate::model::IgnoredAnnotation;
 
@@ -130,7 +129,7 @@ fn why(name: &str, value: &str) -> Option<&'static str> {
         return proxy_protocol::has_other_attributes(value).then_some(ATTRIBUTES);
     }
     if SERVED.contains(&name)
-        || timeouts::AWS.contains(&name)
+        || connection_ends::AWS.contains(&name)
         || proxy_protocol::OF_AWS.contains(&name)
         || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
     {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use super::values::{boolean, duration, within};
 use crate::{
-    model::{AnnotationError, Scheduling},
+    model::{AnnotationError, ServiceSettings},
     probe::check::{Check, Kind, Probe, Timing},
 };
 
@@ -48,10 +48,10 @@ pub(crate) fn is_about_health(name: &str) -> bool {
 }
 
 /// Sets the check from the annotations; records those that are invalid.
-pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Scheduling) {
-    let mut reader = Reader { annotations, errors: &mut scheduling.annotation_errors };
-    scheduling.fail_closed = reader.of(FAIL_CLOSED, boolean).unwrap_or_default();
-    scheduling.check = reader.check().map(Arc::new);
+pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
+    let mut reader = Reader { annotations, errors: &mut settings.annotation_errors };
+    settings.fail_closed = reader.of(FAIL_CLOSED, boolean).unwrap_or_default();
+    settings.check = reader.check().map(Arc::new);
 }
 
 struct Reader<'a> {
@@ -170,10 +170,10 @@ mod tests {
                 name.strip_prefix("aws-").map_or_else(|| (*name).to_owned(), |rest| format!("{P}{rest}"));
             (name, (*value).to_owned())
         });
-        let mut scheduling = Scheduling::default();
-        read(&owned.collect(), &mut scheduling);
-        let errors = scheduling.annotation_errors.into_iter().map(|error| (error.annotation, error.why));
-        (scheduling.check.map(|check| (*check).clone()), errors.collect(), scheduling.fail_closed)
+        let mut settings = ServiceSettings::default();
+        read(&owned.collect(), &mut settings);
+        let errors = settings.annotation_errors.into_iter().map(|error| (error.annotation, error.why));
+        (settings.check.map(|check| (*check).clone()), errors.collect(), settings.fail_closed)
     }
 
     fn timing(annotations: &[(&str, &str)]) -> (u64, u64, u8, u8) {

@@ -1,12 +1,12 @@
 //! Converts objects of the Kubernetes API to the [`model`](crate::model), by the rules of kube-proxy.
 
+mod annotations;
 mod clouds;
+mod connection_ends;
 mod error;
 mod external;
 mod health;
 mod proxy_protocol;
-mod scheduling;
-mod timeouts;
 mod values;
 
 use std::{net::IpAddr, sync::Arc};
@@ -22,17 +22,17 @@ use crate::{
 pub const ANNOTATION_PREFIX: &str = "lb.dev/";
 
 pub(crate) use self::error::Object;
-pub(crate) use self::{clouds::ASKS_FOR_INTERNAL, health::is_about_health};
 pub use self::{
+    annotations::{
+        ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
+    },
     clouds::is_of_cloud,
+    connection_ends::{DRAIN_TIMEOUT, IDLE_TIMEOUT},
     error::{ConvertError, Converted},
     health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},
     proxy_protocol::PROXY_PROTOCOL,
-    scheduling::{
-        ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
-    },
-    timeouts::{DRAIN_TIMEOUT, IDLE_TIMEOUT},
 };
+pub(crate) use self::{clouds::ASKS_FOR_INTERNAL, health::is_about_health};
 
 /// Label of Services that another proxy serves.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -95,8 +95,8 @@ pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError
     if spec.ports.as_ref().is_none_or(Vec::is_empty) {
         left_out.push(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
-    let scheduling = scheduling::scheduling(&service.metadata);
-    let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy, scheduling };
+    let settings = annotations::read(&service.metadata);
+    let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy, settings };
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }
 

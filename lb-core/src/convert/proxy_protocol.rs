@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::values::boolean;
-use crate::model::Scheduling;
+use crate::model::ServiceSettings;
 
 /// The annotation that gives backends a PROXY protocol header: `v2`.
 pub const PROXY_PROTOCOL: &str = "lb.dev/proxy-protocol";
@@ -19,19 +19,19 @@ const AWS_ATTRIBUTE: &str = "proxy_protocol_v2.enabled";
 pub(super) const OF_AWS: [&str; 1] = [AWS];
 
 /// Sets whether backends get a PROXY protocol header; records invalid annotations.
-pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Scheduling) {
+pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let text = |name| annotations.get(name).map(|text| text.trim());
     let mut asks = false;
     if let Some(text) = text(PROXY_PROTOCOL) {
-        asks |= scheduling.noted(PROXY_PROTOCOL, text, only(text, "v2")).is_some();
+        asks |= settings.noted(PROXY_PROTOCOL, text, only(text, "v2")).is_some();
     }
     if let Some(text) = text(AWS) {
-        asks |= scheduling.noted(AWS, text, only(text, "*")).is_some();
+        asks |= settings.noted(AWS, text, only(text, "*")).is_some();
     }
     if let Some(value) = text(AWS_ATTRIBUTES).and_then(attribute) {
-        asks |= scheduling.noted(AWS_ATTRIBUTES, value, boolean(value)).unwrap_or(false);
+        asks |= settings.noted(AWS_ATTRIBUTES, value, boolean(value)).unwrap_or(false);
     }
-    scheduling.proxy_protocol = asks;
+    settings.proxy_protocol = asks;
 }
 
 /// Whether a list of attributes has others than that of the PROXY protocol.
@@ -61,10 +61,10 @@ mod tests {
 
     fn of(annotations: &[(&str, &str)]) -> (bool, Vec<String>) {
         let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let mut scheduling = Scheduling::default();
-        read(&owned.collect(), &mut scheduling);
-        let errors = scheduling.annotation_errors.into_iter();
-        (scheduling.proxy_protocol, errors.map(|error| error.why).collect())
+        let mut settings = ServiceSettings::default();
+        read(&owned.collect(), &mut settings);
+        let errors = settings.annotation_errors.into_iter();
+        (settings.proxy_protocol, errors.map(|error| error.why).collect())
     }
 
     #[test]

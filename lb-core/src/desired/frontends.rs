@@ -11,9 +11,9 @@ use crate::{
 };
 
 /// The frontends of one port of a Service in one family, as keys of `SERVICES`, each once.
-pub(super) struct Places {
+pub(super) struct PortFrontends {
     family: Family,
-    places: Vec<(ServiceKey, FrontendKind)>,
+    keys: Vec<(ServiceKey, FrontendKind)>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
     /// Whether a load balancer address or external IP of the Service is an address of this node. If so, the Service's
@@ -28,7 +28,7 @@ pub(super) struct Places {
 
 /// The slices of backends that frontends can refer to, as indices of [`Port::slices`](super::Port::slices); `None` is
 /// no backend.
-pub(super) struct Lists {
+pub(super) struct Slices {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
     /// The slice for direct server return: the backends of `cluster`, of which those on other nodes answer external
@@ -38,7 +38,7 @@ pub(super) struct Lists {
     pub(super) any: bool,
 }
 
-impl Places {
+impl PortFrontends {
     /// Collects the addresses, kind by kind. If two kinds have the same address and port, the first one stays: a
     /// cluster IP is allocated to one Service, a load balancer assigns its addresses, any user may set an external IP,
     /// and kube-proxy handles node ports last.
@@ -46,12 +46,12 @@ impl Places {
     /// A cluster IP that the node itself has is left out: its packets are for a process of the node, such as NodeLocal
     /// DNSCache. (Load balancer addresses and external IPs often are addresses of nodes, so they stay.)
     pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
-        let mut places: Vec<(ServiceKey, FrontendKind)> = Vec::new();
+        let mut keys: Vec<(ServiceKey, FrontendKind)> = Vec::new();
         let mut add = |kind, addresses: &[IpAddr], number| {
             for address in addresses.iter().filter(|address| Family::of(**address) == family) {
                 let key = ServiceKey::new(Address::from(*address), number, port.protocol.number());
-                if places.iter().all(|(known, _)| *known != key) {
-                    places.push((key, kind));
+                if keys.iter().all(|(known, _)| *known != key) {
+                    keys.push((key, kind));
                 }
             }
         };
@@ -67,7 +67,7 @@ impl Places {
         let (internal, external) = (service.internal_policy, service.external.policy);
         let proxy_protocol = service.has_proxy_protocol(port.protocol);
         let resets = port.protocol == Protocol::Tcp && (proxy_protocol || !service.timeouts().is_unset());
-        Self { family, places, internal, external, at_nodes, resets, proxy_protocol }
+        Self { family, keys, internal, external, at_nodes, resets, proxy_protocol }
     }
 
     /// Whether some frontend may use the endpoints of the whole cluster. Under `externalTrafficPolicy: Local`, external
@@ -87,20 +87,20 @@ impl Places {
     }
 
     fn is_external(&self) -> bool {
-        self.places.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
+        self.keys.iter().any(|(_, kind)| *kind != FrontendKind::ClusterIp)
     }
 
     /// The frontends; `has_ranges` is whether load balancer addresses of this family have source ranges.
     pub(super) fn frontends(
         self,
-        lists: &Lists,
+        slices: &Slices,
         has_ranges: bool,
         node: &Node,
     ) -> impl Iterator<Item = Frontend> {
-        let internal = internal(self.internal, lists, node, self.family);
-        let external = external(self.external, lists);
-        self.places.into_iter().map(move |(key, kind)| {
-            let Route { slice, inside, mut flags } =
+        let internal = internal(self.internal, slices, node, self.family);
+        let external = external(self.external, slices);
+        self.keys.into_iter().map(move |(key, kind)| {
+            let Route { slice, internal_slice, mut flags } =
                 if kind == FrontendKind::ClusterIp { internal } else { external };
             if has_ranges && kind == FrontendKind::LoadBalancer {
                 flags |= service_flags::SOURCE_RANGES;
@@ -117,7 +117,7 @@ impl Places {
             if self.proxy_protocol {
                 flags |= service_flags::PROXY_PROTOCOL;
             }
-            Frontend { key, kind, slice, inside, flags }
+            Frontend { key, kind, slice, internal_slice, flags }
         })
     }
 }
@@ -129,18 +129,18 @@ const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
 
-/// The backends of a frontend, by their slices; `inside` is the slice for internal clients if they get another one.
+/// The backends of a frontend, by their slices; `internal_slice` is the slice for internal clients if they get another one.
 #[derive(Clone, Copy)]
 struct Route {
     slice: Option<usize>,
-    inside: Option<usize>,
+    internal_slice: Option<usize>,
     flags: u16,
 }
 
 /// The route of cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on
 /// another node. So external clients are masqueraded if the node can distinguish them from internal ones; under
 /// `masquerade_all`, every client is.
-fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) -> Route {
+fn internal(traffic: TrafficPolicy, slices: &Slices, node: &Node, family: Family) -> Route {
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE
     } else if node.detects_inside.contains(family) {
@@ -149,9 +149,9 @@ fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) 
         0
     };
     match traffic {
-        TrafficPolicy::Cluster => Route { slice: lists.cluster, inside: None, flags: masquerade },
+        TrafficPolicy::Cluster => Route { slice: slices.cluster, internal_slice: None, flags: masquerade },
         TrafficPolicy::Local => {
-            Route { slice: lists.local, inside: None, flags: masquerade | without_local(lists) }
+            Route { slice: slices.local, internal_slice: None, flags: masquerade | without_local(slices) }
         }
     }
 }
@@ -159,22 +159,24 @@ fn internal(traffic: TrafficPolicy, lists: &Lists, node: &Node, family: Family) 
 /// The route of all other addresses. Under `Cluster` the endpoint may be on another node, so every client is
 /// masqueraded unless the endpoint answers it directly. Under `Local` no client is masqueraded, and internal clients
 /// get all endpoints, as if a load balancer had sent them to the right node.
-fn external(traffic: TrafficPolicy, lists: &Lists) -> Route {
+fn external(traffic: TrafficPolicy, slices: &Slices) -> Route {
     match traffic {
-        TrafficPolicy::Cluster if lists.direct.is_some() => {
-            Route { slice: lists.direct, inside: None, flags: service_flags::MASQUERADE | service_flags::DSR }
-        }
+        TrafficPolicy::Cluster if slices.direct.is_some() => Route {
+            slice: slices.direct,
+            internal_slice: None,
+            flags: service_flags::MASQUERADE | service_flags::DSR,
+        },
         TrafficPolicy::Cluster => {
-            Route { slice: lists.cluster, inside: None, flags: service_flags::MASQUERADE }
+            Route { slice: slices.cluster, internal_slice: None, flags: service_flags::MASQUERADE }
         }
         TrafficPolicy::Local => Route {
-            slice: lists.local,
-            inside: lists.cluster,
-            flags: service_flags::SHORT_CIRCUIT | without_local(lists),
+            slice: slices.local,
+            internal_slice: slices.cluster,
+            flags: service_flags::SHORT_CIRCUIT | without_local(slices),
         },
     }
 }
 
-const fn without_local(lists: &Lists) -> u16 {
-    if lists.local.is_none() && lists.any { service_flags::DROP_WITHOUT_BACKENDS } else { 0 }
+const fn without_local(slices: &Slices) -> u16 {
+    if slices.local.is_none() && slices.any { service_flags::DROP_WITHOUT_BACKENDS } else { 0 }
 }

@@ -62,7 +62,7 @@ pub struct Frontend {
     /// The slice of [`Port::slices`] that clients get; `None` is no backend.
     pub slice: Option<usize>,
     /// With [`service_flags::SHORT_CIRCUIT`], the slice that internal clients get.
-    pub inside: Option<usize>,
+    pub internal_slice: Option<usize>,
     /// See [`service_flags`].
     pub flags: u16,
 }
@@ -77,7 +77,7 @@ impl Frontend {
 impl Port {
     /// Whether a frontend refers to that slice.
     pub(crate) fn uses(&self, slice: usize) -> bool {
-        self.frontends.iter().any(|f| f.slice == Some(slice) || f.inside == Some(slice))
+        self.frontends.iter().any(|f| f.slice == Some(slice) || f.internal_slice == Some(slice))
     }
 
     /// Whether a frontend of that family checks the source ranges.
@@ -111,13 +111,13 @@ where
 {
     let port_name =
         ServicePortName { service: name.clone(), port: port.name.clone(), protocol: port.protocol };
-    let scheduling = service.scheduling.as_deref();
+    let settings = service.settings.as_deref();
     let mut desired = Port {
         labels: ServiceLabels { name: port_name, node_port: port.node_port },
         affinity_seconds: service.affinity_seconds.unwrap_or(0),
         scheduler: service.scheduler(&node.policy),
         maglev: Maglev {
-            size: scheduling.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size),
+            size: settings.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size),
             ..node.policy.maglev
         },
         frontends: Vec::new(),
@@ -133,7 +133,7 @@ where
             desired.serving[family as usize] = endpoints::serving(&endpoints);
         }
         let health = probed::Health::of(service, port.protocol, node);
-        let cross_zone = scheduling.and_then(|scheduling| scheduling.cross_zone);
+        let cross_zone = settings.and_then(|settings| settings.cross_zone);
         let categories = categorize::categorize(&endpoints, node, cross_zone, &health);
         desired.add_family(service, port, family, &categories, node);
     }
@@ -151,14 +151,14 @@ impl Port {
         endpoints: &Categories<'_>,
         node: &Node,
     ) {
-        let places = frontends::Places::new(service, port, family, node);
-        let cluster = if places.use_cluster() { &endpoints.cluster[..] } else { &[] };
-        let local = if places.use_local() { &endpoints.local[..] } else { &[] };
+        let frontends = frontends::PortFrontends::new(service, port, family, node);
+        let cluster = if frontends.use_cluster() { &endpoints.cluster[..] } else { &[] };
+        let local = if frontends.use_local() { &endpoints.local[..] } else { &[] };
         let warming = node.warming.get(&self.labels.name.service);
         let backends = Backends { service, node, warming, direct: is_direct(service, port, node) };
-        let is_direct = backends.direct && places.leads_elsewhere();
+        let is_direct = backends.direct && frontends.leads_elsewhere();
         let named = if is_direct { &endpoints.here[..] } else { local };
-        let lists = frontends::Lists {
+        let slices = frontends::Slices {
             cluster: self.slice(backends.of(cluster)),
             local: self.slice(backends.of(local)),
             direct: if is_direct { self.slice(backends.with_hidden(endpoints)) } else { None },
@@ -169,7 +169,7 @@ impl Port {
             self.endpoint_labels.push((endpoint.address, Arc::new(endpoints::labels(endpoint))));
         }
         let has_ranges = source_ranges::has_ranges(&self.source_ranges, family);
-        self.frontends.extend(places.frontends(&lists, has_ranges, node));
+        self.frontends.extend(frontends.frontends(&slices, has_ranges, node));
     }
 
     /// The index in `slices` of a slice with these backends, added if it is new; `None` if `backends` is empty.
@@ -191,7 +191,7 @@ fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
     if service.has_proxy_protocol(port.protocol) {
         return false;
     }
-    let asked = service.scheduling.as_ref().and_then(|scheduling| scheduling.north_south);
+    let asked = service.settings.as_ref().and_then(|settings| settings.north_south);
     asked.unwrap_or(node.policy.north_south).is_direct(port.protocol)
 }
 
@@ -216,9 +216,9 @@ impl Backends<'_> {
     }
 
     fn one(&self, (key, endpoint): &Member<'_>) -> Backend {
-        let scheduling = self.service.scheduling.as_deref();
+        let settings = self.service.settings.as_deref();
         let mut backend = endpoints::backend(*key, endpoint, self.node);
-        backend.weight = scheduling.map_or(1, |scheduling| scheduling.weight(endpoint));
+        backend.weight = settings.map_or(1, |settings| settings.weight(endpoint));
         if self.direct && endpoints::is_elsewhere(endpoint, self.node) {
             backend.flags |= backend_flags::PEER;
         }

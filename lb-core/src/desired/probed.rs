@@ -58,7 +58,7 @@ impl<'a> Health<'a> {
             check: service.check().filter(|_| !unhealthy.is_empty()),
             protocol,
             unhealthy,
-            fail_closed: service.scheduling.as_ref().is_some_and(|scheduling| scheduling.fail_closed),
+            fail_closed: service.settings.as_ref().is_some_and(|settings| settings.fail_closed),
         }
     }
 

@@ -186,7 +186,7 @@ fn lists(port: &Port, frontend: &Frontend, is_local: bool) -> (Option<Vec<String
     match (is_local, frontend.has(service_flags::SHORT_CIRCUIT)) {
         (false, false) => (None, own),
         (true, false) => (own, None),
-        (true, true) => (own, Some(shown(port, frontend.inside))),
+        (true, true) => (own, Some(shown(port, frontend.internal_slice))),
         (false, true) => unreachable!("a short circuit under the policy Cluster"),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lb_common::{Scheduler, service_flags};
 use lb_core::{
-    model::{Change, ConnectionTimeouts, Scheduling, Service},
+    model::{Change, ConnectionTimeouts, Service, ServiceSettings},
     reconciler::Reconciler,
 };
 
@@ -13,8 +13,8 @@ use super::health::{name, plan, reconciler};
 fn service(idle: Option<Duration>) -> Service {
     let scheduler = Some(Scheduler::Random);
     let timeouts = ConnectionTimeouts { idle, drain: None };
-    let scheduling = Scheduling { scheduler, timeouts, ..Scheduling::default() };
-    Service { scheduling: Some(scheduling.into()), ..super::health::service(false) }
+    let settings = ServiceSettings { scheduler, timeouts, ..ServiceSettings::default() };
+    Service { settings: Some(settings.into()), ..super::health::service(false) }
 }
 
 fn resets(reconciler: &Reconciler) -> bool {

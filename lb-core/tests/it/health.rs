@@ -8,7 +8,7 @@ use lb_core::{
     family::Family,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Node, ObjectName, Policy, Protocol,
-        Scheduling, Service, ServicePort, TrafficPolicy,
+        Service, ServicePort, ServiceSettings, TrafficPolicy,
     },
     probe::{Check, Kind, Target, Timing},
     reconciler::Reconciler,
@@ -49,11 +49,11 @@ pub(super) fn name() -> ObjectName {
 }
 
 pub(super) fn service(fail_closed: bool) -> Service {
-    let scheduling = Scheduling { check: Some(check(10)), fail_closed, ..Scheduling::default() };
+    let settings = ServiceSettings { check: Some(check(10)), fail_closed, ..ServiceSettings::default() };
     Service {
         cluster_ips: vec![[10, 96, 0, 1].into()],
         ports: vec![ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: None }],
-        scheduling: Some(scheduling.into()),
+        settings: Some(settings.into()),
         ..Service::default()
     }
 }
@@ -87,7 +87,7 @@ fn unhealthy_endpoint_gets_no_new_flows() {
     let all = || vec![endpoint(1), endpoint(2), endpoint(3)];
     assert_eq!(of_cluster_ip(&service(false), all(), &[2]), [1, 3]);
     let mut unchecked = service(false);
-    unchecked.scheduling = None;
+    unchecked.settings = None;
     assert_eq!(of_cluster_ip(&unchecked, all(), &[2]), [1, 2, 3]);
 }
 
@@ -122,7 +122,7 @@ fn local_policy_never_falls_back_to_other_nodes() {
             let backends = slice.map_or(&[][..], |slice| &port.slices[slice]);
             backends.iter().map(|backend| backend.address.v4_bytes()[3]).collect()
         };
-        assert_eq!((shown(of_lb.slice), shown(of_lb.inside)), (local, vec![2]));
+        assert_eq!((shown(of_lb.slice), shown(of_lb.internal_slice)), (local, vec![2]));
         assert_eq!(of_lb.has(service_flags::DROP_WITHOUT_BACKENDS), fail_closed);
     }
 }
@@ -145,8 +145,8 @@ fn service_without_cross_zone_balancing_prefers_the_zone_of_the_node() {
     let all = || vec![in_zone(1, "z"), in_zone(2, "y"), in_zone(4, "y")];
     let with = |cross_zone| {
         let mut service = service(false);
-        let scheduling = Scheduling { check: Some(check(10)), cross_zone, ..Scheduling::default() };
-        service.scheduling = Some(scheduling.into());
+        let settings = ServiceSettings { check: Some(check(10)), cross_zone, ..ServiceSettings::default() };
+        service.settings = Some(settings.into());
         service
     };
     assert_eq!(of_cluster_ip(&with(None), all(), &[]), [1, 2, 4]);
@@ -198,7 +198,7 @@ fn targets_follow_services_and_endpoints() {
 
 #[test]
 fn service_without_a_check_has_no_targets() {
-    let mut reconciler = reconciler(Service { scheduling: None, ..service(false) });
+    let mut reconciler = reconciler(Service { settings: None, ..service(false) });
     reconciler.plan();
     assert_eq!(reconciler.take_target_changes(), []);
 }
@@ -236,8 +236,8 @@ fn changed_interval_keeps_the_verdict() {
             .collect()
     };
     assert_eq!(used(&reconciler), [1]);
-    let scheduling = Scheduling { check: Some(check(20)), ..Scheduling::default() };
-    let changed = Service { scheduling: Some(scheduling.into()), ..service(false) };
+    let settings = ServiceSettings { check: Some(check(20)), ..ServiceSettings::default() };
+    let changed = Service { settings: Some(settings.into()), ..service(false) };
     reconciler.handle(vec![Change::Service(name(), Some(changed))]);
     plan(&mut reconciler);
     reconciler.take_target_changes();

@@ -300,6 +300,13 @@ const FLAGS: [(u16, &str); 10] = [
     (service_flags::PROXY_PROTOCOL, "proxy protocol"),
 ];
 
+#[test]
+fn each_flag_has_a_name() {
+    for flag in service_flags::ALL {
+        assert!(FLAGS.iter().any(|(named, _)| *named == flag), "{flag}");
+    }
+}
+
 fn shown(backend: &Backend) -> String {
     let mut text = SocketAddr::new(backend.address.into(), backend.port).to_string();
     for (flag, meaning) in [

@@ -6,7 +6,7 @@ use lb_core::{
     family::Families,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Member, NodeAddresses, ObjectName, Policy,
-        Protocol, Scheduling, Service, ServicePort,
+        Protocol, Service, ServicePort, ServiceSettings,
     },
     plan::{Condition, Plan, Step},
 };
@@ -85,12 +85,12 @@ fn backends_are_switched_in_one_update_between_writing_and_releasing() {
 /// A Service with the scheduler `wrr` and a weight for the first endpoint.
 fn weighted(of: &str, last: u8, weight: u32) -> Change {
     let Change::Service(name, Some(plain)) = service(of, last) else { panic!("a Service") };
-    let scheduling = Scheduling {
+    let settings = ServiceSettings {
         scheduler: Some(Scheduler::WeightedRoundRobin),
         weights: [(Member::Address([10, 0, 0, 1].into()), weight)].into(),
-        ..Scheduling::default()
+        ..ServiceSettings::default()
     };
-    Change::Service(name, Some(Service { scheduling: Some(scheduling.into()), ..plain }))
+    Change::Service(name, Some(Service { settings: Some(settings.into()), ..plain }))
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lb_common::Scheduler;
 use lb_core::{
-    model::{Change, ObjectName, Scheduling, Service},
+    model::{Change, ObjectName, Service, ServiceSettings},
     reconciler::Reconciler,
 };
 
@@ -13,9 +13,9 @@ use super::health::{endpoint, name, plan, reconciler, slice, target};
 fn service(scheduler: Scheduler) -> Service {
     let slow_start = Some(Duration::from_secs(20));
     let mut service = super::health::service(false);
-    let scheduling = service.scheduling.take().expect("its annotations");
-    let scheduling = Scheduling { scheduler: Some(scheduler), slow_start, ..(*scheduling).clone() };
-    Service { scheduling: Some(scheduling.into()), ..service }
+    let settings = service.settings.take().expect("its annotations");
+    let settings = ServiceSettings { scheduler: Some(scheduler), slow_start, ..(*settings).clone() };
+    Service { settings: Some(settings.into()), ..service }
 }
 
 fn plan_at(reconciler: &mut Reconciler, seconds: u64) {

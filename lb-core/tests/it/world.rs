@@ -14,7 +14,7 @@ use lb_core::{
     family::{Families, Family},
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Hints, Member, Node, NodeAddresses,
-        ObjectName, Policy, Protocol, Scheduling, Service, ServicePort, ServicePortName, TrafficPolicy,
+        ObjectName, Policy, Protocol, Service, ServicePort, ServicePortName, ServiceSettings, TrafficPolicy,
     },
     north_south::NorthSouthMode,
     tables::{self, Maglev, TableSize},
@@ -123,8 +123,8 @@ impl World {
             service_flags::SYN_ONLY,
         );
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
-        let scheduling = service.scheduling.as_deref();
-        let mode = scheduling.and_then(|s| s.north_south).unwrap_or(node.policy.north_south);
+        let settings = service.settings.as_deref();
+        let mode = settings.and_then(|s| s.north_south).unwrap_or(node.policy.north_south);
         let direct = mode.is_direct(port.protocol);
         let weight = |backends: Vec<Backend>| {
             let backends = weighted(backends, &endpoints, service);
@@ -138,8 +138,8 @@ impl World {
             backends.extend(hidden.iter().map(|backend| Backend { weight: 0, ..*backend }));
             backends.sort();
         }
-        let scheduler = scheduling.and_then(|s| s.scheduler).unwrap_or(node.policy.scheduler);
-        let size = scheduling.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size);
+        let scheduler = settings.and_then(|s| s.scheduler).unwrap_or(node.policy.scheduler);
+        let size = settings.and_then(|s| s.table_size).unwrap_or(node.policy.maglev.size);
         let table = |backends: &[Backend]| {
             tables::table(scheduler, Maglev { size, ..node.policy.maglev }, backends).unwrap_or_default()
         };
@@ -315,7 +315,7 @@ fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
 
 /// The backends with the weights that the annotation of the Service sets.
 fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) -> Vec<Backend> {
-    let Some(Scheduling { weights, .. }) = service.scheduling.as_deref() else { return backends };
+    let Some(ServiceSettings { weights, .. }) = service.settings.as_deref() else { return backends };
     let weight = |backend: &Backend| {
         let (.., endpoint) = endpoints
             .iter()
@@ -410,15 +410,15 @@ fn service() -> impl Strategy<Value = Service> {
         ports
     });
     let external = prop_oneof![Just(External::default()), external()];
-    let scheduling = prop::option::weighted(0.3, scheduling());
-    (v4, v6, ports, prop::option::of(1..3_u32), external, traffic_policy(), scheduling).prop_map(
-        |(v4, v6, ports, affinity_seconds, external, internal_policy, scheduling)| Service {
+    let settings = prop::option::weighted(0.3, settings());
+    (v4, v6, ports, prop::option::of(1..3_u32), external, traffic_policy(), settings).prop_map(
+        |(v4, v6, ports, affinity_seconds, external, internal_policy, settings)| Service {
             cluster_ips: v4.into_iter().chain(v6).collect(),
             ports,
             affinity_seconds,
             external,
             internal_policy,
-            scheduling,
+            settings,
         },
     )
 }
@@ -427,7 +427,7 @@ fn scheduler() -> impl Strategy<Value = Scheduler> {
     sample::select(Scheduler::ALL.to_vec())
 }
 
-fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
+fn settings() -> impl Strategy<Value = std::sync::Arc<ServiceSettings>> {
     let members = vec![
         Member::Address([10, 0, 0, 1].into()),
         Member::Address([10, 0, 0, 2].into()),
@@ -439,7 +439,8 @@ fn scheduling() -> impl Strategy<Value = std::sync::Arc<Scheduling>> {
         |(scheduler, weights, north_south)| {
             // The smallest size, because the test checks everything after every step.
             let table_size = Some(TableSize::ALL[0]);
-            Scheduling { scheduler, table_size, north_south, weights, ..Scheduling::default() }.into()
+            ServiceSettings { scheduler, table_size, north_south, weights, ..ServiceSettings::default() }
+                .into()
         },
     )
 }

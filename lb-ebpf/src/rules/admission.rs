@@ -93,7 +93,7 @@ pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) ->
 /// record for this client.
 #[inline(always)]
 pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
-    if is_outside(service, in_source_ranges) {
+    if is_outside_source_ranges(service, in_source_ranges) {
         Admission::SourceNotAllowed
     } else if service.backends_count > 0 {
         Admission::Admitted
@@ -156,7 +156,7 @@ pub const fn is_left_to_earlier(mode: u32, connection: bool, segment: &Segment) 
 
 /// Whether the service has source ranges, and the client is in none of them.
 #[inline(always)]
-pub fn is_outside(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> bool {
+pub fn is_outside_source_ranges(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> bool {
     service.flags & service_flags::SOURCE_RANGES != 0 && !in_source_ranges()
 }
 

@@ -166,7 +166,7 @@ fn ends_tunnels(device: u32) -> bool {
 fn accepts_client(client: &Address) -> bool {
     let Ok(scratch) = scratch() else { return false };
     let service = &scratch.request().service;
-    !admission::is_outside(service, || admit::is_in_source_range(service.id, client))
+    !admission::is_outside_source_ranges(service, || admit::is_in_source_range(service.id, client))
 }
 
 /// Writes the tunnel into `SCRATCH`; returns false if there is none.

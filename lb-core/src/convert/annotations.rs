@@ -1,7 +1,6 @@
 //! Reads the annotations of a Service: those that set how its backends are chosen, checked and reached, and those of
-//! clouds, which the agent reports. An invalid annotation affects
-//! no other: the Service is served as if that annotation were unset, and a [`Condition`](crate::plan::Condition)
-//! reports it.
+//! clouds, which the agent reports. An invalid annotation affects no other: the Service is served as if that annotation
+//! were unset, and a [`Condition`](crate::plan::Condition) reports it.
 
 use std::{
     collections::BTreeMap, fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration,
@@ -10,7 +9,7 @@ use std::{
 use crate::{
     api::ObjectMeta,
     ip::parse_ip,
-    model::{AnnotationError, Member, Scheduling},
+    model::{AnnotationError, Member, ServiceSettings},
     probe::Check,
 };
 
@@ -43,47 +42,47 @@ const SLOW_STARTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration:
 const MAX_WEIGHT: u32 = 65_535;
 
 /// The settings from annotations; `None` if the annotations set nothing.
-pub(super) fn scheduling(metadata: &ObjectMeta) -> Option<Arc<Scheduling>> {
+pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
     let annotations = metadata.annotations.as_ref()?;
     let text = |name| annotations.get(name).map(|text| text.trim());
-    let mut scheduling = Scheduling::default();
+    let mut settings = ServiceSettings::default();
     if let Some(text) = text(SCHEDULER) {
-        scheduling.scheduler = scheduling.noted(SCHEDULER, text, parsed(text));
+        settings.scheduler = settings.noted(SCHEDULER, text, parsed(text));
     }
     if let Some(text) = text(MAGLEV_TABLE_SIZE) {
-        scheduling.table_size = scheduling.noted(MAGLEV_TABLE_SIZE, text, parsed(text));
+        settings.table_size = settings.noted(MAGLEV_TABLE_SIZE, text, parsed(text));
     }
     if let Some(text) = text(NORTH_SOUTH_MODE) {
-        scheduling.north_south = scheduling.noted(NORTH_SOUTH_MODE, text, parsed(text));
+        settings.north_south = settings.noted(NORTH_SOUTH_MODE, text, parsed(text));
     }
     if let Some(text) = text(WEIGHTS) {
-        scheduling.weights = scheduling.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
+        settings.weights = settings.noted(WEIGHTS, text, weights(text)).unwrap_or_default();
     }
     if let Some(text) = text(SLOW_START) {
         let parsed = within(text, duration(text), &SLOW_STARTS);
-        scheduling.slow_start = scheduling.noted(SLOW_START, text, parsed);
+        settings.slow_start = settings.noted(SLOW_START, text, parsed);
     }
     if let Some(text) = text(CROSS_ZONE) {
-        scheduling.cross_zone = scheduling.noted(CROSS_ZONE, text, boolean(text));
+        settings.cross_zone = settings.noted(CROSS_ZONE, text, boolean(text));
     }
-    super::timeouts::read(annotations, &mut scheduling);
-    super::proxy_protocol::read(annotations, &mut scheduling);
-    super::health::read(annotations, &mut scheduling);
-    if scheduling.proxy_protocol {
-        scheduling.check = scheduling.check.map(Check::with_proxy_header);
+    super::connection_ends::read(annotations, &mut settings);
+    super::proxy_protocol::read(annotations, &mut settings);
+    super::health::read(annotations, &mut settings);
+    if settings.proxy_protocol {
+        settings.check = settings.check.map(Check::with_proxy_header);
     }
-    scheduling.ignored = super::clouds::ignored(annotations);
+    settings.ignored = super::clouds::ignored(annotations);
     if let Some(text) = text(ACCESS_LOG) {
         let parsed = text.parse().map_err(|_error| "give true or false".to_owned());
-        scheduling.flow_log.logged = scheduling.noted(ACCESS_LOG, text, parsed);
+        settings.flow_log.logged = settings.noted(ACCESS_LOG, text, parsed);
     }
     if let Some(text) = text(ACCESS_LOG_INTERVAL) {
-        scheduling.flow_log.interval = scheduling.noted(ACCESS_LOG_INTERVAL, text, emit_interval(text));
+        settings.flow_log.interval = settings.noted(ACCESS_LOG_INTERVAL, text, emit_interval(text));
     }
-    (scheduling != Scheduling::default()).then(|| Arc::new(scheduling))
+    (settings != ServiceSettings::default()).then(|| Arc::new(settings))
 }
 
-impl Scheduling {
+impl ServiceSettings {
     /// The parsed value of an annotation; if it is invalid, records the error and returns `None`.
     pub(super) fn noted<T>(
         &mut self,
@@ -137,14 +136,14 @@ mod tests {
     use super::*;
     use crate::{model::Endpoint, north_south::NorthSouthMode, tables::TableSize};
 
-    fn of(annotations: &[(&str, &str)]) -> Option<Arc<Scheduling>> {
+    fn of(annotations: &[(&str, &str)]) -> Option<Arc<ServiceSettings>> {
         let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        scheduling(&ObjectMeta { annotations: Some(annotations.collect()), ..ObjectMeta::default() })
+        read(&ObjectMeta { annotations: Some(annotations.collect()), ..ObjectMeta::default() })
     }
 
     #[test]
     fn foreign_annotations_are_ignored() {
-        assert_eq!(scheduling(&ObjectMeta::default()), None);
+        assert_eq!(read(&ObjectMeta::default()), None);
         assert_eq!(of(&[("kubernetes.io/description", "rr")]), None);
     }
 
@@ -157,7 +156,7 @@ mod tests {
 
     #[test]
     fn valid_annotations_are_applied() {
-        let scheduling = of(&[
+        let settings = of(&[
             (SCHEDULER, " mh "),
             (MAGLEV_TABLE_SIZE, "65521"),
             (NORTH_SOUTH_MODE, "hybrid "),
@@ -165,11 +164,11 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(
-            (scheduling.scheduler, scheduling.table_size),
+            (settings.scheduler, settings.table_size),
             (Some(Scheduler::Maglev), Some(TableSize::ALL[8]))
         );
-        assert_eq!(scheduling.north_south, Some(NorthSouthMode::Hybrid));
-        assert_eq!(scheduling.annotation_errors, []);
+        assert_eq!(settings.north_south, Some(NorthSouthMode::Hybrid));
+        assert_eq!(settings.annotation_errors, []);
         let endpoint = |address: &str, pod: &str, node: &str, zone: &str| Endpoint {
             address: address.parse().unwrap(),
             ready: true,
@@ -188,7 +187,7 @@ mod tests {
             (endpoint("10.1.0.6", "a", "web-0", "a"), 1),
             (endpoint("fd00::5", "a", "b", "c"), 9),
         ] {
-            assert_eq!(scheduling.weight(&endpoint), weight, "{endpoint:?}");
+            assert_eq!(settings.weight(&endpoint), weight, "{endpoint:?}");
         }
     }
 
@@ -221,8 +220,8 @@ mod tests {
     #[test]
     fn annotations_about_access_logs_are_read() {
         let policy = |enabled, interval| {
-            let scheduling = of(&[(ACCESS_LOG, enabled), (ACCESS_LOG_INTERVAL, interval)]).unwrap();
-            (scheduling.flow_log.logged, scheduling.flow_log.interval, scheduling.annotation_errors.len())
+            let settings = of(&[(ACCESS_LOG, enabled), (ACCESS_LOG_INTERVAL, interval)]).unwrap();
+            (settings.flow_log.logged, settings.flow_log.interval, settings.annotation_errors.len())
         };
         assert_eq!(policy("true", "60"), (Some(true), Some(Duration::from_mins(60)), 0));
         assert_eq!(policy("false", "5"), (Some(false), Some(Duration::from_mins(5)), 0));
@@ -231,23 +230,20 @@ mod tests {
 
     #[test]
     fn invalid_annotation_is_ignored_alone() {
-        let scheduling =
+        let settings =
             of(&[(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384"), (WEIGHTS, "{\"a\": 1}")]).unwrap();
-        assert_eq!((scheduling.scheduler, scheduling.table_size), (None, None));
-        assert_eq!(scheduling.weights.len(), 1);
-        let said: Vec<_> = scheduling
-            .annotation_errors
-            .iter()
-            .map(|mistake| (mistake.annotation, &*mistake.value))
-            .collect();
+        assert_eq!((settings.scheduler, settings.table_size), (None, None));
+        assert_eq!(settings.weights.len(), 1);
+        let said: Vec<_> =
+            settings.annotation_errors.iter().map(|mistake| (mistake.annotation, &*mistake.value)).collect();
         assert_eq!(said, [(SCHEDULER, "least"), (MAGLEV_TABLE_SIZE, "16384")]);
-        assert_eq!(scheduling.annotation_errors[0].why, "give one of random rr wrr lc wlc sed nq sh dh mh");
-        let scheduling = of(&[(NORTH_SOUTH_MODE, "direct")]).unwrap();
-        assert_eq!(scheduling.north_south, None);
-        assert_eq!(scheduling.annotation_errors[0].why, "give one of snat dsr hybrid");
+        assert_eq!(settings.annotation_errors[0].why, "give one of random rr wrr lc wlc sed nq sh dh mh");
+        let settings = of(&[(NORTH_SOUTH_MODE, "direct")]).unwrap();
+        assert_eq!(settings.north_south, None);
+        assert_eq!(settings.annotation_errors[0].why, "give one of snat dsr hybrid");
         for bad in ["", "web-0=3", "{\"web-0\": -1}", "{\"web-0\": 65536}", "[1]", "{\"a\": 1.5}"] {
-            let scheduling = of(&[(WEIGHTS, bad)]).unwrap();
-            assert!(scheduling.weights.is_empty() && scheduling.annotation_errors.len() == 1, "{bad}");
+            let settings = of(&[(WEIGHTS, bad)]).unwrap();
+            assert!(settings.weights.is_empty() && settings.annotation_errors.len() == 1, "{bad}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
 use super::values::{boolean, duration, within};
-use crate::model::Scheduling;
+use crate::model::ServiceSettings;
 
 /// The annotation that sets how long connections go on after the Service has lost their backend, such as `60s`.
 pub const DRAIN_TIMEOUT: &str = "lb.dev/drain-timeout";
@@ -24,18 +24,18 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_h
 
 /// Sets the timeouts from the annotations; records those that are invalid. The annotations of this project override
 /// those of AWS.
-pub(super) fn read(annotations: &BTreeMap<String, String>, scheduling: &mut Scheduling) {
+pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let text = |name| annotations.get(name).map(|text| text.trim());
     let mut of = |name, range| {
         let text = text(name)?;
-        scheduling.noted(name, text, within(text, duration(text), range))
+        settings.noted(name, text, within(text, duration(text), range))
     };
     let (drain, idle) = (of(DRAIN_TIMEOUT, &DRAINS), of(IDLE_TIMEOUT, &IDLE));
     let aws_drain = of(AWS_DRAIN_TIMEOUT, &DRAINS).unwrap_or(AWS_DRAIN);
     let aws_idle = of(AWS_IDLE_TIMEOUT, &IDLE);
-    let drains = text(AWS_DRAINS).and_then(|text| scheduling.noted(AWS_DRAINS, text, boolean(text)));
-    scheduling.timeouts.drain = drain.or_else(|| drains.unwrap_or(false).then_some(aws_drain));
-    scheduling.timeouts.idle = idle.or(aws_idle);
+    let drains = text(AWS_DRAINS).and_then(|text| settings.noted(AWS_DRAINS, text, boolean(text)));
+    settings.timeouts.drain = drain.or_else(|| drains.unwrap_or(false).then_some(aws_drain));
+    settings.timeouts.idle = idle.or(aws_idle);
 }
 
 #[cfg(test)]
@@ -45,12 +45,9 @@ mod tests {
 
     fn of(annotations: &[(&str, &str)]) -> (ConnectionTimeouts, Vec<&'static str>) {
         let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let mut scheduling = Scheduling::default();
-        read(&owned.collect(), &mut scheduling);
-        (
-            scheduling.timeouts,
-            scheduling.annotation_errors.into_iter().map(|error| error.annotation).collect(),
-        )
+        let mut settings = ServiceSettings::default();
+        read(&owned.collect(), &mut settings);
+        (settings.timeouts, settings.annotation_errors.into_iter().map(|error| error.annotation).collect())
     }
 
     const fn timeouts(drain: Option<u64>, idle: Option<u64>) -> ConnectionTimeouts {
