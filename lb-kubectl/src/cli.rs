@@ -62,6 +62,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Show the Services of all nodes, those that not all nodes serve alike first
     Service(ServiceArgs),
+    /// Show new connections and dropped packets of all nodes as they happen
+    Monitor(MonitorArgs),
+    /// Show the traffic of each Service, summed over all nodes, the busiest first
+    Top(TopArgs),
+    /// Collect the bug reports of all nodes in one archive
+    Bugreport(BugreportArgs),
     /// Show the way of a packet from a Pod to a Service, on the Pod's node, on the backend's node, and back
     Explain(ExplainArgs),
 }
@@ -83,6 +89,42 @@ pub struct ServiceArgs {
     /// Format of the output
     #[arg(long, short, default_value = "table")]
     pub output: TableOrJson,
+}
+
+/// Arguments of `monitor`. An event is shown if it meets every condition.
+#[derive(Clone, Debug, Args)]
+pub struct MonitorArgs {
+    /// Only events of this Service or virtual address: [NAMESPACE/]NAME[:PORT] or ADDR[:PORT]
+    #[arg(long, value_name = "NAME|ADDR")]
+    pub service: Option<String>,
+    /// Only events of this client, or of clients in this network
+    #[arg(long, value_name = "ADDR|CIDR")]
+    pub client: Option<String>,
+    /// Only events with this verdict, as in `lb-agent monitor`
+    #[arg(long, value_name = "VERDICT")]
+    pub verdict: Option<String>,
+    /// Format of the output: one line for each event, as text or as a JSON object
+    #[arg(long, short, default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Arguments of `top`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct TopArgs {
+    /// Seconds over which each node counts
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=60))]
+    pub interval: u32,
+    /// Format of the output
+    #[arg(long, short, default_value = "table")]
+    pub output: TableOrJson,
+}
+
+/// Arguments of `bugreport`.
+#[derive(Clone, Debug, Args)]
+pub struct BugreportArgs {
+    /// Archive to write; it must not exist yet [default: kubectl-lb-bugreport-TIME.tar in the current directory]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Checks that a name has a namespace.

@@ -1,11 +1,14 @@
 //! Runs `lb-agent` in the Pod of one agent.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
-use kube::{Api, api::AttachParams};
+use kube::{
+    Api,
+    api::{AttachParams, AttachedProcess},
+};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _},
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     time,
 };
 
@@ -94,7 +97,45 @@ pub(crate) async fn run(
 }
 
 async fn run_unlimited(pods: &Api<Pod>, pod: &str, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
-    let lost = |message: String| NodeError::Connection { pod: pod.to_owned(), message };
+    let lost = |error: io::Error| NodeError::Connection { pod: pod.to_owned(), message: error.to_string() };
+    let mut process = start(pods, pod, arguments).await?;
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    let ((output, errors), status) =
+        tokio::join!(async { tokio::join!(read(stdout), read(stderr)) }, status(&mut process));
+    let (output, errors) = (output.map_err(lost)?, errors.map_err(lost)?);
+    end(pod, arguments, status, &errors)?;
+    Ok(output)
+}
+
+/// Runs `lb-agent ARGUMENTS` in a Pod until it ends, and hands over each line of its standard output as it arrives.
+///
+/// # Errors
+/// The command fails or cannot run.
+pub(crate) async fn follow(
+    pods: &Api<Pod>,
+    pod: &str,
+    arguments: &[&str],
+    mut line: impl FnMut(&str),
+) -> Result<(), NodeError> {
+    let lost = |error: io::Error| NodeError::Connection { pod: pod.to_owned(), message: error.to_string() };
+    let mut process = start(pods, pod, arguments).await?;
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    let lines = async {
+        if let Some(stdout) = stdout {
+            let mut lines = BufReader::new(stdout).lines();
+            while let Some(text) = lines.next_line().await? {
+                line(&text);
+            }
+        }
+        Ok(())
+    };
+    let ((done, errors), status) =
+        tokio::join!(async { tokio::join!(lines, read(stderr)) }, status(&mut process));
+    let (errors, ()) = (errors.map_err(lost)?, done.map_err(lost)?);
+    end(pod, arguments, status, &errors)
+}
+
+async fn start(pods: &Api<Pod>, pod: &str, arguments: &[&str]) -> Result<AttachedProcess, NodeError> {
     let parameters = AttachParams::default()
         .container(CONTAINER)
         .stdin(false)
@@ -103,24 +144,27 @@ async fn run_unlimited(pods: &Api<Pod>, pod: &str, arguments: &[&str]) -> Result
         .max_stdout_buf_size(BUFFER)
         .max_stderr_buf_size(BUFFER);
     let command: Vec<&str> = [&[PROGRAM], arguments].concat();
-    let mut process = pods.exec(pod, command, &parameters).await.map_err(|error| refused(pod, &error))?;
-    let (stdout, stderr) = (process.stdout(), process.stderr());
-    let status = process.take_status();
-    let ((output, errors), status) =
-        tokio::join!(async { tokio::join!(read(stdout), read(stderr)) }, async {
-            match status {
-                Some(status) => status.await,
-                None => None,
-            }
-        });
-    let (output, errors) =
-        (output.map_err(|error| lost(error.to_string()))?, errors.map_err(|error| lost(error.to_string()))?);
-    let status = status.ok_or_else(|| lost("the connection has ended early".to_owned()))?;
-    check(pod, arguments, &status, &errors)?;
-    Ok(output)
+    pods.exec(pod, command, &parameters).await.map_err(|error| refused(pod, &error))
 }
 
-async fn read(stream: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
+/// The exit status; `None` if the connection ends early.
+fn status(process: &mut AttachedProcess) -> impl Future<Output = Option<Status>> + use<> {
+    let status = process.take_status();
+    async {
+        match status {
+            Some(status) => status.await,
+            None => None,
+        }
+    }
+}
+
+fn end(pod: &str, arguments: &[&str], status: Option<Status>, errors: &[u8]) -> Result<(), NodeError> {
+    let message = "the connection has ended early".to_owned();
+    let status = status.ok_or_else(|| NodeError::Connection { pod: pod.to_owned(), message })?;
+    check(pod, arguments, &status, errors)
+}
+
+async fn read(stream: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(mut stream) = stream {
         stream.read_to_end(&mut bytes).await?;

@@ -29,9 +29,25 @@ pub(crate) async fn json<T: DeserializeOwned>(
     arguments: &[&str],
     limit: Duration,
 ) -> Vec<Answer<T>> {
+    of_all(cluster, |node| ask(cluster, node, arguments, limit)).await
+}
+
+/// Runs `lb-agent ARGUMENTS` on all nodes and takes what it prints. Shows progress on a terminal.
+pub(crate) async fn bytes(cluster: &Cluster, arguments: &[&str], limit: Duration) -> Vec<Answer<Vec<u8>>> {
+    of_all(cluster, |node| async {
+        let pod = node.pod.as_ref().map_err(Clone::clone)?;
+        exec::run(&cluster.pods, pod, arguments, limit).await
+    })
+    .await
+}
+
+async fn of_all<'a, T, F>(cluster: &'a Cluster, ask: impl Fn(&'a AgentNode) -> F) -> Vec<Answer<T>>
+where
+    F: Future<Output = Result<T, NodeError>>,
+{
     let bar = progress(cluster.nodes.len());
     let asked = cluster.nodes.iter().map(|node| async {
-        let result = ask(cluster, node, arguments, limit).await;
+        let result = ask(node).await;
         bar.inc(1);
         Answer { node: node.clone(), result }
     });

@@ -6,19 +6,26 @@
 //! exec     a command in one Pod              gather   a command on all nodes at once, with progress
 //! status   the rows of `status`, worst first target   the arguments of `explain`, and the packet
 //! explain  the way from a Pod to a Service  service  what each node serves, differences first
+//! monitor  events as they happen             top      traffic of Services, summed over the nodes
+//! bugreport  the archives of all nodes
 //! ```
 
+mod bugreport;
 mod cli;
 mod cluster;
 mod exec;
 mod explain;
 mod gather;
+mod monitor;
 mod service;
 mod status;
 mod target;
+mod top;
 
 pub use self::{
-    cli::{Cli, ClusterArgs, Command, ExplainArgs, ServiceArgs, StatusArgs},
+    cli::{
+        BugreportArgs, Cli, ClusterArgs, Command, ExplainArgs, MonitorArgs, ServiceArgs, StatusArgs, TopArgs,
+    },
     target::{PodTarget, ServiceTarget, TargetError},
 };
 
@@ -33,6 +40,9 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         match cli.command {
             Command::Status(args) => status::status(&cli.cluster, args).await,
             Command::Service(args) => service::service(&cli.cluster, args).await,
+            Command::Monitor(args) => monitor::monitor(&cli.cluster, args).await,
+            Command::Top(args) => top::top(&cli.cluster, args).await,
+            Command::Bugreport(args) => bugreport::bugreport(&cli.cluster, args).await,
             Command::Explain(args) => explain::explain(&cli.cluster, &args).await,
         }
     });

@@ -169,8 +169,9 @@ pub enum TopFlows {
 /// Arguments of `bugreport`.
 #[derive(Debug, Args)]
 pub struct BugreportArgs {
-    /// Archive to write; it must not exist yet [default: lb-agent-bugreport-TIME.tar.gz in the current directory]
-    #[arg(short, long, value_name = "FILE")]
+    /// Archive to write; it must not exist yet [default: lb-agent-bugreport-TIME.tar.gz in the current directory];
+    /// - writes it to standard output
+    #[arg(short, long, value_name = "FILE|-")]
     pub output: Option<PathBuf>,
     /// Address where the agent serves its metrics
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10249")]

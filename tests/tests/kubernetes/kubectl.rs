@@ -1,6 +1,14 @@
 //! `kubectl lb`: the plugin asks the agents of two nodes through the API server's `exec`.
 
-use std::{process::Output, time::Duration};
+use std::{
+    io::{BufRead as _, BufReader},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::{Command, Output, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use lb_tests::{
     agent::{ask, binary},
@@ -284,4 +292,92 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     assert!(errors.contains("name a port of the Service: 80 (http), 53 (dns)"), "{errors}");
     let errors = text(&plugin(&segment, &["explain", "pod/shop/none", "svc/shop/web:80"]).stderr);
     assert!(errors.contains("cannot read Pod shop/none"), "{errors}");
+}
+
+#[test]
+fn kubectl_bugreport_has_an_archive_of_each_node_that_answers() {
+    let segment = with_agents();
+    let archive = segment.folder.join("all.tar");
+    let report = |archive: &Path| plugin(&segment, &["bugreport", "--output", archive.to_str().unwrap()]);
+    let output = report(&archive);
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stdout);
+    assert!(said.starts_with("Wrote the reports of 2 of 2 nodes to "), "{said}");
+    let listed = |arguments: &[&str], archive: &Path| {
+        text(&Command::new("tar").args(arguments).arg(archive).output().unwrap().stdout)
+    };
+    let names = listed(&["-tf"], &archive);
+    assert!(
+        names.contains("/n1.tar.gz\n") && names.contains("/n2.tar.gz\n") && names.contains("/nodes.txt\n"),
+        "{names}"
+    );
+    let folder = segment.folder.join("all");
+    std::fs::create_dir(&folder).unwrap();
+    let unpack = ["--strip-components=1", "-C", folder.to_str().unwrap(), "-xf"];
+    listed(&unpack, &archive);
+    let of_node = listed(&["-tzf"], &folder.join("n1.tar.gz"));
+    assert!(of_node.contains("/status.json\n") && of_node.contains("/services.json\n"), "{of_node}");
+
+    let output = report(&archive);
+    assert_eq!(output.status.code(), Some(1), "an archive is never replaced: {output:?}");
+    segment.server.set_exec("lb-agent-2", PodExec::Forbidden);
+    let partial = segment.folder.join("partial.tar");
+    let output = report(&partial);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).contains("1 of 2 nodes have not answered\n  n2: you may not"), "{output:?}");
+    listed(&unpack, &partial);
+    let nodes = std::fs::read_to_string(folder.join("nodes.txt")).unwrap();
+    assert!(
+        nodes.contains("\nn1: kernel 6.1.0-test: collected\nn2: kernel 6.1.0-test: you may not"),
+        "{nodes}"
+    );
+}
+
+#[test]
+fn kubectl_top_sums_the_traffic_of_the_nodes() {
+    let segment = with_agents();
+    put_shop(&segment.server);
+    let rows_of = |arguments: &[&str]| rows(&plugin(&segment, arguments));
+    let served = || (rows_of(&["top", "-o", "json", "--interval", "1"]).len() == 2).then_some(());
+    wait_for(SOON, served).unwrap_or_else(|| panic!("{}", segment.logs()));
+    let all = rows_of(&["top", "-o", "json", "--interval", "1"]);
+    let names: Vec<_> = all.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["shop/web:dns/UDP", "shop/web:http/TCP"]);
+    assert!(all.iter().all(|row| row["bytes"] == 0.0 && row["activeFlows"] == 0), "{all:?}");
+    segment.server.set_exec("lb-agent-2", PodExec::Silent);
+    let output = plugin(&segment, &["top", "--timeout", "2", "--interval", "1"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stdout).starts_with("SERVICE "), "{output:?}");
+    assert!(text(&output.stderr).contains("n2: Pod lb-agent-2 has not answered within 3 s"), "{output:?}");
+}
+
+#[test]
+fn kubectl_monitor_prefixes_events_with_their_node() {
+    let segment = with_agents();
+    put_shop(&segment.server);
+    segment.server.set_exec("lb-agent-2", PodExec::Forbidden);
+    let link = segment.folder.join("kubectl-lb");
+    plugin(&segment, &["status"]);
+    let mut command = segment.client.command(link);
+    command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(["monitor", "-o", "json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut events = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (found, event) = mpsc::channel();
+    let reader = thread::spawn(move || found.send(events.next()));
+    segment.client.ip("route add 10.96.0.0/16 via 192.0.2.1").unwrap();
+    // The backend does not answer, so each attempt is a new flow.
+    let vip: SocketAddr = "10.96.0.7:80".parse().unwrap();
+    let connect = || {
+        let _late = segment.client.run(|| TcpStream::connect_timeout(&vip, Duration::from_millis(100)));
+        event.try_recv().ok()
+    };
+    let event = wait_for(SOON, connect);
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let _sent = reader.join().unwrap();
+    let line = event.unwrap_or_else(|| panic!("{output:?}\n{}", segment.logs())).unwrap().unwrap();
+    let event: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(event["node"], "n1", "{line}");
+    let errors = text(&output.stderr);
+    assert!(errors.starts_with("n2: no more events: you may not run commands in Pod lb-agent-2"), "{errors}");
 }

@@ -1,7 +1,7 @@
 //! The `exec` of Pods, as kubelets do it behind the API server: WebSocket, subprotocol `v5.channel.k8s.io`, one byte of
 //! channel before the data.
 
-use std::{future, path::PathBuf, process::Output};
+use std::{future, path::PathBuf, process::Stdio};
 
 use axum::{
     body::Body,
@@ -17,6 +17,7 @@ use hyper::upgrade::{self, Upgraded};
 use hyper_util::rt::TokioIo;
 use lb_tests::{agent::binary, netns::Netns};
 use serde_json::{Value, json};
+use tokio::{io::AsyncReadExt as _, process::Command};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
@@ -51,11 +52,10 @@ pub(crate) fn answer(pod: PodExec, words: Vec<String>, request: Request) -> Resp
         let socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
         match pod {
             PodExec::Runs { netns, bpffs } => {
-                let run = move || {
-                    assert_eq!(words[0], "/usr/local/bin/lb-agent");
-                    netns.command(binary()).args(&words[1..]).env("LB_AGENT_BPFFS", bpffs).output().unwrap()
-                };
-                send(socket, tokio::task::spawn_blocking(run).await.unwrap()).await;
+                assert_eq!(words[0], "/usr/local/bin/lb-agent");
+                let mut command = netns.command(binary());
+                command.args(&words[1..]).env("LB_AGENT_BPFFS", bpffs);
+                run(socket, command.into()).await;
             }
             PodExec::Silent | PodExec::Forbidden => future::pending().await,
         }
@@ -70,18 +70,33 @@ pub(crate) fn answer(pod: PodExec, words: Vec<String>, request: Request) -> Resp
         .unwrap()
 }
 
-async fn send(mut socket: WebSocket, Output { status, stdout, stderr }: Output) {
+/// Runs the command, sends its output as it comes, then its status. The command ends with the connection, as in a Pod
+/// whose command gets no reader.
+async fn run(mut socket: WebSocket, mut command: Command) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (mut output, mut errors) = (vec![0; MESSAGE], vec![0; MESSAGE]);
+    let (mut has_output, mut has_errors) = (true, true);
+    while has_output || has_errors {
+        let (channel, read) = tokio::select! {
+            read = stdout.read(&mut output), if has_output => (STDOUT, read.unwrap()),
+            read = stderr.read(&mut errors), if has_errors => (STDERR, read.unwrap()),
+        };
+        let (bytes, has_more) =
+            if channel == STDOUT { (&output, &mut has_output) } else { (&errors, &mut has_errors) };
+        *has_more = read > 0;
+        if read > 0 && socket.send(message(channel, &bytes[..read])).await.is_err() {
+            return;
+        }
+    }
+    let status = child.wait().await.unwrap();
     let status = match status.success() {
         true => json!({"metadata": {}, "status": "Success"}),
         false => failure(status.code().unwrap_or(1)),
     };
-    let (status, parts) = (status.to_string().into_bytes(), [(STDOUT, stdout), (STDERR, stderr)]);
-    for (channel, bytes) in parts {
-        for chunk in bytes.chunks(MESSAGE) {
-            socket.send(message(channel, chunk)).await.unwrap();
-        }
-    }
-    socket.send(message(STATUS, &status)).await.unwrap();
+    // The client may have ended.
+    let _sent = socket.send(message(STATUS, status.to_string().as_bytes())).await;
 }
 
 fn message(channel: u8, data: &[u8]) -> Message {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io,
+    io::{self, IsTerminal as _},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
@@ -22,8 +22,24 @@ pub(super) fn create(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot create {}; set another --output", path.display()))
 }
 
+/// Standard output, unless it is a terminal.
+pub(super) fn stdout() -> anyhow::Result<io::Stdout> {
+    let stdout = io::stdout();
+    if stdout.is_terminal() {
+        anyhow::bail!(
+            "standard output is a terminal, which cannot show an archive; redirect it, or set another --output"
+        );
+    }
+    Ok(stdout)
+}
+
 /// Writes the files into a directory of the archive.
-pub(super) fn write(file: File, folder: &str, files: &[(String, Vec<u8>)], now: Timestamp) -> io::Result<()> {
+pub(super) fn write(
+    file: &mut impl io::Write,
+    folder: &str,
+    files: &[(String, Vec<u8>)],
+    now: Timestamp,
+) -> io::Result<()> {
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
     for (name, bytes) in files {
         let mut header = Header::new_gnu();
@@ -32,7 +48,7 @@ pub(super) fn write(file: File, folder: &str, files: &[(String, Vec<u8>)], now: 
         header.set_mtime(u64::try_from(now.as_second()).unwrap_or(0));
         archive.append_data(&mut header, format!("{folder}/{name}"), bytes.as_slice())?;
     }
-    archive.into_inner()?.finish()?.sync_all()
+    archive.into_inner()?.finish()?.flush()
 }
 
 #[cfg(test)]
@@ -48,7 +64,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tar.gz");
         let files = [("one.txt".to_owned(), b"1".to_vec()), ("net/two.txt".to_owned(), vec![b'2'; 70_000])];
-        write(create(&path).unwrap(), "report", &files, Timestamp::UNIX_EPOCH).unwrap();
+        write(&mut create(&path).unwrap(), "report", &files, Timestamp::UNIX_EPOCH).unwrap();
         assert!(create(&path).unwrap_err().to_string().contains("--output"));
         let mut archive = tar::Archive::new(GzDecoder::new(File::open(&path).unwrap()));
         let read: Vec<(String, Vec<u8>)> = archive

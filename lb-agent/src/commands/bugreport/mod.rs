@@ -10,6 +10,7 @@ mod web;
 
 use std::{
     collections::BTreeMap,
+    io,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -65,14 +66,16 @@ pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()
     let now = Timestamp::now();
     let name = format!("lb-agent-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
+    let to_stdout = path.as_os_str() == "-";
     // Creates the archive first, so that an unwritable path fails before the collection.
-    let file = archive::create(&path)?;
+    let mut file: Box<dyn io::Write> =
+        if to_stdout { Box::new(archive::stdout()?) } else { Box::new(archive::create(&path)?) };
     let mut collection = collect(paths, args, now);
     let errors = collection.errors.clone();
     collection.add_text("errors.txt", Ok(said(&errors)));
-    archive::write(file, &name, &collection.files, now)
+    archive::write(&mut file, &name, &collection.files, now)
         .with_context(|| format!("cannot write {}", path.display()))?;
-    output::print(&summary(&path, collection.files.len(), &errors))
+    if to_stdout { Ok(()) } else { output::print(&summary(&path, collection.files.len(), &errors)) }
 }
 
 fn said(errors: &[String]) -> String {
