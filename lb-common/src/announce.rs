@@ -6,9 +6,9 @@ use crate::{Address, layout::describe};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct AnnounceKey {
-    /// The virtual address.
+    /// The virtual address that is announced.
     pub address: Address,
-    /// Interface index.
+    /// Index of the device on whose network the address is announced.
     pub device: u32,
 }
 
@@ -27,7 +27,7 @@ pub struct Announcement {
     pub since: u64,
     /// The MAC address in the answers: that of the device.
     pub mac: [u8; 6],
-    /// Zeros.
+    /// Padding, always 0.
     pub reserved: [u8; 2],
 }
 
@@ -49,7 +49,7 @@ pub struct Heard {
     /// When another machine last claimed the address while this node announced it, in nanoseconds of `CLOCK_BOOTTIME`;
     /// 0: never.
     pub conflict_at: u64,
-    /// How many such claims there were.
+    /// How many claims of other machines to the address there were.
     pub conflicts: u64,
     /// ARP requests and neighbour solicitations that the node has answered.
     pub answers: u64,
@@ -58,7 +58,7 @@ pub struct Heard {
     pub failures: u64,
     /// The MAC address of the last claim.
     pub conflict_mac: [u8; 6],
-    /// Zeros.
+    /// Padding, always 0.
     pub reserved: [u8; 2],
 }
 

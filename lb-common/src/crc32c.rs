@@ -6,7 +6,7 @@
 
 /// The generator polynomial without its highest term.
 const GENERATOR: u32 = 0x82f6_3b78;
-/// The polynomial 1.
+/// The polynomial 1, in the bit order of the CRC.
 const ONE: u32 = 1 << 31;
 /// Number of bits that hold a packet's length in bytes.
 const LENGTH_BITS: usize = Change::STEPS as usize;
@@ -67,7 +67,7 @@ impl Change {
         Self { change: delta, length, done: 0 }
     }
 
-    /// Runs one step.
+    /// Makes one step of the computation.
     #[inline(always)]
     pub const fn step(&mut self) {
         let bit = self.done as usize % LENGTH_BITS;

@@ -14,7 +14,7 @@ pub struct DeviceInfo {
     pub flags: u32,
     /// The MAC address of frames for this node: that of the device, or of its bridge; zeros without link-layer header.
     pub mac: [u8; 6],
-    /// Zeros.
+    /// Padding, always 0.
     pub reserved: [u8; 2],
 }
 

@@ -8,7 +8,7 @@ use crate::conntrack::Tuple;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Event {
-    /// `CLOCK_MONOTONIC`, nanoseconds.
+    /// When it happened, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// The tuple of the packet before its translation; zeros for [`crate::Outcome::RewriteFailed`]. A system call has
     /// no source yet: the port is 0, and the address is the node's or, for a socket of another network namespace, one
@@ -32,7 +32,7 @@ pub struct Event {
     pub hook: u8,
     /// For a new flow, its [`crate::conntrack::flow_flags`].
     pub flags: u8,
-    /// Always 0.
+    /// Padding, always 0.
     pub zeros: [u8; 3],
 }
 
@@ -44,7 +44,7 @@ const _: () = assert!(size_of::<Event>() == 104);
 pub enum Choice {
     /// No backend was chosen.
     None = 0,
-    /// The service's scheduler chose it.
+    /// The scheduler of the service chose the backend.
     Scheduler = 1,
     /// The service has affinity, and the client is pinned to the backend.
     Affinity = 2,
@@ -63,11 +63,11 @@ impl Choice {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventHook {
-    /// tc ingress.
+    /// The packet was at tc ingress.
     Ingress = 0,
-    /// tc egress.
+    /// The packet was at tc egress.
     Egress = 1,
-    /// XDP.
+    /// The packet was at XDP.
     Xdp = 2,
     /// A system call on a socket.
     Socket = 3,
@@ -95,7 +95,7 @@ pub mod monitor {
     pub const UNTIL: u32 = 0;
     /// Events lost since the map was created, because the ring buffer was full.
     pub const LOST: u32 = 1;
-    /// Number of elements.
+    /// Number of elements of the map `MONITOR`.
     pub const SIZE: usize = 2;
 }
 

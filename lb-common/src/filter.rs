@@ -122,7 +122,7 @@ fn halves(address: &Address) -> [u64; 2] {
     [b << 32 | a, d << 32 | c]
 }
 
-/// One of the two arrays.
+/// One of the two bit arrays of the filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Side {

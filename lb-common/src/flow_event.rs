@@ -8,7 +8,7 @@ use crate::conntrack::{Tick, Tuple};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowEvent {
-    /// `CLOCK_MONOTONIC`, nanoseconds.
+    /// When it happened, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// The tuple of the client's packets: the key of the forward entry.
     pub from: Tuple,
@@ -19,11 +19,11 @@ pub struct FlowEvent {
     pub traffic: [u64; 2],
     /// [`crate::conntrack::Flow::packets`] of both entries.
     pub packets: [u32; 2],
-    /// The [`crate::Service::id`].
+    /// The [`crate::Service::id`] of the flow's service port.
     pub service: u32,
     /// When the last packet of either direction was seen.
     pub last_seen: Tick,
-    /// A [`FlowEventKind`].
+    /// What has happened to the flow: a [`FlowEventKind`].
     pub kind: u8,
     /// At the beginning, why this backend was chosen: a [`crate::Choice`].
     pub choice: u8,
@@ -35,7 +35,7 @@ pub struct FlowEvent {
     pub phase: u8,
     /// Always 0. (Two fields, because LLVM fills three bytes by a call to `memset`.)
     pub zero: u8,
-    /// Always 0.
+    /// Padding, always 0.
     pub zeros: u16,
 }
 

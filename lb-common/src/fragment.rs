@@ -68,9 +68,9 @@ pub struct FragmentedDatagram {
     /// Exclusive or of the [boundaries](Span::boundaries) of the fragments that have been seen at `device`. Programs
     /// change it atomically.
     pub boundaries: u64,
-    /// Source port.
+    /// Source port of the datagram.
     pub source: u16,
-    /// Destination port.
+    /// Destination port of the datagram.
     pub destination: u16,
     /// When the first fragment was seen. Identifications are reused, so the entry expires: see [`Self::is_valid`].
     pub seen: Tick,
@@ -142,9 +142,9 @@ const fn is_within(ticks: u32, seen: Tick, now: Tick) -> bool {
 /// The part of a datagram that a fragment carries, in units of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The first unit.
+    /// The first unit of 8 bytes that the fragment has.
     pub start: u16,
-    /// The unit after the last one.
+    /// The unit of 8 bytes after the last one that the fragment has.
     pub end: u32,
     /// Whether the datagram ends with this part.
     pub is_last: bool,

@@ -19,7 +19,7 @@ pub struct ServiceName {
     pub name: [u8; NAME_SIZE],
     /// Name of the port, UTF-8, padded with zeros; empty for an unnamed port.
     pub port_name: [u8; NAME_SIZE],
-    /// IP protocol number.
+    /// IP protocol number of the service port.
     pub protocol: u8,
     /// `nodePort` of the service port, host byte order; 0 if it has none. Kept here so that an allocated one outlives
     /// the agent.

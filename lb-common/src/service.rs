@@ -6,7 +6,7 @@ use crate::{Address, conntrack::Tick, layout::describe};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct ServiceKey {
-    /// The virtual address.
+    /// The virtual address that clients connect to.
     pub address: Address,
     /// Destination port, host byte order.
     pub port: u16,
@@ -171,7 +171,7 @@ pub mod service_flags {
     /// with [`DSR`].
     pub const PROXY_PROTOCOL: u16 = 512;
 
-    /// All bits.
+    /// All bits of [`Service::flags`], for tests and displays.
     pub const ALL: [u16; 10] = [
         DROP_WITHOUT_BACKENDS,
         SHORT_CIRCUIT,
@@ -266,7 +266,7 @@ impl Service {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Backend {
-    /// The endpoint's address.
+    /// The address of the endpoint.
     pub address: Address,
     /// The endpoint's port, host byte order.
     pub port: u16,
@@ -325,7 +325,7 @@ pub mod vip_flags {
 pub struct SourceRangeKey {
     /// Significant bits of `range`: 32 more than the (v4-mapped) prefix has.
     pub prefix_length: u32,
-    /// The network.
+    /// The network of clients, and the service port that admits it.
     pub range: SourceRange,
 }
 
@@ -340,7 +340,7 @@ describe!(SourceRangeKey { prefix_length, range.service_and_family, range.addres
 pub struct SourceRange {
     /// Twice the [`Service::id`], plus 1 for IPv4 (so that `::/0` does not let IPv4 in); host byte order.
     pub service_and_family: u32,
-    /// The network's address.
+    /// The first address of the network.
     pub address: Address,
 }
 
@@ -367,7 +367,7 @@ impl SourceRangeKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct AffinityKey {
-    /// The client's address.
+    /// The prefix length with which programs look up one client: all bits count.
     pub client: Address,
     /// [`Service::id`]
     pub service: u32,
@@ -381,11 +381,11 @@ describe!(AffinityKey { client, service });
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Affinity {
-    /// The backend's address.
+    /// The address of the backend that the client is pinned to.
     pub address: Address,
     /// The backend's port, host byte order.
     pub port: u16,
-    /// Always 0.
+    /// Padding, always 0.
     pub zeros: u16,
     /// When the client last made a connection.
     pub last_used: Tick,

@@ -76,7 +76,7 @@ impl Settings {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Networks {
-    /// Number of networks.
+    /// How many elements of the array are in use.
     pub count: u32,
     /// The networks; zeros after the first `count`.
     pub networks: [Network; MAX_NETWORKS],

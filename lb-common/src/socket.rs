@@ -10,11 +10,11 @@ use crate::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Endpoint {
-    /// The address.
+    /// The address of the endpoint.
     pub address: Address,
     /// The port, host byte order.
     pub port: u16,
-    /// Always 0.
+    /// Padding, always 0.
     pub zeros: u16,
 }
 
@@ -79,7 +79,7 @@ impl SocketKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct SocketBackend {
-    /// The backend.
+    /// The backend that the socket talks to.
     pub backend: Endpoint,
     /// When the socket last sent a datagram to the backend.
     pub last_used: Tick,

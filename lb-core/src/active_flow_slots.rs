@@ -9,9 +9,9 @@ use lb_common::{Address, Backend};
 pub struct ServiceEndpoint {
     /// Id of the service port.
     pub service: u32,
-    /// The endpoint's address.
+    /// The address of the endpoint whose flows are counted.
     pub address: Address,
-    /// The endpoint's port.
+    /// The port of the endpoint whose flows are counted.
     pub port: u16,
 }
 

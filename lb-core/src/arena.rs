@@ -11,9 +11,9 @@ pub struct Epoch(u64);
 /// A range of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotRange {
-    /// First slot.
+    /// The first slot of the range.
     pub base: u32,
-    /// Number of slots.
+    /// How many slots the range has.
     pub count: u32,
 }
 

@@ -15,9 +15,9 @@ use lb_common::layout::{Described, Field};
 /// The keys or the values of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// The keys.
+    /// The keys of the map.
     Key,
-    /// The values.
+    /// The values of the map.
     Value,
 }
 
@@ -77,7 +77,7 @@ pub struct Description(BTreeMap<(String, Part), Layout>);
 pub struct Unreadable(String);
 
 impl Description {
-    /// Adds a map.
+    /// Adds the layout of a map's keys and values.
     pub fn add(&mut self, map: &str, key: Layout, value: Layout) {
         self.0.insert((map.to_owned(), Part::Key), key);
         self.0.insert((map.to_owned(), Part::Value), value);

@@ -173,7 +173,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.claims.len()
     }
 
-    /// Frees unused memory.
+    /// Frees memory that the table no longer needs.
     pub(crate) fn compact(&mut self) {
         compact::map(&mut self.claims);
         compact::map(&mut self.by_service);

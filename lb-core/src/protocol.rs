@@ -3,11 +3,11 @@
 /// A transport protocol that a Service port can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP
+    /// TCP (RFC 9293).
     Tcp,
-    /// UDP
+    /// UDP (RFC 768).
     Udp,
-    /// SCTP
+    /// SCTP (RFC 9260).
     Sctp,
 }
 
@@ -29,7 +29,7 @@ impl Protocol {
         }
     }
 
-    /// The name as Kubernetes spells it.
+    /// The name of the protocol as Kubernetes spells it, in capitals.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",

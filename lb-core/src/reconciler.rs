@@ -61,7 +61,7 @@ pub struct Reconciler {
     labels: PerAddress<Arc<EndpointLabels>>,
     /// The flags of each virtual address.
     vips: PerAddress<Vip>,
-    /// Slots of `BACKENDS`.
+    /// The slots of `BACKENDS`: which are free, and which slice has the others.
     slices: Slices,
     /// Slots of `TABLES`. Epochs of both arenas end together.
     tables: Slices,
@@ -584,7 +584,7 @@ impl Reconciler {
         }
     }
 
-    /// The kernel's contents.
+    /// What the maps hold after all plans so far.
     pub const fn contents(&self) -> &Contents {
         self.mirror.contents()
     }

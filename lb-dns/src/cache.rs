@@ -35,7 +35,7 @@ const LONGEST_FAILURE: Duration = Duration::from_secs(5);
 /// The parts of a question that select its entry in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
-    /// In lower case.
+    /// The name that was asked for, in lower case.
     name: Name,
     record_type: RecordType,
     dnssec_ok: bool,
@@ -58,7 +58,7 @@ struct Entry {
 
 #[derive(Clone, Debug)]
 struct Answer {
-    /// The message, encoded.
+    /// The encoded answer.
     bytes: Arc<[u8]>,
     stored: Instant,
     lifetime: Duration,
@@ -79,7 +79,7 @@ pub(crate) enum Cached {
     Expired,
     /// The answer has expired, and an upstream has just failed.
     Stale(Message),
-    /// There is no answer, and an upstream has just failed.
+    /// The cache has no answer, and an upstream server has just failed.
     Failed,
     Unknown,
 }

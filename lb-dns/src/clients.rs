@@ -44,7 +44,7 @@ pub(crate) enum Admission {
     Drop,
 }
 
-/// Applies [`Access`].
+/// Limits the queries of clients, as [`Access`] says.
 #[derive(Debug)]
 pub(crate) struct Clients {
     access: Access,
@@ -57,7 +57,7 @@ pub(crate) struct Clients {
 struct Bucket {
     /// When the bucket will be empty.
     empty: Instant,
-    /// Queries over the rate since the last one below it.
+    /// How many queries exceeded the rate since the last one that did not.
     excess: u32,
 }
 

@@ -48,7 +48,7 @@ pub struct Forwarder {
     stats: Stats,
 }
 
-/// An answer; `None` if no server has one.
+/// What the upstream servers have answered; `None` if none has.
 type Outcome = Option<Arc<Message>>;
 
 impl Forwarder {

@@ -18,7 +18,7 @@ const MAX_LINKS: usize = 10;
 /// How far the index answers a query.
 #[derive(Debug)]
 pub(crate) enum Local {
-    /// The whole answer.
+    /// The answer is complete.
     Done(Message),
     /// Another server has to answer for this name; its records follow those of the message.
     Outside(Message, Name),

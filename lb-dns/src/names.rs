@@ -20,7 +20,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// No names yet.
+    /// No Service has a name yet.
     pub fn new(zone: Zone) -> Self {
         let index = RwLock::new(Index::new(zone));
         Self { index, synchronised: AtomicBool::new(false), serial: AtomicU32::new(1) }

@@ -106,7 +106,7 @@ impl Server {
                 Some(bytes)
             }
             Err(error) => {
-                // Any client may cause many of these.
+                // Any client may cause many of these errors, so only the first one is logged.
                 if !self.encode_error_logged.swap(true, Ordering::Relaxed) {
                     warn!(
                         "cannot encode a DNS answer: {error}; this is a bug, please report it (logged once)"

@@ -32,7 +32,7 @@ pub struct Servers {
 #[derive(Debug, Default)]
 struct State {
     all: Arc<[SocketAddr]>,
-    /// Those that lead back to us.
+    /// The upstream servers whose queries come back to this server.
     loops: Vec<SocketAddr>,
     usable: Arc<[SocketAddr]>,
 }

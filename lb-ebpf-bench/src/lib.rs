@@ -30,7 +30,7 @@ pub struct Template {
     /// 1 for the order of [`mixed`], 0 for the flows' own order. Measured packets must not come in the order in which
     /// the entries were created, or caches predict the next one.
     pub is_mixed: u32,
-    /// Always 0.
+    /// Padding, always 0.
     pub zero: u32,
 }
 
@@ -80,13 +80,13 @@ pub const fn mixed(number: u32, mask: u32) -> u32 {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct BaselineFlow {
-    /// Source address.
+    /// Source address of the packet, in network byte order.
     pub source: u32,
-    /// Destination address.
+    /// Destination address of the packet, in network byte order.
     pub destination: u32,
     /// Source port, then destination port.
     pub ports: u32,
-    /// IP protocol number.
+    /// IP protocol number of the packet.
     pub protocol: u32,
 }
 
@@ -98,7 +98,7 @@ pub struct BaselineService {
     pub address: u32,
     /// Port, in memory order.
     pub port: u16,
-    /// IP protocol number.
+    /// IP protocol number of the packet.
     pub protocol: u16,
 }
 
@@ -114,16 +114,16 @@ pub struct BaselineTarget {
     pub address_delta: u16,
     /// Change of the transport checksum, by address and port.
     pub delta: u16,
-    /// Always 0.
+    /// Padding, always 0.
     pub zero: u16,
 }
 
 /// Map sizes, in entries: the data plane's defaults, so that its lookups and those of the baselines touch tables of
 /// equal size.
 pub mod capacity {
-    /// Service ports.
+    /// How many service ports the baseline has room for.
     pub const SERVICES: usize = lb_common::capacity::SERVICES;
-    /// Flows of one direction: the slots of the flow table.
+    /// How many flows of one direction the baseline has room for: the slots of the flow table.
     pub const CONNTRACK: usize = lb_common::capacity::FLOWS;
 }
 

@@ -118,7 +118,7 @@ mod programs {
         }
     }
 
-    /// Frames from the wire, before there is an skb.
+    /// Decides about frames from the wire, before there is an skb.
     #[xdp(frags)]
     fn xdp_native(ctx: XdpContext) -> u32 {
         run_xdp(ctx)

@@ -14,9 +14,9 @@ use crate::parse::{bounds::masked, frame::lengths};
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Version 2, and the command PROXY: the connection is relayed.
 const VERSION_AND_COMMAND: u8 = 0x21;
-/// TCP over IPv4.
+/// The family and protocol of a connection with IPv4 addresses: TCP over IPv4.
 const TCP4: u8 = 0x11;
-/// TCP over IPv6.
+/// The family and protocol of a connection with IPv6 addresses: TCP over IPv6.
 const TCP6: u8 = 0x21;
 /// Bytes before the addresses.
 const START: u32 = 16;
@@ -105,7 +105,7 @@ pub enum Change {
     /// Makes the header that of a segment whose payload is the PROXY protocol header: pushed, without FIN and urgent
     /// data.
     Carry = 5,
-    /// Changes nothing.
+    /// Leaves the header as it is.
     Nothing = 6,
 }
 

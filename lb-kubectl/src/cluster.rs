@@ -20,7 +20,7 @@ const PAGE: u32 = 500;
 pub(crate) struct Cluster {
     /// A client with the user's rights.
     pub(crate) client: Client,
-    /// The Pods of one namespace.
+    /// The Pods of the agents' namespace.
     pub(crate) pods: Api<Pod>,
     /// All nodes that run an agent, or ought to.
     pub(crate) nodes: Vec<AgentNode>,

@@ -29,7 +29,7 @@ pub(crate) enum NodeError {
     NotRunning {
         /// Name of the Pod.
         pod: String,
-        /// Its phase.
+        /// The phase of the Pod, such as `Pending`.
         phase: String,
     },
     /// The user may not run commands in the Pod.
@@ -49,7 +49,7 @@ pub(crate) enum NodeError {
     Timeout {
         /// Name of the Pod.
         pod: String,
-        /// The time limit.
+        /// How long the plugin has waited, in seconds.
         seconds: u64,
     },
     /// The API server could not run the command.
@@ -59,7 +59,7 @@ pub(crate) enum NodeError {
     Connection {
         /// Name of the Pod.
         pod: String,
-        /// The failure.
+        /// What has failed.
         message: String,
     },
     /// The command has failed.

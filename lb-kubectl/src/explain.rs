@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 struct Part {
     node: String,
-    /// Which part of the way it is.
+    /// Which part of the packet's way this answer is about.
     title: &'static str,
     from: String,
     to: SocketAddr,

@@ -17,9 +17,9 @@ const AT_ONCE: usize = 16;
 
 /// The answer of one node.
 pub(crate) struct Answer<T> {
-    /// The node.
+    /// The node that was asked.
     pub(crate) node: AgentNode,
-    /// The decoded answer, or why there is none.
+    /// What the node has answered, or why it has not.
     pub(crate) result: Result<T, NodeError>,
 }
 

@@ -46,11 +46,11 @@ struct ServicePort {
     name: String,
     port: u16,
     protocol: String,
-    /// What is wrong with it; `None` if nothing is.
+    /// What is wrong with the service port; `None` if nothing is.
     problem: Option<Problem>,
-    /// Nodes that have answered and do not serve it.
+    /// Nodes that have answered, but do not serve the port.
     missing: Vec<String>,
-    /// The nodes that serve it.
+    /// The nodes that serve the port.
     nodes: Vec<OnNode>,
 }
 
@@ -58,7 +58,7 @@ struct ServicePort {
 #[derive(Debug, Serialize)]
 struct OnNode {
     node: String,
-    /// Without node ports, which have other addresses on each node.
+    /// The virtual addresses on the node, without node ports, which have other addresses on each node.
     frontends: BTreeSet<SocketAddr>,
     /// Traffic policies and topology may leave fewer backends to one node than to another.
     backends: BTreeSet<SocketAddr>,
@@ -68,11 +68,11 @@ struct OnNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Problem {
-    /// Some nodes do not serve it.
+    /// Some nodes do not serve the port.
     Missing,
-    /// Nodes serve it under different addresses.
+    /// Nodes serve the port under different addresses.
     OtherFrontends,
-    /// No node has a backend of it.
+    /// No node has a backend of the port.
     NoBackends,
 }
 

@@ -54,7 +54,7 @@ struct Row {
     kernel: Option<String>,
     /// When the agent has last written a change.
     last_sync: Option<Timestamp>,
-    /// `None` if the agent is too old to send them.
+    /// What needs attention on the node; `None` if the agent is too old to send a list.
     conditions: Option<Vec<Condition>>,
     /// Packets dropped since the programs were loaded.
     drops: u64,

@@ -4,7 +4,7 @@ use std::{net::IpAddr, net::SocketAddr, str::FromStr};
 
 use k8s_openapi::api::core::v1::{Pod, Service, ServicePort};
 
-/// `pod/NAMESPACE/NAME`
+/// The client of `explain`: `pod/NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodTarget {
     /// Namespace of the Pod.
@@ -13,7 +13,7 @@ pub struct PodTarget {
     pub name: String,
 }
 
-/// `svc/NAMESPACE/NAME[:PORT]`
+/// The destination of `explain`: `svc/NAMESPACE/NAME[:PORT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceTarget {
     /// Namespace of the Service.
@@ -32,7 +32,7 @@ pub enum TargetError {
     Form {
         /// The argument as typed.
         text: String,
-        /// The expected form.
+        /// The form that the argument should have.
         form: &'static str,
     },
     /// The Pod has no address.

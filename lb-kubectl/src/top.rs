@@ -26,7 +26,7 @@ struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Traffic {
-    /// `namespace/name:port/protocol`
+    /// The service port, as `namespace/name:port/protocol`.
     name: String,
     active_flows: u64,
     /// New flows per second.

@@ -15,7 +15,7 @@ use thiserror::Error;
 
 /// Name of the cookie of a session.
 const COOKIE: &str = "lb_session";
-/// The shortest token.
+/// How many characters a token needs.
 const SHORTEST: usize = 16;
 /// What the cookie authenticates.
 const SESSION: &[u8] = b"lb-agent web session";
@@ -23,7 +23,7 @@ const SESSION: &[u8] = b"lb-agent web session";
 /// Why a text is no token.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TokenError {
-    /// It is too short.
+    /// The token is too short.
     #[error(
         "the token has {0} characters: it needs at least {SHORTEST}, such as those of `openssl rand -hex 16`"
     )]
@@ -96,7 +96,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Who may look.
+/// Who may look at the pages.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// Every process of the node; only for a server on a loopback address.

@@ -51,7 +51,7 @@ pub(crate) fn router<S: Source>() -> Router<Arc<Web<S>>> {
         .route("/connections.csv", get(export))
         .route("/explain", get(explain))
         .route("/live", get(live))
-        // Whether the server is there.
+        // The pages ask here whether the server is there.
         .route("/ping", get(|| async { Json(json!({})) }))
 }
 

@@ -41,14 +41,14 @@ assets! {
     "pages/live.js" SCRIPT,
 }
 
-/// The page around all others.
+/// The HTML that each page is shown in.
 const INDEX: &str = include_str!("../assets/index.html");
 /// The page that asks for the token.
 const LOGIN: &str = include_str!("../assets/login.html");
-/// What it says after a wrong token.
+/// What the page of the login says after a wrong token.
 const WRONG_TOKEN: &str = "<p class=\"wrong\" role=\"alert\">This is not the token of this server.</p>";
 
-/// The page around all others.
+/// The HTML that each page is shown in.
 pub(crate) fn index() -> Response {
     html(StatusCode::OK, INDEX.to_owned())
 }

@@ -26,7 +26,7 @@ pub(crate) struct History {
 /// The counters at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
-    /// Milliseconds since 1970.
+    /// When the counters were read, in milliseconds since 1970.
     pub(crate) time: u64,
     pub(crate) packets: [u64; Outcome::COUNT],
     pub(crate) fill: Arc<Vec<Fill>>,
@@ -36,7 +36,7 @@ pub(crate) struct Reading {
 #[derive(Debug)]
 struct Point {
     time: u64,
-    /// `None` if there was no data plane to read.
+    /// Packets per second by outcome; `None` if there was no data plane to read.
     rates: Option<[f64; Outcome::COUNT]>,
     fill: Arc<Vec<Fill>>,
 }
@@ -121,7 +121,7 @@ pub(crate) struct Plots {
     step: u64,
     /// Points of a full plot.
     points: usize,
-    /// Seconds since 1970.
+    /// The moments of the plot, in seconds since 1970.
     times: Vec<u64>,
     /// Packets per second of flows to Services.
     translated: Vec<Option<f64>>,

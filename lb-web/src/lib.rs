@@ -84,7 +84,7 @@ pub fn router<S: Source>(source: S, access: Access) -> Router {
 /// Answers only whom the access admits, and adds the headers.
 async fn guard<S: Source>(State(web): State<Arc<Web<S>>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    // The page of the login needs its style.
+    // A browser may load the style sheet before it has logged in, because the page of the login needs it.
     let is_open = ["/login", "/assets/style.css", "/assets/icon.svg"].contains(&path);
     let mut response = match web.access.admits(request.uri(), request.headers()) {
         Admission::Allowed => next.run(request).await,

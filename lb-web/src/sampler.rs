@@ -22,7 +22,7 @@ const ATTENTION: Duration = Duration::from_secs(30);
 /// How long a status is fresh: it takes a walk through the maps and requests to other programs.
 const STATUS_AGE: Duration = Duration::from_secs(4);
 
-/// The readings.
+/// The readings of the counters so far.
 pub(crate) struct Sampler<S> {
     pub(crate) source: S,
     history: Mutex<Counted>,
@@ -37,7 +37,7 @@ struct Counted {
     readings: u32,
 }
 
-/// Services, while somebody looks at them.
+/// The Services, which are read while somebody looks at them.
 #[derive(Default)]
 struct Followed {
     services: Services,
@@ -163,7 +163,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Milliseconds since 1970.
+/// The current time in milliseconds since 1970.
 fn milliseconds() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

@@ -85,7 +85,7 @@ impl Health {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Column {
-    /// The worst first, then those with the most traffic.
+    /// The Services with the worst health first, then those with the most traffic.
     #[default]
     Health,
     Name,
@@ -114,7 +114,7 @@ pub(crate) struct Wanted {
 pub(crate) struct Page<'a> {
     /// Service ports in the kernel.
     total: usize,
-    /// How many of them the search finds.
+    /// How many of the service ports the search finds.
     matched: usize,
     /// How many of all are not up.
     unhealthy: usize,
@@ -154,7 +154,7 @@ impl Services {
         }
     }
 
-    /// The wanted rows.
+    /// The rows that the browser has asked for.
     pub(crate) fn page(&self, wanted: &Wanted) -> Page<'_> {
         let search = wanted.q.trim().to_lowercase();
         let mut found: Vec<&Port> = self.ports.values().filter(|port| port.is_found_by(&search)).collect();

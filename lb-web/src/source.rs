@@ -91,7 +91,7 @@ pub trait ServiceReader: Send {
     fn read(&mut self) -> anyhow::Result<Vec<ServicePort>>;
 }
 
-/// Reads events as they happen.
+/// Reads the events of the programs as they happen.
 pub trait EventReader<E>: Send {
     /// Waits for events for `patience` at most. Returns those that have arrived, oldest first, and how many were lost
     /// because they came faster than they were read.
@@ -104,15 +104,15 @@ pub trait EventReader<E>: Send {
 /// How full a map is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// The map's name.
+    /// The name of the map.
     pub name: &'static str,
-    /// Number of elements.
+    /// How many elements the map has.
     pub entries: u64,
     /// Maximum number of elements.
     pub capacity: u64,
 }
 
-/// A service port.
+/// A service port, as the pages show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Id of the service port in the maps.
@@ -127,7 +127,7 @@ pub struct ServicePort {
     pub port_name: String,
     /// `TCP`, `UDP` or `SCTP`
     pub protocol: &'static str,
-    /// The virtual addresses.
+    /// The virtual addresses of the service port.
     pub frontends: Vec<SocketAddr>,
     /// Backends that take new connections.
     pub ready: usize,
@@ -149,9 +149,9 @@ pub struct Status {
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// How bad it is.
+    /// How bad the condition is.
     pub severity: Severity,
-    /// What it is about, such as `Missing`.
+    /// What the condition is about, such as `Missing`.
     pub topic: &'static str,
     /// What is wrong, and what to do.
     pub text: String,
@@ -165,14 +165,14 @@ pub enum Severity {
     Error,
     /// Something does not work as configured.
     Warning,
-    /// Good to know.
+    /// The reader may want to know the condition, but need do nothing.
     Note,
 }
 
 /// Connections that meet the conditions of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Connections {
-    /// How many meet them.
+    /// How many events meet the conditions.
     pub matched: usize,
     /// The first of them, as `lb-agent conntrack list -o json` prints them.
     pub shown: Vec<Value>,

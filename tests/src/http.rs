@@ -14,9 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The response of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The status code.
+    /// The status code of the answer.
     pub code: u16,
-    /// Header names in lower case, with their values.
+    /// The headers of the answer, with names in lower case.
     pub headers: Vec<(String, String)>,
     /// Everything after the headers.
     pub body: String,

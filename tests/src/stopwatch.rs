@@ -23,7 +23,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts to measure.
+    /// Begins the measurement.
     pub fn start() -> Self {
         Self { start: Instant::now(), stalled: stalled() }
     }

@@ -91,9 +91,9 @@ struct Client {
 /// Results of one client.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Successful transactions.
+    /// How many transactions have succeeded.
     pub transactions: u64,
-    /// Failed transactions.
+    /// How many transactions have failed.
     pub failures: u64,
     /// The first failures, each with its time since the start of the traffic.
     pub reasons: Vec<(Duration, String)>,

@@ -98,7 +98,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 /// Downloads the npm package with which the tests of the pages look for what people with a disability cannot use.
 fn install_axe() -> anyhow::Result<()> {
     let folder = ebpf_build::cache_dir().join(AXE);
-    // The folder gets its name when it is complete.
+    // The folder gets its final name once it is complete.
     let unfinished = ebpf_build::cache_dir().join(format!("{AXE}.part"));
     fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
     let archive = unfinished.join(format!("{AXE}.tgz"));

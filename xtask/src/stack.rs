@@ -13,7 +13,7 @@ const FRAME_UNIT: u32 = 32;
 /// Section and offset of a function.
 type Place = (usize, u64);
 
-/// A function: its frame, and what it calls.
+/// A function of the BPF object: the size of its stack frame, and the functions that it calls.
 #[derive(Debug, Default)]
 struct Function {
     name: String,

@@ -44,9 +44,9 @@ enum Fate {
     Twice,
     /// The segment passes the node, and is lost before it reaches the other end.
     LostAfterNode,
-    /// The segment is lost before it reaches the node.
+    /// This segment is lost before it reaches the node.
     LostBeforeNode,
-    /// The segments behind it overtake it.
+    /// Segments that were sent later overtake this one.
     Later,
 }
 

@@ -9,9 +9,9 @@ use lb_datapath::{Device, DeviceKind, DevicePatterns, Layer, Link, Network, clas
 /// A device on which an address is announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Interface index.
+    /// Index of the network device.
     pub(super) index: u32,
-    /// Interface name.
+    /// Name of the network device.
     pub(super) name: String,
     /// MAC address of the interface, which the node announces.
     pub(super) mac: [u8; 6],

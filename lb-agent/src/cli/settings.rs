@@ -306,9 +306,9 @@ settings! {
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(untagged, expecting = "expected a list of texts, or one text with commas")]
 pub enum List {
-    /// One text with commas.
+    /// The value of a list, as one text with commas between its items.
     Text(String),
-    /// A YAML list.
+    /// The value of a list, as a YAML list.
     Items(Vec<String>),
 }
 

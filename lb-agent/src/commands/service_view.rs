@@ -34,7 +34,7 @@ pub(super) struct ServiceView {
     pub(super) protocol: &'static str,
     /// `spec.ports[].nodePort`
     pub(super) node_port: Option<u16>,
-    /// Frontends, sorted.
+    /// The frontends of the service port, sorted by address and port.
     pub(super) frontends: Vec<FrontendView>,
     /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if all frontends are cluster
     /// IPs.
@@ -95,7 +95,7 @@ pub(super) struct FrontendView {
 pub(super) struct AnnouncedView {
     /// Name of the announcing node; `None` if this node has no information about it.
     pub(super) node: Option<String>,
-    /// Whether it is this node.
+    /// Whether the node that announces the address is this one.
     pub(super) here: bool,
     /// Since when this node announces the address; `None` if it does not.
     pub(super) since: Option<Timestamp>,
@@ -143,13 +143,13 @@ pub(super) struct BackendView {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TrafficView {
-    /// Packets from clients.
+    /// Packets from clients to the backend.
     pub(super) packets_sent: u64,
-    /// Packets to clients.
+    /// Packets from the backend to clients.
     pub(super) packets_answered: u64,
-    /// Bytes from clients.
+    /// Bytes from clients to the backend, network headers included.
     pub(super) bytes_sent: u64,
-    /// Bytes to clients.
+    /// Bytes from the backend to clients, network headers included.
     pub(super) bytes_answered: u64,
 }
 

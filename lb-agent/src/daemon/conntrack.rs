@@ -30,7 +30,7 @@ use lb_datapath::{
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Maximum number of entries of one connection, see docs/maps.md.
+/// The most entries that one connection has in the flow table, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
 /// Receivers of the results of GC.
@@ -40,9 +40,9 @@ pub(super) struct Observers {
     pub(super) state: Arc<State>,
     /// The slots of `ACTIVE` that flows refer to.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
-    /// Traffic of Services, if it is counted.
+    /// Sums the traffic of Services, unless metrics about Services are off.
     pub(super) traffic: Option<ServiceTraffic>,
-    /// The flow log, if there is one.
+    /// Writes the flow log, unless it is off.
     pub(super) flow_log: Option<FlowLog>,
 }
 

@@ -23,7 +23,7 @@ use crate::kubernetes::NodeInfo;
 pub const FOLDER: &str = "/run/lb-agent";
 /// A socket younger than this may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
-/// Timeout of one request, for either side.
+/// How long the agent, or the command that asks, waits for a request or its answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The sockets of an agent.

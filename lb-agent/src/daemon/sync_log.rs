@@ -11,9 +11,9 @@ const APART: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct SyncLog {
     synchronisations: usize,
-    /// Changed objects.
+    /// Changed objects since the last line of the log.
     changes: usize,
-    /// Map updates.
+    /// Updates of maps since the last line of the log.
     steps: usize,
     slowest: Duration,
     services: usize,
@@ -47,7 +47,7 @@ impl SyncLog {
         Some(last + APART)
     }
 
-    /// Writes the line.
+    /// Logs one line about all synchronisations since the last line.
     pub(super) fn flush(&mut self) {
         let Self { synchronisations, changes, steps, slowest, services, endpoints, .. } = *self;
         let milliseconds = slowest.as_secs_f64() * 1e3;

@@ -113,9 +113,9 @@ pub(super) struct Writer {
 struct Applied {
     /// Number of steps of all parts that were planned.
     planned: usize,
-    /// Number of these steps that are in the kernel.
+    /// How many steps of the plan the kernel has taken.
     applied: usize,
-    /// The error that stopped the other steps.
+    /// The error at which the writer stopped before the other steps of the plan.
     failure: Option<ApplyError>,
     /// Whether so many objects changed that the reconciler should be compacted.
     is_large: bool,

@@ -30,7 +30,7 @@ pub enum TraceStep {
         phase: Option<Phase>,
         /// Seconds until the idle flow expires.
         seconds_left: u32,
-        /// The service port.
+        /// The name of the service port that the flow belongs to.
         service: String,
         /// How the flow's packets leave the node.
         way: ForwardingPath,
@@ -51,9 +51,9 @@ pub enum TraceStep {
     Frontend {
         /// The address and port.
         frontend: SocketAddr,
-        /// The protocol.
+        /// The protocol of the frontend, in lower case.
         protocol: &'static str,
-        /// The service port.
+        /// The name of the service port that has the frontend.
         service: String,
         /// The kind of the address.
         #[serde(serialize_with = "names::kind")]
@@ -89,7 +89,7 @@ pub enum TraceStep {
     Client {
         /// Internal or external, and by which criterion.
         is: ClientSide,
-        /// Number of backends for such a client.
+        /// Number of backends for clients on that side.
         backends: u32,
     },
     /// The frontend serves only processes of the node.
@@ -118,7 +118,7 @@ pub enum TraceStep {
     },
     /// The scheduler's choice.
     Scheduler {
-        /// The scheduler.
+        /// The scheduler that chooses.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
         /// How the scheduler picks a backend.
@@ -148,7 +148,7 @@ pub enum TraceStep {
     },
     /// Another flow to the backend uses the client's source port.
     PortTaken {
-        /// The client's port.
+        /// The source port of the client's packet.
         port: u16,
     },
     /// This connection of the node needs another source port: a flow to the same endpoint already uses the node's
@@ -171,22 +171,22 @@ pub enum TraceStep {
     LeftToTc,
     /// Whether a program is attached to the device at this hook; read from the kernel, not from the maps.
     Attached {
-        /// The device.
+        /// Name of the device whose programs were looked at.
         device: String,
-        /// The hook.
+        /// The hook of the device: `xdp`, `tc-ingress` or `tc-egress`.
         at: &'static str,
         /// Whether a program of lb-agent is attached at the hook.
         program: bool,
     },
     /// Which node announces the packet's destination at layer 2, as the agent reports it.
     Announced {
-        /// The destination.
+        /// The virtual address that is announced.
         address: IpAddr,
         /// The node that announces it, if the agent of this node has its name.
         node: Option<String>,
         /// Whether that is this node.
         here: bool,
-        /// Since when this node announces it.
+        /// Since when this node announces the address; `None` if it does not.
         since: Option<Timestamp>,
     },
 }
@@ -194,9 +194,9 @@ pub enum TraceStep {
 /// Source and destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Ends {
-    /// Source.
+    /// The source of the packet.
     pub from: SocketAddr,
-    /// Destination.
+    /// The destination of the packet.
     pub to: SocketAddr,
 }
 
@@ -279,7 +279,7 @@ pub enum ClientSide {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "state")]
 pub enum AffinityState {
-    /// No entry.
+    /// The client has no entry in `AFFINITY`.
     Nothing,
     /// The entry has expired.
     Expired {
@@ -304,7 +304,7 @@ pub enum AffinityState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Method {
-    /// At random.
+    /// The scheduler picks a backend at random.
     Chance,
     /// In turn, by the sequence of the CPU that receives the packet.
     Turn,
@@ -374,9 +374,9 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Candidate {
-    /// The endpoint.
+    /// Address and port of the backend.
     pub backend: SocketAddr,
-    /// The endpoint's pod.
+    /// `namespace/name` of the backend's pod, if the agent knows it.
     pub pod: Option<String>,
     /// The outcome that the packet counts as.
     #[serde(serialize_with = "names::outcome")]

@@ -65,14 +65,14 @@ impl Queue {
     }
 }
 
-/// The thread's state.
+/// The state of the thread that writes the flow log.
 pub(super) struct Writer {
     node: String,
     sink: Sink,
     lines: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
     counters: FlowLogCounters,
-    /// Set by SIGHUP.
+    /// Whether SIGHUP has asked to open the file again.
     reopen: Arc<AtomicBool>,
     /// Whether the last write has failed.
     failing: bool,
@@ -188,7 +188,7 @@ impl Writer {
     }
 }
 
-/// Both clocks at one moment.
+/// The monotonic clock and that of the calendar, read at the same moment.
 struct Clock {
     wall: SystemTime,
     monotonic: u64,

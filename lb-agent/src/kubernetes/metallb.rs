@@ -9,9 +9,9 @@ use super::kind::Kind;
 
 /// A kind of the group `metallb.io`.
 pub(super) trait MetalLb: Kind {
-    /// Its name in paths.
+    /// The name of the kind in paths of the API, such as `ipaddresspools`.
     const PLURAL: &str;
-    /// The version in which it is read.
+    /// The version of the API in which the objects are read.
     const VERSION: &str = "v1beta1";
 }
 

@@ -21,7 +21,7 @@ use super::gauge;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficLabels {
     pub(crate) service: ServicePortName,
-    /// One of its backends; `None` for the sum of all.
+    /// The backend whose traffic this is; `None` for the sum of the service port.
     pub(crate) backend: Option<SocketAddr>,
 }
 

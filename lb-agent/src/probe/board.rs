@@ -13,7 +13,7 @@ use lb_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The state of all targets. Clones share it.
+/// The results of health checks for all endpoints; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Board(Arc<Mutex<Monitor>>);
 
@@ -49,15 +49,15 @@ pub struct CheckReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointReport {
-    /// The endpoint's address.
+    /// The address of the endpoint that is probed.
     pub address: IpAddr,
     /// The port that is probed.
     pub port: u16,
     /// `healthy` or `unhealthy`
     pub verdict: String,
-    /// Since when.
+    /// Since when the verdict holds.
     pub since: Timestamp,
-    /// The last failure.
+    /// The error of the last failed probe.
     pub reason: String,
 }
 

@@ -34,11 +34,11 @@ struct Line {
     failure: String,
 }
 
-/// The file.
+/// The file in which the agent keeps the unhealthy endpoints for the next agent.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
-    /// Whether the last attempt to write it failed.
+    /// Whether the last attempt to write the file failed.
     is_refused: bool,
 }
 

@@ -41,7 +41,7 @@ fn connector() -> Result<TlsConnector, String> {
     CONNECTOR.get_or_init(new).clone()
 }
 
-/// Accepts every certificate.
+/// Verifies certificates for probes: accepts each one.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 

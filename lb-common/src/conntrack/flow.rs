@@ -79,7 +79,7 @@ pub mod seen {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {
-    /// Always 0.
+    /// Padding that makes the entries of the two layouts differ; always 0.
     #[cfg(feature = "next-layout")]
     pub ahead: [u32; 16],
     /// The tuple of translated packets.

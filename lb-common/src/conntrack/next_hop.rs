@@ -23,7 +23,7 @@ pub struct NextHop {
     pub resolved_at: Tick,
     /// MAC address of frames for this node on the device that the packets came in through.
     pub entrance: [u8; 6],
-    /// Zeros.
+    /// Padding, always 0.
     pub reserved: [u8; 2],
 }
 
@@ -63,7 +63,7 @@ pub struct NextHopKey {
     pub destination: Address,
     /// Interface index of the device that the packets came in through.
     pub device: u32,
-    /// IP protocol number.
+    /// IP protocol number of the packets.
     pub protocol: u32,
 }
 
@@ -127,9 +127,9 @@ impl RouteInputs {
 pub struct CachedNextHop {
     /// The key that the next hop was looked up for.
     pub key: NextHopKey,
-    /// The other inputs of that lookup.
+    /// What the lookup of the route got besides the addresses.
     pub inputs: RouteInputs,
-    /// The answer.
+    /// The next hop that the lookup has found.
     pub hop: NextHop,
 }
 

@@ -4,7 +4,7 @@
 pub struct Segment {
     /// The flag byte of the header: see [`tcp_flags`].
     pub flags: u8,
-    /// Sequence number.
+    /// Sequence number of the segment's first byte.
     pub seq: u32,
     /// Acknowledgement number; meaningful with ACK.
     pub ack: u32,
@@ -14,11 +14,11 @@ pub struct Segment {
 
 /// Types of SCTP chunks that begin or end an association, RFC 9260 §3.2.
 pub mod chunk {
-    /// Requests an association.
+    /// The chunk INIT requests an association.
     pub const INIT: u8 = 1;
-    /// Accepts an association.
+    /// The chunk INIT-ACK accepts an association.
     pub const INIT_ACK: u8 = 2;
-    /// Aborts an association.
+    /// The chunk ABORT ends an association at once.
     pub const ABORT: u8 = 6;
     /// No more data from the sender.
     pub const SHUTDOWN: u8 = 7;
@@ -30,11 +30,11 @@ pub mod chunk {
 pub mod tcp_flags {
     /// No more data from the sender.
     pub const FIN: u8 = 1;
-    /// Synchronise sequence numbers.
+    /// The segment begins a connection, or accepts one: it sets the sender's first sequence number.
     pub const SYN: u8 = 2;
-    /// Reset the connection.
+    /// The segment ends the connection at once.
     pub const RST: u8 = 4;
-    /// The receiver hands the bytes to its application at once.
+    /// The receiver should hand the bytes to its application at once.
     pub const PSH: u8 = 8;
     /// The acknowledgement number is valid.
     pub const ACK: u8 = 16;

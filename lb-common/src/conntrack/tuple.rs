@@ -22,7 +22,7 @@ pub struct Tuple {
     /// IP protocol number.
     #[cfg(feature = "next-layout")]
     pub protocol: u8,
-    /// Always 0.
+    /// Padding, always 0: the tuple is a key that is compared as a whole.
     pub zeros: u16,
 }
 

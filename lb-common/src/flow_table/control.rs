@@ -38,7 +38,7 @@ pub(super) enum State {
     Empty,
     /// A tentative entry: its insert has not yet checked that no other place has the key.
     Tentative,
-    /// A live entry.
+    /// The slot has an entry that readers find.
     Live,
     /// An entry whose flow is being replaced.
     Changing,

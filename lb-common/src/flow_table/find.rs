@@ -1,6 +1,6 @@
 use super::{Control, Memory, PLACES, Places, Snapshot};
 
-/// An entry as it was found.
+/// An entry of the flow table with the version that a reader has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<S> {
     /// The slot of the entry.

@@ -163,7 +163,7 @@ pub fn insert_into_overflow<M: Overflow>(
     let result = match table.insert(key, value) {
         OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
         OverflowInsert::Inserted if table.remove(key) => Insert::Exists,
-        // Another CPU has removed the entry and counted it down.
+        // Another CPU has removed the entry, and has decremented the number of entries.
         OverflowInsert::Inserted => return Insert::Exists,
         OverflowInsert::Exists => Insert::Exists,
         OverflowInsert::Full => Insert::Full,

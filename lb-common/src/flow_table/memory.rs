@@ -6,7 +6,7 @@ use super::{Control, Places, insert};
 /// that follow it. BPF atomic operations that return a value are fully ordered, except a compare-and-swap that fails.
 /// Every other load and store may be reordered with its neighbours, unless the method's documentation excludes that.
 pub trait Memory: Sized {
-    /// Refers to one slot.
+    /// The type that names one slot of this memory.
     type Slot: Copy;
     /// The key of an entry.
     type Key;
@@ -38,10 +38,10 @@ pub trait Memory: Sized {
     /// Whether the slot holds this key.
     fn has_key(&self, slot: Self::Slot, key: &Self::Key) -> bool;
 
-    /// Writes the key.
+    /// Writes the key of a slot.
     fn write_key(&self, slot: Self::Slot, key: &Self::Key);
 
-    /// Writes the value.
+    /// Writes the value of a slot.
     fn write_value(&self, slot: Self::Slot, value: &Self::Value);
 
     /// [`insert::wins_place`]. Programs make a global function of it, or the verifier would check its loop once for
@@ -54,13 +54,13 @@ pub trait Memory: Sized {
 /// A memory that adds an overflow to the slots of another memory.
 #[cfg(any(test, feature = "user"))]
 pub trait OnSlots {
-    /// The other memory.
+    /// The memory of the slots.
     type Slots: Memory;
 
     /// See [`Memory::IS_AGENT`].
     const IS_AGENT: bool;
 
-    /// The other memory.
+    /// The memory of the slots.
     fn slots(&self) -> &Self::Slots;
 }
 

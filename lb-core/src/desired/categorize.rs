@@ -7,7 +7,7 @@ use super::{
 use crate::endpoint_key::EndpointKey;
 use crate::model::{Endpoint, Node};
 
-/// An endpoint with its address and port.
+/// An endpoint, and the address and port by which backends are sorted.
 pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 
 /// The usable endpoints of a port, in order.
@@ -29,11 +29,11 @@ pub(super) struct Categories<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,
-    /// Those with a hint for the zone of this node.
+    /// Endpoints with a hint for the zone of this node.
     SameZone,
-    /// Those with a hint for this node.
+    /// Endpoints with a hint for this node.
     SameNode,
-    /// Those in the zone of this node.
+    /// Endpoints in the zone of this node.
     OwnZone,
 }
 

@@ -8,9 +8,9 @@ use std::{
 /// The type of a question, as far as names of Services depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// IPv4 addresses.
+    /// IPv4 addresses of a name (RFC 1035).
     A,
-    /// IPv6 addresses.
+    /// IPv6 addresses of a name (RFC 3596).
     Aaaa,
     /// The name that this name is an alias of.
     Cname,
@@ -20,13 +20,13 @@ pub enum Kind {
     Ptr,
     /// The start of a zone.
     Soa,
-    /// Ports and the hosts that serve them.
+    /// Ports of a service, and the hosts that serve them (RFC 2782).
     Srv,
-    /// Texts.
+    /// Texts (RFC 1035).
     Txt,
     /// Any type: whether the name exists (RFC 8482).
     Any,
-    /// All others; no name has records of them.
+    /// Any other type; no name has records of it.
     Other,
 }
 
@@ -54,17 +54,17 @@ impl Kind {
 /// The data of a record. Names have no dot at their end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Data {
-    /// `A`
+    /// An IPv4 address.
     A(Ipv4Addr),
-    /// `AAAA`
+    /// An IPv6 address.
     Aaaa(Ipv6Addr),
-    /// `CNAME`
+    /// The canonical name of an alias, without a dot at its end.
     Cname(String),
     /// `HINFO` in answer to `ANY` (RFC 8482)
     Hinfo,
-    /// `NS`
+    /// The name of a name server, without a dot at its end.
     Ns(String),
-    /// `PTR`
+    /// The name of an address, without a dot at its end.
     Ptr(String),
     /// `SOA` of the zone.
     Soa,
@@ -72,12 +72,12 @@ pub enum Data {
     Srv {
         /// The share of this record among those with the same owner.
         weight: u16,
-        /// The port.
+        /// The port of the service.
         port: u16,
         /// The host, which is never an alias.
         target: String,
     },
-    /// `TXT`
+    /// A text.
     Txt(&'static str),
 }
 

@@ -30,9 +30,9 @@ pub enum AddressError {
     /// The named address is in another pool than the named one.
     #[error("{ip} is in pool {pool:?}, and the Service names pool {named:?}")]
     InOtherPool {
-        /// The named address.
+        /// The address that the Service names.
         ip: IpAddr,
-        /// The named pool.
+        /// The pool that the Service names.
         named: String,
         /// The pool of the address.
         pool: String,
@@ -40,11 +40,11 @@ pub enum AddressError {
     /// Another Service has the address.
     #[error("Service {by} has {ip}: {why}")]
     Taken {
-        /// The address.
+        /// The address that two Services want.
         ip: IpAddr,
-        /// The Service that has it.
+        /// The Service that has the address.
         by: ObjectName,
-        /// Why the two cannot share it.
+        /// Why the two Services cannot share the address.
         why: &'static str,
     },
     /// No pool that the Service may use has free addresses for it.
@@ -71,7 +71,7 @@ pub enum Concern {
         if *internal { "public" } else { "internal" }
     )]
     OtherKind {
-        /// The address.
+        /// The address that is in no pool.
         ip: IpAddr,
         /// The pool of the address.
         pool: String,
@@ -86,9 +86,9 @@ pub enum Trouble {
     /// The Service gets no address, or not the one that it requests.
     #[error("{}{why}{}", if *keeps { "" } else { "no address: " }, if *keeps { "; the Service keeps the address that it has" } else { "" })]
     Refused {
-        /// The reason.
+        /// Why there is no address for the Service.
         why: String,
-        /// Whether the Service keeps an address that it has.
+        /// Whether the Service keeps an address that it already has.
         keeps: bool,
     },
     /// The Service has an address that it would not get now.

@@ -44,7 +44,7 @@ impl Verdict {
 /// What the probes of a target have shown.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct State {
-    /// The verdict.
+    /// What the probes say about the endpoint.
     pub verdict: Verdict,
     /// Seconds since the Unix epoch at which the verdict began; 0 while it is unknown.
     pub since: u64,
@@ -57,9 +57,9 @@ pub struct State {
 /// An unhealthy target, to be kept for the next agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Seconds since the Unix epoch at which it became unhealthy.
+    /// When the endpoint became unhealthy, in seconds since the Unix epoch.
     pub since: u64,
-    /// The last failure.
+    /// The last failure of a probe of the endpoint.
     pub failure: String,
 }
 

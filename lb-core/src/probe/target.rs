@@ -10,11 +10,11 @@ use crate::protocol::Protocol;
 /// targets of common endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
-    /// The endpoint's address.
+    /// The address of the endpoint that is probed.
     pub address: IpAddr,
     /// The port that probes go to.
     pub port: u16,
-    /// The check.
+    /// What a probe of the target does.
     pub check: Arc<Check>,
 }
 

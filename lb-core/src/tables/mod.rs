@@ -83,7 +83,7 @@ impl FromStr for TableSize {
 /// The parameters of Maglev tables; nodes that serve the same service need the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
-    /// Number of entries.
+    /// How many entries the Maglev tables have.
     pub size: TableSize,
     /// The seed of the hash of backends.
     pub seed: u64,
@@ -120,7 +120,7 @@ pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Opti
 /// The digest of a table, to compare it with another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// Number of entries.
+    /// How many entries the table has.
     pub count: u32,
     digest: u64,
 }

@@ -54,9 +54,9 @@ impl AttachMode {
 /// A tc hook of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AttachPoint {
-    /// Interface index.
+    /// Index of the network device.
     pub index: u32,
-    /// Interface name, if it is known.
+    /// Name of the network device, if it is known.
     pub name: Option<String>,
     /// Direction of the hook.
     pub direction: Direction,

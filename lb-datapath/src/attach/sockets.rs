@@ -24,7 +24,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// One of our programs in a control group.
+/// A program of this project that is attached to a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAttachment {
     /// Name of the program.

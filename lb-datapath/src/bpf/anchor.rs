@@ -39,7 +39,7 @@ pub struct Anchor {
 /// The result of [`Anchor::rescue`].
 #[derive(Debug)]
 pub struct Rescued {
-    /// Number of pins.
+    /// How many objects are pinned.
     pub pins: usize,
     /// Locks out other agents as long as it exists.
     _lock: Lock,

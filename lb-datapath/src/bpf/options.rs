@@ -21,18 +21,18 @@ pub enum BpfLogLevel {
     Error = 1,
     /// Conditions that an administrator should know.
     Warn = 2,
-    /// Rare events.
+    /// The programs log rare events.
     Info = 3,
-    /// New flows.
+    /// The programs log new flows.
     Debug = 4,
-    /// Everything.
+    /// The programs log every packet.
     Trace = 5,
 }
 
 /// Sizes of the maps in entries. A map that is pinned already keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities {
-    /// Frontends.
+    /// How many frontends `SERVICES` has room for.
     pub services: u32,
     /// Slots of the backend arena.
     pub backends: u32,
@@ -179,7 +179,7 @@ pub enum XdpOption {
     Native,
     /// All wire devices: if the driver does not run XDP, the kernel does, on skbs.
     Generic,
-    /// No device.
+    /// The programs attach to no device.
     #[default]
     Off,
 }
@@ -198,7 +198,7 @@ pub enum SocketScope {
 pub struct SocketOptions {
     /// Folder of the control group (cgroup v2); only its processes are served.
     pub cgroup: PathBuf,
-    /// Which sockets of those processes are served.
+    /// Which sockets of the processes in the control group are served.
     pub scope: SocketScope,
 }
 

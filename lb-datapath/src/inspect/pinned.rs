@@ -61,7 +61,7 @@ pub struct Pinned {
 /// How full a map is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapFill {
-    /// The map's name.
+    /// The name of the map.
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
@@ -72,7 +72,7 @@ pub struct MapFill {
 /// A program in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
-    /// The program's name, or why it is unknown.
+    /// The name of the program, or why it is unknown.
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,
@@ -109,28 +109,28 @@ impl ProgramStatus {
 /// One of our tc programs that serve Services, on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Interface index.
+    /// Index of the network device.
     pub index: u32,
-    /// Interface name.
+    /// Name of the network device.
     pub device: String,
     /// Direction of the hook.
     pub direction: Direction,
     /// How the program is attached.
     pub mode: AttachMode,
-    /// The program.
+    /// The program that is attached.
     pub program: ProgramStatus,
 }
 
 /// Our XDP program on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpAttachment {
-    /// Interface index.
+    /// Index of the network device.
     pub index: u32,
-    /// Interface name.
+    /// Name of the network device.
     pub device: String,
     /// How the device runs the program.
     pub mode: XdpMode,
-    /// The program.
+    /// The program that is attached.
     pub program: ProgramStatus,
 }
 
@@ -218,7 +218,7 @@ impl Pinned {
         Monitor::open(&self.folder)
     }
 
-    /// The packet counters.
+    /// The counters of packets, by their outcome.
     pub const fn stats(&self) -> &Stats {
         &self.stats
     }

@@ -29,9 +29,9 @@ impl DeviceKind {
 /// The header that packets of a device begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// An Ethernet header.
+    /// Frames begin with an Ethernet header.
     Ethernet,
-    /// The IP header: tun, WireGuard, IPIP and other tunnels.
+    /// Frames begin with the IP header: tun, WireGuard, IPIP and other tunnels.
     Ip,
 }
 
@@ -57,7 +57,7 @@ pub struct Device {
     pub index: u32,
     /// Name of the interface when it was listed.
     pub name: String,
-    /// The device's role.
+    /// What the device leads to.
     pub kind: DeviceKind,
     /// The header that the device's packets begin with.
     pub layer: Layer,

@@ -134,10 +134,10 @@ impl PolicyWatcher {
     }
 }
 
-/// Requests and answers.
+/// The messages about IPsec policies: what they request, and what the kernel answers.
 #[derive(Clone, Copy, Debug)]
 enum Xfrm {
-    /// Lists all policies.
+    /// Lists all IPsec policies.
     List,
     /// A policy; `None` if it does not encrypt packets that leave.
     Policy(Option<OutPolicy>),

@@ -51,9 +51,9 @@ pub struct Headers {
     payload: [u8; 2],
     next_header: u8,
     hop_limit: u8,
-    /// Source address.
+    /// Source address of the packet.
     pub source: [u8; 16],
-    /// Destination address.
+    /// Destination address of the packet.
     pub destination: [u8; 16],
 }
 

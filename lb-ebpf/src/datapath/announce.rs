@@ -202,7 +202,7 @@ unsafe fn add_one(counter: *mut u64) {
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64, options(nostack)) };
 }
 
-/// Nanoseconds of `CLOCK_BOOTTIME`.
+/// The current time in nanoseconds of `CLOCK_BOOTTIME`.
 #[inline(always)]
 fn now() -> u64 {
     // SAFETY: the helper takes nothing and only returns a number.

@@ -84,7 +84,7 @@ pub(super) static SETTINGS_SLOT: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 
-/// Packets by [`Outcome`].
+/// Counts packets by their [`Outcome`], on each CPU.
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 

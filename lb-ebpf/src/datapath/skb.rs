@@ -35,7 +35,7 @@ pub(crate) struct Skb {
 /// How a packet bypasses the stack.
 #[derive(Clone, Copy)]
 pub(super) struct Exit {
-    /// Interface index.
+    /// Index of the network device.
     device: u32,
     way: ExitWay,
 }
@@ -147,7 +147,7 @@ impl Skb {
     pub(super) fn pull_headers(&mut self) {
         let wanted = self.length().min(HEADERS);
         if self.ctx.data_end() - self.ctx.data() < wanted as usize {
-            // Whoever reads a header checks that it is there.
+            // `pull_data` may fail: whoever reads a header checks that it is there.
             let _ = self.ctx.pull_data(wanted);
         }
     }

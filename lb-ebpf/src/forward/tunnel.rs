@@ -86,9 +86,9 @@ pub fn source_port(from: &Tuple) -> u16 {
 /// The ends of a tunnel, and the fields that it copies from the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Outer {
-    /// This node.
+    /// The address of this node, which sends the tunnel's packets.
     pub source: Address,
-    /// The backend.
+    /// The address of the backend, at which the tunnel ends.
     pub destination: Address,
     /// The source port if the tunnel is GUE; else 0.
     pub port: u16,

@@ -137,23 +137,23 @@ pub fn v4_address(bytes: &[u8; 4]) -> Address {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TcpHeader {
-    /// Source port.
+    /// Source port, in network byte order.
     pub source: [u8; 2],
-    /// Destination port.
+    /// Destination port, in network byte order.
     pub destination: [u8; 2],
-    /// Sequence number.
+    /// Sequence number, in network byte order.
     pub seq: [u8; 4],
-    /// Acknowledgement number.
+    /// Acknowledgement number, in network byte order.
     pub ack: [u8; 4],
     /// Length of the header in units of 4 bytes, in the upper four bits.
     pub data_offset: u8,
     /// Bits of [`lb_common::conntrack::tcp_flags`].
     pub flags: u8,
-    /// Receive window.
+    /// Receive window, in network byte order.
     pub window: [u8; 2],
-    /// Checksum.
+    /// Checksum over pseudo header, header and payload.
     pub checksum: [u8; 2],
-    /// Urgent pointer.
+    /// Urgent pointer, in network byte order.
     pub urgent: [u8; 2],
 }
 
@@ -165,11 +165,11 @@ pub mod lengths {
         vlan::VlanHdr,
     };
 
-    /// Ethernet.
+    /// An Ethernet header without VLAN tags.
     pub const ETHERNET: u32 = 14;
     /// A VLAN tag.
     pub const VLAN: u32 = 4;
-    /// IPv4.
+    /// An IPv4 header without options.
     pub const IPV4: u32 = 20;
     /// IPv6.
     pub const IPV6: u32 = 40;

@@ -25,9 +25,9 @@ pub enum Layer {
 pub struct Packet {
     /// The five-tuple; its ports are 0 if this is an ICMP message or a later fragment.
     pub tuple: Tuple,
-    /// Offsets of its headers.
+    /// Offsets of the packet's headers.
     pub headers: Headers,
-    /// Which part of a datagram it is.
+    /// Which part of its datagram the packet is.
     pub fragment: Fragment,
     /// The kind of payload.
     pub body: Body,
@@ -79,9 +79,9 @@ impl Packet {
 /// Offsets of the headers of a packet, in bytes from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
-    /// The network header.
+    /// Offset of the network header.
     pub l3: u32,
-    /// The transport header.
+    /// Offset of the transport header.
     pub l4: u32,
     /// Whether the network header is IPv4; otherwise it is IPv6.
     pub is_v4: bool,
@@ -159,6 +159,6 @@ pub enum Body {
 pub struct Quoted {
     /// The five-tuple of the quoted packet.
     pub tuple: Tuple,
-    /// Offsets of its headers.
+    /// Offsets of the quoted packet's headers.
     pub headers: Headers,
 }

@@ -6,11 +6,11 @@ use lb_common::{Service, service_flags};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ClientSide {
-    /// External.
+    /// The client is external.
     External = 0,
-    /// Internal: its address is in the networks of internal clients.
+    /// The client is internal: its address is in the networks of internal clients.
     InternalByAddress = 1,
-    /// Internal: its packets enter through a device of internal clients.
+    /// The client is internal: its packets enter through a device of internal clients.
     InternalByDevice = 2,
 }
 

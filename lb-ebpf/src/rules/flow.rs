@@ -30,7 +30,7 @@ pub enum Staleness {
 pub enum Membership {
     /// The service has the backend.
     Member = 0,
-    /// The service has other backends only.
+    /// The service has backends, but no longer that of the flow.
     Gone = 1,
     /// The service has no backends.
     NoBackends = 2,

@@ -102,7 +102,7 @@ pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u
 pub struct Load {
     /// Active flows, fewer than 2^32.
     pub active: u64,
-    /// [`Backend::weight`], not 0.
+    /// The [`Backend::weight`] of the backend, not 0.
     pub weight: u32,
 }
 

@@ -14,9 +14,9 @@ use lb_tests::bench::machine::{field, kibibytes};
 /// Resident memory of a process in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Resident {
-    /// Current size.
+    /// The current size of the agent's memory.
     pub(crate) now: u64,
-    /// Largest size.
+    /// The largest size that the agent's memory has had.
     pub(crate) peak: u64,
 }
 

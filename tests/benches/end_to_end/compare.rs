@@ -15,7 +15,7 @@ use crate::{
 pub(crate) struct Quantity {
     /// Values in the quantity's unit.
     pub(crate) absolute: Samples,
-    /// Ratios by round.
+    /// The ratio of each round.
     pub(crate) ratio: Samples,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Meter {
 /// The result of a [`Meter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// Wall-clock time.
+    /// How long the measurement took.
     pub(crate) wall: Duration,
     /// CPU time of this process and of ksoftirqd.
     pub(crate) cpu: Duration,

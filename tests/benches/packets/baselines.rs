@@ -22,7 +22,7 @@ use crate::{
 /// A minimal baseline program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Baseline {
-    /// Returns at once.
+    /// The program returns at once.
     Return,
     /// Parses, swaps MAC addresses, and looks up a flow that does not exist.
     Miss,

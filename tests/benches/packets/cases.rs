@@ -95,7 +95,7 @@ pub(crate) struct Case {
     pub(crate) section: Section,
     /// Name of the data plane's program.
     pub(crate) program: &'static str,
-    /// The packet, as tables show it.
+    /// What the tables say about the packet.
     pub(crate) packet: String,
     pub(crate) frame: Frame,
     pub(crate) expected: Expected,
@@ -146,7 +146,7 @@ impl Action {
 /// The packet that must leave the program, with correct checksums.
 #[derive(Clone, Copy)]
 pub(crate) enum Becomes {
-    /// The unchanged packet.
+    /// The packet leaves unchanged.
     Same,
     /// A packet to this address.
     To(SocketAddr),
@@ -154,7 +154,7 @@ pub(crate) enum Becomes {
     ToPort(u16),
     /// A packet from this address.
     From(SocketAddr),
-    /// A TCP RST to its sender.
+    /// The packet becomes a TCP RST to its sender.
     Reset,
 }
 
@@ -446,11 +446,11 @@ impl Cases<'_> {
 struct Exchange {
     /// The packet from the client to the backend, between the hooks.
     between: Frame,
-    /// The addresses of the same packet beyond egress.
+    /// Source and destination of the packet after it has left the node.
     outside: Seen,
     /// The packet from the backend.
     answer: Frame,
-    /// The same packet between the hooks.
+    /// The packet between the two hooks.
     inside: Frame,
 }
 

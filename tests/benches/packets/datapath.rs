@@ -29,7 +29,7 @@ use crate::{
     frames::NODE,
 };
 
-/// The measured programs.
+/// The programs whose verification is measured.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
 /// Pod networks of a node. No client of the benchmark is in them.
@@ -216,7 +216,7 @@ fn network((address, prefix): (IpAddr, u8)) -> Network {
     Network::new(address.into(), prefix)
 }
 
-/// Packets by outcome.
+/// How many packets had each outcome.
 #[derive(Debug)]
 pub(crate) struct Counters(Vec<u64>);
 

@@ -43,7 +43,7 @@ pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::Maglev,
 ];
 
-/// An address family.
+/// The family of the addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ip {
     V4,
@@ -63,7 +63,7 @@ impl fmt::Display for Ip {
     }
 }
 
-/// Addresses of one family.
+/// The addresses of the cases in one family.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
     /// A Service with one backend, over TCP and UDP.
@@ -82,7 +82,7 @@ pub(crate) struct Family {
     pub(crate) backend: SocketAddr,
     /// The backend beyond another device.
     far: SocketAddr,
-    /// This node's address.
+    /// The address of this node.
     node: SocketAddr,
 }
 

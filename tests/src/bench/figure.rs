@@ -9,11 +9,11 @@ use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Seconds.
+    /// Durations in seconds.
     Seconds,
-    /// Bytes.
+    /// Sizes in bytes.
     Bytes,
-    /// A plain number.
+    /// Numbers without a unit.
     Count,
 }
 

@@ -20,15 +20,15 @@ pub struct Plot {
     pub bars: Vec<Bar>,
 }
 
-/// One bar.
+/// One bar of a plot.
 pub struct Bar {
     /// Name of the quantity.
     pub label: String,
-    /// Smallest value.
+    /// The smallest value that the bar shows.
     pub min: f64,
     /// Median, where the bar ends.
     pub median: f64,
-    /// Greatest value.
+    /// The greatest value that the bar shows.
     pub max: f64,
     /// Whether the bar is a reference for the others.
     pub is_reference: bool,

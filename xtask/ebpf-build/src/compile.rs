@@ -34,11 +34,11 @@ pub enum BuildError {
 /// A built BPF object.
 #[derive(Debug)]
 pub struct Object {
-    /// The ELF file.
+    /// The path of the ELF file.
     pub path: PathBuf,
-    /// The toolchain that built it.
+    /// The toolchain that built the object.
     pub toolchain: Toolchain,
-    /// The compiler's warnings; empty if there are none.
+    /// What the compiler warned of; empty if it warned of nothing.
     pub warnings: String,
 }
 

@@ -70,9 +70,9 @@ pub struct Compiler {
     pub rustc: PathBuf,
     /// The cargo of the same release; if the sysroot has none, the cargo in use.
     pub cargo: PathBuf,
-    /// Whether its `core` for BPF is compiled or source.
+    /// Whether the `core` library for BPF is compiled already, or is source.
     pub core: CoreLibrary,
-    /// The version, such as `1.96.0`.
+    /// The version of the compiler, such as `1.96.0`.
     pub version: String,
 }
 

@@ -64,7 +64,7 @@ fn object(revision: &str, commit: &str) -> anyhow::Result<PathBuf> {
     Ok(kept)
 }
 
-/// A git worktree. Dropping it removes it.
+/// A git worktree, which is removed when this value is dropped.
 struct Tree {
     path: PathBuf,
 }

@@ -23,9 +23,9 @@ pub(super) struct Report {
 pub(super) struct Traffic {
     /// `namespace/name` of the Service.
     pub(super) service: String,
-    /// The virtual address.
+    /// The virtual address that was asked.
     pub(super) address: SocketAddr,
-    /// `TCP` or `UDP`
+    /// The protocol of the requests, `TCP` or `UDP`.
     pub(super) protocol: &'static str,
     /// The namespace that the requests came from.
     pub(super) client: String,
@@ -41,11 +41,11 @@ pub(super) struct Traffic {
 /// A claim about the load balancer that the demo has checked.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
-    /// The claim.
+    /// What the demo claims.
     pub(super) promise: String,
     /// Whether the observation agrees with the claim.
     pub(super) kept: bool,
-    /// The observation.
+    /// What the demo has seen.
     pub(super) seen: String,
 }
 

@@ -83,7 +83,7 @@ pub(super) fn play(cluster: &Cluster, agent: Agent) -> Result<(Report, Agent)> {
     Ok((report, agent))
 }
 
-/// One scene of requests.
+/// Some requests of the demo, with their heading.
 struct Scene<'a> {
     service: &'a str,
     to: SocketAddr,

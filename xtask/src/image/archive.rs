@@ -9,7 +9,7 @@ use tar::{Archive, Builder, EntryType, Header};
 /// A file of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct File {
-    /// Permission bits.
+    /// The permission bits of the file.
     pub(super) mode: u32,
     pub(super) content: Vec<u8>,
 }

@@ -20,7 +20,7 @@ pub(super) struct About<'a> {
     /// Go's name of the processor, such as `amd64`.
     pub(super) architecture: &'static str,
     pub(super) entrypoint: &'a str,
-    /// Default arguments.
+    /// The arguments that a container gets if none are given.
     pub(super) arguments: &'static [&'static str],
     /// Repository and tag, such as `lb-agent` and `0.1.0`.
     pub(super) name: (&'static str, &'static str),

@@ -10,16 +10,16 @@ use crate::elf;
 /// What an ELF program needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// Its processor.
+    /// The processor that the program is for.
     pub(super) architecture: Architecture,
-    /// Names of shared libraries, such as `libc.so.6`.
+    /// The names of the shared libraries that the program needs, such as `libc.so.6`.
     pub(super) libraries: BTreeSet<String>,
     /// The oldest version of glibc that has all functions that it calls: major and minor.
     pub(super) glibc: (u32, u32),
 }
 
 impl Needs {
-    /// Reads them from a program that is linked dynamically.
+    /// Reads what a program needs from its ELF file; the program must be linked dynamically.
     pub(super) fn of(program: &[u8]) -> anyhow::Result<Self> {
         let file = object::File::parse(program).context("the program is not an ELF file")?;
         let strings = file.section_by_name(".dynstr").context("the program is linked statically")?.data()?;

@@ -16,7 +16,7 @@ pub(super) const AGENTS: [&str; 2] = ["lb-agent", "next-lb-agent"];
 
 /// A test binary of `lb-tests`.
 pub(super) struct TestBinary {
-    /// For example `packet`.
+    /// The name of the test program, for example `packet`.
     pub(super) name: String,
     /// The binary without debugging information.
     pub(super) path: PathBuf,

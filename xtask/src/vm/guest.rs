@@ -106,7 +106,7 @@ fn check() -> anyhow::Result<Vec<Probe>> {
     })
 }
 
-/// The report and its counts so far.
+/// The guest's report and its counts so far.
 struct Guest {
     channel: File,
     skips: Skips,
@@ -200,7 +200,7 @@ impl Guest {
 enum Next {
     Passed,
     Failed,
-    /// The process ended.
+    /// The process has ended.
     Ended,
     /// The process has printed nothing for too long.
     Silence,
@@ -210,7 +210,7 @@ enum Next {
 struct Process {
     child: Child,
     lines: Receiver<String>,
-    /// The process's output other than test results.
+    /// What the process has printed, apart from results of tests.
     output: String,
 }
 

@@ -14,7 +14,7 @@ use crate::setup::apt_get;
 /// The kernels of a run without `--kernel`.
 pub(super) const DEFAULTS: [&str; 2] = ["6.1", "6.12"];
 
-/// A kernel with its modules.
+/// The kernel of a guest, with its modules.
 pub(super) struct Kernel {
     /// The value of `--kernel`.
     pub(super) name: String,

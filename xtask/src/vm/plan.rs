@@ -72,11 +72,11 @@ const NOT_IN_A_GUEST: [(&str, &str); 3] = [
 
 /// Which tests to run.
 pub(super) enum Extent {
-    /// All tests.
+    /// The guest runs all tests.
     Full,
     /// `packet` without [`LONG`], and [`SHORT`]: they fit into the time of a CI run.
     Short,
-    /// Tests whose names contain one of these.
+    /// The guest runs the tests whose names contain one of these texts.
     Named(Vec<String>),
 }
 
@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// Tests of one binary.
+/// The tests of one test program that the guest runs.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Binary {
     pub(super) name: String,

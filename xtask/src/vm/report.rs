@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-/// One line of the report.
+/// One line of a guest's report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Record {
@@ -47,7 +47,7 @@ pub(super) enum TestOutcome {
     Passed { without: Vec<String> },
     /// The test cannot run in this guest.
     Skipped { reason: String },
-    /// The test failed. A [`Record::Output`] has its output.
+    /// The test has failed. A [`Record::Output`] has its output.
     Failed,
 }
 
@@ -93,7 +93,7 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// A complete report.
+/// The report of a guest that has run all its tests.
 #[derive(Debug)]
 pub(super) struct Report {
     records: Vec<Record>,
@@ -138,7 +138,7 @@ impl Report {
         self.tests().filter(|test| matches!(test.outcome, TestOutcome::Failed)).count()
     }
 
-    /// Tests that did not run, with their reasons.
+    /// The tests that did not run, with the reason of each.
     fn skipped(&self) -> impl Iterator<Item = (&str, &str)> {
         self.tests().filter_map(|test| match &test.outcome {
             TestOutcome::Skipped { reason } => Some((test.name.as_str(), reason.as_str())),

@@ -13,7 +13,7 @@ use lb_tests::virtio::{END_NAMES, MTU, PAIRS, Pair, QUEUES};
 pub(super) struct Wires(Netns);
 
 impl Wires {
-    /// Creates the bridges.
+    /// Creates the bridges that connect the guests.
     pub(super) fn create() -> anyhow::Result<Self> {
         cleanup::on_interrupt();
         let netns = Netns::create(&unique_prefix()).context("the guest's network cards need root")?;

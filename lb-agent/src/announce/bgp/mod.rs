@@ -48,18 +48,18 @@ const TICK: Duration = Duration::from_secs(1);
 /// Where routes and configuration go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The kernel's table.
+    /// Number of the kernel's routing table that gets the routes (`--announce-table`).
     pub table: u32,
-    /// BIRD, if the agent configures it.
+    /// The paths of BIRD's files, if the agent configures BIRD.
     pub bird: Option<BirdPaths>,
 }
 
 /// The files of BIRD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BirdPaths {
-    /// The configuration.
+    /// The configuration file that the agent writes for BIRD (`--bird-config`).
     pub file: PathBuf,
-    /// The control socket.
+    /// BIRD's control socket, through which the agent makes BIRD read its configuration again.
     pub socket: PathBuf,
 }
 
@@ -68,7 +68,7 @@ pub struct BirdPaths {
 pub struct Sources {
     /// Advertisements, peers and pools.
     pub advertised: watch::Receiver<Advertised>,
-    /// Services with addresses.
+    /// The Services that have a load balancer's address which this node serves.
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel. Becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
@@ -92,13 +92,13 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` come from all objects that can be read.
     is_ready: bool,
-    /// Whether they come from all objects.
+    /// Whether the advertisements come from all objects, so that a missing one was deleted.
     is_complete: bool,
     /// Whether the node may get traffic of load balancers.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
     configuration: Configuration,
-    /// What needs attention, as it was logged.
+    /// The conditions that the agent logged last, so that each is logged once.
     conditions: Vec<String>,
 }
 

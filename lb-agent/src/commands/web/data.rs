@@ -157,7 +157,7 @@ fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, S
     })
 }
 
-/// Reads all Services and counts their traffic.
+/// Reads Services and counters for the web pages.
 struct Reader {
     bpffs: PathBuf,
     ledger: Ledger,

@@ -202,7 +202,7 @@ impl<const AGENT: bool> View<AGENT> {
         remove(self, &PLACES, &key)
     }
 
-    /// The value that a reader finds, from one lookup.
+    /// The value that one lookup of a reader finds.
     fn get(&self, key: u64) -> Option<u64> {
         let entry = find(self, &PLACES, &key)?;
         let (found, value) = self.copy(entry.slot);

@@ -86,7 +86,7 @@ impl BgpAdvertisement {
         self.peers.is_empty() || self.peers.contains(peer)
     }
 
-    /// Whether a node with these labels announces.
+    /// Whether a node with these labels announces the routes.
     pub(super) fn selects_node(&self, labels: &Labels) -> bool {
         self.scope.selects_node(labels)
     }

@@ -14,9 +14,9 @@ use crate::{load_balancer::Labels, model::ObjectName};
 /// Why a route is offered.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// The Services that it leads to.
+    /// The Services whose load balancer's address the route covers.
     pub services: BTreeSet<ObjectName>,
-    /// The advertisements that ask for it.
+    /// The BGPAdvertisements that ask for the route.
     pub advertisements: BTreeSet<ObjectName>,
 }
 

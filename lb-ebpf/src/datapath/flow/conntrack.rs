@@ -78,7 +78,7 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
         Some(forward) if flow::has_ended(forward, reply) => {
             active_flows::end(forward);
             flow_log::ended(&key, forward, Some(reply), FlowEventKind::Replaced);
-            // Another CPU may have deleted them already.
+            // Another CPU may have deleted the two entries already.
             table::remove(&key);
             table::remove(&packet.tuple);
             true

@@ -123,7 +123,7 @@ fn prepare_forward(setup: &mut FlowSetup) {
 /// Deletes the entries that [`claim`] has inserted.
 #[inline(never)]
 pub(super) fn release(setup: &mut FlowSetup) {
-    // They may be gone already.
+    // The entries of the second flow may be gone already.
     table::remove(&setup.to);
     setup.key = setup.from_backend();
     table::remove(&setup.key);

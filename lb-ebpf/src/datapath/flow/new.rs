@@ -27,9 +27,9 @@ use crate::datapath::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Begin {
-    /// Any flow.
+    /// Any flow may begin.
     Any = 0,
-    /// Only routed flows: the XDP program creates no others.
+    /// Only a routed flow may begin: the XDP program creates no others.
     OnlyRouted = 1,
     /// The flow that the [`Request`] in `SCRATCH` already describes.
     Requested = 2,

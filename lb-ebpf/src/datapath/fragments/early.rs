@@ -95,7 +95,7 @@ static EARLY_LISTS: Array<Lists, 1> = Array::new();
 pub(super) enum Held {
     /// The fragment is empty, truncated or too long, or other CPUs use its place or change its list.
     No = 0,
-    /// The fragment waits.
+    /// The fragment waits for the first one.
     Yes = 1,
     /// The first fragment has arrived meanwhile, and the fragment waits no longer.
     TakenBack = 2,
@@ -197,7 +197,7 @@ struct Walk {
     skb: *mut __sk_buff,
     device: u32,
     l3: u32,
-    /// The next place.
+    /// The ticket of the next place in the ring.
     ticket: u64,
     key: FragmentKey,
     now: Tick,
@@ -308,7 +308,7 @@ fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool
     true
 }
 
-/// Copies the frame; returns its length.
+/// Copies the frame to its place; returns its length.
 #[inline(always)]
 fn set_aside(skb: &Skb) -> Option<u32> {
     let length = skb.length();

@@ -25,9 +25,9 @@ use super::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum At {
-    /// It enters the node.
+    /// The fragment enters the node.
     Ingress = 0,
-    /// It leaves the node.
+    /// The fragment leaves the node.
     Egress = 1,
     /// It enters the node in a tunnel. Such a fragment is not held: the node at the other end holds early fragments,
     /// and sends the first one before them.
@@ -79,9 +79,9 @@ enum Later {
     Unknown = 0,
     /// The packet has the ports and the protocol of its datagram now.
     Translated = 1,
-    /// Its datagram is not translated at this hook.
+    /// The fragment passes: its datagram is not translated at this hook.
     Untouched = 2,
-    /// It waits for the first fragment.
+    /// The fragment waits for the first one.
     Held = 3,
     /// It is dropped, as the first fragment was, or because it has waited and its datagram is complete without it.
     Dropped = 4,
@@ -190,11 +190,11 @@ fn may_be_of_service(key: &FragmentKey) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Becomes {
-    /// They get the ports of the first one.
+    /// The later fragments get the ports of the first one.
     Translated = 0,
-    /// They pass.
+    /// The later fragments pass.
     Untouched = 1,
-    /// They are dropped.
+    /// The later fragments are dropped.
     Dropped = 2,
 }
 

@@ -14,7 +14,7 @@ use super::{
 /// The result of a lookup: `BPF_FIB_LKUP_RET_*`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A route, and the MAC address of its next hop.
+    /// The whole route, with the MAC address of its next hop.
     Route,
     /// A route whose next hop is not resolved to a MAC address yet.
     WithoutNeighbour,

@@ -133,7 +133,7 @@ impl Ports {
 /// The error of an insertion whose key already exists.
 pub(crate) const EEXIST: i32 = -17;
 
-/// Whether a flow has its reverse entries.
+/// The result of an attempt to insert the reverse entries of a flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Claim {

@@ -8,7 +8,7 @@ use lb_common::conntrack::Tuple;
 pub(crate) struct SocketTuple([u32; 9]);
 
 impl SocketTuple {
-    /// Writes the tuple; returns its length in bytes.
+    /// Writes the tuple in the form that the helper reads; returns its length in bytes.
     #[inline(always)]
     pub(crate) fn set(&mut self, received: &Tuple) -> u32 {
         let Tuple { source, destination, source_port, destination_port, .. } = received;

@@ -20,7 +20,7 @@ pub(super) struct Report {
     pub(super) scenes: Vec<Outcome>,
 }
 
-/// One scene.
+/// The results of one scene of the demo.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Outcome {
@@ -48,15 +48,15 @@ pub(super) struct Tally {
     client: &'static str,
     fate: Fate,
     connections: usize,
-    /// Those that received every byte.
+    /// How many downloads received every byte.
     complete: usize,
-    /// The longest time without a byte of those, in ms.
+    /// The longest time in which such a download received no byte, in ms.
     longest_pause_ms: u64,
-    /// How the others ended: the first errors.
+    /// The first errors of the other downloads.
     errors: Vec<String>,
 }
 
-/// Something that happened.
+/// Something that happened during a scene.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Event {
@@ -131,7 +131,7 @@ impl Report {
         self.scenes.iter().flat_map(|scene| &scene.tallies).map(Tally::broken).sum()
     }
 
-    /// Tables and timelines.
+    /// The tables and timelines of all scenes, as text.
     pub(super) fn text(&self) -> String {
         self.scenes.iter().map(|scene| scene.text(self.dead)).collect::<Vec<_>>().join("\n\n")
     }

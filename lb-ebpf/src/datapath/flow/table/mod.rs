@@ -32,7 +32,7 @@ const MAY_BE_IN_OVERFLOW: u32 = u32::MAX;
 
 /// The result of [`find`].
 pub(crate) enum Found {
-    /// There is no such entry.
+    /// The table has no entry with the key.
     Absent,
     /// The flow of the entry, which is in the table.
     Flow(&'static mut Flow),

@@ -42,7 +42,7 @@ pub(super) fn replace(key: &Tuple, flow: &Flow) -> bool {
     overflow_replace(key, flow) != 0
 }
 
-/// Deletes an entry; returns whether there was one.
+/// Deletes the entry with the key; returns false if there was none.
 #[inline(always)]
 pub(super) fn remove(key: &Tuple) -> bool {
     overflow_remove(key) != 0
