@@ -127,6 +127,9 @@ fn heading(service: &ServiceView, wide: bool) -> String {
         let mode = service.north_south_mode.map_or_else(String::new, |mode| format!(", {mode}"));
         lines.push(("External", format!("traffic policy {policy}{mode}")));
     }
+    if let Some(version) = service.proxy_protocol {
+        lines.push(("Header", format!("backends get a PROXY protocol header, {version}")));
+    }
     if !service.source_ranges.is_empty() {
         lines.push(("Allowed", format!("sources {}", service.source_ranges.join(", "))));
     }

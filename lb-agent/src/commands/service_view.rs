@@ -43,6 +43,9 @@ pub(super) struct ServiceView {
     /// traffic policy is `Cluster`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) north_south_mode: Option<&'static str>,
+    /// The version of the PROXY protocol header that backends get, `v2`; `None` if they get none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) proxy_protocol: Option<&'static str>,
     /// Client networks that may use the Service's load balancer addresses; empty allows all.
     pub(super) source_ranges: Vec<String>,
     /// Backends of all frontends, sorted.
@@ -202,6 +205,7 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
         frontends,
         external_traffic_policy: external_traffic_policy(of_port),
         north_south_mode: north_south_mode(of_port),
+        proxy_protocol: proxy_protocol(of_port),
         source_ranges: source_ranges(contents, id),
         weights: backends.iter().filter(|backend| backend.weight != 1).map(|b| weight(b)).collect(),
         backends: backends.into_iter().map(|backend| self::backend(contents, backend)).collect(),
@@ -226,6 +230,11 @@ fn north_south_mode(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str>
     let mut external = of_port.iter().filter(|(_, record)| leads_elsewhere(record));
     let is_direct = |record: &Service| record.flags & service_flags::DSR != 0;
     external.next().map(|(_, record)| if is_direct(record) { "dsr" } else { "snat" })
+}
+
+fn proxy_protocol(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {
+    let has_header = |(_, record): &(_, &Service)| record.flags & service_flags::PROXY_PROTOCOL != 0;
+    of_port.iter().any(has_header).then_some("v2")
 }
 
 fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
@@ -532,6 +541,16 @@ mod tests {
         assert_eq!(mode(|_| {}), None, "a Local policy");
         assert_eq!(mode(|record| record.flags &= !service_flags::SHORT_CIRCUIT), Some("snat"));
         assert_eq!(mode(|record| record.flags = service_flags::DSR), Some("dsr"));
+    }
+
+    #[test]
+    fn proxy_protocol_header_is_shown() {
+        let shown = |flags| {
+            let mut contents = testdata::exposed();
+            contents.frontends.values_mut().for_each(|record| record.flags |= flags);
+            services(&contents)[0].proxy_protocol
+        };
+        assert_eq!((shown(0), shown(service_flags::PROXY_PROTOCOL)), (None, Some("v2")));
     }
 
     #[test]
