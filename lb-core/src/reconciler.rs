@@ -63,7 +63,7 @@ pub struct Reconciler {
     vips: PerAddress<Vip>,
     /// The slots of `BACKENDS`: which are free, and which slice has the others.
     slices: Slices,
-    /// Slots of `TABLES`. Epochs of both arenas end together.
+    /// The slots of `TABLES`. Released slots of both maps become free after the same grace period.
     tables: Slices,
     counters: ActiveFlowSlots,
     capacity: Capacity,

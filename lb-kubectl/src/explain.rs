@@ -89,7 +89,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Follows the packet. Returns what is to be said at the end.
+    /// Explains the packet on each node that it passes. Returns the sentence about the result, to be printed last.
     async fn follow(&mut self, node: &str, args: &ExplainArgs) -> anyhow::Result<String> {
         let source = |ip| {
             args.client_port.map_or_else(|| format!("{ip}"), |port| SocketAddr::new(ip, port).to_string())

@@ -32,7 +32,7 @@ pub(super) struct FlowView {
     phase: &'static str,
     /// Seconds since the last packet of either direction; for a tunnelled flow, since the client's last packet.
     idle_seconds: u32,
-    /// Seconds until the flow expires without another packet.
+    /// Seconds until the flow expires if no packet comes.
     seconds_left: u32,
     /// `namespace/name` of the Service; `None` if it was deleted, and for a connection of the node itself.
     service: Option<String>,

@@ -106,7 +106,7 @@ pub struct Notice {
     pub is_warning: bool,
     /// The reason in CamelCase.
     pub reason: &'static str,
-    /// The text for people.
+    /// The text of the Event.
     pub note: String,
 }
 

@@ -13,7 +13,7 @@ use crate::{
 /// A measured quantity, and its ratio to the baseline of the same round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Quantity {
-    /// Values in the quantity's unit.
+    /// The measured values, in the unit of their quantity.
     pub(crate) absolute: Samples,
     /// The ratio of each round.
     pub(crate) ratio: Samples,

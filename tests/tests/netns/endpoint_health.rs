@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::bed::{Bed, WEB, http};
 
 const PODS: [&str; 2] = ["pod2", "pod3"];
-/// Port of the servers that say how a pod is.
+/// Port of the servers that the health checks ask how a pod is.
 const HEALTH: u16 = 9000;
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 

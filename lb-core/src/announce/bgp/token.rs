@@ -39,7 +39,7 @@ pub(super) fn comment(name: &ObjectName) -> String {
     format!("{}/{}", Word(&name.namespace), Word(&name.name))
 }
 
-/// The name of the protocol of a peer. A namespace has no dots, so different peers have different symbols.
+/// The name of a peer's protocol in BIRD's configuration. A namespace has no dots, so different peers have different symbols.
 pub(super) fn symbol(name: &ObjectName) -> String {
     format!("'{}.{}'", Word(&name.namespace), Word(&name.name))
 }
