@@ -50,7 +50,7 @@ pub struct LoadBalancers {
     /// pool, the earliest released first, because hosts may still send packets for their former Service.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
-    /// Which free addresses are given first: those that no Service has had lately.
+    /// The addresses that no Service has had so far, which are given first.
     fresh: Fresh,
     /// The number of releases, of changes of terms, and of changes of pools or namespaces.
     changes: u64,
