@@ -156,30 +156,105 @@ fn client_that_sends_at_once_keeps_its_bytes() {
     }
 }
 
-/// Of the segments to the backend every fourth is lost, of those from it every sixth: SYNs, headers, data,
-/// acknowledgements.
+/// The chains of packets that a namespace receives and sends.
+const IN: &str = "in";
+const OUT: &str = "out";
+
+/// Sets the rules of a namespace about lost packets.
+fn lose(netns: &Netns, chain: &str, rule: &str) {
+    let hook = if chain == IN { "prerouting" } else { "output" };
+    let rules = format!(
+        "table inet loss
+         delete table inet loss
+         table inet loss {{
+           set ports {{ type inet_service; flags dynamic; }}
+           chain {chain} {{ type filter hook {hook} priority 0; {rule}; }}
+         }}
+"
+    );
+    netns.feed("nft", &["-f", "-"], &rules).unwrap();
+}
+
+/// Opens connections of both clients in both families, all at once: half of them send first, half wait for the server.
+fn use_connections(bed: &Bed) {
+    thread::scope(|scope| {
+        for client in [&bed.cluster.client, bed.netns("pod2")] {
+            for (vip, sends_first) in WEB.into_iter().flat_map(|vip| [(http(vip), true), (http(vip), false)])
+            {
+                scope.spawn(move || {
+                    let mut stream = connect_within(client, vip, Duration::from_secs(60)).unwrap();
+                    if sends_first {
+                        stream.write_all(b"hello").unwrap();
+                    }
+                    let mut reader = BufReader::new(&stream);
+                    let (found, expected) = named(&stream, &mut reader, vip);
+                    assert_eq!(found, expected, "{} to {vip}, sends first: {sends_first}", client.name());
+                    if sends_first {
+                        let mut greeting = [0; 5];
+                        reader.read_exact(&mut greeting).unwrap();
+                        assert_eq!(&greeting, b"hello");
+                    }
+                    transfer(&stream, &mut reader, 20_000);
+                });
+            }
+        }
+    });
+}
+
+/// The first segment of each kind is lost, between client and node or between node and backend.
 #[test]
-fn connections_survive_the_loss_of_any_segment() {
+fn connections_survive_the_loss_of_each_first_segment() {
+    let bed = start(SERVER);
+    serve(bed.netns("pod1"));
+    let clients = || [&bed.cluster.client, bed.netns("pod2")];
+    let pod = || [bed.netns("pod1"); 1];
+    const TO_VIP: &str = "tcp dport 80";
+    const TO_POD: &str = "tcp dport 9090";
+    for (lost, at, chain, rule) in [
+        ("SYN", &clients()[..], OUT, [TO_VIP, "tcp flags & (syn|ack) == syn", "tcp sport"]),
+        ("SYN-ACK", &clients(), IN, ["tcp sport 80", "tcp flags & (syn|ack) == syn|ack", "tcp dport"]),
+        (
+            "ACK of the handshake",
+            &clients(),
+            OUT,
+            [TO_VIP, "tcp flags & (syn|ack|psh|fin) == ack", "tcp sport"],
+        ),
+        ("first bytes", &clients(), OUT, [TO_VIP, "tcp flags & psh == psh", "tcp sport"]),
+        ("header", &pod(), IN, [TO_POD, "tcp flags & psh == psh", "tcp sport"]),
+        (
+            "acknowledgement of the header",
+            &pod(),
+            OUT,
+            ["tcp sport 9090", "tcp flags & (syn|ack|fin) == ack", "tcp dport"],
+        ),
+    ] {
+        let [packets, kind, port] = rule;
+        // Within the limit is only the first packet of each connection.
+        let first = format!("add @ports {{ {port} limit rate 1/hour burst 1 packets }}");
+        for netns in at {
+            lose(netns, chain, &format!("{packets} {kind} {first} counter drop"));
+        }
+        use_connections(&bed);
+        for netns in at {
+            let output =
+                netns.command("nft").args(["list", "chain", "inet", "loss", chain]).output().unwrap();
+            let shown = String::from_utf8(output.stdout).unwrap();
+            assert!(shown.contains("counter packets") && !shown.contains("packets 0 "), "{lost}: {shown}");
+            lose(netns, chain, "accept");
+        }
+    }
+}
+
+/// Of the segments to the backend every tenth is lost, of those from it every twelfth.
+#[test]
+fn connections_survive_the_loss_of_many_segments() {
     let bed = start(SERVER);
     let pod = bed.netns("pod1");
     serve(pod);
-    let rules = "table inet loss {\n chain in { type filter hook prerouting priority 0;\n tcp dport 9090 numgen inc mod 4 0 drop\n }\n \
-                 chain out { type filter hook postrouting priority 0;\n tcp sport 9090 numgen inc mod 6 0 drop\n }\n}\n";
-    pod.feed("nft", &["-f", "-"], rules).unwrap();
-    thread::scope(|scope| {
-        for number in 0..24 {
-            let bed = &bed;
-            scope.spawn(move || {
-                let client = if number % 3 == 0 { bed.netns("pod2") } else { &bed.cluster.client };
-                let vip = http(WEB[number % 2]);
-                let stream = connect_within(client, vip, Duration::from_secs(60)).unwrap();
-                let mut reader = BufReader::new(&stream);
-                let (found, expected) = named(&stream, &mut reader, vip);
-                assert_eq!(found, expected, "{}", client.name());
-                transfer(&stream, &mut reader, 20_000);
-            });
-        }
-    });
+    lose(pod, IN, "tcp dport 9090 numgen inc mod 10 0 drop");
+    use_connections(&bed);
+    lose(pod, OUT, "tcp sport 9090 numgen inc mod 12 0 drop");
+    use_connections(&bed);
 }
 
 /// A program in a namespace that ends with this value.
