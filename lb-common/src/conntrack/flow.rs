@@ -299,6 +299,24 @@ mod tests {
     }
 
     #[test]
+    fn flows_with_a_proxy_protocol_header_never_bypass_the_stack() {
+        use flow_flags::{GUE, MASQUERADED, PROXY_PROTOCOL, REPLY, ROUTED, TUNNEL};
+        let (flow, _) = pair(protocol::TCP);
+        for (flags, has_header, bypasses, may_bypass) in [
+            (0, false, false, true),
+            (PROXY_PROTOCOL, true, false, false),
+            (PROXY_PROTOCOL | REPLY, true, false, false),
+            (PROXY_PROTOCOL | MASQUERADED, true, false, false),
+            (ROUTED, false, true, true),
+            (ROUTED | TUNNEL | GUE, false, false, false),
+        ] {
+            let flow = Flow { flags, ..flow };
+            let found = (flow.has_proxy_header(), flow.may_bypass_stack(false), flow.may_bypass_stack(true));
+            assert_eq!(found, (has_header, bypasses, may_bypass), "{flags}");
+        }
+    }
+
+    #[test]
     fn merge_adds_what_a_copy_has_missed() {
         let (mut copy, reply) = pair(protocol::TCP);
         copy.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
