@@ -378,7 +378,7 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     let (_, text) = unit();
     let value =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap();
-    // The capabilities of the unit of systemd are those of the DaemonSet.
+    // The same as in the DaemonSet.
     assert_eq!(value("CapabilityBoundingSet"), "CAP_BPF CAP_NET_ADMIN CAP_PERFMON");
     assert_eq!(value("ProtectSystem"), "strict");
     assert_eq!(Path::new("/run").join(value("RuntimeDirectory")), Path::new(socket::FOLDER));

@@ -35,9 +35,9 @@ const PATHS: &str = "/configz /flagz /healthz /metrics /metrics/slis /proxyMode"
 /// Contents of the pages.
 #[derive(Debug)]
 pub struct About {
-    /// The settings in force as JSON, for the page `/configz`.
+    /// The page `/configz`.
     pub configz: Value,
-    /// The flags with their values, for the page `/flagz`.
+    /// Flags and their values.
     pub flagz: BTreeMap<&'static str, String>,
     /// When the agent started.
     pub started: Timestamp,

@@ -9,9 +9,9 @@ use lb_datapath::{Device, DeviceKind, DevicePatterns, Layer, Link, Network, clas
 /// A device on which an address is announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Index of the network device.
+    /// Interface index.
     pub(super) index: u32,
-    /// Name of the network device.
+    /// Interface name.
     pub(super) name: String,
     /// MAC address of the interface, which the node announces.
     pub(super) mac: [u8; 6],

@@ -6,7 +6,7 @@ use lb_core::announce::lease::{Nanos, Right};
 /// How long a node does not answer for an address that another machine has claimed: `DEFEND_INTERVAL` of RFC 5227.
 const HOLD_OFF: Nanos = 10_000_000_000;
 
-/// One address that this node announces on one device.
+/// An announcement of this node on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     /// [`Right::since`] of the right to this announcement.

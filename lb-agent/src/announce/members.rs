@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 /// The members that share addresses.
 #[derive(Clone, Debug)]
 pub struct Members {
-    /// The nodes that vote on announcements.
+    /// Which nodes these are.
     pub who: Who,
-    /// The key that authenticates the messages between members (`--announce-key-file`).
+    /// The key that authenticates their messages.
     pub key: Key,
     /// Whether two members that receive no message from each other both announce, or neither.
     pub prefer: Prefer,
@@ -85,7 +85,7 @@ impl Key {
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
     }
 
-    /// Encodes a message for another member: its authentication code, then JSON.
+    /// Encodes a message: its authentication code, then JSON.
     pub(super) fn seal(&self, message: &Message) -> Vec<u8> {
         // Cannot fail: only a map with keys other than text has no JSON, and a `Message` contains no map.
         let text = serde_json::to_vec(message).unwrap_or_default();
@@ -209,7 +209,7 @@ mod tests {
                 for answer in answers.asked(&from, &ask, 2) {
                     asks.answered(&"b".into(), &answer, 3);
                     kinds.insert((answer.challenge.is_some(), answer.voters.is_some()));
-                    // An answer as if this member had granted everything that the question wants.
+                    // As if it had promised all.
                     let grants = ask.wants.iter().filter(|_| answer.voters.is_none()).copied().collect();
                     fits(Body::Answer(Answer { grants, ..answer }));
                 }

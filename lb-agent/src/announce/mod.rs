@@ -120,7 +120,7 @@ pub struct Announcer {
     /// Whether a synchronisation has completed since the start. Before that, the programs of an earlier agent stay
     /// attached.
     begun: bool,
-    /// The error of the last update of the announcements in the kernel; `None` if it succeeded.
+    /// The error of the last update; `None` if it succeeded.
     failure: Option<String>,
 }
 

@@ -110,7 +110,7 @@ impl Peers {
         self.others = addresses;
     }
 
-    /// Opens the UDP socket for the messages of members, unless it is open.
+    /// Opens the socket unless it is open.
     fn bind(&mut self) -> anyhow::Result<()> {
         if let (Some(own), None) = (self.own, &self.socket) {
             let socket = UdpSocket::bind(own)
@@ -190,7 +190,7 @@ impl Peers {
         retires
     }
 
-    /// Handles a message of another member; returns whether that member ends.
+    /// Handles a message; returns whether its sender ends.
     fn handle(&mut self, bytes: &[u8]) -> bool {
         let Some(Message { from, to, body }) = self.key.open(bytes) else {
             debug!("a message has another key than the members");

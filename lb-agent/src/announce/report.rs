@@ -13,11 +13,11 @@ use super::{devices::Place, frames, held::Held};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementReport {
-    /// A load balancer's address.
+    /// The address.
     pub address: IpAddr,
-    /// The name of the IPAddressPool that the address is from.
+    /// The name of its pool.
     pub pool: String,
-    /// `namespace/name` of the Services that have the address.
+    /// `namespace/name` of the Services that have it.
     pub services: Vec<String>,
     /// The node that announces it, as far as this node knows.
     pub node: Option<String>,
@@ -26,7 +26,7 @@ pub struct AnnouncementReport {
     pub here: bool,
     /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,
-    /// Since when this node announces the address; `None` if it does not.
+    /// When this node began to announce it.
     pub since: Option<Timestamp>,
     /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right or
     /// without other members.

@@ -306,9 +306,9 @@ settings! {
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(untagged, expecting = "expected a list of texts, or one text with commas")]
 pub enum List {
-    /// The value of a list, as one text with commas between its items.
+    /// One text with commas.
     Text(String),
-    /// The value of a list, as a YAML list.
+    /// A YAML list.
     Items(Vec<String>),
 }
 

@@ -18,7 +18,7 @@ use crate::cli::{EventVerdict, ServiceFilter};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EventView {
-    /// Time of the event in UTC.
+    /// Time in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
     /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. Like `client` and `vip`, `None` for `rewrite_failed`.
@@ -50,7 +50,7 @@ pub(super) struct EventView {
     pub(super) process: Option<u32>,
 }
 
-/// The name of a service port, as events have it.
+/// A service port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ServiceView {
     pub(super) namespace: String,

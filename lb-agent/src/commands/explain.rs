@@ -62,7 +62,7 @@ pub(super) fn json(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<se
     Ok(serde_json::to_value(Answer::find(paths, args)?.page(args))?)
 }
 
-/// The explanation of a packet, and the device that it arrives at.
+/// The explanation of a packet, and where it arrives.
 struct Answer {
     explanation: Explanation,
     question: Question,

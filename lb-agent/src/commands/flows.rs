@@ -77,7 +77,7 @@ struct Report {
     top: Option<TopFlows>,
     /// Number of rows; 0 means all.
     limit: usize,
-    /// The last lines of the flow log, unchanged.
+    /// The last lines, each as it is in the log.
     last: VecDeque<String>,
     sums: BTreeMap<String, Sums>,
     /// Lines that are no lines of a flow log, and lines that were cut off.

@@ -67,7 +67,7 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
     }
 }
 
-/// The pinned data plane, and the Services in its maps.
+/// The data plane, and the Services that it holds.
 fn services(paths: &KernelPaths) -> anyhow::Result<(Pinned, Vec<service_view::ServiceView>)> {
     let pinned = Pinned::open(&paths.bpffs)?;
     let services = service_view::services(&pinned.maps().contents()?);

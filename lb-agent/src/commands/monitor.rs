@@ -20,7 +20,7 @@ use super::event_view::{EventFilter, EventView, Style, line};
 use crate::cli::{MonitorArgs, TableOrJson};
 use lb_datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, monotonic_nanoseconds};
 
-/// The monitor asks the programs this often to go on with events; they stop without it.
+/// Interval at which the monitor renews its request for events.
 const PULSE: Duration = Duration::from_secs(1);
 
 /// Prints events until a signal arrives or standard output is closed.

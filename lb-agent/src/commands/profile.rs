@@ -38,7 +38,7 @@ struct ProgramProfile {
     runs_per_second: f64,
     /// Average nanoseconds of a run; `None` without a run.
     average_nanoseconds: Option<f64>,
-    /// CPUs that the program uses: 1 is one CPU at 100 %.
+    /// CPU share; 1 is one CPU fully used.
     cpus: f64,
 }
 

@@ -89,7 +89,7 @@ fn backend_count(service: &ServiceView) -> comfy_table::Cell {
     }
 }
 
-/// The page about a Service: one paragraph for each of its ports.
+/// The ports of a Service, one paragraph for each.
 fn page(services: &[ServiceView], wide: bool) -> String {
     let mut text = String::new();
     for service in services {
@@ -148,7 +148,7 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     lines.into_iter().map(|(label, value)| format!("{label:<10} {value}\n")).collect()
 }
 
-/// A line about the health check: the check, and how many endpoints are healthy, unhealthy and not checked yet.
+/// The check, and the numbers of endpoints by their health.
 fn health(check: &CheckReport) -> String {
     let CheckReport { healthy, unhealthy, unknown, .. } = check;
     let interval = Duration::from_millis(check.interval_milliseconds);

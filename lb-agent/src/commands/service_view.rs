@@ -34,7 +34,7 @@ pub(super) struct ServiceView {
     pub(super) protocol: &'static str,
     /// `spec.ports[].nodePort`
     pub(super) node_port: Option<u16>,
-    /// The frontends of the service port, sorted by address and port.
+    /// Frontends, sorted.
     pub(super) frontends: Vec<FrontendView>,
     /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if all frontends are cluster
     /// IPs.
@@ -98,7 +98,7 @@ pub(super) struct FrontendView {
 pub(super) struct AnnouncedView {
     /// Name of the announcing node; `None` if this node has no information about it.
     pub(super) node: Option<String>,
-    /// Whether the node that announces the address is this one.
+    /// Whether it is this node.
     pub(super) here: bool,
     /// Since when this node announces the address; `None` if it does not.
     pub(super) since: Option<Timestamp>,
@@ -146,13 +146,13 @@ pub(super) struct BackendView {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TrafficView {
-    /// Packets from clients to the backend.
+    /// Packets from clients.
     pub(super) packets_sent: u64,
-    /// Packets from the backend to clients.
+    /// Packets to clients.
     pub(super) packets_answered: u64,
-    /// Bytes from clients to the backend, network headers included.
+    /// Bytes from clients.
     pub(super) bytes_sent: u64,
-    /// Bytes from the backend to clients, network headers included.
+    /// Bytes to clients.
     pub(super) bytes_answered: u64,
 }
 

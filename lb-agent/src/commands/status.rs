@@ -130,7 +130,7 @@ pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     }
 }
 
-/// Collects what `status` shows from the kernel and from the running agent.
+/// Collects the status.
 pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Status> {
     look_beside(paths, pinned, &leftovers::find())
 }

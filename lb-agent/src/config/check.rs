@@ -73,11 +73,11 @@ const DEVICE_NAME_MAX: usize = 15;
 #[derive(Debug, Default)]
 pub(super) struct FlowLogSettings {
     pub(super) target: Option<String>,
-    /// Interval between two lines of a long connection in the flow log, in seconds.
+    /// Seconds.
     pub(super) interval: Option<u32>,
     pub(super) sample: Option<f64>,
     pub(super) services: Option<FlowLogServices>,
-    /// Size at which the flow log is rotated, in MiB.
+    /// MiB.
     pub(super) max_size: Option<u32>,
     pub(super) keep: Option<u32>,
 }

@@ -8,15 +8,15 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {}: give --config a file that exists and is readable", path.display())]
     Unreadable {
-        /// The file of settings that cannot be read.
+        /// The file.
         path: PathBuf,
-        /// Why the file of settings cannot be read.
+        /// Why it cannot be read.
         source: std::io::Error,
     },
     /// The content of the file is invalid.
     #[error("the configuration file {} is invalid: {reason}", path.display())]
     BadFile {
-        /// The file of settings that is invalid.
+        /// The file.
         path: PathBuf,
         /// What is invalid in the file.
         reason: String,
@@ -26,9 +26,9 @@ pub enum ConfigError {
     BadValue {
         /// The flag with its dashes. The key in the file has the same name without them.
         setting: &'static str,
-        /// The value that was given for the setting.
+        /// The given value.
         value: String,
-        /// Why the value is invalid, and what would be valid.
+        /// Error and advice.
         reason: String,
     },
     /// Neither `--manifests` nor `--kubeconfig` is given, and the agent does not run in a Pod.

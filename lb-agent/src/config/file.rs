@@ -16,7 +16,7 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Reads the settings from a file; without a path there are none.
+    /// Reads the file; without a file there are no settings.
     pub(super) fn read(path: Option<&Path>) -> Result<Self, ConfigError> {
         let Some(path) = path else { return Ok(Self::default()) };
         let text = std::fs::read_to_string(path)

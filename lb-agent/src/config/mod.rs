@@ -67,7 +67,7 @@ pub struct KernelPaths {
 pub struct Config {
     /// Settings of every command.
     pub kernel: KernelPaths,
-    /// Where Services come from.
+    /// Source of Services.
     pub source: Source,
     /// Name of this node.
     pub node_name: String,
@@ -100,13 +100,13 @@ pub struct Config {
     pub nodeport_addresses: NodePortAddresses,
     /// Networks whose external clients may use no Service.
     pub denied_sources: Vec<IpNet>,
-    /// The scheduler of Services without the annotation `lb.dev/scheduler`.
+    /// Default scheduler.
     pub scheduler: Scheduler,
     /// Size of Maglev tables, and the seed of all schedulers that hash.
     pub maglev: Maglev,
     /// How packets of external clients reach backends on other nodes by default.
     pub north_south: NorthSouthMode,
-    /// How packets are put into a tunnel to a backend on another node, under direct server return.
+    /// Tunnel to backends on other nodes, under direct server return.
     pub dsr_encapsulation: DsrEncapsulation,
     /// Nodes that may send packets to backends on this node through a tunnel.
     pub dsr_peers: Vec<IpNet>,
@@ -124,7 +124,7 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The server of the pages for a browser; `None` for no server.
     pub web: Option<WebConfig>,
-    /// The settings of the DNS server.
+    /// The DNS server.
     pub dns: DnsConfig,
     /// Detail of the traffic metrics.
     pub service_metrics: ServiceMetrics,
@@ -160,20 +160,20 @@ pub struct AnnounceConfig {
 /// The server of the pages for a browser.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebConfig {
-    /// The address and port that the server listens on.
+    /// Where it listens.
     pub address: SocketAddr,
     /// The file with the token that users log in with; `None` only on a loopback address.
     pub token_file: Option<PathBuf>,
 }
 
-/// The settings of the DNS server.
+/// The DNS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsConfig {
     /// Where the server listens; empty for no server.
     pub bind: Vec<SocketAddr>,
     /// The domain of the names of Services.
     pub zone: Zone,
-    /// DNS servers for names outside of the cluster; empty: those in `/etc/resolv.conf`.
+    /// Servers for all other names; empty for those in `/etc/resolv.conf`.
     pub upstreams: Vec<SocketAddr>,
     /// The clients that get answers.
     pub access: Access,
@@ -184,7 +184,7 @@ pub struct DnsConfig {
 pub enum Source {
     /// A directory of manifests.
     Manifests(PathBuf),
-    /// An API server, whose objects the agent watches.
+    /// An API server.
     ApiServer(ApiServer),
 }
 

@@ -30,7 +30,7 @@ use lb_datapath::{
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// The most entries that one connection has in the flow table, see docs/maps.md.
+/// Maximum number of entries of one connection, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
 /// Receivers of the results of GC.
@@ -40,9 +40,9 @@ pub(super) struct Observers {
     pub(super) state: Arc<State>,
     /// The slots of `ACTIVE` that flows refer to.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
-    /// Sums the traffic of Services, unless metrics about Services are off.
+    /// Traffic of Services, if it is counted.
     pub(super) traffic: Option<ServiceTraffic>,
-    /// Writes the flow log, unless it is off.
+    /// The flow log, if there is one.
     pub(super) flow_log: Option<FlowLog>,
 }
 

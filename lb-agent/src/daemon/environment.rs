@@ -33,7 +33,7 @@ pub(super) struct Request {
 pub struct Variables {
     /// Whether the agent has read all Services; if not, `variables` is empty.
     pub is_complete: bool,
-    /// The names of the environment variables, with their values.
+    /// Names and values.
     pub variables: Vec<(String, String)>,
     /// Sentences about variables that two Services define.
     pub collisions: Vec<String>,

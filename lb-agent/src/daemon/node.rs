@@ -70,11 +70,11 @@ pub(super) struct NodeOptions {
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
-    /// What the agent knows of its own Node object.
+    /// The Node object.
     pub(super) info: watch::Receiver<NodeInfo>,
     /// Ranges of cluster IPs that the API server names; empty until it has named them.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
-    /// Whether the agent has brought the maps up to date at least once.
+    /// Whether at least one synchronisation has completed.
     pub(super) synchronised: watch::Receiver<bool>,
     /// The index of the catch device, once it has its programs.
     pub(super) catch: watch::Receiver<Option<u32>>,
@@ -264,7 +264,7 @@ impl Node {
         leak.into_iter().chain(unserved).collect()
     }
 
-    /// Replaces the conditions of the node that `status` shows, and logs new ones.
+    /// Replaces the conditions of the node, and logs new ones.
     fn set_conditions(&mut self, conditions: Vec<String>) {
         for condition in &conditions {
             if !self.logged.contains(condition) {

@@ -105,7 +105,7 @@ impl Shortages {
         lines
     }
 
-    /// The current shortages, each since when.
+    /// The current shortages.
     pub(super) fn report(&self, now: Instant) -> Vec<ShortageReport> {
         let report = |(of, shortage): (&&str, &Shortage)| ShortageReport {
             of: (*of).to_owned(),

@@ -60,7 +60,7 @@ const DROPS: [(Outcome, &str, &str); 2] = [
 const EVICTED: &str = "AFFINITY is full: clients of Services with session affinity are evicted before their timeout and rebalanced. \
                        Run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-affinity-clients";
 
-/// Runs the task that watches for shortages.
+/// Runs the task.
 pub(super) async fn run(
     stats: Stats,
     mut affinity: AffinityTable,

@@ -23,7 +23,7 @@ use crate::kubernetes::NodeInfo;
 pub const FOLDER: &str = "/run/lb-agent";
 /// A socket younger than this may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
-/// How long the agent, or the command that asks, waits for a request or its answer.
+/// Timeout of one request, for either side.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The sockets of an agent.

@@ -30,7 +30,7 @@ pub struct Report {
     pub node_name: String,
     /// When the agent started.
     pub started: Timestamp,
-    /// Whether the agent has brought the maps up to date at least once.
+    /// Whether at least one synchronisation has completed.
     pub synchronised: bool,
     /// Whether the agent has synchronised at least once, and no change has waited for too long. If the node is also
     /// eligible, `/healthz` answers 200.
@@ -78,18 +78,18 @@ pub struct Report {
     pub health_checks: Vec<CheckReport>,
 }
 
-/// The state of the DNS server, as `status` shows it.
+/// The DNS server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DnsReport {
     /// The addresses of `--dns-bind-address`.
     pub addresses: Vec<SocketAddr>,
-    /// The addresses at which the DNS server cannot listen yet, each with the reason.
+    /// Those at which it cannot listen yet, and why.
     #[serde(default)]
     pub unserved: BTreeMap<SocketAddr, String>,
     /// The domain of the names of Services.
     pub domain: String,
-    /// The DNS servers that the agent asks for names outside of the cluster.
+    /// The servers that it asks for all other names.
     pub upstreams: Vec<SocketAddr>,
     /// Upstream servers that it does not ask, because they lead back to it.
     pub loops: Vec<SocketAddr>,
@@ -101,7 +101,7 @@ pub struct DnsReport {
 pub struct LoadBalancerReport {
     /// Node of the elected agent; `None` while no agent is elected.
     pub leader: Option<String>,
-    /// Whether this agent is the one that assigns load balancers' addresses.
+    /// Whether this agent is the elected one.
     pub is_here: bool,
     /// The pools; empty unless this agent is elected.
     pub pools: Vec<PoolReport>,
@@ -166,7 +166,7 @@ const fn yes() -> bool {
 pub struct DeviceReport {
     /// Interface index in the agent's network namespace.
     pub index: u32,
-    /// Name of the network device.
+    /// Interface name.
     pub name: String,
     /// `wire`, `workload` or `catch`
     pub kind: String,
@@ -186,7 +186,7 @@ pub(super) struct Progress {
     pub(super) conflicts: Vec<String>,
 }
 
-/// What the tasks of the agent report, for `status`.
+/// The shared state.
 #[derive(Debug)]
 pub struct State {
     node_name: String,

@@ -11,9 +11,9 @@ const APART: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct SyncLog {
     synchronisations: usize,
-    /// Changed objects since the last line of the log.
+    /// Changed objects.
     changes: usize,
-    /// Updates of maps since the last line of the log.
+    /// Map updates.
     steps: usize,
     slowest: Duration,
     services: usize,
@@ -47,7 +47,7 @@ impl SyncLog {
         Some(last + APART)
     }
 
-    /// Logs one line about all synchronisations since the last line.
+    /// Writes the line.
     pub(super) fn flush(&mut self) {
         let Self { synchronisations, changes, steps, slowest, services, endpoints, .. } = *self;
         let milliseconds = slowest.as_secs_f64() * 1e3;

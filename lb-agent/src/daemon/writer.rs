@@ -113,9 +113,9 @@ pub(super) struct Writer {
 struct Applied {
     /// Number of steps of all parts that were planned.
     planned: usize,
-    /// How many steps of the plan the kernel has taken.
+    /// Number of these steps that are in the kernel.
     applied: usize,
-    /// The error at which the writer stopped before the other steps of the plan.
+    /// The error that stopped the other steps.
     failure: Option<ApplyError>,
     /// Whether so many objects changed that the reconciler should be compacted.
     is_large: bool,

@@ -65,7 +65,7 @@ impl<T: Tables> Walk<'_, T> {
         admission::handshake(&self.segment, self.question.tuple.protocol, service)
     }
 
-    /// The record of the packet's destination; adds a step about it.
+    /// The record of the destination; adds it as a step.
     pub(super) fn frontend(&mut self) -> WalkResult<Option<Service>> {
         let key = self.key();
         let Some(service) = self.tables.service(&key)? else {

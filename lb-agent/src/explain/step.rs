@@ -30,7 +30,7 @@ pub enum TraceStep {
         phase: Option<Phase>,
         /// Seconds until the idle flow expires.
         seconds_left: u32,
-        /// The name of the service port that the flow belongs to.
+        /// The service port.
         service: String,
         /// How the flow's packets leave the node.
         way: ForwardingPath,
@@ -51,9 +51,9 @@ pub enum TraceStep {
     Frontend {
         /// The address and port.
         frontend: SocketAddr,
-        /// The protocol of the frontend, in lower case.
+        /// The protocol.
         protocol: &'static str,
-        /// The name of the service port that has the frontend.
+        /// The service port.
         service: String,
         /// The kind of the address.
         #[serde(serialize_with = "names::kind")]
@@ -89,7 +89,7 @@ pub enum TraceStep {
     Client {
         /// Internal or external, and by which criterion.
         is: ClientSide,
-        /// Number of backends for clients on that side.
+        /// Number of backends for such a client.
         backends: u32,
     },
     /// The frontend serves only processes of the node.
@@ -118,7 +118,7 @@ pub enum TraceStep {
     },
     /// The scheduler's choice.
     Scheduler {
-        /// The scheduler that chooses.
+        /// The scheduler.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
         /// How the scheduler picks a backend.
@@ -148,7 +148,7 @@ pub enum TraceStep {
     },
     /// Another flow to the backend uses the client's source port.
     PortTaken {
-        /// The source port of the client's packet.
+        /// The client's port.
         port: u16,
     },
     /// This connection of the node needs another source port: a flow to the same endpoint already uses the node's
@@ -171,22 +171,22 @@ pub enum TraceStep {
     LeftToTc,
     /// Whether a program is attached to the device at this hook; read from the kernel, not from the maps.
     Attached {
-        /// Name of the device whose programs were looked at.
+        /// The device.
         device: String,
-        /// The hook of the device: `xdp`, `tc-ingress` or `tc-egress`.
+        /// The hook.
         at: &'static str,
         /// Whether a program of lb-agent is attached at the hook.
         program: bool,
     },
     /// Which node announces the packet's destination at layer 2, as the agent reports it.
     Announced {
-        /// The virtual address that is announced.
+        /// The destination.
         address: IpAddr,
         /// The node that announces it, if the agent of this node has its name.
         node: Option<String>,
         /// Whether that is this node.
         here: bool,
-        /// Since when this node announces the address; `None` if it does not.
+        /// Since when this node announces it.
         since: Option<Timestamp>,
     },
 }
@@ -194,9 +194,9 @@ pub enum TraceStep {
 /// Source and destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Ends {
-    /// The source of the packet.
+    /// Source.
     pub from: SocketAddr,
-    /// The destination of the packet.
+    /// Destination.
     pub to: SocketAddr,
 }
 
@@ -279,7 +279,7 @@ pub enum ClientSide {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "state")]
 pub enum AffinityState {
-    /// The client has no entry in `AFFINITY`.
+    /// No entry.
     Nothing,
     /// The entry has expired.
     Expired {
@@ -304,7 +304,7 @@ pub enum AffinityState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Method {
-    /// The scheduler picks a backend at random.
+    /// At random.
     Chance,
     /// In turn, by the sequence of the CPU that receives the packet.
     Turn,
@@ -374,9 +374,9 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Candidate {
-    /// Address and port of the backend.
+    /// The endpoint.
     pub backend: SocketAddr,
-    /// `namespace/name` of the backend's pod, if the agent knows it.
+    /// The endpoint's pod.
     pub pod: Option<String>,
     /// The outcome that the packet counts as.
     #[serde(serialize_with = "names::outcome")]

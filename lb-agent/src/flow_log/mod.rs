@@ -69,7 +69,7 @@ pub struct FlowLogConfig {
     pub rotation: Rotation,
 }
 
-/// The flow log while the agent runs; clones write to the same log.
+/// A running flow log. Clones share it.
 #[derive(Clone)]
 pub(crate) struct FlowLog {
     collector: Arc<Mutex<Collector>>,
@@ -161,7 +161,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// What turns events of the programs into lines, behind one lock.
+/// Everything that makes lines, behind one lock.
 struct Collector {
     tracker: Tracker,
     events: FlowEvents,

@@ -29,13 +29,13 @@ pub(super) struct Who {
     pub(super) interval: u64,
 }
 
-/// Looks up the names of Services, pods and nodes for a line.
+/// Looks up names.
 pub(super) trait Names {
     /// The names of the service port with this id, and of the backend with this address.
     fn of(&mut self, service: u32, backend: &Address) -> Arc<Who>;
 }
 
-/// A line of the flow log before it is formatted.
+/// A line, before it is formatted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) from: Tuple,
@@ -111,20 +111,20 @@ struct Known {
     flags: u8,
     choice: Option<(u8, u8)>,
     start: Option<u64>,
-    /// The counters of the flow's entries when the connection began.
+    /// The counters when it began.
     base: Pair,
     now: Pair,
     /// The counters at its last line; `None` before the first one.
     reported: Option<Pair>,
-    /// When the last line about the connection was written; before the first line, when the connection began.
+    /// The time of its last line, else of its beginning.
     reported_at: u64,
     last_seen: Tick,
-    /// When the programs saw the packet that closed the connection.
+    /// When the programs saw the packet that closed it.
     closed: Option<u64>,
     phase: Phase,
     /// Whether its last line was made: the entries are still in the flow table.
     done: bool,
-    /// The number of the last pass through the flow table that found the connection.
+    /// The last pass that showed it.
     pass: u32,
     who: Arc<Who>,
 }

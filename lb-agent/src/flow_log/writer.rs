@@ -65,14 +65,14 @@ impl Queue {
     }
 }
 
-/// The state of the thread that writes the flow log.
+/// The thread's state.
 pub(super) struct Writer {
     node: String,
     sink: Sink,
     lines: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
     counters: FlowLogCounters,
-    /// Whether SIGHUP has asked to open the file again.
+    /// Set by SIGHUP.
     reopen: Arc<AtomicBool>,
     /// Whether the last write has failed.
     failing: bool,
@@ -188,7 +188,7 @@ impl Writer {
     }
 }
 
-/// The monotonic clock and that of the calendar, read at the same moment.
+/// Both clocks at one moment.
 struct Clock {
     wall: SystemTime,
     monotonic: u64,

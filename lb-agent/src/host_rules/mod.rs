@@ -19,7 +19,7 @@ const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// A rule, and why it never matches the packets that it is meant for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostRule {
-    /// The rule, as `iptables-save` or `nft list` prints it.
+    /// The rule as its tool shows it.
     rule: String,
     flaw: Flaw,
 }

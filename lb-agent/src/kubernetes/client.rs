@@ -35,7 +35,7 @@ pub enum KubernetesError {
     /// The kubeconfig cannot be read, or names no usable API server.
     #[error("cannot use the kubeconfig {}: {source}; check it with `kubectl --kubeconfig FILE get services`", path.display())]
     Kubeconfig {
-        /// The file of credentials that cannot be read.
+        /// The file.
         path: PathBuf,
         /// The error in the kubeconfig.
         source: Box<KubeconfigError>,

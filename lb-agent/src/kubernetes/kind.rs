@@ -20,9 +20,9 @@ const PAGE: u32 = 200;
 
 /// A kind of objects that is watched.
 pub(super) trait Kind: Read {
-    /// The `kind` of these objects, such as `Service`.
+    /// The value of `kind` in its objects.
     const NAME: &str;
-    /// Whether objects of this kind have a namespace.
+    /// Whether its objects are namespaced.
     const NAMESPACED: bool;
     /// Whether some API servers lack this kind.
     const OPTIONAL: bool = false;

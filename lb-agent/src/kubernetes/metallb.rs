@@ -9,9 +9,9 @@ use super::kind::Kind;
 
 /// A kind of the group `metallb.io`.
 pub(super) trait MetalLb: Kind {
-    /// The name of the kind in paths of the API, such as `ipaddresspools`.
+    /// Its name in paths.
     const PLURAL: &str;
-    /// The version of the API in which the objects are read.
+    /// The version in which it is read.
     const VERSION: &str = "v1beta1";
 }
 

@@ -51,7 +51,7 @@ struct KnownObject {
     version: Option<NonZeroU64>,
     /// Sequence number of the list that was the newest when the API server last sent the object.
     list: u64,
-    /// The [`digest`] of the annotation that names the trigger, in the newest version that was readable.
+    /// A [`digest`] of the trigger of its newest readable version.
     triggered: Option<NonZeroU64>,
 }
 

@@ -19,7 +19,7 @@ pub(super) trait Read: DeserializeOwned + Clone + Debug + Send + 'static {
 #[derive(Clone, Debug)]
 pub(super) struct Watched<K> {
     pub(super) metadata: ObjectMeta,
-    /// The object, or why the agent cannot read it.
+    /// The object, or why it is unreadable.
     pub(super) object: Result<K, String>,
     /// The part of `metadata` that the watch itself needs.
     version: v1::ObjectMeta,

@@ -44,7 +44,7 @@ pub struct ToolError {
     reason: String,
 }
 
-/// A command of a tool, with what it reads from its standard input.
+/// A run of a tool, with its standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Invocation {
     program: &'static str,

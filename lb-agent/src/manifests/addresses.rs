@@ -24,12 +24,12 @@ const POOL_OF_FLAG: &str = "load-balancer-pool";
 /// A Service with its addresses, or the error because of which it keeps its last good state.
 pub(super) type Outcome = Result<Assigned, FieldError>;
 
-/// A Service of the folder, and the addresses that were assigned to it.
+/// A Service with its addresses.
 #[derive(Debug)]
 pub(super) struct Assigned {
     /// `None` for a Service without virtual addresses.
     pub(super) service: Option<Service>,
-    /// Whether the Service waits for addresses of its load balancer.
+    /// Whether its load balancer waits for addresses.
     pub(super) waits: Waits,
 }
 

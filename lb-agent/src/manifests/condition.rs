@@ -16,9 +16,9 @@ pub enum Severity {
 /// An error in the folder, or a warning about it; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Condition {
-    /// How bad the condition is.
+    /// The condition's severity.
     pub severity: Severity,
-    /// The file and document that the condition is about.
+    /// The condition's location.
     pub location: Location,
     /// The object, such as `Service default/web`; `None` if it is unknown.
     pub object: Option<String>,
@@ -82,7 +82,7 @@ impl fmt::Display for Condition {
 pub(super) struct FieldError {
     /// Path of the field; empty for the whole document.
     pub(super) field: String,
-    /// What is wrong with the document.
+    /// The error.
     pub(super) message: String,
     /// Line and column of a syntax error within the text of the document, from 1.
     pub(super) position: Option<(usize, usize)>,

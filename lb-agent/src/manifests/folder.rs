@@ -27,7 +27,7 @@ use super::{
     parse::{Key, Kind, Parsed, Resource, Slices, Wanted},
 };
 
-/// What has happened to one file of the folder.
+/// A change of one file of the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// The file's name within the folder.
@@ -120,7 +120,7 @@ impl Claim {
     }
 }
 
-/// An object and the document that last defined it without an error.
+/// An object in its last good state.
 #[derive(Debug)]
 struct LastGood {
     /// The file that defines the object.

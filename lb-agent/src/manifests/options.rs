@@ -6,7 +6,7 @@ use lb_dns::Names;
 /// Settings of the source that reads manifests.
 #[derive(Clone, Debug)]
 pub struct ManifestsOptions {
-    /// The folder of manifests.
+    /// The folder.
     pub dir: PathBuf,
     /// The ranges of cluster IPs, at most one of each family. The family of the first one is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,

@@ -116,7 +116,7 @@ pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 /// The parts of EndpointSlices from which DNS names are made, by name; empty unless the source collects names.
 pub(super) type NamedSlices = BTreeMap<ObjectName, NamedSlice>;
 
-/// An object of a manifest without an error.
+/// A valid object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Resource {
     /// The Service, without annotations of other software. Its addresses and node ports are allocated later, because

@@ -39,7 +39,7 @@ pub enum ManifestsError {
     /// The folder cannot be read when the agent starts.
     #[error("cannot read the folder of manifests {}: {source}; create it, or give another one with --manifests", dir.display())]
     Folder {
-        /// The folder of manifests.
+        /// The folder.
         dir: PathBuf,
         /// The error of the kernel.
         source: io::Error,
@@ -50,7 +50,7 @@ pub enum ManifestsError {
          and fs.inotify.max_user_watches", dir.display()
     )]
     Watch {
-        /// The folder of manifests.
+        /// The folder.
         dir: PathBuf,
         /// The error of the kernel.
         source: io::Error,
@@ -88,7 +88,7 @@ pub async fn run(
 /// Channels for values that the source publishes in addition to the events for the writer. Each has the latest value.
 #[derive(Debug)]
 pub struct Published {
-    /// What `status` shows about the manifests now.
+    /// All current conditions.
     pub problems: watch::Sender<Vec<Condition>>,
     /// The advertisements for layer 2 and BGP, and the pools in use.
     pub advertised: watch::Sender<Advertised>,

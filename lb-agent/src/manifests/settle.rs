@@ -33,14 +33,14 @@ struct Due {
 /// The work that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Only the files with these names.
+    /// The named files.
     Files(BTreeSet<OsString>),
     /// All files, after listing the folder again.
     Everything,
 }
 
 impl Unsettled {
-    /// Records that a file is written and closed at this moment.
+    /// Records that a file has its new content.
     pub(super) fn finished(&mut self, file: &OsStr, now: Instant) {
         self.set(file, now, Duration::ZERO);
     }

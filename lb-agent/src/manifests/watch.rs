@@ -119,7 +119,7 @@ impl Watch {
         }
     }
 
-    /// Waits until the kernel has events about the folder.
+    /// Waits until there is something to read.
     pub(super) async fn next(&mut self) -> io::Result<Work> {
         loop {
             self.drain()?;

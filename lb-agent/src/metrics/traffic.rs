@@ -21,7 +21,7 @@ use super::gauge;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficLabels {
     pub(crate) service: ServicePortName,
-    /// The backend whose traffic this is; `None` for the sum of the service port.
+    /// One of its backends; `None` for the sum of all.
     pub(crate) backend: Option<SocketAddr>,
 }
 

@@ -13,7 +13,7 @@ use lb_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The results of health checks for all endpoints; clones share them.
+/// The state of all targets. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Board(Arc<Mutex<Monitor>>);
 
@@ -49,15 +49,15 @@ pub struct CheckReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointReport {
-    /// The address of the endpoint that is probed.
+    /// The endpoint's address.
     pub address: IpAddr,
     /// The port that is probed.
     pub port: u16,
     /// `healthy` or `unhealthy`
     pub verdict: String,
-    /// Since when the verdict holds.
+    /// Since when.
     pub since: Timestamp,
-    /// The error of the last failed probe.
+    /// The last failure.
     pub reason: String,
 }
 

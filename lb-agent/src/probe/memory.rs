@@ -34,11 +34,11 @@ struct Line {
     failure: String,
 }
 
-/// The file in which the agent keeps the unhealthy endpoints for the next agent.
+/// The file.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
-    /// Whether the last attempt to write the file failed.
+    /// Whether the last attempt to write it failed.
     is_refused: bool,
 }
 

@@ -95,7 +95,7 @@ impl Prober {
         (prober, remembered)
     }
 
-    /// Runs the task that sends probes.
+    /// Runs the task.
     pub(crate) async fn run(mut self) -> anyhow::Result<Infallible> {
         loop {
             let next = self.start_due();

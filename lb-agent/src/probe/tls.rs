@@ -41,7 +41,7 @@ fn connector() -> Result<TlsConnector, String> {
     CONNECTOR.get_or_init(new).clone()
 }
 
-/// Verifies certificates for probes: accepts each one.
+/// Accepts every certificate.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 

@@ -21,12 +21,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Updates after a failed attempt during which the same text is not tried again.
 const RETRY: u32 = 5;
 
-/// The paths of BIRD's files, and what the agent has written to them.
+/// BIRD's files.
 #[derive(Debug)]
 pub(super) struct Bird {
     file: PathBuf,
     socket: PathBuf,
-    /// The content of BIRD's configuration file as the agent last saw it; `None` before the first read.
+    /// The content of the file; `None` before it was read.
     content: Option<String>,
     /// Whether BIRD has accepted the content of the file.
     is_accepted: bool,
@@ -46,9 +46,9 @@ struct Failure {
 /// Why BIRD does not use a file.
 #[derive(Debug)]
 enum Refusal {
-    /// BIRD cannot be asked: its control socket does not answer.
+    /// It cannot be asked.
     Unreachable(io::Error),
-    /// BIRD does not accept the configuration file; this is its answer.
+    /// It does not accept the file, with its answer.
     Invalid(String),
 }
 
@@ -142,7 +142,7 @@ impl Bird {
     }
 }
 
-/// The content of BIRD's configuration file; empty if the file does not exist.
+/// The content of the file; nothing, if there is none.
 fn read(file: &Path) -> io::Result<String> {
     match fs::read(file) {
         Ok(content) => Ok(String::from_utf8_lossy(&content).into_owned()),
@@ -151,7 +151,7 @@ fn read(file: &Path) -> io::Result<String> {
     }
 }
 
-/// The path of the configuration that BIRD has not accepted yet: `FILE.new`.
+/// The file with its next content: `FILE.new`.
 fn beside(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".new");
@@ -193,7 +193,7 @@ fn check(file: &Path) -> String {
     format!("configure check \"{}\"", file.display())
 }
 
-/// Sends a command to BIRD's control socket, as `birdc` does; returns BIRD's answer.
+/// Sends BIRD a command, as `birdc` does; returns its answer.
 async fn ask(socket: &Path, command: &str) -> Result<String, Refusal> {
     let talk = async {
         let mut stream = BufReader::new(UnixStream::connect(socket).await?);
@@ -320,7 +320,7 @@ mod tests {
         bed.bird.update(&configuration(2), true).await.unwrap();
         assert!(bed.has(2), "BIRD has not accepted the first one");
         assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
-        // A new agent finds the file that an earlier one has written.
+        // An agent that starts finds its own file.
         bed.bird = Bird::new(bed.file.clone(), bed.socket.clone());
         assert_eq!(bed.update(3, &[("configure", DONE)]).await, None);
     }

@@ -48,18 +48,18 @@ const TICK: Duration = Duration::from_secs(1);
 /// Where routes and configuration go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Number of the kernel's routing table that gets the routes (`--announce-table`).
+    /// The kernel's table.
     pub table: u32,
-    /// The paths of BIRD's files, if the agent configures BIRD.
+    /// BIRD, if the agent configures it.
     pub bird: Option<BirdPaths>,
 }
 
 /// The files of BIRD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BirdPaths {
-    /// The configuration file that the agent writes for BIRD (`--bird-config`).
+    /// The configuration.
     pub file: PathBuf,
-    /// BIRD's control socket, through which the agent makes BIRD read its configuration again.
+    /// The control socket.
     pub socket: PathBuf,
 }
 
@@ -68,7 +68,7 @@ pub struct BirdPaths {
 pub struct Sources {
     /// Advertisements, peers and pools.
     pub advertised: watch::Receiver<Advertised>,
-    /// The Services that have a load balancer's address which this node serves.
+    /// Services with addresses.
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel. Becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
@@ -92,13 +92,13 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` come from all objects that can be read.
     is_ready: bool,
-    /// Whether the advertisements come from all objects, so that a missing one was deleted.
+    /// Whether they come from all objects.
     is_complete: bool,
     /// Whether the node may get traffic of load balancers.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
     configuration: Configuration,
-    /// The conditions that the agent logged last, so that each is logged once.
+    /// What needs attention, as it was logged.
     conditions: Vec<String>,
 }
 

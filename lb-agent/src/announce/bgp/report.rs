@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BgpReport {
-    /// Number of the kernel's routing table that has the routes (`--announce-table`).
+    /// The kernel's table.
     pub table: u32,
     /// Whether a fence runs.
     pub fence: bool,
@@ -19,10 +19,10 @@ pub struct BgpReport {
 /// A route that the agent wants in the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteReport {
-    /// The destination of the route, as a prefix.
+    /// The destination.
     pub route: String,
-    /// `namespace/name` of the Services whose load balancer's address the route covers.
+    /// `namespace/name` of the Services that it leads to.
     pub services: Vec<String>,
-    /// `namespace/name` of the BGPAdvertisements that ask for the route.
+    /// `namespace/name` of the advertisements that ask for it.
     pub advertisements: Vec<String>,
 }

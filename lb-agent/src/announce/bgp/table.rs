@@ -18,7 +18,7 @@ use lb_core::{
 use lb_datapath::{AnnouncedRoutes, DatapathError, Range, RouteUpdate};
 use tracing::{info, warn};
 
-/// The routes that the agent has put into one routing table.
+/// The routes in one table.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) number: u32,

@@ -110,7 +110,7 @@ fn key(code: KeyCode) -> Option<Key> {
     }
 }
 
-/// A service port and its backends, as an object of the JSON.
+/// A service port and its backends.
 #[derive(serde::Serialize)]
 struct Entry {
     #[serde(flatten)]

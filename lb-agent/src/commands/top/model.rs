@@ -9,10 +9,10 @@ use lb_core::{
 };
 use serde::Serialize;
 
-/// The counters in the maps at one moment.
+/// The counters of the kernel at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// The name of each service port, by its id.
+    /// The service ports by their id.
     pub(super) names: BTreeMap<u32, ServicePortName>,
     /// The backends, each with the id of its service port.
     pub(super) backends: Vec<(u32, SocketAddr)>,
@@ -90,7 +90,7 @@ pub(super) enum Key {
     Letter(char),
 }
 
-/// Whether `top` goes on after a key.
+/// Whether `top` continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Stay,

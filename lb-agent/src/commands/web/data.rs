@@ -157,7 +157,7 @@ fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, S
     })
 }
 
-/// Reads Services and counters for the web pages.
+/// Reads all Services and counts their traffic.
 struct Reader {
     bpffs: PathBuf,
     ledger: Ledger,

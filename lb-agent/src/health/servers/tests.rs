@@ -83,7 +83,7 @@ fn only(ips: &[&str]) -> BTreeSet<IpAddr> {
     ips.iter().map(|ip| ip.parse().unwrap()).collect()
 }
 
-/// Ports without a listener, below those that the kernel gives to clients.
+/// Free ports, below those that the kernel gives to clients.
 fn free_ports<const N: usize>() -> [u16; N] {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let is_free = |port: &u16| TcpListener::bind(("::", *port)).is_ok();

@@ -79,7 +79,7 @@ impl Kind for api::IpAddressPool {
     const NAME: &str = "IPAddressPool";
     const NAMESPACED: bool = true;
     const OPTIONAL: bool = true;
-    /// A changed pool and its `metadata.creationTimestamp`; `None` if the pool was deleted.
+    /// The pool with its `metadata.creationTimestamp`.
     type Change = (ObjectName, Option<(Option<String>, Pool)>);
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {

@@ -105,7 +105,7 @@ struct Leader<'a> {
     controller: Controller,
     server: ServerConditions,
     pools: Watch<IpAddressPool>,
-    /// The watch of Services; `None` until there is a pool.
+    /// `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
     /// When failed writes are computed again.

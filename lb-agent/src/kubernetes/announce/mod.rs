@@ -59,7 +59,7 @@ const FOUNDING: Duration = Duration::from_secs(3);
 /// Channels for what the source publishes. Each holds the latest value.
 #[derive(Debug)]
 pub struct Published {
-    /// What the L2Advertisements of the API server say.
+    /// What is announced.
     pub advertised: watch::Sender<Advertised>,
     /// Nodes and the newest voters that the API server has had; empty until there is an advertisement.
     pub cluster: watch::Sender<Cluster>,
@@ -104,7 +104,7 @@ struct Follower {
     found: Option<Found>,
     /// Whether the object with the voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// Why the voters have lost their majority; `None` while they have it.
+    /// That the voters have lost their majority, if they have.
     lost: Option<String>,
     /// The time before which the task writes nothing, and why the last write has failed, if it has.
     again: Option<(Instant, Option<String>)>,
