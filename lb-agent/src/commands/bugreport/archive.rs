@@ -1,4 +1,4 @@
-//! The archive: a directory of files as `.tar.gz`, readable by its owner only.
+//! The archive of a bug report: a directory of files as `.tar.gz`, readable by its owner only.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,7 +12,7 @@ use flate2::{Compression, write::GzEncoder};
 use jiff::Timestamp;
 use tar::{Builder, Header};
 
-/// Creates the file; an existing one is an error.
+/// Creates the archive's file; fails if the path exists.
 pub(super) fn create(path: &Path) -> anyhow::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -22,7 +22,7 @@ pub(super) fn create(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot create {}; set another --output", path.display()))
 }
 
-/// Writes the files into a directory of the archive.
+/// Writes the files into the archive, below the directory `folder`.
 pub(super) fn write(file: File, folder: &str, files: &[(String, Vec<u8>)], now: Timestamp) -> io::Result<()> {
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
     for (name, bytes) in files {
