@@ -236,7 +236,6 @@ fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
 
 /// Address and prefix length of a source range. (The prefix length in `key` also counts the 32 bits of service id and
 /// family, and for IPv4 the 96 bits before the address.)
-/// family, and for IPv4 the 96 bits before the address.)
 fn network(key: &SourceRangeKey) -> (IpAddr, u32) {
     let family = if key.range.address.is_v4() { 96 } else { 0 };
     (key.range.address.into(), key.prefix_length.saturating_sub(32 + family))

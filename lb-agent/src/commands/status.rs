@@ -1,6 +1,5 @@
 //! The command `status`: shows the state of the kernel, read from the pins, and the state of the agent, read from its
 //! status socket.
-//! socket.
 
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;

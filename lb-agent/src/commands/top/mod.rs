@@ -1,6 +1,5 @@
 //! The command `top`: traffic of Services and backends, refreshed at an interval. It reads the pinned maps and works
 //! without an agent.
-//! agent.
 
 mod model;
 mod screen;
