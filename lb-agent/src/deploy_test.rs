@@ -32,14 +32,14 @@ use crate::{
 };
 
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
-/// The output of the chart with the controller of load balancers, and with announcements.
+/// The chart rendered with the load balancer controller and with announcements.
 const CONTROLLER: &str = "lint/controller.yaml";
 
 fn deploy(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", "deploy", name].iter().collect()
 }
 
-/// The objects of a file, each with its kind.
+/// The Kubernetes objects in a file of `deploy/`, each with its kind.
 fn objects(file: &str) -> Vec<(String, Value)> {
     let text = fs::read_to_string(deploy(file)).unwrap();
     text.split("\n---\n")
@@ -50,7 +50,7 @@ fn objects(file: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// Parses an object; fails for a field that the API does not have.
+/// Parses a Kubernetes object; panics at a field that the API does not have.
 fn strictly<T: DeserializeOwned>(value: &Value) -> T {
     let mut unknown = Vec::new();
     let note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
@@ -59,7 +59,7 @@ fn strictly<T: DeserializeOwned>(value: &Value) -> T {
     object
 }
 
-/// The only object of its kind in a file.
+/// The only object of type `T` in a file of `deploy/`.
 fn only<T: DeserializeOwned + Resource>(file: &str) -> T {
     let objects = objects(file);
     let mut of_kind = objects.iter().filter(|(kind, _)| kind == T::KIND);
@@ -115,7 +115,7 @@ fn manifests_are_valid_objects_that_refer_to_each_other() {
     }
 }
 
-/// A permission: API group, resource, verb.
+/// A permission in a role: API group, resource, verb.
 type Permission = (String, String, String);
 
 fn of<'a>(group: &'a str, resource: &'a str, verbs: &'a [&'a str]) -> impl Iterator<Item = Permission> + 'a {
@@ -135,7 +135,7 @@ fn granted(rules: &[PolicyRule]) -> BTreeSet<Permission> {
     granted
 }
 
-/// The permissions that an agent uses without optional settings.
+/// The permissions that an agent needs without optional settings.
 fn needed() -> BTreeSet<Permission> {
     let watched = &["list", "watch"];
     of(Service::GROUP, "services", watched)
@@ -176,8 +176,8 @@ fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
         &["create", "list", "watch", "update"],
     ));
     assert_eq!(granted(&rules), here.collect());
-    // A name cannot limit `create`. The other verbs are limited to the Lease of the class in the values, and to the
-    // ConfigMap of the voters.
+    // RBAC cannot limit `create` by name. The other verbs are limited to the Lease of the class in the values, and to
+    // the ConfigMap of the voters.
     let limited = rules.iter().filter(|rule| !rule.verbs.contains(&"create".to_owned()));
     let names: Vec<_> = limited.map(|rule| rule.resource_names.clone().unwrap()).collect();
     assert_eq!(names, [vec![lease_name(Some("example.com/Lb"))], vec![VOTERS.to_owned()]]);
@@ -215,7 +215,7 @@ fn containers_for_bgp_share_table_files_and_sockets_with_the_agent() {
     let variables = agent.env.clone().unwrap();
     let value = |name: &str| variables.iter().find(|it| it.name == name).unwrap().value.clone().unwrap();
     let (table, file) = (value("LB_AGENT_ANNOUNCE_TABLE"), value("LB_AGENT_BIRD_CONFIG"));
-    // The fence is a command of the agent, with its table.
+    // The fence runs as a command of the agent's image, with the agent's routing table.
     let arguments = fence.args.clone().unwrap();
     Cli::try_parse_from([&["lb-agent".to_owned()], &arguments[..]].concat()).unwrap();
     assert!(arguments.windows(2).any(|pair| pair == ["--announce-table", &table]), "{arguments:?}");
@@ -347,7 +347,7 @@ fn assert_probed(daemon_set: &DaemonSet, healthz: u16) {
     }
 }
 
-/// The command line of the packaged unit, after the path of the agent, and the text of the unit.
+/// The arguments of the agent in the packaged systemd unit, and the text of the unit.
 fn unit() -> (Vec<String>, String) {
     let text = fs::read_to_string(deploy("systemd/lb-agent.service")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).unwrap();
@@ -361,7 +361,7 @@ fn packaged_unit_and_configuration_serve_the_packaged_folder() {
     assert_eq!(kernel.config.as_deref(), Some(Path::new("/etc/lb-agent/config.yaml")));
     let Command::Run(run) = command else { panic!("parsed as {command:?}") };
 
-    // The folder must exist where the agent reads the configuration: this machine may have no package.
+    // The configured folder must exist for the agent to accept it, and this machine may not have the package.
     let dir = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(deploy("debian/config.yaml")).unwrap();
     assert!(text.contains("\nmanifests: /etc/lb-agent/services\n"));
@@ -378,7 +378,7 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     let (_, text) = unit();
     let value =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap();
-    // The same as in the DaemonSet.
+    // The capabilities are the same as in the DaemonSet.
     assert_eq!(value("CapabilityBoundingSet"), "CAP_BPF CAP_NET_ADMIN CAP_PERFMON");
     assert_eq!(value("ProtectSystem"), "strict");
     assert_eq!(Path::new("/run").join(value("RuntimeDirectory")), Path::new(socket::FOLDER));
@@ -386,7 +386,7 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     assert_eq!((value("Type"), value("Restart")), ("notify", "always"));
 }
 
-/// Cargo builds nothing if a member of the workspace is missing.
+/// The image copies every member of the workspace: without one of them, Cargo builds nothing.
 #[test]
 fn docker_build_gets_every_member_of_the_workspace() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,4 +1,4 @@
-//! A router behind a real socket, and a minimal HTTP/1.1 client for its tests.
+//! Test helpers: a router behind a real socket, and a minimal HTTP/1.1 client.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Serves a router on a free port until it is dropped.
+/// A router that is served on a free port until this is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     task: JoinHandle<()>,
@@ -38,7 +38,7 @@ impl Server {
         request(self.address, method, path, "").await.unwrap()
     }
 
-    /// Sends a GET request with one more header line.
+    /// Sends a GET request with one additional header line.
     pub(crate) async fn get_with(&self, path: &str, header: &str) -> Answer {
         request(self.address, "GET", path, &format!("{header}\r\n")).await.unwrap()
     }
@@ -51,7 +51,7 @@ impl Drop for Server {
 }
 
 impl Answer {
-    /// The value of a header. Upper and lower case of the name are equal.
+    /// The value of a header of the response; the name's case does not matter.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())

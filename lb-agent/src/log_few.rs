@@ -1,23 +1,24 @@
-//! Limits the log lines of many errors, for example of a mistake in a template, which each generated object repeats.
+//! Limits the number of log lines about many similar errors, such as a mistake in a template that every generated
+//! object repeats.
 
 use tracing::warn;
 
-/// Number of lines to log; further ones are only counted.
+/// Maximum number of errors that are logged one by one; further ones are only counted.
 const FEW: usize = 20;
 
-/// Calls `log` for the first few things; returns the number of the others.
+/// Calls `log` for the first [`FEW`] things; returns how many more there are.
 pub(crate) fn few<T>(things: impl IntoIterator<Item = T>, mut log: impl FnMut(T)) -> usize {
     let mut things = things.into_iter();
     things.by_ref().take(FEW).for_each(&mut log);
     things.count()
 }
 
-/// Logs the first few problems, and the number of the others.
+/// Logs the first [`FEW`] problems as warnings, and the number of the others.
 pub(crate) fn warn_few<T: std::fmt::Display>(problems: impl IntoIterator<Item = T>) {
     warn_of_more(few(problems, |problem| warn!("{problem}")));
 }
 
-/// Logs that `more` problems were not logged.
+/// Logs the number of problems that were not logged one by one; nothing if that is 0.
 pub(crate) fn warn_of_more(more: usize) {
     if more > 0 {
         warn!("and {more} more problems: `lb-agent status` lists them");

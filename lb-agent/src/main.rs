@@ -1,4 +1,4 @@
-//! `lb-agent`: the command line.
+//! The program `lb-agent`: runs the command on the command line, as `kubectl-lb` that of the kubectl plugin.
 
 use std::{env, ffi::OsString, iter, path::Path, process::ExitCode};
 
@@ -10,7 +10,7 @@ use lb_agent::{
     daemon::{self, ConfigFile},
 };
 
-/// The name under which kubectl finds its plugin `lb`.
+/// File name of this binary under which kubectl finds it as its plugin `lb`.
 const PLUGIN: &str = "kubectl-lb";
 
 fn main() -> ExitCode {
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", explain(&error));
-            // clap also uses code 2 for bad usage.
+            // Exit code 2 for an invalid configuration, as clap exits for bad usage.
             ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
         }
     }
@@ -78,13 +78,13 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// The paths for a command other than `run`. Such a command logs only warnings and errors.
+/// Makes the paths of a command other than `run`, and sets the log up, which then has only warnings and errors.
 fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     daemon::logging::init(None, "warn", LogFormat::Human);
     KernelPaths::new(given)
 }
 
-/// The error and its causes. A cause whose text is already there is not repeated.
+/// The text of an error with its causes. Leaves out a cause whose text is there already.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = cause.to_string();

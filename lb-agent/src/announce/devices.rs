@@ -17,7 +17,7 @@ pub(super) struct Place {
     pub(super) mac: [u8; 6],
 }
 
-/// The devices that lead to other machines, are up and have MAC addresses.
+/// The wire devices of the node that are Ethernet, up, and have a MAC address.
 pub(super) struct Wires<'a>(Vec<(Place, &'a Link)>);
 
 impl<'a> Wires<'a> {
@@ -33,13 +33,13 @@ impl<'a> Wires<'a> {
         Self(wires.collect())
     }
 
-    /// The names of the devices.
+    /// The interface names of the devices.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(place, _)| place.name.as_str())
     }
 
-    /// The devices that `interfaces` names; without names, those with a network that contains the address, or all if no
-    /// network contains it.
+    /// The devices on which to announce an address: those that `interfaces` names. Without names, those with a network
+    /// that contains the address, or all devices if no network contains it.
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
         let in_network = move |link: &Link| {
             let networks =

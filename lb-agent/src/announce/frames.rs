@@ -1,4 +1,4 @@
-//! The frames that announce an address.
+//! The ARP and neighbour discovery frames that announce an address.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -1,26 +1,27 @@
-//! An announcement of this node, and the claims of other machines that interrupt it.
+//! An announcement of an address by this node, and how claims of other machines interrupt it.
 
 use lb_common::Heard;
 use lb_core::announce::lease::{Nanos, Right};
 
-/// How long a node does not answer for an address that another machine has claimed: `DEFEND_INTERVAL` of RFC 5227.
+/// Nanoseconds for which a node does not answer for an address after another machine claimed it: `DEFEND_INTERVAL` of
+/// RFC 5227.
 const HOLD_OFF: Nanos = 10_000_000_000;
 
-/// An announcement of this node on one device.
+/// An announcement of one address by this node on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    /// [`Right::since`] of the right to this announcement.
+    /// [`Right::since`] of the right that this announcement is based on.
     right: Nanos,
-    /// When this announcement began: with the right, with a new MAC address, or when a hold-off ended.
+    /// When this announcement began: when the node got the right, the device a new MAC address, or a hold-off ended.
     pub(super) since: Nanos,
     pub(super) mac: [u8; 6],
-    /// Announcements sent since `since`.
+    /// Number of times that the frames of this announcement have been sent since `since`.
     pub(super) sent: u64,
 }
 
 impl Held {
-    /// Continues the announcement `known`, or begins a new one: for a new right or MAC address, or when the hold-off
-    /// after a claim has ended.
+    /// Continues the announcement `known`, or begins a new one: for a new right, for a new MAC address, or when the
+    /// hold-off after another machine's claim has ended.
     pub(super) fn after(
         known: Option<Self>,
         mac: [u8; 6],
@@ -35,7 +36,8 @@ impl Held {
         known.filter(|known| is_same(known) && goes_on(known)).unwrap_or(begin)
     }
 
-    /// Whether another machine has claimed the address since the announcement began: then the programs do not answer.
+    /// Whether another machine has claimed the address since the announcement began: then this node does not answer for
+    /// it.
     pub(super) fn is_claimed(&self, heard: Option<&Heard>) -> bool {
         heard.is_some_and(|heard| heard.conflict_at >= self.since)
     }

@@ -1,4 +1,4 @@
-//! The announcer's parts of the kernel: the program on devices, its maps, and a socket.
+//! What the announcer uses of the kernel: the program on devices, the program's maps, and a socket.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,25 +11,26 @@ use tracing::warn;
 
 use super::{devices::Place, frames};
 
-/// The parts of the kernel that the task writes.
+/// The announcer's handles to the kernel: program, maps and socket.
 #[derive(Debug)]
 pub struct Kernel {
     /// Attaches the program `tc_announce` to devices.
     attacher: AnnounceAttacher,
-    /// The records that the programs read, and the programs' counters of answers and conflicts.
+    /// Maps: the announcement records that the programs read, and the programs' counters of answers and conflicts.
     pub(super) maps: Announcements,
-    /// Opened when the first address is announced, because it needs `CAP_NET_RAW`.
+    /// The packet socket that sends announcements. It is opened for the first address, because it needs `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
 }
 
 impl Kernel {
-    /// Opens no socket yet.
+    /// Creates the handles without opening the socket.
     pub const fn new(attacher: AnnounceAttacher, maps: Announcements) -> Self {
         Self { attacher, maps, socket: None }
     }
 
-    /// Attaches the program to exactly the devices of `places`, and joins exactly the multicast groups of neighbour
-    /// solicitations for these addresses. Returns the programs' counters and conflicts, by address and device.
+    /// Attaches the program to exactly the devices of `places`, and joins exactly the multicast groups at which
+    /// neighbour solicitations for these addresses arrive. Returns the programs' counters and conflicts, by address and
+    /// device.
     pub(super) fn serve(
         &mut self,
         places: &BTreeMap<AnnounceKey, Place>,
@@ -58,7 +59,7 @@ impl Kernel {
         socket.leave_others(|device, group| groups.contains(&(device, group)));
     }
 
-    /// Sends a frame through a device; drops it if the socket is not open yet.
+    /// Sends a frame through the device with this interface index; does nothing while the socket is not open.
     pub(super) fn send(&self, device: u32, frame: &[u8]) -> io::Result<()> {
         self.socket.as_ref().map_or(Ok(()), |socket| socket.send(device, frame))
     }

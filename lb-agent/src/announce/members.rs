@@ -1,4 +1,4 @@
-//! The members that share addresses, and their authenticated messages.
+//! The members (nodes that share announced addresses) and the authenticated messages between them.
 
 use std::{collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path, str::FromStr, sync::Arc};
 
@@ -10,18 +10,18 @@ use ring::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The members that share addresses.
+/// The nodes that share announced addresses, and how they exchange messages.
 #[derive(Clone, Debug)]
 pub struct Members {
-    /// Which nodes these are.
+    /// Which nodes are members, and at which UDP addresses.
     pub who: Who,
-    /// The key that authenticates their messages.
+    /// The key that authenticates messages between members.
     pub key: Key,
     /// Whether two members that receive no message from each other both announce, or neither.
     pub prefer: Prefer,
 }
 
-/// The nodes that share addresses.
+/// How the members, which share announced addresses, are determined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
     /// UDP address of each member, this node included, by node name. All of them vote.
@@ -51,12 +51,12 @@ impl FromStr for Member {
     }
 }
 
-/// Shortest key, in bytes.
+/// Minimal length of a key, in bytes.
 const SHORTEST_KEY: usize = 16;
 /// Length of a message's authentication code, in bytes: HMAC-SHA256.
 const TAG: usize = 32;
 
-/// The key that all members share.
+/// The HMAC-SHA256 key that all members share.
 #[derive(Clone)]
 pub struct Key(hmac::Key);
 
@@ -85,9 +85,9 @@ impl Key {
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
     }
 
-    /// Encodes a message: its authentication code, then JSON.
+    /// Encodes a message: the authentication code, then the JSON.
     pub(super) fn seal(&self, message: &Message) -> Vec<u8> {
-        // Cannot fail: only a map with keys other than text has no JSON, and a `Message` contains no map.
+        // Never fails: `serde_json` fails only for maps with non-text keys, and a `Message` contains no map.
         let text = serde_json::to_vec(message).unwrap_or_default();
         [hmac::sign(&self.0, &text).as_ref(), &text].concat()
     }
@@ -100,14 +100,15 @@ impl Key {
     }
 }
 
-/// The incarnation of an agent that starts: see [`QuestionId`](lb_core::announce::freshness::QuestionId).
+/// A random number for this run of the agent: the incarnation in a
+/// [`QuestionId`](lb_core::announce::freshness::QuestionId).
 pub(super) fn incarnation() -> anyhow::Result<u64> {
     let random = rand::generate(&SystemRandom::new());
     let random = random.ok().context("cannot read random numbers of the kernel (getrandom)")?;
     Ok(u64::from_ne_bytes(random.expose()))
 }
 
-/// A message from one member to another. It names both, so that a copy of it sent to another member is ignored.
+/// A message from one member to another. It names both, so a third member ignores a copy of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Message {
     pub(super) from: String,
@@ -115,7 +116,7 @@ pub(super) struct Message {
     pub(super) body: Body,
 }
 
-/// The content of a message.
+/// The content of a message between members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Body {
@@ -209,7 +210,7 @@ mod tests {
                 for answer in answers.asked(&from, &ask, 2) {
                     asks.answered(&"b".into(), &answer, 3);
                     kinds.insert((answer.challenge.is_some(), answer.voters.is_some()));
-                    // As if it had promised all.
+                    // Answers of the greatest length: as if the voter had promised every address.
                     let grants = ask.wants.iter().filter(|_| answer.voters.is_none()).copied().collect();
                     fits(Body::Answer(Answer { grants, ..answer }));
                 }

@@ -60,34 +60,34 @@ pub use self::{
 };
 use crate::{daemon::state::State, metrics::Metrics, stop};
 
-/// Interval at which the task renews rights, and checks which announcements are due.
+/// Interval at which the announcer renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How many times a member announces that it stops, and the pause after each message: messages may get lost.
+/// How many farewell messages a stopping member sends, since one may get lost, and the pause after each.
 const FAREWELLS: u32 = 3;
 const BETWEEN_FAREWELLS: Duration = Duration::from_millis(20);
 
 /// The Services that have a load balancer's address, by name.
 pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 
-/// Inputs of the task.
+/// The channels from which the announcer reads its inputs.
 #[derive(Debug)]
 pub struct Sources {
-    /// Advertisements and pools. Its sender is closed if Services come from an API server, without `--announce`.
+    /// Advertisements and pools. The sender is closed if Services come from an API server without `--announce`.
     pub advertised: watch::Receiver<Advertised>,
-    /// The nodes of the cluster, for members that are its Nodes.
+    /// The Nodes and voters of the cluster, used if the members are its Nodes.
     pub cluster: watch::Receiver<Cluster>,
-    /// The Services that have a load balancer's address.
+    /// The Services that have a load balancer's address, by name.
     pub holders: watch::Receiver<HolderMap>,
-    /// Links and addresses of the node.
+    /// Links and addresses of this node.
     pub network: watch::Receiver<Network>,
-    /// Whether at least one synchronisation has completed: the Services are in the kernel.
+    /// Whether the Services are in the kernel: at least one synchronisation has completed.
     pub synchronised: watch::Receiver<bool>,
-    /// Becomes true when the agent ends. The task drops the receiver after it has handed over its addresses.
+    /// Becomes true when the agent stops. The announcer drops this receiver after it has handed over its addresses.
     pub stop: watch::Receiver<bool>,
 }
 
-/// The task that announces addresses.
+/// The task that announces load balancers' addresses at layer 2.
 #[derive(Debug)]
 pub struct Announcer {
     node: Arc<str>,
@@ -95,32 +95,32 @@ pub struct Announcer {
     sources: Sources,
     kernel: Kernel,
     peers: Option<Peers>,
-    /// The voters that this node knows and proposes.
+    /// Sends the voters that this node knows, and those that it proposes.
     ballots: watch::Sender<Ballot>,
     state: Arc<State>,
     metrics: Arc<Metrics>,
     candidacies: Vec<Candidacy>,
-    /// The names of the devices that can announce.
+    /// Names of the devices on which this node can announce addresses.
     wires: Vec<String>,
     lasting: LastingDevices,
-    /// Those of the devices that advertisements name, also a moment after they have gone; `None` before the first
+    /// The devices that advertisements name, including devices that have just disappeared; `None` before the first
     /// synchronisation.
     devices: Option<BTreeSet<String>>,
-    /// The devices on which this node announces each address, or would if it had the right to.
+    /// The devices on which this node announces each address, or would announce it if it had the right to.
     places: BTreeMap<AnnounceKey, Place>,
-    /// This node's rights at the last update, by address.
+    /// This node's rights to announce at the last update, by address.
     rights: BTreeMap<IpAddr, Right>,
-    /// Announcements of this node.
+    /// The announcements of this node, by address and device.
     held: BTreeMap<AnnounceKey, Held>,
-    /// When the last logged conflict happened, so that each is logged once.
+    /// Time of the last logged conflict per address and device, so that each conflict is logged once.
     logged: BTreeMap<AnnounceKey, Nanos>,
-    /// Whether the kernel may hold programs and records of announcements: those of this agent, or at first of an
+    /// Whether the kernel may hold programs and records of announcements, by this agent or, after the start, by an
     /// earlier one.
     in_use: bool,
-    /// Whether a synchronisation has completed since the start. Before that, the programs of an earlier agent stay
-    /// attached.
+    /// Whether a synchronisation has completed since this agent started. Until then, programs that an earlier agent
+    /// attached stay.
     begun: bool,
-    /// The error of the last update; `None` if it succeeded.
+    /// Why the last update of programs and records failed; `None` if it succeeded.
     failure: Option<String>,
 }
 
@@ -170,7 +170,7 @@ impl Announcer {
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         self.elect();
         if self.peers.is_some() {
-            // The rights of an earlier agent are unknown, so its records are deleted.
+            // This agent does not know the rights of an earlier one, so it deletes that one's records.
             self.kernel.maps.set(&BTreeMap::new())?;
         }
         loop {
@@ -178,8 +178,9 @@ impl Announcer {
             let busy = is_member || self.in_use || !self.candidacies.is_empty();
             let Sources { advertised, cluster, holders, network, synchronised, stop } = &mut self.sources;
             tokio::select! {
-                // They fail if their senders are closed. Without `--announce`, with an API server, both are: then the
-                // announcer only withdraws what an agent with a directory of manifests has announced.
+                // These two receivers fail once their senders are closed, as with an API server but without
+                // `--announce`. The announcer then only withdraws what an agent with a directory of manifests has
+                // announced.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = cluster.changed() => {}
                 changed = holders.changed() => changed?,
@@ -191,7 +192,7 @@ impl Announcer {
                     continue;
                 }
                 retires = Peers::receive(self.peers.as_mut()) => {
-                    // Most messages change nothing.
+                    // Most messages change neither devices nor rights.
                     if self.peers.as_mut().is_some_and(|peers| peers.leases().take_devices_changed()) {
                         self.elect();
                     } else if !retires {
@@ -212,7 +213,8 @@ impl Announcer {
         future::pending().await
     }
 
-    /// Hands the addresses of this node over. A node without members keeps them, as its Services stay in the kernel.
+    /// Hands the addresses of this node over to other members. A node without members goes on answering for them, as
+    /// its Services stay in the kernel.
     async fn retire(&mut self) {
         let Some(peers) = &mut self.peers else { return };
         let questions = peers.leases().retire(Announcements::now());
@@ -227,7 +229,7 @@ impl Announcer {
         }
     }
 
-    /// Computes which nodes may announce which addresses, and on which devices this node may.
+    /// Computes which nodes may announce which addresses, and on which devices this node may announce them.
     fn elect(&mut self) {
         self.wires = {
             let network = self.sources.network.borrow_and_update();
@@ -255,7 +257,7 @@ impl Announcer {
         self.places = self.places();
     }
 
-    /// See [`Self::devices`](Announcer#structfield.devices).
+    /// Computes the field [`devices`](Announcer#structfield.devices).
     fn devices(&mut self, now: Nanos) -> Option<BTreeSet<String>> {
         let mut lasting = self.lasting.update(self.wires.iter().map(String::as_str), now);
         let advertised = self.sources.advertised.borrow();
@@ -263,7 +265,8 @@ impl Announcer {
         self.sources.synchronised.borrow().then_some(lasting)
     }
 
-    /// The devices on which this node announces each address, or would if it had the right to.
+    /// Computes the field `places`: the devices on which this node announces each address, or would if it had the right
+    /// to.
     fn places(&mut self) -> BTreeMap<AnnounceKey, Place> {
         let network = self.sources.network.borrow_and_update();
         let wires = Wires::new(&network, &self.patterns);
@@ -277,8 +280,8 @@ impl Announcer {
         mine.flat_map(of).collect()
     }
 
-    /// Sends questions to the other members. Updates the records first, so that the programs no longer answer for
-    /// addresses that this node gives back.
+    /// Sends questions to the other members. Updates the records first, so that this node no longer answers for
+    /// addresses that it gives back.
     fn tick(&mut self) {
         if self.devices(Announcements::now()) != self.devices {
             self.elect();
@@ -293,7 +296,8 @@ impl Announcer {
         self.propose();
     }
 
-    /// Proposes the voters that are due, if the members are Nodes.
+    /// Publishes the voters that this node knows and proposes if they have changed; does nothing unless the members are
+    /// Nodes.
     fn propose(&self) {
         let Some(peers) = &self.peers else { return };
         let cluster = self.sources.cluster.borrow();
@@ -306,7 +310,7 @@ impl Announcer {
         });
     }
 
-    /// Calls [`Self::update`] and returns whether it succeeded. After a failure the next tick tries again; meanwhile
+    /// Calls [`Self::update`] and returns whether it succeeded. After a failure the next tick tries again; meanwhile,
     /// records with a deadline expire.
     fn apply(&mut self) -> bool {
         let failure = self.update().err().map(|error| error.to_string());
@@ -320,7 +324,7 @@ impl Announcer {
         self.failure.is_none()
     }
 
-    /// Updates programs on devices and records, and sends announcements.
+    /// Updates the programs on devices and the announcement records, and sends announcements.
     fn update(&mut self) -> Result<(), DatapathError> {
         self.begun |= *self.sources.synchronised.borrow();
         if !self.begun {
@@ -358,7 +362,7 @@ impl Announcer {
         Ok(())
     }
 
-    /// The addresses that this node may announce now, with its rights.
+    /// This node's rights at time `now`, by the address that the right is for.
     fn rights(&mut self, now: Nanos) -> BTreeMap<IpAddr, Right> {
         if let Some(peers) = &mut self.peers {
             return peers.leases().rights(now).collect();
@@ -368,8 +372,8 @@ impl Announcer {
         mine.map(|candidacy| (candidacy.address, alone)).collect()
     }
 
-    /// Whether this node has gained or lost a right since the last update, or has renewed all of them. (To write each
-    /// that is renewed at once would mean an update for each message.)
+    /// Whether this node has gained or lost a right since the last update, or has renewed all its rights. A renewal of
+    /// only some does not count: otherwise each message would cause an update of the records.
     fn rights_changed(&mut self, now: Nanos) -> bool {
         let Some(peers) = &mut self.peers else { return false };
         let leases = peers.leases();
@@ -379,7 +383,7 @@ impl Announcer {
         !is_same || leases.rights(now).map(|(_, right)| right.deadline).min() > earliest
     }
 
-    /// Logs each claim of another machine once.
+    /// Logs each claim of an address by another machine once.
     fn log_claims(&mut self, heard: &BTreeMap<AnnounceKey, Heard>) {
         self.logged.retain(|key, _| self.held.contains_key(key));
         for (key, held) in &self.held {
@@ -392,7 +396,7 @@ impl Announcer {
         }
     }
 
-    /// Sends the announcements that are due.
+    /// Sends the announcements (unsolicited ARP and neighbour discovery frames) that are due.
     fn announce(&mut self, heard: &BTreeMap<AnnounceKey, Heard>, now: Nanos) {
         for (key, held) in &mut self.held {
             let due = schedule::due(now.saturating_sub(held.since));
@@ -412,7 +416,7 @@ impl Announcer {
         }
     }
 
-    /// Updates the report for `status` and `announce list`.
+    /// Updates the agent's report about addresses, which `status` and `announce list` show.
     fn report(&self, heard: &BTreeMap<AnnounceKey, Heard>, now: Nanos) {
         let report = |candidacy: &Candidacy| {
             let (address, right) = (candidacy.address, self.rights.get(&candidacy.address));
@@ -434,8 +438,8 @@ impl Announcer {
         self.state.set_announcements(reports);
     }
 
-    /// The node that announces the address, as far as this node knows; `None` if it knows none, if no node may, or if
-    /// this node should announce the address but does not have the right yet.
+    /// The node that announces the address, as far as this node knows. `None` if this node knows no announcer, if no
+    /// node may announce it, or if this node should announce it but does not have the right yet.
     fn owner(&self, address: IpAddr, right: Option<&Right>, now: Nanos) -> Option<&Arc<str>> {
         match &self.peers {
             Some(peers) if right.is_none() => peers.owner(address, now).filter(|owner| **owner != self.node),

@@ -1,4 +1,4 @@
-//! The exchange of questions and answers with the other members, over UDP.
+//! The exchange of questions and answers with the other members (nodes that share addresses), over UDP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,31 +25,32 @@ use tracing::{debug, warn};
 
 use super::members::{Body, Key, Members, Message, Who, incarnation};
 
-/// Bytes of the longest message that is received.
+/// Bytes of the longest message that a member can receive.
 const LONGEST: usize = 2_048;
-/// Bytes of messages that may wait in the socket: the answers of 100 voters to the questions about 1,000 addresses come
-/// at once, and the kernel counts some 2 KiB for each of the 3,000.
+/// Size of the socket's receive buffer in bytes. The answers of 100 voters about 1,000 addresses, 3,000 messages,
+/// arrive at once, and the kernel counts some 2 KiB for each.
 const WAITING: usize = 8 << 20;
 
-/// The other members, and the state of this member in the protocol.
+/// The other members, and the state of this member in the election protocol.
 #[derive(Debug)]
 pub(super) struct Peers {
     node: Arc<str>,
     key: Key,
-    /// The UDP port of the members if these are the Nodes of the cluster.
+    /// UDP port of all members if these are the Nodes of the cluster; `None` if they are configured.
     port: Option<u16>,
-    /// Where this member receives messages; `None` while its Node is unknown.
+    /// UDP address at which this member receives messages; `None` while its Node is unknown.
     own: Option<SocketAddr>,
-    /// Open if `own` could be bound.
+    /// The UDP socket bound to `own`; `None` if that could not be bound.
     socket: Option<net::UdpSocket>,
     others: BTreeMap<Arc<str>, SocketAddr>,
     leases: Leases,
-    /// Why the socket is not open.
+    /// Why binding the socket failed last time; `None` if it is open.
     failure: Option<String>,
 }
 
 impl Peers {
-    /// Opens the UDP socket at the address of this node, if the members are configured.
+    /// Creates the state. Opens the UDP socket at once if the members are configured; else [`Self::tick`] opens it
+    /// later.
     pub(super) fn open(node: Arc<str>, members: Members) -> anyhow::Result<Self> {
         let Members { who, key, prefer } = members;
         let (addresses, port) = match who {
@@ -68,8 +69,8 @@ impl Peers {
         Ok(peers)
     }
 
-    /// The nodes that may announce; this one has these devices. If the members are the cluster's Nodes, takes over
-    /// their addresses and the voters from `cluster`.
+    /// The nodes that may announce addresses; `devices` are those of this node. If the members are the cluster's Nodes,
+    /// adopts addresses and voters from `cluster`.
     pub(super) fn nodes(
         &mut self,
         cluster: &Cluster,
@@ -110,14 +111,14 @@ impl Peers {
         self.others = addresses;
     }
 
-    /// Opens the socket unless it is open.
+    /// Opens the UDP socket at the address of this node, unless it is open.
     fn bind(&mut self) -> anyhow::Result<()> {
         if let (Some(own), None) = (self.own, &self.socket) {
             let socket = UdpSocket::bind(own)
                 .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
             socket.set_nonblocking(true)?;
-            // Needs CAP_NET_ADMIN, as much else of the agent does. With a smaller buffer lost answers are asked for
-            // again.
+            // Needs CAP_NET_ADMIN, as most of the agent does. With a smaller buffer answers may get lost, and members
+            // ask again.
             if let Err(error) = sockopt::set_socket_recv_buffer_size_force(&socket, WAITING) {
                 debug!("cannot enlarge the receive buffer for messages of members: {error}");
             }
@@ -126,14 +127,15 @@ impl Peers {
         Ok(())
     }
 
-    /// The voters that this node knows and proposes; none if the members are configured, which do not change.
+    /// The voters that this node knows, and those that it proposes; `None` if the members are configured, and so never
+    /// change.
     pub(super) fn ballot(&self, exists: impl Fn(&str) -> bool, now: Nanos) -> Option<Ballot> {
         let ballot =
             |_port| Ballot { known: self.leases.voters().clone(), next: self.leases.proposal(exists, now) };
         self.port.map(ballot)
     }
 
-    /// Whether this member takes part.
+    /// Whether this member takes part in the election: its address is known.
     pub(super) const fn is_active(&self) -> bool {
         self.own.is_some()
     }
@@ -142,12 +144,12 @@ impl Peers {
         &mut self.leases
     }
 
-    /// The member that should announce the address.
+    /// The member that should announce the address, as far as this node knows.
     pub(super) fn owner(&self, address: IpAddr, now: Nanos) -> Option<&Arc<str>> {
         self.leases.owner(address, now)
     }
 
-    /// The questions that are due.
+    /// Opens the socket if necessary, and returns the questions that are due.
     pub(super) fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         let failure = self.bind().err().map(|error| format!("{error:#}"));
         if let Some(why) = failure.as_ref().filter(|_| failure != self.failure) {
@@ -174,8 +176,8 @@ impl Peers {
         }
     }
 
-    /// Handles the next messages; waits forever without a socket. Returns whether a member has given back its addresses
-    /// because it ends.
+    /// Handles all messages that have arrived, and waits for the first; waits forever without a socket. Returns whether
+    /// a member has given back its addresses because its agent stops.
     pub(super) async fn receive(peers: Option<&mut Self>) -> bool {
         let Some(peers) = peers else { return future::pending().await };
         let Some(socket) = &peers.socket else { return future::pending().await };
@@ -190,7 +192,7 @@ impl Peers {
         retires
     }
 
-    /// Handles a message; returns whether its sender ends.
+    /// Handles one message; returns whether its sender is about to stop.
     fn handle(&mut self, bytes: &[u8]) -> bool {
         let Some(Message { from, to, body }) = self.key.open(bytes) else {
             debug!("a message has another key than the members");

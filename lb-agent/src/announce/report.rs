@@ -1,4 +1,4 @@
-//! The report of each address for `status` and `announce list`.
+//! The report on each announced address, for `status` and `announce list`.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use super::{devices::Place, frames, held::Held};
 
-/// An address that this node or another member announces, as `announce list` shows it.
+/// An announced address (by this node or another member), as `announce list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementReport {
-    /// The address.
+    /// The announced address of a load balancer.
     pub address: IpAddr,
-    /// The name of its pool.
+    /// Name of the address pool that contains the address.
     pub pool: String,
-    /// `namespace/name` of the Services that have it.
+    /// `namespace/name` of the Services that have the address.
     pub services: Vec<String>,
-    /// The node that announces it, as far as this node knows.
+    /// Name of the node that announces the address, as far as this node knows.
     pub node: Option<String>,
-    /// Whether this node answers ARP requests and neighbour solicitations for the address now. (False after a claim of
-    /// another machine on any of the interfaces, although the node still answers on the others.)
+    /// Whether this node answers ARP requests and neighbour solicitations for the address now. False after another
+    /// machine claimed the address on any interface, although this node still answers on the others.
     pub here: bool,
     /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,
-    /// When this node began to announce it.
+    /// When this node began to announce the address; `None` if it does not.
     pub since: Option<Timestamp>,
     /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right or
     /// without other members.
@@ -39,7 +39,7 @@ pub struct AnnouncementReport {
     pub conflict_mac: Option<String>,
 }
 
-/// The node that announces an address, as text.
+/// The node that announces an address, as text: with the time since when if that is this node.
 pub(crate) fn announcer(node: Option<&str>, here: bool, since: Option<Timestamp>) -> String {
     let since = since.filter(|_| here).map(|since| since.strftime(", since %FT%TZ").to_string());
     match node {
@@ -49,17 +49,17 @@ pub(crate) fn announcer(node: Option<&str>, here: bool, since: Option<Timestamp>
     }
 }
 
-/// The sources of an address's report.
+/// What the report on an address is made of.
 pub(super) struct Facts<'a> {
-    /// The node that announces the address.
+    /// Name of the node that announces the address; `None` if unknown.
     pub(super) owner: Option<&'a Arc<str>>,
-    /// When the right of this node ends.
+    /// When the right of this node to announce the address ends; `None` without a right.
     pub(super) deadline: Option<Nanos>,
     /// The devices on which this node announces the address, or would if it had the right to.
     pub(super) places: Vec<&'a Place>,
     /// This node's announcements of the address, one per device.
     pub(super) held: Vec<&'a Held>,
-    /// The programs' counters and conflicts on these devices.
+    /// The programs' counters of answers and conflicts for the address, one per device.
     pub(super) heard: Vec<&'a Heard>,
 }
 

@@ -28,10 +28,10 @@ pub use self::{
 #[derive(Debug, Parser)]
 #[command(name = "lb-agent", version, max_term_width = 110)]
 pub struct Cli {
-    /// Settings of every command.
+    /// Settings that every command accepts: paths of the BPF file system and of the cgroup.
     #[command(flatten)]
     pub kernel: KernelArgs,
-    /// The command.
+    /// The command to run, with its arguments.
     #[command(subcommand)]
     pub command: Command,
 }

@@ -6,14 +6,15 @@ use std::{num::NonZeroU32, path::PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
-/// Names of one setting.
+/// The names of one setting: as flag, as environment variable, and as keys in the configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// The flag without its leading dashes; also the key in the file.
+    /// The flag without its leading dashes; also the setting's key in the file of `--config`.
     pub flag: &'static str,
-    /// The environment variable.
+    /// The environment variable that gives the setting.
     pub environment: &'static str,
-    /// The second key in the file: the flag in camelCase, or in the spelling that Kubernetes uses.
+    /// The setting's second key in the file of `--config`: the flag in camelCase, or in the spelling that Kubernetes
+    /// uses.
     pub alias: &'static str,
 }
 
@@ -55,7 +56,7 @@ macro_rules! settings {
             )*)*
         }
 
-        /// Every setting, in the order of declaration.
+        /// Every setting of the agent, in the order in which this file declares them.
         pub const SETTINGS: &[Setting] = &[
             $($(Setting { flag: $flag, environment: $environment, alias: $alias },)*)*
         ];
@@ -302,18 +303,18 @@ settings! {
     }
 }
 
-/// A list in the file: a YAML list, or one text with commas, as for a flag.
+/// A list of values in the file of `--config`: a YAML list, or one text with commas, as for a flag.
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(untagged, expecting = "expected a list of texts, or one text with commas")]
 pub enum List {
-    /// One text with commas.
+    /// One text, whose items are separated by commas.
     Text(String),
-    /// A YAML list.
+    /// A YAML list of texts.
     Items(Vec<String>),
 }
 
 impl List {
-    /// The items of the list.
+    /// The items of the list, not trimmed.
     pub fn items(self) -> Vec<String> {
         match self {
             Self::Text(text) => text.split(',').map(str::to_owned).collect(),
@@ -453,7 +454,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// Flags whose alias differs from plain camelCase, with that alias.
+    /// Flags whose alias (second key in the file) differs from plain camelCase, each with that alias.
     const OF_KUBE_PROXY: [(&str, &str); 3] = [
         ("cluster-cidr", "clusterCIDR"),
         ("nodeport-addresses", "nodePortAddresses"),
@@ -473,7 +474,7 @@ mod tests {
         alias
     }
 
-    /// The flags of `lb-agent run`.
+    /// The arguments of `lb-agent run` as clap knows them.
     fn run_flags() -> Vec<Arg> {
         let mut command = Cli::command();
         command.build();
@@ -496,7 +497,7 @@ mod tests {
         }
     }
 
-    /// A value that the file accepts for the flag.
+    /// A value that the configuration file accepts for the setting with this flag.
     fn value(arg: &Arg) -> String {
         let possible = arg.get_possible_values();
         match (possible.first(), arg.get_long().unwrap()) {
@@ -524,7 +525,7 @@ mod tests {
         }
     }
 
-    /// The text of `docs/settings.md`.
+    /// The text that `docs/settings.md` must have.
     fn page() -> String {
         let mut page = "# Settings\n\n\
             Made from `lb-agent/src/cli/settings.rs` by `UPDATE_DOCS=1 cargo test -p lb-agent settings`; change that.\n\n\

@@ -1,4 +1,4 @@
-//! Values of flags and arguments with a syntax of their own.
+//! Types of flags and arguments whose values have a syntax of their own.
 
 use std::{
     fmt,
@@ -63,7 +63,7 @@ pub enum ServiceFilter {
     Vip(IpAddr),
     /// A virtual address with one port.
     Socket(SocketAddr),
-    /// A Service.
+    /// One Service, optionally with one of its ports.
     Named {
         /// `metadata.namespace`
         namespace: String,
@@ -100,7 +100,7 @@ pub fn split_name(name: &str) -> (&str, &str) {
     name.split_once('/').unwrap_or(("default", name))
 }
 
-/// Parses an address or a network.
+/// Parses a network such as `10.0.0.0/8`; a single address is a network of that address only.
 pub(super) fn parse_network(text: &str) -> Result<IpNet, String> {
     text.parse()
         .or_else(|_error| text.parse::<IpAddr>().map(IpNet::from))

@@ -19,7 +19,7 @@ struct ProbeView<'a> {
     advice: &'a str,
 }
 
-/// The results of the probes as JSON.
+/// The results of all probes, as the JSON that `check -o json` prints.
 pub(super) fn value(bpffs: &Path) -> serde_json::Result<serde_json::Value> {
     let probes = probes(bpffs);
     serde_json::to_value(probes.iter().map(view).collect::<Vec<_>>())
@@ -49,7 +49,7 @@ pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The probes of the kernel, and of the host's rules.
+/// Runs all probes, of the kernel and of the host's rules, and returns their results.
 fn probes(bpffs: &Path) -> Vec<Probe> {
     let mut probes = lb_datapath::check(bpffs);
     probes.push(host_rules::probe());
@@ -68,7 +68,7 @@ fn probe_table(probes: &[Probe]) -> Table {
             ProbeResult::Degraded => Mood::Odd,
             ProbeResult::Missing => Mood::Bad,
         };
-        // Only the first line: a detail may be a verifier log.
+        // Shows only the first line: the detail may be a verifier log.
         let detail = probe.detail.lines().next().unwrap_or_default().to_owned();
         let advice = super::service::or_nothing(probe.advice).to_owned();
         table.add_row(vec![
@@ -104,8 +104,8 @@ BPF programs  missing  refused  do this
         assert_eq!(render(&probe_table(&probes)), expected);
     }
 
-    /// Checks only the first column. `cargo xtask vm` checks the results in the table, or writes them if called with
-    /// `--write-docs`.
+    /// Compares only the first column of docs/kernels.md, the probes' names. `cargo xtask vm` compares the results, or
+    /// writes them if called with `--write-docs`.
     #[test]
     fn kernels_page_has_a_row_for_each_probe() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernels.md");

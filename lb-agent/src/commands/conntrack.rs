@@ -1,4 +1,4 @@
-//! `conntrack list` and `conntrack flush`.
+//! The commands `conntrack list` and `conntrack flush`.
 
 use std::{
     collections::BTreeMap,
@@ -16,25 +16,27 @@ use super::{
 use crate::cli::{FlowFilter, TableOrJson, split_name};
 use lb_datapath::{Connection, Conntrack, DatapathError};
 
-/// One flow. Scripts read the JSON: keys may be added, never renamed or removed.
+/// One tracked flow, as `conntrack list` shows it. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FlowView {
     /// `TCP`, `UDP` or `SCTP`
     protocol: &'static str,
     client: SocketAddr,
-    /// The virtual address and port; for a connection of the node itself, its destination, like `backend`.
+    /// Virtual address and port. For a connection that the node itself opens to a backend, the same address as
+    /// `backend`.
     vip: SocketAddr,
     backend: SocketAddr,
-    /// The source that the backend sees, if the connection is masqueraded.
+    /// Source address and port that the backend sees, if the connection is masqueraded.
     #[serde(skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     phase: &'static str,
     /// Seconds since the last packet of either direction; for a tunnelled flow, since the client's last packet.
     idle_seconds: u32,
-    /// Seconds until the flow expires if no packet comes.
+    /// Seconds until the flow expires if no further packet arrives.
     seconds_left: u32,
-    /// `namespace/name` of the Service; `None` if it was deleted, and for a connection of the node itself.
+    /// `namespace/name` of the Service; `None` if it was deleted, and for a connection that the node itself opens to a
+    /// backend.
     service: Option<String>,
     /// Whether packets reach the backend's node through a tunnel; such a flow has no reverse entry.
     tunnelled: bool,
@@ -48,7 +50,8 @@ impl FlowView {
         self.phase
     }
 
-    /// `namespace/name` of the Service; `None` if it was deleted, and for a connection of the node itself.
+    /// `namespace/name` of the Service; `None` if it was deleted, and for a connection that the node itself opens to a
+    /// backend.
     pub(super) fn service(&self) -> Option<&str> {
         self.service.as_deref()
     }
@@ -96,7 +99,7 @@ fn flow(
     services: &BTreeMap<u32, String>,
     now: Tick,
 ) -> FlowView {
-    // A missing reverse entry counts as one that has seen no packet.
+    // Without a reverse entry, the phase is computed as if no reply had been seen.
     let tunnelled = forward.is_tunnelled();
     let half = reply.is_none() && !tunnelled;
     let reply = reply.unwrap_or(lb_common::conntrack::Flow { seen: 0, ..*forward });
@@ -160,7 +163,7 @@ fn flow_table(flows: &[FlowView]) -> Table {
     table
 }
 
-/// Seconds in at most two units, such as `23h59m`.
+/// Seconds as text in at most two units, such as `23h59m`.
 fn duration(seconds: u32) -> String {
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),
@@ -169,7 +172,7 @@ fn duration(seconds: u32) -> String {
     }
 }
 
-/// Prints the result of `conntrack flush`.
+/// Prints how many entries `conntrack flush` has deleted.
 pub(super) fn flushed(entries: usize, output: TableOrJson) -> anyhow::Result<()> {
     match output {
         TableOrJson::Table => {

@@ -41,7 +41,7 @@ pub fn exec(paths: &KernelPaths, args: &ExecArgs) -> anyhow::Result<()> {
     process::exit(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN });
 }
 
-/// Requests the variables from the agent; prints a warning for each variable that two Services define.
+/// Requests the variables of a namespace from the agent; prints a warning for each variable that two Services define.
 fn ask(paths: &KernelPaths, namespace: &str) -> anyhow::Result<Variables> {
     let variables = environment::ask(&paths.bpffs, namespace)?;
     for collision in &variables.collisions {
@@ -50,7 +50,7 @@ fn ask(paths: &KernelPaths, namespace: &str) -> anyhow::Result<Variables> {
     Ok(variables)
 }
 
-/// The text in this format. Values are not escaped: they contain no quotes, backslashes or dollar signs.
+/// The variables as text in this format. Values need no escaping: they contain no quotes, backslashes or dollar signs.
 fn format(found: &Variables, format: EnvironmentFormat) -> serde_json::Result<String> {
     let lines = |line: fn(&str, &str) -> String| -> String {
         found.variables.iter().map(|(name, value)| line(name, value) + "\n").collect()
@@ -66,7 +66,7 @@ fn format(found: &Variables, format: EnvironmentFormat) -> serde_json::Result<St
     })
 }
 
-/// `line`, or a comment if a shell refuses the name of the variable: names of Services may begin with a digit.
+/// The assignment `line`; as a comment if `name` begins with a digit, as a Service's name may: shells refuse that.
 fn identifier(name: &str, line: String) -> String {
     if name.starts_with(|letter: char| letter.is_ascii_digit()) {
         format!("# {name} begins with a digit, so it is no name of a variable here")

@@ -1,4 +1,4 @@
-//! Converts events of `monitor` to text and JSON.
+//! Converts the events that `monitor` shows to text and JSON.
 
 use std::{fmt, net::SocketAddr};
 
@@ -14,24 +14,24 @@ use serde::Serialize;
 use super::service_view::protocol_name;
 use crate::cli::{EventVerdict, ServiceFilter};
 
-/// One event. Scripts read the JSON: keys may be added, never renamed or removed.
+/// One event of the data plane. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EventView {
-    /// Time in UTC.
+    /// When the program emitted the event, in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
     /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. Like `client` and `vip`, `None` for `rewrite_failed`.
     pub(super) protocol: Option<&'static str>,
-    /// The client. A system call has no source yet: its port is 0, and its address is the node's, or one of `100::/64`
-    /// for another network namespace.
+    /// Address and port of the client. A system call has no source yet: its port is 0, and its address is the node's,
+    /// or one of `100::/64` for another network namespace.
     pub(super) client: Option<SocketAddr>,
-    /// The virtual address and port.
+    /// The virtual address and port that the client uses.
     pub(super) vip: Option<SocketAddr>,
-    /// The service port of `vip`.
+    /// The service port that `vip` belongs to.
     pub(super) service: Option<ServiceView>,
     pub(super) backend: Option<SocketAddr>,
-    /// The source that the backend sees, if it is not the client.
+    /// Source address and port that the backend sees, if they are not the client's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) masqueraded_as: Option<SocketAddr>,
     /// Whether the packet reaches the backend's node through a tunnel.
@@ -42,20 +42,20 @@ pub(super) struct EventView {
     pub(super) reason: &'static str,
     /// `ingress`, `egress`, `xdp`, or `socket`
     pub(super) hook: &'static str,
-    /// The interface of the packet.
+    /// Name of the interface where the program saw the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<String>,
-    /// Id of the process that made the system call.
+    /// Id of the process that made the system call; `None` for packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) process: Option<u32>,
 }
 
-/// A service port.
+/// Names of a service port: namespace, Service and port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ServiceView {
     pub(super) namespace: String,
     pub(super) name: String,
-    /// Empty for an unnamed port.
+    /// Name of the port; empty for an unnamed port.
     pub(super) port: String,
 }
 
@@ -64,8 +64,8 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl EventView {
-    /// The view of an event. `labels` are those of the service port; `device` returns the name of the interface with an
-    /// index.
+    /// Makes the view of an event. `labels` are those of the event's service port; `device` returns the name of the
+    /// interface with an index.
     pub(super) fn new(
         event: &Event,
         time: Timestamp,
@@ -97,7 +97,8 @@ impl EventView {
     }
 }
 
-/// The verdict of an outcome. An unknown outcome, which programs of a newer version may emit, counts as new.
+/// The verdict that belongs to an outcome. An unknown outcome, which programs of a newer version may emit, counts as
+/// new.
 fn verdict(outcome: Option<Outcome>) -> EventVerdict {
     match outcome.map(Outcome::verdict) {
         Some(Verdict::Drop) => EventVerdict::Drop,
@@ -151,15 +152,15 @@ impl fmt::Display for ServiceView {
     }
 }
 
-/// Whether [`line`] colours the verdict.
+/// Whether [`line`] prints the verdict in colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,
-    /// Text with escape sequences for colours.
+    /// With escape sequences for colours, for a terminal.
     Coloured,
 }
 
-/// Formats the event on one line.
+/// The event as one line of text.
 pub(super) fn line(view: &EventView, style: Style) -> String {
     let (word, colour) = match view.verdict {
         EventVerdict::New => ("new", 32),
@@ -199,7 +200,7 @@ fn why(view: &EventView) -> String {
     format!("{}{device}{}", view.reason, if view.hook == "xdp" { " at XDP" } else { "" })
 }
 
-/// Which events to show; an event must meet every given condition.
+/// The conditions of `monitor`: an event is shown if it meets every condition that is given.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EventFilter {
     pub(super) service: Option<ServiceFilter>,
@@ -216,7 +217,7 @@ impl EventFilter {
     }
 }
 
-/// Whether the event belongs to this Service or virtual address.
+/// Whether the event belongs to the Service or virtual address that `filter` names.
 fn is_of(filter: &ServiceFilter, view: &EventView) -> bool {
     match filter {
         ServiceFilter::Vip(address) => view.vip.is_some_and(|vip| vip.ip() == *address),

@@ -1,4 +1,4 @@
-//! `explain`: shows the decisions of the data plane about a packet.
+//! The command `explain`: shows the decisions of the data plane about one packet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Direction, Pinned, Routes};
 
-/// The JSON output. Scripts read it: keys may be added, never renamed or removed.
+/// The JSON output of `explain`. Scripts read it: keys may be added, never renamed or removed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Page<'a> {
@@ -31,7 +31,7 @@ struct Page<'a> {
     steps: Vec<StepView<'a>>,
     #[serde(flatten)]
     verdict: &'a Verdict,
-    /// The verdict as text.
+    /// The verdict as a sentence.
     text: String,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn json(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<se
     Ok(serde_json::to_value(Answer::find(paths, args)?.page(args))?)
 }
 
-/// The explanation of a packet, and where it arrives.
+/// The explanation of a packet, with the question, and the interface that the packet arrives on.
 struct Answer {
     explanation: Explanation,
     question: Question,
@@ -145,7 +145,7 @@ fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     }
 }
 
-/// The programs that are attached to the interface and to system calls.
+/// Which programs are attached to one interface (`known`: there is one) and to system calls.
 struct Attached {
     known: bool,
     xdp: bool,
@@ -167,7 +167,7 @@ impl Attached {
         })
     }
 
-    /// Whether the program of the hook is attached; `None` for system calls, or if the interface is unknown.
+    /// Whether the program of this hook is attached; `None` for system calls, or if the interface is unknown.
     const fn at(&self, hook: HookPoint) -> Option<bool> {
         match hook {
             _ if !self.known => None,
@@ -179,7 +179,7 @@ impl Attached {
     }
 }
 
-/// The given hook, or the first one that the packet passes.
+/// The hook that the user gave, or the first one that the packet passes.
 fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<HookPoint> {
     Ok(match args.at {
         Some(HookContext::TcIngress) => HookPoint::Ingress,

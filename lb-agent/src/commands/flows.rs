@@ -1,4 +1,4 @@
-//! `flows`: reads a flow log.
+//! The command `flows`: reads a flow log.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,9 +18,9 @@ use crate::{
     flow_log::{LogLine, Record, Volume, rotated},
 };
 
-/// Rotated files that are looked for.
+/// Number of rotated files (`FILE.1` and so on) that `flows` looks for.
 const MAX_ROTATED: u32 = 1000;
-/// The longest line that is kept in memory; a longer one is no line of a flow log.
+/// Bytes of the longest line that `flows` keeps in memory; longer lines do not come from a flow log.
 const MAX_LINE: u64 = 64 << 10;
 
 /// Runs `flows`.
@@ -39,7 +39,7 @@ pub fn flows(args: &FlowsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The files of a log, the oldest first.
+/// Opens the files of a flow log, the oldest first; each with its name.
 fn inputs(file: &Path) -> anyhow::Result<Vec<(String, Box<dyn BufRead>)>> {
     if file == Path::new("-") {
         return Ok(vec![("-".to_owned(), Box::new(BufReader::new(io::stdin())))]);
@@ -71,25 +71,25 @@ fn open(path: &Path) -> anyhow::Result<(String, Box<dyn BufRead>)> {
     Ok((name, input))
 }
 
-/// What was read so far.
+/// What `flows` has computed from the lines read so far.
 #[derive(Default)]
 struct Report {
     top: Option<TopFlows>,
-    /// Number of rows; 0 means all.
+    /// Maximum number of rows that `flows` prints; 0 means all.
     limit: usize,
-    /// The last lines, each as it is in the log.
+    /// The last `limit` lines, unchanged.
     last: VecDeque<String>,
     sums: BTreeMap<String, Sums>,
-    /// Lines that are no lines of a flow log, and lines that were cut off.
+    /// Number of lines that are cut off or do not have the format of a flow log.
     unreadable: u64,
-    /// Lines that the agent dropped, as the log itself says.
+    /// Number of lines that the agent dropped, according to the log itself.
     dropped: u64,
 }
 
-/// The traffic of one client, Service or backend.
+/// Connections, packets and bytes of one client, Service or backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Sums {
-    /// Connections that have ended.
+    /// Number of connections that have ended.
     ended: u64,
     #[serde(flatten)]
     volume: Volume,
@@ -148,7 +148,7 @@ impl Report {
         sums.volume.bytes_answered += bytes_answered;
     }
 
-    /// The rows with the most bytes, the largest first.
+    /// The `limit` clients, Services or backends with the most bytes, the largest first.
     fn largest(&self) -> Vec<NamedSums<'_>> {
         let mut rows: Vec<_> = self.sums.iter().map(|(name, sums)| NamedSums { name, sums: *sums }).collect();
         let bytes =
@@ -160,7 +160,7 @@ impl Report {
         rows
     }
 
-    /// Says on standard error what is missing.
+    /// Prints to standard error how many lines are unreadable, and how many the agent dropped.
     fn warn(&self) {
         if self.unreadable > 0 {
             eprintln!("{} lines are cut off or are no lines of a flow log; left out", self.unreadable);
@@ -182,7 +182,7 @@ fn name(record: &Record<'_>, top: TopFlows) -> String {
     }
 }
 
-/// `NAMESPACE/NAME:PORT/PROTOCOL`, or the virtual address of an unknown Service.
+/// `NAMESPACE/NAME:PORT/PROTOCOL` of the connection's Service, or the virtual address if the Service is unknown.
 fn service(record: &Record<'_>) -> String {
     let protocol = &record.protocol;
     match (&record.namespace, &record.service, record.port.as_deref().unwrap_or_default()) {

@@ -56,7 +56,7 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
         ServiceCommand::Show { name, output } => {
             let (pinned, mut services) = services(paths)?;
             service_view::count_flows(&mut services, &pinned.conntrack().list()?);
-            // The maps contain neither which node announces an address nor the results of health checks.
+            // The announcing node and the results of health checks are not in the maps: the agent reports them.
             if let Ok(Some(report)) = socket::ask(&paths.bpffs) {
                 service_view::name_announcers(&mut services, &report.announcements);
                 service_view::add_health(&mut services, &report.health_checks);
@@ -67,7 +67,7 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
     }
 }
 
-/// The data plane, and the Services that it holds.
+/// Opens the data plane, and reads the Services that it holds.
 fn services(paths: &KernelPaths) -> anyhow::Result<(Pinned, Vec<service_view::ServiceView>)> {
     let pinned = Pinned::open(&paths.bpffs)?;
     let services = service_view::services(&pinned.maps().contents()?);
@@ -115,7 +115,7 @@ pub fn top(paths: &KernelPaths, args: &TopArgs) -> anyhow::Result<()> {
 /// # Errors
 /// An agent runs, or an object cannot be removed.
 pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
-    // The socket of a running agent must stay.
+    // If an agent runs, the status socket is that agent's and must stay.
     if !Pinned::open(&paths.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
         socket::unbind(&paths.bpffs);
     }

@@ -1,4 +1,4 @@
-//! `monitor`: events of the BPF programs, printed as they arrive.
+//! The command `monitor`: prints events of the BPF programs as they arrive.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -36,7 +36,7 @@ pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     runtime.block_on(listen(pinned.monitor()?, &printer))
 }
 
-/// Coloured on a terminal, unless `NO_COLOR` has a value.
+/// Colour if standard output is a terminal and `NO_COLOR` is not set.
 fn style() -> Style {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if io::stdout().is_terminal() && !unwanted { Style::Coloured } else { Style::Plain }
@@ -71,7 +71,7 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     }
 }
 
-/// Reports lost events, if there are more than `before`. Returns their total.
+/// Prints to standard error how many events were lost, if more than `before`. Returns the total of lost events.
 fn tell_lost(monitor: &Monitor, before: u64) -> Result<u64, DatapathError> {
     let lost = monitor.lost()?;
     if lost > before {
@@ -91,7 +91,7 @@ struct Printer {
 }
 
 impl Printer {
-    /// Prints the event if it meets the filter. Returns false if standard output is closed.
+    /// Prints the event if it passes the filter. Returns false if standard output is closed.
     fn print(&self, event: &Event) -> anyhow::Result<bool> {
         let view = view(&self.maps, event)?;
         if !self.filter.lets_through(&view) {
@@ -110,12 +110,12 @@ impl Printer {
     }
 }
 
-/// The view of an event, with the labels of its Service.
+/// Makes the view of an event, with the labels of its Service read from the maps.
 pub(super) fn view(maps: &ServiceMaps, event: &Event) -> Result<EventView, DatapathError> {
     Ok(EventView::new(event, wall_clock(event.time), labels(maps, event)?.as_ref(), device_name))
 }
 
-/// The labels of the Service, read for each event because Services change.
+/// The labels of the event's Service. They are read for each event, because Services change.
 fn labels(maps: &ServiceMaps, event: &Event) -> Result<Option<ServiceLabels>, DatapathError> {
     let Tuple { destination, destination_port, protocol, .. } = event.from;
     let id = match event.service {

@@ -1,10 +1,10 @@
-//! Output as tables, JSON and YAML.
+//! Prints output as tables, JSON and YAML.
 
 use comfy_table::{Cell, Color};
 pub(super) use lb_output::{NOTHING, print, print_json, print_table, render, table};
 use serde::Serialize;
 
-/// A number in at most three digits, with a unit from 1000 on, such as `12.3k`.
+/// A count in at most three digits, with a unit from 1000 on, such as `12.3k`.
 pub(super) fn scaled(value: u64) -> String {
     if value < 1000 {
         return value.to_string();
@@ -23,7 +23,7 @@ pub(super) fn scaled(value: u64) -> String {
     }
 }
 
-/// The meaning of the colour of a cell.
+/// How good the content of a table cell is: shown as green, yellow or red.
 #[derive(Clone, Copy)]
 pub(super) enum Mood {
     Good,
@@ -31,7 +31,7 @@ pub(super) enum Mood {
     Bad,
 }
 
-/// A cell, coloured on a terminal.
+/// A table cell whose text has the colour of `mood` if the output is a terminal.
 pub(super) fn cell(text: impl ToString, mood: Mood) -> Cell {
     let colour = match mood {
         Mood::Good => Color::Green,

@@ -1,4 +1,4 @@
-//! `profile`: number and duration of the runs of each BPF program.
+//! The command `profile`: how often each BPF program runs, and for how long.
 
 use std::{
     thread,
@@ -15,17 +15,17 @@ use crate::{
 };
 use lb_datapath::{Pinned, RunTime, Work, work};
 
-/// Interval between two updates of the progress bar.
+/// Interval between two updates of the progress display.
 const STEP: Duration = Duration::from_millis(100);
-/// CPU share above which a program is highlighted.
+/// Share of one CPU above which `profile` highlights a program.
 const MUCH: f64 = 0.1;
 
-/// The JSON output. Scripts read it: keys may be added, never renamed or removed.
+/// The JSON output of `profile`. Scripts read it: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 pub(super) struct Profile {
-    /// Duration of the measurement.
+    /// Duration of the measurement, in seconds.
     seconds: f64,
-    /// The programs, the busiest first.
+    /// One entry for each BPF program, the busiest first.
     programs: Vec<ProgramProfile>,
 }
 
@@ -36,9 +36,9 @@ struct ProgramProfile {
     program_id: u32,
     runs: u64,
     runs_per_second: f64,
-    /// Average nanoseconds of a run; `None` without a run.
+    /// Average duration of a run in nanoseconds; `None` if the program did not run.
     average_nanoseconds: Option<f64>,
-    /// CPU share; 1 is one CPU fully used.
+    /// CPU time per second of wall time; 1 is one fully used CPU.
     cpus: f64,
 }
 
@@ -55,7 +55,7 @@ pub fn profile(paths: &KernelPaths, args: &ProfileArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Measures the programs while `wait` waits for `time`.
+/// Counts the runs of all programs during `wait(time)`.
 pub(super) fn count(pinned: &Pinned, time: Duration, wait: impl Fn(Duration)) -> anyhow::Result<Profile> {
     let counting = RunTime::count()?;
     let before = pinned.all_programs()?;
@@ -90,7 +90,7 @@ const fn count_of(runs: u64) -> f64 {
     runs as f64
 }
 
-/// Waits for `time`; shows the remaining time on a terminal.
+/// Sleeps for `time`; shows the remaining time on a terminal.
 fn wait(time: Duration) {
     let steps = u64::try_from(time.as_millis() / STEP.as_millis()).unwrap_or(u64::MAX);
     let bar = ProgressBar::new(steps);

@@ -1,4 +1,4 @@
-//! `service list` and `service show`.
+//! The commands `service list` and `service show`.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     probe::{CheckReport, EndpointReport},
 };
 
-/// Prints all `services`, or those of one namespace.
+/// Prints `services`: all of them, or those of one namespace.
 pub(super) fn list(
     mut services: Vec<ServiceView>,
     namespace: Option<&str>,
@@ -30,7 +30,7 @@ pub(super) fn list(
     }
 }
 
-/// Prints the ports of one Service.
+/// Prints the ports of the Service `name` with their backends.
 pub(super) fn show(mut services: Vec<ServiceView>, name: &str, output: ServiceOutput) -> anyhow::Result<()> {
     let (namespace, name) = split_name(name);
     services.retain(|service| service.namespace == namespace && service.name == name);
@@ -79,7 +79,7 @@ fn list_table(services: &[ServiceView], wide: bool) -> Table {
     table
 }
 
-/// The number of backends, and the number of terminating ones among them.
+/// A table cell with the number of backends, and how many of them are terminating.
 fn backend_count(service: &ServiceView) -> comfy_table::Cell {
     let terminating = service.backends.iter().filter(|backend| backend.state == "terminating").count();
     match (service.backends.len(), terminating) {
@@ -89,7 +89,7 @@ fn backend_count(service: &ServiceView) -> comfy_table::Cell {
     }
 }
 
-/// The ports of a Service, one paragraph for each.
+/// The text of `service show`: one paragraph for each port of the Service.
 fn page(services: &[ServiceView], wide: bool) -> String {
     let mut text = String::new();
     for service in services {
@@ -148,7 +148,7 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     lines.into_iter().map(|(label, value)| format!("{label:<10} {value}\n")).collect()
 }
 
-/// The check, and the numbers of endpoints by their health.
+/// One line on a health check: what it probes, how often, and how many endpoints have which health.
 fn health(check: &CheckReport) -> String {
     let CheckReport { healthy, unhealthy, unknown, .. } = check;
     let interval = Duration::from_millis(check.interval_milliseconds);
@@ -156,7 +156,7 @@ fn health(check: &CheckReport) -> String {
     format!("{} every {interval:?}: {healthy} healthy, {unhealthy} unhealthy{unknown}", check.check)
 }
 
-/// The endpoints whose probes fail. Unhealthy ones are no backends, unless all are unhealthy.
+/// A table of the endpoints whose probes fail. Unhealthy endpoints are not used as backends, unless all are unhealthy.
 fn failing_table(check: &CheckReport) -> Table {
     let mut table = table(&["PROBED", "HEALTH", "SINCE", "LAST-FAILURE"]);
     for EndpointReport { address, port, verdict, since, reason } in &check.failing {
@@ -230,7 +230,7 @@ impl ServiceView {
         self.weights.get(&SocketAddr::new(backend.address, backend.port)).copied().unwrap_or(1)
     }
 
-    /// A backend, with its weight if that is not 1.
+    /// Text of a backend: its address, followed by its weight if that is not 1.
     fn weighted(&self, backend: &BackendView) -> String {
         match self.weight(backend) {
             1 => backend.socket(),
@@ -252,7 +252,7 @@ impl FrontendView {
     }
 }
 
-/// The first and last slot of a range.
+/// A range of slots as text, by its first and last slot.
 fn slot_range(first: u32, slots: u32) -> String {
     match slots {
         0 => NOTHING.to_owned(),

@@ -1,4 +1,4 @@
-//! Services as commands show them, assembled from the contents of the maps.
+//! The Services in the form that commands show, assembled from the contents of the maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use lb_datapath::Connection;
 
 use crate::{announce::AnnouncementReport, probe::CheckReport};
 
-/// One service port. Scripts read the JSON: keys may be added, never renamed or removed.
+/// One service port, as `service` shows it. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ServiceView {
@@ -34,7 +34,7 @@ pub(super) struct ServiceView {
     pub(super) protocol: &'static str,
     /// `spec.ports[].nodePort`
     pub(super) node_port: Option<u16>,
-    /// Frontends, sorted.
+    /// The port's frontends (virtual addresses with ports), sorted.
     pub(super) frontends: Vec<FrontendView>,
     /// `Local` if external clients get backends of this node only, else `Cluster`; `None` if all frontends are cluster
     /// IPs.
@@ -48,21 +48,21 @@ pub(super) struct ServiceView {
     pub(super) proxy_protocol: Option<&'static str>,
     /// Client networks that may use the Service's load balancer addresses; empty allows all.
     pub(super) source_ranges: Vec<String>,
-    /// Backends of all frontends, sorted.
+    /// The distinct backends of all frontends, sorted.
     pub(super) backends: Vec<BackendView>,
     /// `None` or `ClientIP`
     pub(super) session_affinity: &'static str,
-    /// Timeout of `ClientIP` affinity.
+    /// Timeout of `ClientIP` affinity, in seconds.
     pub(super) session_affinity_seconds: Option<u32>,
-    /// Name of the scheduler, as in `--scheduler`.
+    /// Name of the port's scheduler, as in `--scheduler`.
     pub(super) scheduler: &'static str,
-    /// Weights of backends, by `ADDRESS:PORT`, without those that are 1.
+    /// Weights of the backends whose weight is not 1, by `ADDRESS:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<SocketAddr, u32>,
-    /// The health check of the endpoints; only in `service show`, and while an agent runs.
+    /// Results of the endpoints' health check; only in `service show`, and while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) health_check: Option<CheckReport>,
-    /// Id of the service port in the maps.
+    /// Id of the service port in the BPF maps.
     pub(super) id: u32,
 }
 
@@ -70,21 +70,21 @@ pub(super) struct ServiceView {
 #[serde(rename_all = "camelCase")]
 pub(super) struct FrontendView {
     pub(super) address: IpAddr,
-    /// The port that clients use.
+    /// The port that clients connect to.
     pub(super) port: u16,
     /// `ClusterIP`, `NodePort`, `LoadBalancer` or `ExternalIP`
     pub(super) kind: &'static str,
     /// First slot of the frontend in `BACKENDS`.
     pub(super) slot: u32,
-    /// Number of the frontend's slots.
+    /// Number of consecutive slots of the frontend in `BACKENDS`.
     pub(super) slots: u32,
-    /// First slot of the frontend for internal clients, if these get other backends.
+    /// First slot of the frontend for internal clients in `BACKENDS`; `None` if internal clients get the same backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) inside_slot: Option<u32>,
-    /// Number of the frontend's slots for internal clients.
+    /// Number of the frontend's slots for internal clients in `BACKENDS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) inside_slots: Option<u32>,
-    /// Masqueraded clients: `all`, `outsiders` (external clients), or `none`.
+    /// Which clients are masqueraded: `all`, `outsiders` (external clients), or `none`.
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
@@ -98,13 +98,13 @@ pub(super) struct FrontendView {
 pub(super) struct AnnouncedView {
     /// Name of the announcing node; `None` if this node has no information about it.
     pub(super) node: Option<String>,
-    /// Whether it is this node.
+    /// Whether the announcing node is this node.
     pub(super) here: bool,
     /// Since when this node announces the address; `None` if it does not.
     pub(super) since: Option<Timestamp>,
 }
 
-/// Adds which node announces the addresses of load balancers.
+/// Sets, for each load balancer's address, which node announces it.
 pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[AnnouncementReport]) {
     for frontend in services.iter_mut().flat_map(|service| &mut service.frontends) {
         let announcement = announcements.iter().find(|it| it.address == frontend.address);
@@ -115,7 +115,7 @@ pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[Ann
     }
 }
 
-/// Adds the health checks, and what they show on this node.
+/// Sets the health check of each Service, with its results on this node.
 pub(super) fn add_health(services: &mut [ServiceView], checks: &[CheckReport]) {
     for service in services {
         let is_of = |check: &&CheckReport| check.namespace == service.namespace && check.name == service.name;
@@ -131,13 +131,13 @@ pub(super) struct BackendView {
     /// `active` or `terminating`
     pub(super) state: &'static str,
     pub(super) node: Option<String>,
-    /// Zone of the node.
+    /// Zone of the backend's node.
     pub(super) zone: Option<String>,
     pub(super) pod: Option<String>,
-    /// Live flows; only in `service show`.
+    /// Number of live flows to the backend; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) flows: Option<u64>,
-    /// Traffic of all tracked flows, live or closed; only in `service show`.
+    /// Traffic of all tracked flows to the backend, live or closed; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) traffic: Option<TrafficView>,
 }
@@ -243,7 +243,7 @@ fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
     networks.into_iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
 }
 
-/// Address and prefix length of a key. (The key's own prefix length also counts the 32 bits of the service id and
+/// Address and prefix length of a source range. (The prefix length in `key` also counts the 32 bits of service id and
 /// family, and for IPv4 the 96 bits before the address.)
 fn network(key: &SourceRangeKey) -> (IpAddr, u32) {
     let family = if key.range.address.is_v4() { 96 } else { 0 };
@@ -254,7 +254,7 @@ fn weight(backend: &Backend) -> (SocketAddr, u32) {
     (SocketAddr::new(backend.address.into(), backend.port), backend.weight)
 }
 
-/// The backends that a frontend refers to.
+/// All backends of a frontend, those for internal clients included.
 fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &'a Backend> {
     let slices = slices_of(record).map(|range| range.base..range.base.saturating_add(range.count));
     slices.flat_map(|slots| contents.backends.range(slots).map(|(_, backend)| backend))
@@ -282,7 +282,7 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
 }
 
 impl FrontendView {
-    /// Position of the kind in sorted output; cluster IPs come first.
+    /// Position of a frontend's kind in sorted output; cluster IPs come first.
     fn kind_order(&self) -> usize {
         ["ClusterIP", "NodePort", "LoadBalancer", "ExternalIP"]
             .iter()
@@ -309,7 +309,7 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
     }
 }
 
-/// Sets the number of live flows and the traffic of every backend.
+/// Sets each backend's number of live flows and its traffic, from the tracked connections.
 pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connection]) {
     let mut counts: BTreeMap<(u32, IpAddr, u16), (u64, TrafficView)> = BTreeMap::new();
     for Connection { forward, reply, .. } in connections {

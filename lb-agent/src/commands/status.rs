@@ -1,5 +1,5 @@
-//! `status`: shows the state of the kernel, read from the pins, and the state of the agent, read from its status
-//! socket.
+//! The command `status`: shows the state of the kernel, read from the pins, and the state of the agent, read from its
+//! status socket.
 
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;
@@ -24,28 +24,28 @@ use lb_datapath::{
     Attachment, Direction, MapFill, Missing, Pinned, Probe, SocketAttachment, XdpAttachment, XdpMode,
 };
 
-/// The JSON output. Scripts read it: keys may be added, never renamed or removed.
+/// The state that `status` shows. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
     agent: Agent,
     missing: MissingView,
-    /// Missing features that the data plane does not require, and settings of the host that harm it.
+    /// Optional kernel features that are missing, and settings of the host that harm the data plane.
     degraded: Vec<DegradedView>,
     /// Objects in the kernel that a kube-proxy left behind, such as rules and virtual servers.
     kube_proxy: Vec<Leftover>,
-    /// Errors of the tools that list these leftovers: kube-proxy may have left more.
+    /// Errors of the tools that search for objects of kube-proxy: it may have left more than `kube_proxy` lists.
     kube_proxy_errors: Vec<String>,
-    /// Directory of the pins.
+    /// Path of the directory of the pins.
     folder: String,
     programs: Vec<ProgramView>,
-    /// Programs on the sockets of a cgroup.
+    /// Attached programs that translate socket system calls.
     socket_programs: Vec<SocketProgramView>,
     maps: Vec<MapView>,
     outcomes: Vec<OutcomeView>,
 }
 
-/// The JSON output with what is wrong, worst first.
+/// The JSON output of `status`: the state, and the conditions that need attention, worst first.
 #[derive(Debug, Serialize)]
 struct Page {
     #[serde(flatten)]
@@ -59,7 +59,7 @@ struct Agent {
     running: bool,
     /// The process that holds the lock of the data plane, such as `pid 17 lb-agent`.
     process: Option<String>,
-    /// Why the agent has sent no report, if requesting it failed.
+    /// Why the agent has sent no report; `None` if it has, or no agent runs.
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
@@ -80,21 +80,21 @@ struct DegradedView {
     detail: String,
 }
 
-/// A program on one side of an interface of this network namespace.
+/// A program that is attached to one side of an interface of this network namespace.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ProgramView {
     device: String,
-    /// `wire`, `workload` or `catch`; known only if the agent reports.
+    /// Kind of the interface: `wire`, `workload` or `catch`; known only if the agent reports.
     kind: Option<String>,
     direction: &'static str,
-    /// `tcx`, `clsact`, `xdp native` or `xdp generic`
+    /// How the program is attached: `tcx`, `clsact`, `xdp native` or `xdp generic`.
     layer: &'static str,
     program: String,
     program_id: u32,
 }
 
-/// A program on system calls of sockets.
+/// A program that is attached to a cgroup and translates system calls of its sockets.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SocketProgramView {
@@ -130,12 +130,12 @@ pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
     }
 }
 
-/// Collects the status.
+/// Collects the state that `status` shows.
 pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Status> {
     look_beside(paths, pinned, &leftovers::find())
 }
 
-/// Collects the status beside leftovers of kube-proxy that are known already: the search for them runs other programs.
+/// Like [`look`], with leftovers of kube-proxy that were found before: a search for them runs other programs.
 pub(super) fn look_beside(
     paths: &KernelPaths,
     pinned: &Pinned,
@@ -157,7 +157,7 @@ pub(super) fn look_beside(
     })
 }
 
-/// What is wrong and what to do, worst first: the lines of the page that need attention.
+/// Everything that is wrong, with advice, worst first.
 pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
     let Status { agent, missing, degraded, kube_proxy, kube_proxy_errors, socket_programs, .. } = status;
     let mut problems = Vec::new();
@@ -189,7 +189,7 @@ pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
     problems
 }
 
-/// The problems that the agent reports.
+/// Adds the problems that the agent reports.
 fn report_problems(report: &Report, now: Timestamp, add: &mut impl FnMut(Severity, &'static str, String)) {
     if !report.healthy {
         let last =
@@ -216,7 +216,7 @@ fn report_problems(report: &Report, now: Timestamp, add: &mut impl FnMut(Severit
 fn missing(pinned: &Pinned, report: Option<&Report>) -> anyhow::Result<MissingView> {
     let Missing { maps, programs, hooks, mut sockets } = Missing::find(pinned)?;
     if report.is_some_and(|report| !report.synchronised) {
-        // The agent attaches the programs on sockets after its first synchronisation.
+        // Not missing yet: the agent attaches programs on sockets after its first synchronisation.
         sockets.clear();
     }
     Ok(MissingView { maps, programs, hooks, sockets })
@@ -235,7 +235,7 @@ fn agent(paths: &KernelPaths, pinned: &Pinned) -> Agent {
     Agent { running: process.is_some() || report.is_some(), process, silent, report }
 }
 
-/// Programs on interfaces, sorted by interface.
+/// The programs that are attached to interfaces, sorted by interface.
 fn programs(pinned: &Pinned, devices: &[DeviceReport]) -> anyhow::Result<Vec<ProgramView>> {
     let tc = pinned.attachments()?;
     let xdp = pinned.xdp_attachments()?;
@@ -330,7 +330,7 @@ fn page(status: &Status, now: Timestamp) -> String {
     text
 }
 
-/// The line about missing pins and programs, with advice; `None` if none is missing.
+/// The line of `status` about missing pins and programs, with advice; `None` if nothing is missing.
 fn missing_line(
     MissingView { maps, programs, hooks, sockets }: &MissingView,
     running: bool,
@@ -351,7 +351,7 @@ fn missing_line(
     (!lists.is_empty()).then(|| format!("{}: {advice}", lists.join("; ")))
 }
 
-/// One line for all programs on sockets.
+/// The line of `status` about all programs on sockets.
 fn socket_line(programs: &[SocketProgramView]) -> String {
     match programs.iter().filter(|program| program.cgroup != 0).count() {
         0 => "not served: processes of the node do not reach Services".to_owned(),
@@ -419,7 +419,7 @@ fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, n
     format!("Shortage  {of}, for {}{count}: {text}", age(*since, now))
 }
 
-/// The line about the agent that assigns addresses to load balancers, with the use of the pools.
+/// The line of `status` about the agent that assigns addresses to load balancers, with the use of the pools.
 fn addresses_line(report: &LoadBalancerReport) -> String {
     let pools: Vec<String> = report
         .pools
@@ -434,7 +434,7 @@ fn addresses_line(report: &LoadBalancerReport) -> String {
     }
 }
 
-/// The line about the DNS server.
+/// The line of `status` about the DNS server.
 fn dns_line(report: &DnsReport) -> String {
     let DnsReport { addresses, unserved, domain, upstreams, loops } = report;
     let served: Vec<_> = addresses.iter().filter(|address| !unserved.contains_key(address)).collect();
@@ -473,7 +473,7 @@ fn node_lines(node: &NodeReport) -> Vec<String> {
     lines
 }
 
-/// The first items of a list, and the number of the others.
+/// The first items of a list as text, and how many more there are.
 fn some_of<T: ToString>(list: &[T]) -> String {
     const FEW: usize = 6;
     let texts: Vec<String> = list.iter().take(FEW).map(ToString::to_string).collect();

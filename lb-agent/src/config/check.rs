@@ -42,16 +42,16 @@ use lb_datapath::{BpfLogLevel, Forwarding, XdpOption};
 const HEALTHZ_PORT: u16 = 10256;
 /// Default port of kube-proxy's metrics server.
 const METRICS_PORT: u16 = 10249;
-/// The control socket of BIRD in Debian.
+/// Default path of BIRD's control socket: that of Debian.
 const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
 const DNS_PORT: u16 = 53;
 /// Default port of the pages for a browser.
 const WEB_PORT: u16 = 8088;
-/// The cluster domain of nearly all clusters.
+/// Default DNS domain of a cluster, as in nearly all clusters.
 const CLUSTER_DOMAIN: &str = "cluster.local";
-/// Seconds for which clients may keep the names of Services: the default of CoreDNS.
+/// Time to live of answers about Services, in seconds: the default of CoreDNS.
 const DNS_TTL: u32 = 5;
-/// Queries per second that a client gets answers to.
+/// Default limit of `--dns-rate-limit`: queries per second to which a client gets answers.
 const DNS_RATE: u32 = 2000;
 /// The networks that the internet does not route: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598) and
 /// link-local ones.
@@ -69,20 +69,20 @@ const INTERNAL: [&str; 9] = [
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
 
-/// The settings of the flow log.
+/// The values of the settings `--flow-log…`, unchecked.
 #[derive(Debug, Default)]
 pub(super) struct FlowLogSettings {
     pub(super) target: Option<String>,
-    /// Seconds.
+    /// Value of `--flow-log-interval`, in seconds.
     pub(super) interval: Option<u32>,
     pub(super) sample: Option<f64>,
     pub(super) services: Option<FlowLogServices>,
-    /// MiB.
+    /// Value of `--flow-log-max-size`, in MiB.
     pub(super) max_size: Option<u32>,
     pub(super) keep: Option<u32>,
 }
 
-/// The flow log; `None` without `--flow-log`, or if that is empty.
+/// Checks the settings of the flow log; `None` without `--flow-log`, or if that is empty.
 pub(super) fn flow_log(given: FlowLogSettings) -> Result<Option<FlowLogConfig>, ConfigError> {
     let Some(target) = given.target.filter(|target| !target.is_empty()) else { return Ok(None) };
     let (target, sample) = (FlowLogTarget::from(&*target), given.sample.unwrap_or(1.0));
@@ -115,7 +115,7 @@ fn parts_per_million(part: f64) -> u32 {
     (part * 1e6).round() as u32
 }
 
-/// The settings of the DNS server.
+/// The values of the settings of the DNS server, unchecked.
 #[derive(Debug, Default)]
 pub(super) struct Dns {
     pub(super) bind: Option<Vec<String>>,
@@ -123,7 +123,7 @@ pub(super) struct Dns {
     pub(super) upstreams: Option<Vec<String>>,
     pub(super) allow: Option<Vec<String>>,
     pub(super) rate: Option<u32>,
-    /// The networks of `--cluster-cidr`.
+    /// The pod networks of `--cluster-cidr`, whose clients the server answers by default.
     pub(super) pods: Option<Vec<String>>,
 }
 
@@ -141,7 +141,8 @@ pub(super) fn dns(given: Dns) -> Result<DnsConfig, ConfigError> {
     Ok(DnsConfig { bind, zone, upstreams: dns_addresses("--dns-upstream", given.upstreams)?, access })
 }
 
-/// The networks of `--dns-allow`, or the default ones; and the addresses from which the node itself asks.
+/// The networks that the DNS server answers: those of `--dns-allow` or the default ones, and the addresses from which
+/// processes of the node itself ask.
 fn dns_clients(
     allow: Option<Vec<String>>,
     pods: Option<Vec<String>>,
@@ -185,7 +186,7 @@ pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
     ))
 }
 
-/// The source that `--manifests` or `--kubeconfig` names; by default the API server of the cluster in a Pod.
+/// Determines the source of Services: `--manifests` or `--kubeconfig`, else in a Pod the API server of its cluster.
 pub(super) fn source(
     given: (Option<PathBuf>, Option<PathBuf>),
     in_cluster: bool,
@@ -225,7 +226,7 @@ pub(super) fn node_name(given: Option<String>) -> Result<String, ConfigError> {
         Some(name) => name,
         None => std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(ConfigError::NoHostName)?,
     };
-    // Node names are lower case; like kube-proxy the agent accepts capitals.
+    // Node names are in lower case; like kube-proxy, the agent also accepts capitals.
     let name = name.trim().to_lowercase();
     if name.is_empty() {
         return Err(refused(
@@ -282,7 +283,8 @@ pub(super) fn service_ranges(given: Vec<String>) -> Result<Vec<IpNet>, ConfigErr
     Ok(ranges)
 }
 
-/// The networks of `--load-balancer-pool`, which needs `--manifests`. They may not overlap the ranges of cluster IPs.
+/// Parses the networks of `--load-balancer-pool`, which needs `--manifests`. They may not overlap the ranges of cluster
+/// IPs.
 pub(super) fn load_balancer_pool(
     given: Option<Vec<String>>,
     source: &Source,
@@ -319,7 +321,7 @@ pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<b
 /// The default of `--announce-port`.
 const ANNOUNCE_PORT: u16 = 7947;
 
-/// The port for `--announce`, which needs an API server and a key; `None` if `--announce` is not given.
+/// The UDP port of `--announce`, which needs an API server and a key; `None` if `--announce` is not given.
 fn announce_port(
     (is_on, port): (bool, Option<u16>),
     key_file: Option<&PathBuf>,
@@ -384,7 +386,7 @@ pub(super) fn announce(
     Ok(AnnounceConfig { members, port, key_file, prefer })
 }
 
-/// The settings of announcements by BGP, which need `--manifests`; `None` without `--announce-table`.
+/// Checks the settings of announcements by BGP, which need `--manifests`; `None` without `--announce-table`.
 pub(super) fn announce_by_bgp(
     table: Option<u32>,
     file: Option<PathBuf>,
@@ -417,7 +419,7 @@ fn networks(setting: &'static str, given: Vec<String>, or: &str) -> Result<Vec<I
     texts.map(network).collect()
 }
 
-/// The settings for recognising internal clients.
+/// The values of the settings for recognising internal clients, unchecked.
 #[derive(Debug, Default)]
 pub(super) struct Detect {
     pub(super) mode: Option<DetectLocalMode>,
@@ -426,8 +428,8 @@ pub(super) struct Detect {
     pub(super) prefix: Option<String>,
 }
 
-/// How the agent recognises internal clients. As in kube-proxy, each mode uses only its own setting, and the mode
-/// `ClusterCIDR` without pod networks recognises no client as internal.
+/// Determines how the agent recognises internal clients. As in kube-proxy, each mode uses only its own setting, and the
+/// mode `ClusterCIDR` without pod networks recognises no client as internal.
 pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal, ConfigError> {
     let cidrs = networks("--cluster-cidr", given.cluster_cidr.unwrap_or_default(), "")?;
     match given.mode.unwrap_or(DetectLocalMode::ClusterCidr) {
@@ -448,7 +450,7 @@ pub(super) fn detect_local(given: Detect, source: &Source) -> Result<DetectLocal
     }
 }
 
-/// Checks the name of an interface, or a prefix of one.
+/// Checks that the value of `setting` can be the name of an interface, or a prefix of one.
 fn device(setting: &'static str, given: Option<String>) -> Result<String, ConfigError> {
     let name = given.unwrap_or_default();
     if name.is_empty() || name.len() > DEVICE_NAME_MAX || name.contains(['/', ' ']) {
@@ -471,7 +473,7 @@ pub(super) fn nodeport_addresses(given: Option<Vec<String>>) -> Result<NodePortA
     Ok(if networks.is_empty() { NodePortAddresses::All } else { NodePortAddresses::Networks(networks) })
 }
 
-/// Parses `FIRST-LAST`.
+/// Parses a range of ports `FIRST-LAST`.
 pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, ConfigError> {
     let range = || {
         let (first, last) = text.split_once('-')?;
@@ -495,8 +497,8 @@ pub(super) fn peers(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigErro
     networks("--dsr-peers", given.unwrap_or_default(), "")
 }
 
-/// The networks of `--deny-source`, aggregated. More than the data plane has room for are an error, because ignoring a
-/// network would admit its clients.
+/// Parses the networks of `--deny-source`, aggregated. More networks than the map can hold are an error, because to
+/// ignore one would admit its clients.
 pub(super) fn denied_sources(given: Option<Vec<String>>) -> Result<Vec<IpNet>, ConfigError> {
     const SETTING: &str = "--deny-source";
     let networks = IpNet::aggregate(&networks(SETTING, given.unwrap_or_default(), "")?);
@@ -514,7 +516,7 @@ pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {
         .map_err(|error: UnknownSize| refused("--maglev-table-size", size, error.to_string()))
 }
 
-/// Parses the address of this node, or an unspecified one that selects a family.
+/// Parses `--bind-address`: the address of this node, or an unspecified one that only selects a family.
 pub(super) fn bind(given: Option<String>) -> Result<IpAddr, ConfigError> {
     match given.as_deref().unwrap_or_default() {
         "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -540,7 +542,8 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     listener("--metrics-bind-address", given, default)
 }
 
-/// The server of the pages for a browser. A token that protects nothing is as wrong as an open server.
+/// Checks the settings of the web server. A token without a server is an error, as is a server without a token that
+/// other machines can reach.
 pub(super) fn web(
     given: Option<String>,
     token_file: Option<PathBuf>,
@@ -566,8 +569,8 @@ pub(super) fn web(
     Ok(Some(WebConfig { address, token_file }))
 }
 
-/// Parses `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a value the result is the
-/// default; an empty string means no listener.
+/// Parses the value of `setting`: `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a value
+/// the result is the default; an empty string means that the server is off.
 fn listener(
     setting: &'static str,
     given: Option<String>,

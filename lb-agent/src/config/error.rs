@@ -2,21 +2,21 @@ use std::path::PathBuf;
 
 use super::IN_CLUSTER;
 
-/// An invalid configuration.
+/// Why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
+    /// The configuration file cannot be read.
     #[error("cannot read the configuration file {}: give --config a file that exists and is readable", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Why it cannot be read.
+        /// Error of the read.
         source: std::io::Error,
     },
-    /// The content of the file is invalid.
+    /// The content of the configuration file is invalid.
     #[error("the configuration file {} is invalid: {reason}", path.display())]
     BadFile {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// What is invalid in the file.
         reason: String,
@@ -26,9 +26,9 @@ pub enum ConfigError {
     BadValue {
         /// The flag with its dashes. The key in the file has the same name without them.
         setting: &'static str,
-        /// The given value.
+        /// The invalid value as the user gave it.
         value: String,
-        /// Error and advice.
+        /// What is wrong with the value, and advice.
         reason: String,
     },
     /// Neither `--manifests` nor `--kubeconfig` is given, and the agent does not run in a Pod.
@@ -40,9 +40,9 @@ pub enum ConfigError {
     /// Both `--manifests` and `--kubeconfig` are given.
     #[error("two sources of Services, --manifests {} and --kubeconfig {}: give one of them", manifests.display(), kubeconfig.display())]
     TwoSources {
-        /// The value of `--manifests`.
+        /// Directory that `--manifests` gives.
         manifests: PathBuf,
-        /// The value of `--kubeconfig`.
+        /// File that `--kubeconfig` gives.
         kubeconfig: PathBuf,
     },
     /// The host name, which is the default of `--node-name`, cannot be read.
@@ -50,7 +50,7 @@ pub enum ConfigError {
     NoHostName(#[source] std::io::Error),
 }
 
-/// The error for an invalid value.
+/// Makes the error for a setting with an invalid value.
 pub(super) fn refused(setting: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
     ConfigError::BadValue { setting, value: value.to_string(), reason: reason.into() }
 }

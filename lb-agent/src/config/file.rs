@@ -16,7 +16,7 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Reads the file; without a file there are no settings.
+    /// Reads the file of `--config`; without a path, the result has no settings.
     pub(super) fn read(path: Option<&Path>) -> Result<Self, ConfigError> {
         let Some(path) = path else { return Ok(Self::default()) };
         let text = std::fs::read_to_string(path)
@@ -43,7 +43,7 @@ impl File {
     }
 }
 
-/// The field that distinguishes a Kubernetes configuration object from our own file.
+/// The field `kind`, which distinguishes a Kubernetes configuration object from our own file.
 #[derive(Deserialize)]
 struct Kind {
     kind: Option<String>,

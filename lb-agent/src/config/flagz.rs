@@ -53,7 +53,7 @@ impl Config {
         flags
     }
 
-    /// The flags of the flow log; all but the first are empty without one.
+    /// The flags of the flow log; without a flow log, all but the first are empty.
     fn flow_log_flags(&self) -> [(&'static str, String); 6] {
         let of = |value: fn(&FlowLogConfig) -> String| self.flow_log.as_ref().map(value).unwrap_or_default();
         [
@@ -66,7 +66,7 @@ impl Config {
         ]
     }
 
-    /// The flags about addresses, Services and forwarding.
+    /// The flags about the node's addresses, Services and forwarding.
     fn node_flags(&self) -> BTreeMap<&'static str, String> {
         let (mut cidrs, mut bridge, mut prefix) = Default::default();
         let mode = match &self.detect_local {

@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use crate::cli::{DetectLocalMode, FileSettings, List, LogFormat};
 
-/// `kind` of a file of kube-proxy.
+/// The `kind` of kube-proxy's configuration file.
 pub(super) const KIND: &str = "KubeProxyConfiguration";
-/// The only supported `apiVersion`.
+/// The only `apiVersion` of kube-proxy's configuration file that the agent supports.
 pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 
 /// The `logging.verbosity` from which on kube-proxy logs details that the agent logs at debug level.
@@ -60,7 +60,7 @@ const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("winkernel", &[]),
 ];
 
-/// The fields that the agent reads.
+/// The fields of the file that the agent reads; [`WITHOUT_EFFECT`] lists the others.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct KubeProxyConfiguration {
@@ -164,7 +164,7 @@ pub(super) fn parse(text: &str) -> Result<(FileSettings, Vec<String>), String> {
     Ok(config.into_settings(without_effect))
 }
 
-/// Removes fields with the value null: the decoder of Go leaves a field unchanged for null.
+/// Removes fields with the value null: kube-proxy's decoder leaves a field at its default for null.
 fn remove_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -212,7 +212,7 @@ impl KubeProxyConfiguration {
         (self.mode == Mode::Ipvs).then(|| name.to_owned())
     }
 
-    /// The settings, and the sorted names of the fields without effect.
+    /// Converts the file to the agent's settings; also returns the sorted names of the fields without effect.
     fn into_settings(self, mut without_effect: Vec<String>) -> (FileSettings, Vec<String>) {
         if self.mode == Mode::Ipvs {
             without_effect.push("mode".to_owned());
@@ -237,7 +237,7 @@ impl KubeProxyConfiguration {
                 self.iptables.masquerade_all
             },
             nodeport_addresses: match self.node_port_addresses {
-                // The default of kube-proxy in mode nftables.
+                // In mode nftables, kube-proxy serves node ports on the primary addresses by default.
                 none if none.is_empty() && nftables => Some(List::Text("primary".to_owned())),
                 addresses => (!addresses.is_empty()).then_some(List::Items(addresses)),
             },

@@ -53,40 +53,40 @@ const DEFAULT_SERVICE_RANGES: &str = "10.96.0.0/12,fd00:10:96::/112";
 /// Environment variable that Kubernetes sets in the containers of every Pod.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
-/// Settings of every command.
+/// Paths that every command needs to find the data plane in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelPaths {
     /// Mount point of the BPF file system.
     pub bpffs: PathBuf,
-    /// cgroup of the sockets to serve; `None` is the root of the cgroup2 mount.
+    /// Directory of the cgroup whose sockets the agent serves; `None` is the root of the cgroup2 mount.
     pub cgroup: Option<PathBuf>,
 }
 
 /// The configuration of `run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Settings of every command.
+    /// Paths to the data plane in the kernel.
     pub kernel: KernelPaths,
-    /// Source of Services.
+    /// Where the agent reads Services from.
     pub source: Source,
-    /// Name of this node.
+    /// Name of this node, as endpoints and Nodes have it.
     pub node_name: String,
     /// The address of this node, see [`Self::node_ip`]; an unspecified address only selects a family.
     pub bind_address: IpAddr,
-    /// Patterns of the interfaces to serve; empty lists mean detection.
+    /// Name patterns of wire and workload interfaces; an empty list means that the agent detects them.
     pub devices: DevicePatterns,
-    /// Ranges of cluster IPs, at most one for each family; `None` for those that the API server names.
+    /// Ranges of cluster IPs, at most one for each family; `None` to use those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
     /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped. False for the default ranges,
     /// which may contain addresses of other machines.
     pub drops_unknown_vips: bool,
     /// Networks from which load balancers get addresses, in addition to the pools in the directory of manifests.
     pub load_balancer_pool: Vec<IpNet>,
-    /// The class of the load balancers that get addresses; `None` for those without a class.
+    /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub load_balancer_class: Option<String>,
     /// Whether the agent assigns addresses from the API server's pools while it is elected.
     pub load_balancer_controller: bool,
-    /// The members that share load balancers' addresses.
+    /// Which nodes share load balancers' addresses at layer 2, and how.
     pub announce: AnnounceConfig,
     /// How load balancers' addresses are announced by BGP; `None` if they are not.
     pub bgp: Option<bgp::Options>,
@@ -94,41 +94,41 @@ pub struct Config {
     pub detect_local: DetectLocal,
     /// Whether internal clients of cluster IPs are masqueraded as well.
     pub masquerade_all: bool,
-    /// Source ports of masqueraded packets.
+    /// Range of source ports for masqueraded packets.
     pub masquerade_ports: RangeInclusive<u16>,
-    /// Addresses of the node that serve node ports.
+    /// Which addresses of the node serve node ports.
     pub nodeport_addresses: NodePortAddresses,
-    /// Networks whose external clients may use no Service.
+    /// Networks (`--deny-source`) whose external clients may use no Service.
     pub denied_sources: Vec<IpNet>,
-    /// Default scheduler.
+    /// Scheduler of Services without an annotation that names one.
     pub scheduler: Scheduler,
-    /// Size of Maglev tables, and the seed of all schedulers that hash.
+    /// Size of Maglev tables, and the hash seed of the schedulers `mh`, `sh` and `dh`.
     pub maglev: Maglev,
     /// How packets of external clients reach backends on other nodes by default.
     pub north_south: NorthSouthMode,
-    /// Tunnel to backends on other nodes, under direct server return.
+    /// Tunnel to backends on other nodes under direct server return.
     pub dsr_encapsulation: DsrEncapsulation,
     /// Nodes that may send packets to backends on this node through a tunnel.
     pub dsr_peers: Vec<IpNet>,
-    /// Processes whose sockets are served.
+    /// Whose socket system calls are translated: processes of the node, also pods, or none.
     pub socket_lb: SocketLb,
-    /// Wire devices that are served at XDP.
+    /// Which wire devices get XDP programs.
     pub xdp: XdpOption,
-    /// How packets get from interface to interface.
+    /// How packets of Services get from one interface to another: through the stack, or bypassing it.
     pub forwarding: Forwarding,
-    /// Retransmissions of a SYN after which another backend is chosen; 0 means never.
+    /// Number of retransmissions of a SYN after which a connection moves to another backend; 0 means never.
     pub syn_retries: u16,
-    /// Address of the health server; `None` for no server.
+    /// Address that the health server listens on; `None` for no server.
     pub healthz: Option<SocketAddr>,
-    /// Address of the metrics server; `None` for no server.
+    /// Address that the metrics server listens on; `None` for no server.
     pub metrics: Option<SocketAddr>,
-    /// The server of the pages for a browser; `None` for no server.
+    /// The server of the web pages; `None` for no server.
     pub web: Option<WebConfig>,
-    /// The DNS server.
+    /// The DNS server's settings.
     pub dns: DnsConfig,
-    /// Detail of the traffic metrics.
+    /// How detailed the traffic metrics are: nothing, service ports, or also their backends.
     pub service_metrics: ServiceMetrics,
-    /// The flow log; `None` for none.
+    /// The flow log's settings; `None` for no flow log.
     pub flow_log: Option<FlowLogConfig>,
     /// Log filter in the syntax of `RUST_LOG`, if one is configured.
     pub log_filter: Option<String>,
@@ -136,7 +136,7 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Log level of the BPF programs; `None` is off.
     pub bpf_log: Option<BpfLogLevel>,
-    /// Capacities of new maps.
+    /// Numbers of entries with which the agent creates new BPF maps.
     pub capacities: Capacities,
     /// Fields of a KubeProxyConfiguration to warn about: unknown ones, and requests for something that the agent does
     /// not do.
@@ -147,44 +147,44 @@ pub struct Config {
 /// Without both, this node alone announces its addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnounceConfig {
-    /// UDP address of each configured member, this node included, by node name.
+    /// UDP address of each configured member, including this node, by node name.
     pub members: BTreeMap<Arc<str>, SocketAddr>,
-    /// The UDP port of the members if these are the Nodes of the cluster.
+    /// UDP port of every member if these are the Nodes of the cluster.
     pub port: Option<u16>,
-    /// The file with the key that authenticates the members' messages; `Some` if there are `members` or a `port`.
+    /// File with the key that authenticates the members' messages; `Some` if there are `members` or a `port`.
     pub key_file: Option<PathBuf>,
     /// What two members do while they receive no messages from each other.
     pub prefer: Prefer,
 }
 
-/// The server of the pages for a browser.
+/// Settings of the server of the web pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebConfig {
-    /// Where it listens.
+    /// Address and port that the web server listens on.
     pub address: SocketAddr,
-    /// The file with the token that users log in with; `None` only on a loopback address.
+    /// File with the token that users log in with; may be `None` only on a loopback address.
     pub token_file: Option<PathBuf>,
 }
 
-/// The DNS server.
+/// Settings of the DNS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// Where the server listens; empty for no server.
+    /// Addresses and ports that the DNS server listens on; empty for no server.
     pub bind: Vec<SocketAddr>,
-    /// The domain of the names of Services.
+    /// The DNS domain that contains the names of Services.
     pub zone: Zone,
-    /// Servers for all other names; empty for those in `/etc/resolv.conf`.
+    /// DNS servers for names outside `zone`; empty for those in `/etc/resolv.conf`.
     pub upstreams: Vec<SocketAddr>,
-    /// The clients that get answers.
+    /// Which clients the server answers, and at what rate.
     pub access: Access,
 }
 
-/// The source of Services.
+/// Where the agent reads Services from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A directory of manifests.
+    /// A directory of YAML manifests.
     Manifests(PathBuf),
-    /// An API server.
+    /// An API server of Kubernetes.
     ApiServer(ApiServer),
 }
 
@@ -337,8 +337,8 @@ impl Config {
                 services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
                 backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
                 tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
-                // A connection takes two entries; one that is masqueraded through the stack takes four, and counts as
-                // two connections.
+                // A connection takes two entries. One that is masqueraded through the stack takes four entries, and so
+                // counts as two connections.
                 conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
                 affinity: size(run.max_affinity_clients, file.max_affinity_clients)
                     .unwrap_or(defaults.affinity),
@@ -347,12 +347,12 @@ impl Config {
         })
     }
 
-    /// The address of this node, if `--bind-address` gives one.
+    /// The address of this node, if `--bind-address` gives one; `None` for an unspecified address.
     pub fn node_ip(&self) -> Option<IpAddr> {
         (!self.bind_address.is_unspecified()).then_some(self.bind_address)
     }
 
-    /// The part of the configuration that planning uses.
+    /// The part of the configuration that decides the desired state of Services.
     pub fn policy(&self) -> Policy {
         Policy {
             node_name: self.node_name.as_str().into(),

@@ -209,7 +209,7 @@ fn at_most_sixteen_networks_are_denied() {
     assert_eq!(config.denied_sources.len(), 16);
     let error = refusal(KernelArgs::default(), run(networks(17)));
     assert!(error.starts_with("--deny-source: \"192.0.16.0/25\"") && error.contains("at most 16"), "{error}");
-    // Networks inside another given one do not count.
+    // A network that another given network contains does not count.
     let config =
         Config::new(KernelArgs::default(), run([networks(17), vec!["192.0.0.0/16".into()]].concat()));
     assert_eq!(config.unwrap().denied_sources, ["192.0.0.0/16".parse().unwrap()]);

@@ -21,7 +21,7 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    /// Spawns the task.
+    /// Spawns the task that reads announcements from the API server `server`.
     pub(super) fn spawn(self, server: ApiServer, node: Arc<str>, state: Arc<State>, tasks: &mut Tasks) {
         let Self { advertised, cluster, ballots, events } = self;
         let (problem_sender, problems) = watch::channel(Vec::new());

@@ -14,15 +14,15 @@ use super::state::State;
 use crate::metrics::Metrics;
 use lb_datapath::{Anchor, DatapathError, SocketAttacher};
 
-/// Interval between two checks.
+/// Interval between two checks that the pins still exist.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The pins that the task keeps. The task in `devices` keeps the links of programs on devices.
+/// The pins that this task restores. The task in `devices` restores the links of programs on devices.
 #[derive(Debug)]
 pub(super) struct Pins {
     pub(super) anchor: Anchor,
     pub(super) sockets: SocketAttacher,
-    /// Whether the programs on sockets have been attached.
+    /// Whether the first synchronisation is complete, after which the programs on sockets are attached.
     pub(super) synchronised: watch::Receiver<bool>,
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn run(pins: Pins, state: Arc<State>, metrics: Arc<Metrics>) ->
 }
 
 impl Pins {
-    /// Restores the pins that are gone. Returns the names of their objects.
+    /// Restores the pins that are gone. Returns the names of the objects whose pins were restored.
     fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
         let mut restored = self.anchor.restore()?;
         if *self.synchronised.borrow() {
@@ -77,7 +77,7 @@ impl Pins {
     }
 }
 
-/// Reports pins that were restored: for a minute in `status`, in the log, and as a metric.
+/// Reports restored pins: for a minute in `status`, in the log, and as a metric.
 fn note(restored: &[&str], state: &State, metrics: &Metrics) {
     if restored.is_empty() {
         return;

@@ -8,21 +8,21 @@ use tracing::{info, warn};
 
 use crate::config::{Config, ConfigError};
 
-/// Interval between two reads. A change takes effect once two successive reads return the same text: before that, the
-/// program that writes the file may not have finished.
+/// Interval between two reads of the file. A change takes effect once two successive reads return the same text: before
+/// that, the program that writes the file may not have finished.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The configuration file of a running agent.
 pub struct ConfigFile {
-    /// The path; `None` without a file.
+    /// Path that `--config` gives; `None` without `--config`.
     pub path: Option<PathBuf>,
     /// Reads the configuration that a restart would use.
     pub read: Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>,
 }
 
 impl ConfigFile {
-    /// Waits until the file holds a valid configuration other than `running`; returns its path. Waits forever without a
-    /// regular file.
+    /// Waits until the file holds a valid configuration other than `running`; returns the file's path. Waits forever
+    /// without a regular file.
     pub(super) async fn changed(self, running: &Config) -> PathBuf {
         self.changed_within(running, PERIOD).await
     }
@@ -85,14 +85,14 @@ mod tests {
             Config::new(kernel, RunArgs { manifests: Some("/".into()), ..RunArgs::default() })
         }
 
-        /// Whether the agent ends when the file gets this text.
+        /// Whether the agent would end after the file gets this text.
         async fn ends_with(&self, text: &str) -> bool {
             let path = self.dir.path().join("config");
             let file = path.clone();
             let file = ConfigFile { path: Some(path), read: Box::new(move || Self::read(file.clone())) };
             let changes = async {
                 time::sleep(FAST * 5).await;
-                // The kubelet also replaces a file by a rename.
+                // Replaces the file by a rename, as the kubelet also does.
                 std::fs::write(self.dir.path().join("new"), text).unwrap();
                 std::fs::rename(self.dir.path().join("new"), self.dir.path().join("config")).unwrap();
                 future::pending::<()>().await;

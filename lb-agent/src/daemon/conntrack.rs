@@ -26,23 +26,23 @@ use lb_datapath::{
     Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, Recount, Routes, UdpSockets, grace,
 };
 
-/// Interval between two GC runs: normally, and while the flow table is nearly full.
+/// Interval between two GC runs: `CALM` normally, `PRESSED` while the flow table is nearly full.
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// Maximum number of entries of one connection, see docs/maps.md.
+/// Maximum number of flow table entries that one connection takes, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
-/// Receivers of the results of GC.
+/// What receives the results of each GC run.
 #[derive(Debug)]
 pub(super) struct Observers {
     pub(super) metrics: Arc<Metrics>,
     pub(super) state: Arc<State>,
-    /// The slots of `ACTIVE` that flows refer to.
+    /// The slots of the map `ACTIVE` (flow counters) that existing flows refer to.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
-    /// Traffic of Services, if it is counted.
+    /// Traffic counters of Services; `None` with `--service-metrics none`.
     pub(super) traffic: Option<ServiceTraffic>,
-    /// The flow log, if there is one.
+    /// The flow log; `None` without `--flow-log`.
     pub(super) flow_log: Option<FlowLog>,
 }
 
@@ -50,9 +50,9 @@ pub(super) struct Observers {
 #[derive(Debug)]
 pub(super) struct Udp {
     pub(super) sockets: UdpSockets,
-    /// Frontends that have lost endpoints. The writer sends them after it has applied the steps.
+    /// The UDP frontends that have lost endpoints. The writer sends them after it has applied the steps.
     pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
-    /// The current endpoints of UDP frontends.
+    /// The present endpoints of each UDP frontend.
     pub(super) served: ServedUdp,
 }
 
@@ -72,10 +72,10 @@ pub(super) async fn run(
     let mut recount = Recount::default();
     let mut log = ErrorLog::default();
     let mut next_sweep = Instant::now() + CALM;
-    // Set by each list of addresses, including the first: the node may have lost addresses while no agent was running.
+    // Set when a list of addresses arrives, including the first: the node may have lost addresses while no agent ran.
     let mut checks_addresses = false;
-    // Frontends whose flows, and frontends whose sockets, must be checked. Flows are deleted first, after a grace
-    // period: from then on no program connects a socket to an old backend.
+    // `packets_of`: frontends whose flows must be checked; `sockets_of`: frontends whose sockets must be. Flows are
+    // deleted first, after a grace period: from then on no program connects a socket to an old backend.
     let (mut packets_of, mut sockets_of) = (StaleFrontends::new(), StaleFrontends::new());
     loop {
         tokio::select! {
@@ -117,7 +117,7 @@ pub(super) async fn run(
             }
             result = result.and(closed);
         }
-        // Also checked after changes of addresses and backends, so that frequent changes do not delay GC.
+        // Checked after every event, so that frequent changes of addresses or backends do not delay GC.
         if next_sweep <= Instant::now() {
             fill.flow_counts = *flow_counts.borrow();
             result = result.and(ends.pass(conntrack.clone(), &observers.metrics).await?);
@@ -165,7 +165,7 @@ impl RebuiltFilter {
     }
 }
 
-/// Logs an error once, and again only after it has changed or ended.
+/// Remembers the last error, so that one that repeats is logged once.
 #[derive(Debug, Default)]
 struct ErrorLog(Option<String>);
 
@@ -181,12 +181,12 @@ impl ErrorLog {
     }
 }
 
-/// Fill of the flow table after the last GC run.
+/// How full the flow table was after the last GC run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Fill {
     pressure: Pressure,
     entries: usize,
-    /// The counters before that run.
+    /// The counters of new and refused flows before that GC run.
     flow_counts: FlowCounts,
 }
 
@@ -299,7 +299,7 @@ async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), D
     }))
 }
 
-/// Closes UDP sockets that are connected to backends that their frontend has lost.
+/// Closes UDP sockets that are connected to backends that their frontend no longer has.
 async fn close_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
     let closed = task::spawn_blocking(move || {
         sockets.destroy(|vip, backend| {

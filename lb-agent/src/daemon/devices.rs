@@ -12,12 +12,12 @@ use lb_datapath::{
     InternalDevices, Network, SyncReport, XdpAttacher,
 };
 
-/// Interval between two checks without an event: other software may have detached the programs.
+/// Interval between two checks of all interfaces without an event: other software may have detached programs.
 const ROUTINE: Duration = Duration::from_secs(30);
-/// Pause after a failure.
+/// Pause before the next attempt after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The task that keeps the programs on the interfaces.
+/// The task that keeps the BPF programs attached to the interfaces of the node.
 #[derive(Debug)]
 pub(super) struct Devices {
     watcher: DeviceWatcher,
@@ -28,13 +28,13 @@ pub(super) struct Devices {
     metrics: Arc<Metrics>,
     inside: Inside,
     network: watch::Sender<Network>,
-    /// The index of the catch device, if it has its programs.
+    /// Publishes the interface index of the catch device while its programs are attached, else `None`.
     catch: watch::Sender<Option<u32>>,
-    /// Attachments that failed in the last run. A repeated failure is logged at debug level only.
+    /// Attachments that failed in the last run. If they fail again, the error is logged at debug level only.
     failed: Vec<AttachPoint>,
 }
 
-/// The interfaces of internal clients: how the agent recognises them, and the map that the programs read.
+/// How the agent recognises interfaces of internal clients, and the map through which the programs learn them.
 #[derive(Debug)]
 pub(super) struct Inside {
     pub(super) detect: DetectLocal,
@@ -42,7 +42,7 @@ pub(super) struct Inside {
 }
 
 impl Devices {
-    /// Starts to watch this network namespace.
+    /// Creates the task, and starts to watch the interfaces of this network namespace.
     pub(super) fn new(
         (attacher, xdp, map): (Attacher, XdpAttacher, DeviceMap),
         patterns: DevicePatterns,
@@ -61,7 +61,7 @@ impl Devices {
         self.network.subscribe()
     }
 
-    /// The index of the catch device, once it has its programs.
+    /// The interface index of the catch device while its programs are attached, else `None`.
     pub(super) fn catch(&self) -> watch::Receiver<Option<u32>> {
         self.catch.subscribe()
     }
@@ -70,7 +70,8 @@ impl Devices {
     /// attached.
     pub(super) fn sync(&mut self) -> Result<bool, DatapathError> {
         let network = self.watcher.network()?;
-        // Written before the programs are attached, so that they classify the first packet of a new interface.
+        // The map is written before the programs are attached, so they classify the first packet of a new interface
+        // correctly.
         self.inside.map.set(&self.inside.detect.devices(&network))?;
         self.network.send_if_modified(|known| {
             let modified = *known != network;
@@ -81,7 +82,7 @@ impl Devices {
         });
         let devices = self.watcher.devices()?;
         let SyncReport { attached, detached, failed } = self.attacher.sync(&devices)?;
-        // XDP is attached after tc, which handles the packets that XDP passes on.
+        // XDP is attached after tc, because tc must handle the packets that XDP passes on.
         self.xdp.sync(&devices)?;
         self.map.sync(&devices, &self.xdp)?;
         self.report_catch(&devices, &failed);
@@ -113,7 +114,8 @@ impl Devices {
         Ok(self.failed.is_empty())
     }
 
-    /// Publishes the index of the catch device if its programs are attached. The caller has written the map of devices.
+    /// Publishes the interface index of the catch device if its programs are attached. The caller must have written the
+    /// map of devices.
     fn report_catch(&self, devices: &[Device], failed: &[(AttachPoint, DatapathError)]) {
         let device = devices.iter().find(|device| device.kind == DeviceKind::Catch);
         let index = device.map(|device| device.index);
@@ -125,7 +127,7 @@ impl Devices {
         });
     }
 
-    /// Runs the task after a first [`Self::sync`].
+    /// Runs the task; the caller has called [`Self::sync`] once.
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut complete = true;
         loop {
@@ -135,8 +137,8 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // `changed` would be wrong here: it returns immediately after a failed read, and waits for the next
-                // change after a failed attachment.
+                // Not `changed`: it returns immediately after a failed read, and after a failed attachment it waits for
+                // a change that may never come.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

@@ -1,4 +1,4 @@
-//! The tasks of the DNS server.
+//! The tasks around the DNS server: serving, upstream servers, ranges of cluster IPs.
 
 use std::{
     collections::BTreeSet,
@@ -18,18 +18,18 @@ use super::{open_files, state::State, tasks::Tasks};
 use crate::config::DnsConfig;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The file with the servers that systemd-resolved itself asks.
+/// File in which systemd-resolved lists the upstream servers that it asks itself.
 const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
-/// The address at which systemd-resolved listens.
+/// Address of systemd-resolved's own DNS server, which `resolv.conf` names.
 const RESOLVED: &str = "127.0.0.53:53";
-/// How often `resolv.conf` is read again.
+/// Interval at which the agent reads `resolv.conf` again.
 const REREAD: Duration = Duration::from_secs(5);
-/// How often the agent looks for upstream servers that lead back to it.
+/// Interval at which the agent checks whether an upstream server leads back to the agent.
 const PROBE: Duration = Duration::from_secs(30);
-/// Pause before the next attempt to listen at an address.
+/// Pause before the next attempt to listen at an address that is taken or missing.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The names that the source of Services fills; `None` without a DNS server.
+/// Creates the DNS names, which the source of Services fills; `None` without a DNS server.
 pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<Names>> {
     if config.bind.is_empty() {
         return None;
@@ -62,8 +62,8 @@ pub(super) fn spawn(
     tasks.spawn("upstream DNS servers", follow_upstreams(config, forwarder, Arc::clone(state)));
 }
 
-/// Answers queries at the address. One that is taken or missing does not stop the agent, which serves packets as well:
-/// the agent logs one warning and retries.
+/// Answers queries at the address. An address that is taken or missing does not stop the agent, which also serves
+/// packets: the agent logs one warning and retries.
 async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> anyhow::Result<Infallible> {
     let mut warned = false;
     loop {
@@ -85,7 +85,7 @@ async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> a
     }
 }
 
-/// Ranges that the API server names replace those of the configuration.
+/// Replaces the ranges of cluster IPs from the configuration by those that the API server names.
 async fn follow_ranges(
     names: Arc<Names>,
     mut ranges: watch::Receiver<Vec<IpNet>>,
@@ -93,7 +93,7 @@ async fn follow_ranges(
     while ranges.changed().await.is_ok() {
         names.set_ranges(ranges.borrow_and_update().clone());
     }
-    // With manifests, the configuration has the ranges.
+    // Manifests name no ranges: those of the configuration stay.
     future::pending().await
 }
 
@@ -127,7 +127,7 @@ async fn follow_upstreams(
     }
 }
 
-/// Logs the loops that have begun or ended.
+/// Logs which upstream servers lead back to this agent since the last check, and which no longer do.
 fn log_loops(known: &[SocketAddr], found: &[SocketAddr]) {
     for server in found.iter().filter(|server| !known.contains(server)) {
         warn!("the upstream DNS server {server} leads back to this agent; it is not used while it does");
@@ -137,13 +137,13 @@ fn log_loops(known: &[SocketAddr], found: &[SocketAddr]) {
     }
 }
 
-/// The servers of the host.
+/// The DNS servers that the host uses.
 async fn host_servers() -> Result<Vec<SocketAddr>, String> {
     let conf = fs::read(RESOLV_CONF).await;
     choose(conf, fs::read(RESOLVED_CONF).await)
 }
 
-/// The servers in `resolv.conf`. A host with only systemd-resolved's stub has the real ones in another file.
+/// The servers in `resolv.conf`. If it names only systemd-resolved's stub, those in [`RESOLVED_CONF`].
 fn choose(conf: io::Result<Vec<u8>>, resolved: io::Result<Vec<u8>>) -> Result<Vec<SocketAddr>, String> {
     let conf = conf.map_err(|error| format!("cannot read {RESOLV_CONF}: {error}"))?;
     let servers = upstreams_of(&conf);
@@ -156,7 +156,8 @@ fn choose(conf: io::Result<Vec<u8>>, resolved: io::Result<Vec<u8>>) -> Result<Ve
     }
 }
 
-/// The servers that were found. A file that cannot be read, or is being written, changes none: those known before stay.
+/// The servers to use next: those found, or the known ones if the file cannot be read or names no server
+/// (half-written).
 fn next(known: &[SocketAddr], found: Result<Vec<SocketAddr>, String>, warned: &mut bool) -> Vec<SocketAddr> {
     found.inspect(|_| *warned = false).unwrap_or_else(|error| {
         if !std::mem::replace(warned, true) {

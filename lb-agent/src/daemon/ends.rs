@@ -7,14 +7,14 @@ use tracing::info;
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError};
 
-/// The rules, and which backends have been lost.
+/// The state that ends connections: the timeouts of Services, and which backends each Service has lost, and when.
 #[derive(Debug)]
 pub(super) struct Ends {
     rules: ConnectionRules,
     drains: Drains,
 }
 
-/// How many connections a pass has ended.
+/// Number of connections that one pass has ended: idle ones, and those of lost backends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ended {
     idle: usize,
@@ -26,7 +26,8 @@ impl Ends {
         Self { rules, drains: Drains::default() }
     }
 
-    /// Ends the connections whose time is over. The programs then answer the client's next TCP segment with a RST.
+    /// Ends the connections whose timeout has passed. The programs then answer the client's next TCP segment with a
+    /// RST.
     pub(super) async fn pass(
         &mut self,
         conntrack: Conntrack,
@@ -49,7 +50,7 @@ impl Ends {
                     end.is_some()
                 },
             );
-            // A pass that failed may not have found all connections.
+            // A failed pass may not have found all connections, so it does not count as a complete one.
             if result.is_ok() {
                 drains.end_pass(now);
             }

@@ -16,26 +16,26 @@ use tracing::{debug, warn};
 
 use super::socket::{self, PATIENCE, Socket};
 
-/// The longest name of a namespace, in bytes: a label of RFC 1123.
+/// Maximum length of a namespace's name, in bytes: that of an RFC 1123 label.
 const MAX_NAMESPACE: u64 = 63;
 
-/// A request to the writer, which has the Services.
+/// A request from the socket to the writer, which knows the Services.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) namespace: String,
-    /// Receives `None` until the agent has read all Services.
+    /// Where the writer sends the variables; it sends `None` until the agent has read all Services.
     pub(super) reply: oneshot::Sender<Option<Environment>>,
 }
 
-/// The answer of the socket.
+/// The socket's answer: the environment variables of the Services in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Variables {
     /// Whether the agent has read all Services; if not, `variables` is empty.
     pub is_complete: bool,
-    /// Names and values.
+    /// Names and values of the variables.
     pub variables: Vec<(String, String)>,
-    /// Sentences about variables that two Services define.
+    /// One sentence for each variable that two Services define.
     pub collisions: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl From<Option<Environment>> for Variables {
     }
 }
 
-/// Serves the socket. If it cannot be created, the agent logs the error and runs without it.
+/// Serves the environment socket. If it cannot be created, the agent logs the error and runs without it.
 pub(super) async fn serve(bpffs: PathBuf, requests: mpsc::Sender<Request>) -> anyhow::Result<Infallible> {
     let listener = match socket::bind(&bpffs, Socket::Environment) {
         Ok(listener) => listener,

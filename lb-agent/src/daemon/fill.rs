@@ -1,22 +1,22 @@
-//! Warns of a map before it is full, and names the flag that enlarges it, if there is one.
+//! Warns of a map that is nearly full, and names the flag that enlarges it, if there is one.
 
-/// The fill from which the agent warns, in percent: an update needs free slots for the new state beside the old one.
+/// Fill in percent from which the agent warns: an update needs free slots for the new state beside the old one.
 const WARN_FROM: usize = 80;
-/// The agent does not warn of maps with a smaller capacity: one Service may fill them.
+/// Capacity below which the agent does not warn of a map: one Service may fill it.
 const SMALL: u32 = 1024;
 
-/// How full a map is.
+/// How full one BPF map is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fill {
     pub(super) map: &'static str,
-    /// Entries or slots in use.
+    /// Number of entries or slots that are in use.
     pub(super) used: usize,
     /// Maximum number of entries or slots.
     pub(super) capacity: u32,
 }
 
 impl Fill {
-    /// The warning about a map that is nearly full; `None` for other maps and for small ones.
+    /// The warning about this map; `None` unless it is nearly full and not small.
     pub(super) fn warning(&self) -> Option<String> {
         let Self { map, used, capacity } = self;
         if *capacity < SMALL || used * 100 < *capacity as usize * WARN_FROM {

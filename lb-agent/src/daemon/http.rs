@@ -15,7 +15,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 /// Pause before the next attempt to listen on a busy address.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a connection succeeds over IPv4 and over IPv6.
+    /// Whether a connection to the address succeeds over IPv4, and whether it does over IPv6.
     async fn reached(address: &str) -> [bool; 2] {
         let listener = listen(address.parse().unwrap()).unwrap();
         let port = listener.local_addr().unwrap().port();

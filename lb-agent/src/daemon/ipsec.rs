@@ -10,20 +10,20 @@ use ipnet::IpNet;
 use lb_datapath::{Conntrack, DatapathError, OutPolicy, PolicyWatcher, bypassed_policies};
 use tracing::{info, warn};
 
-/// Finds bypassed policies, and deletes the connections of external clients behind them.
+/// Finds IPsec policies that replies would bypass, and deletes the connections of external clients that they cover.
 #[derive(Debug)]
 pub(super) struct Ipsec {
     bpffs: PathBuf,
     conntrack: Conntrack,
     watcher: Option<PolicyWatcher>,
-    /// The bypassed policies that were found last.
+    /// The bypassed policies found by the last search that succeeded.
     bypassed: Vec<OutPolicy>,
-    /// The policies whose clients' connections were deleted.
+    /// The policies for which the connections of clients have been deleted.
     ended: Vec<OutPolicy>,
 }
 
 impl Ipsec {
-    /// Must be called within a tokio runtime.
+    /// Opens the watcher of policies. Must be called within a Tokio runtime.
     pub(super) fn new(bpffs: PathBuf, conntrack: Conntrack) -> Result<Self, DatapathError> {
         Ok(Self {
             bpffs,
@@ -34,8 +34,8 @@ impl Ipsec {
         })
     }
 
-    /// Finds bypassed policies. Returns the networks of clients that must be denied, and conditions. After a failure,
-    /// the policies that were found last stay in force.
+    /// Finds bypassed policies. Returns the networks of clients that must be denied, and sentences for `status`. After
+    /// a failure, the policies found last stay in force.
     pub(super) fn denied(&mut self) -> (Vec<IpNet>, Vec<String>) {
         let mut conditions = Vec::new();
         match bypassed_policies(&self.bpffs) {

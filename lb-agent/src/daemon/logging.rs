@@ -1,4 +1,4 @@
-//! The log, on standard error.
+//! Sets the log up, which goes to standard error.
 
 use std::io::{self, IsTerminal as _};
 
@@ -6,11 +6,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::LogFormat;
 
-/// The filter for log lines of the BPF programs. It passes all of them, because the loader has set their level.
+/// Log filter for lines of the BPF programs: passes all, because the loader has set the programs' level.
 const BPF: &str = "lb::=trace";
-/// The client of the API server logs every failed attempt; the source of Services logs the error once instead.
+/// Silences the client of the API server, which logs every failed attempt: the source of Services logs each error once.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
-/// The parser of DNS messages logs warnings about them, so that any client could fill the log.
+/// Silences the parser of DNS messages: it logs invalid ones, so any client could fill the log.
 const DNS: &str = "hickory_proto=off";
 
 /// Starts the log. The filter is `filter`; without it `RUST_LOG`; if that is unset or invalid, `default`. All lines of

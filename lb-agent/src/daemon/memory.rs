@@ -1,4 +1,4 @@
-//! Settings of the heap.
+//! Settings of the memory allocator.
 
 /// Makes all threads share one heap. By default glibc spreads threads over several heaps, and memory that one thread
 /// allocates and another frees leaves holes in them.

@@ -51,16 +51,16 @@ use crate::{
     host_rules, leftovers,
 };
 
-/// The tasks mostly wait. The second thread lets `/healthz` answer while the writer works.
+/// Threads of the Tokio runtime. Tasks mostly wait; a second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
-/// How long tasks may take to hand over what this agent does for the cluster. A task that has handed it over drops its
-/// receiver of `stop`.
+/// How long a stopping agent waits for tasks to hand over what it does for the cluster (announcements, leadership). A
+/// task that has handed over drops its receiver of `stop`.
 const HANDOVER: Duration = Duration::from_secs(3);
 /// How long blocking threads may take to finish after the tasks have ended.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
-/// Makes the routes of the pages for a browser. They show what commands show, which are built on the agent, not below
-/// it: so the caller passes them in.
+/// Makes the HTTP routes of the web pages. The pages show what commands show, and the commands are built on the daemon,
+/// not below it: so the caller passes this function in.
 pub type Pages = fn(KernelPaths, lb_web::Access) -> axum::Router;
 
 /// Runs the agent until a signal or an error stops it. The data plane stays in place. `pages` are those of
@@ -93,8 +93,8 @@ async fn serve(config: Config, file: ConfigFile, pages: Pages) -> anyhow::Result
     let bpffs = config.kernel.bpffs.clone();
     let (stop, _) = watch::channel(false);
     start::start(config.clone(), pages, &stop, &mut tasks)?;
-    // Runs in the background, because reading all rules takes long and no task needs the result; and after the start,
-    // because it would compete with the verifier for CPUs.
+    // In the background, because to read all rules takes long and no task needs the result. After the start, because it
+    // would compete with the verifier for CPUs.
     thread::spawn(|| {
         for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
             warn!("{line}");

@@ -32,19 +32,19 @@ use lb_datapath::{
     CatchDevice, DatapathError, Link, Network, PortReservation, SettingsMap, UnreachableRoutes, forwards,
 };
 
-/// Interval between two checks of facts without events, such as whether the kernel forwards packets.
+/// Interval between two checks of facts that cause no event, such as whether the kernel forwards packets.
 const ROUTINE: Duration = Duration::from_secs(30);
-/// Pause after a failure.
+/// Pause before the next attempt after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The configuration of the task.
+/// The parts of the configuration that the node task uses.
 #[derive(Clone, Debug)]
 pub(super) struct NodeOptions {
     /// Name of the node's Node object.
     pub(super) name: Arc<str>,
-    /// The address that `--bind-address` gives; `None` if that is unspecified.
+    /// This node's address as `--bind-address` gives it; `None` if that is unspecified.
     pub(super) node_ip: Option<IpAddr>,
-    /// `--nodeport-addresses`
+    /// The value of `--nodeport-addresses`.
     pub(super) nodeport_addresses: NodePortAddresses,
     /// How the agent recognises internal clients.
     pub(super) detect: DetectLocal,
@@ -52,11 +52,11 @@ pub(super) struct NodeOptions {
     pub(super) service_ranges: Option<Vec<IpNet>>,
     /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped.
     pub(super) drops_unknown_vips: bool,
-    /// Source ports of masqueraded packets.
+    /// Range of source ports for masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
     /// Nodes that may send packets to backends on this node through a tunnel.
     pub(super) peers: Vec<IpNet>,
-    /// Networks whose external clients may use no Service.
+    /// Networks (`--deny-source`) whose external clients may use no Service.
     pub(super) denied_sources: Vec<IpNet>,
     /// How packets of external clients reach backends on other nodes by default.
     pub(super) north_south: NorthSouthMode,
@@ -66,30 +66,30 @@ pub(super) struct NodeOptions {
     pub(super) has_api_server: bool,
 }
 
-/// Inputs that change. A channel whose sender is dropped keeps its last value.
+/// Inputs of the node task that change. If a channel's sender is dropped, its last value stays.
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
-    /// The Node object.
+    /// What the Node object of this node says.
     pub(super) info: watch::Receiver<NodeInfo>,
     /// Ranges of cluster IPs that the API server names; empty until it has named them.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
-    /// Whether at least one synchronisation has completed.
+    /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub(super) synchronised: watch::Receiver<bool>,
-    /// The index of the catch device, once it has its programs.
+    /// The interface index of the catch device while its programs are attached, else `None`.
     pub(super) catch: watch::Receiver<Option<u32>>,
 }
 
-/// The facts about the node that the writer needs.
+/// The facts about the node that the writer needs to plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     addresses: NodeAddresses,
-    /// Families in which the node can distinguish internal clients from external ones.
+    /// Address families in which the node can distinguish internal clients from external ones.
     detects_inside: Families,
 }
 
 impl Facts {
-    /// The facts as events for the writer.
+    /// The facts as the two events that the writer receives.
     pub(super) fn events(&self) -> [SourceEvent; 2] {
         [SourceEvent::NodeAddresses(self.addresses.clone()), SourceEvent::DetectsInside(self.detects_inside)]
     }
@@ -106,7 +106,7 @@ impl Facts {
     }
 }
 
-/// The parts of the kernel that the task writes.
+/// The state of the kernel that the node task writes.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) settings: SettingsMap,
@@ -116,18 +116,18 @@ pub(super) struct Kernel {
     pub(super) catch: CatchDevice,
 }
 
-/// The task that keeps the settings of the data plane up to date.
+/// The task that keeps the settings of the data plane (map `SETTINGS`) up to date.
 #[derive(Debug)]
 pub(super) struct Node {
     options: NodeOptions,
     sources: Sources,
     kernel: Kernel,
-    /// Listen addresses for health checks of Services: they are reachable wherever node ports are.
+    /// Publishes the addresses at which `healthCheckNodePort` servers listen: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
-    /// The node's own addresses.
+    /// Publishes the node's own addresses.
     own: watch::Sender<Vec<IpAddr>>,
     state: Arc<State>,
-    /// Conditions that were logged, so that each is logged once.
+    /// Conditions of the last update; those that it did not have are logged.
     logged: BTreeSet<String>,
 }
 
@@ -142,7 +142,7 @@ impl Node {
         Self { options, sources, kernel, listen, own, state, logged: BTreeSet::new() }
     }
 
-    /// Updates the settings in the kernel. Returns the facts for the writer.
+    /// Updates the settings in the kernel. Returns the facts that the writer needs.
     pub(super) fn update(&mut self) -> Result<Facts, DatapathError> {
         let earlier = self.kernel.settings.get()?;
         let network = self.sources.network.borrow_and_update().clone();
@@ -196,7 +196,7 @@ impl Node {
         Ok(Facts { addresses: addresses.node, detects_inside })
     }
 
-    /// Runs after a first [`Self::update`], whose facts the writer has received.
+    /// Runs the task; the caller has called [`Self::update`] once and sent its facts to the writer.
     pub(super) async fn run(
         mut self,
         mut sent: Facts,
@@ -232,7 +232,8 @@ impl Node {
         }
     }
 
-    /// Reserves the source ports of masqueraded packets; returns a condition if sockets of the node may get them.
+    /// Reserves the source ports of masqueraded packets in the kernel; returns a condition if sockets may still get
+    /// them.
     fn reserve_ports(&self) -> Option<String> {
         let ports = &self.options.ports;
         let error = self.kernel.reservation.keep(ports).err()?;
@@ -264,7 +265,7 @@ impl Node {
         leak.into_iter().chain(unserved).collect()
     }
 
-    /// Replaces the conditions of the node, and logs new ones.
+    /// Replaces the conditions of the node in the agent's state, and logs new ones.
     fn set_conditions(&mut self, conditions: Vec<String>) {
         for condition in &conditions {
             if !self.logged.contains(condition) {
@@ -344,7 +345,7 @@ fn preferred(info: &NodeInfo, has_api_server: bool, earlier: &Settings) -> Vec<I
     info.internal_ips.clone()
 }
 
-/// Waits for a change; forever if the sender is dropped.
+/// Waits for a change of the value; forever if its sender is dropped.
 async fn changed<T>(source: &mut watch::Receiver<T>) {
     if source.changed().await.is_err() {
         future::pending::<()>().await;

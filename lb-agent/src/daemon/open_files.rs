@@ -1,10 +1,10 @@
-//! The limit of open files.
+//! The limit on open files of the agent's process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
-/// Raises the soft limit to the hard one: each DNS question that the agent forwards holds a socket, and so does each
-/// server of a `healthCheckNodePort`.
+/// Raises the soft limit on open files to the hard one: each DNS question that the agent forwards holds a socket, and
+/// so does each server of a `healthCheckNodePort`.
 pub(super) fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -17,7 +17,7 @@ pub(super) fn raise() {
     }
 }
 
-/// `wanted` files, or half of the limit if that is less.
+/// How many files one user of many may open: `wanted`, but at most half of the process's limit.
 pub(super) fn share(wanted: usize) -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.and_then(|limit| usize::try_from(limit / 2).ok()).map_or(wanted, |half| wanted.min(half))

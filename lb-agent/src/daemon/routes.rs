@@ -18,16 +18,17 @@ use crate::{
     metrics::Metrics,
 };
 
-/// What the source of Services and the writer publish.
+/// Receivers of what the source of Services and the writer publish for the BGP task.
 pub(super) struct Inputs {
-    /// From the folder of manifests; with an API server, what is announced at layer 2.
+    /// Advertisements in the folder of manifests; with an API server, only those for layer 2.
     pub(super) advertised: watch::Receiver<Advertised>,
     pub(super) holders: watch::Receiver<HolderMap>,
     pub(super) synchronised: watch::Receiver<bool>,
     pub(super) complete: watch::Receiver<bool>,
 }
 
-/// Spawns the tasks if they are configured. Otherwise the routes of an earlier agent of this data plane go.
+/// Spawns the tasks if announcements by BGP are configured. Otherwise removes the routes of an earlier agent of this
+/// data plane.
 pub(super) fn spawn(
     config: &Config,
     inputs: Inputs,

@@ -18,29 +18,29 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShortageReport {
-    /// Name of the map, or `ports`, `bpffs` or `pins`.
+    /// What is short: the name of a map, or `ports`, `bpffs` or `pins`.
     pub of: String,
     /// When the shortage began.
     pub since: Timestamp,
-    /// Refused or evicted entries, or restored pins, since `since`; 0 if there are none.
+    /// Number of refused or evicted entries, or restored pins, since `since`.
     pub refused: u64,
-    /// Meaning of the shortage, and advice.
+    /// What the shortage means, and advice.
     pub text: String,
 }
 
-/// All current shortages.
+/// The current shortages, and when each was last logged.
 #[derive(Debug, Default)]
 pub(super) struct Shortages {
     of: BTreeMap<&'static str, Shortage>,
-    /// When each shortage was last logged. An entry stays after the shortage ends, so that a flapping shortage is not
-    /// logged each time.
+    /// When each shortage was last logged. An entry stays after its shortage ends, so that one that comes and goes is
+    /// not logged each time.
     logged: BTreeMap<&'static str, Instant>,
 }
 
 #[derive(Debug)]
 struct Shortage {
     since: Timestamp,
-    /// When the shortage ends unless it is recorded again; `None` while it is known to last.
+    /// When the shortage ends unless it is recorded again; `None` while another check reports that it lasts.
     until: Option<Instant>,
     refused: u64,
     /// The part of `refused` that the agent has not logged yet.
@@ -49,7 +49,7 @@ struct Shortage {
 }
 
 impl Shortages {
-    /// Records refused or evicted entries, or restored pins. The shortage lasts for at least another minute.
+    /// Records refused or evicted entries, or restored pins, in the shortage `of`, which lasts at least another minute.
     pub(super) fn refused(&mut self, of: &'static str, count: u64, text: &str, now: Instant) {
         let shortage = self.note(of, text);
         shortage.refused += count;
@@ -59,8 +59,8 @@ impl Shortages {
         }
     }
 
-    /// Begins a shortage with `text`, or ends it with `None`. A shortage that has refused entries stays for another
-    /// minute.
+    /// Sets whether the shortage `of` lasts: it does with a `text`; with `None` it ends, but after a refusal not before
+    /// a minute is over.
     pub(super) fn lasts(&mut self, of: &'static str, text: Option<&str>, now: Instant) {
         match text {
             Some(text) => self.note(of, text).until = None,

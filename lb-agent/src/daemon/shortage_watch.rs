@@ -17,15 +17,15 @@ use lb_datapath::{AffinityReport, AffinityTable, Stats};
 
 /// Interval between two reads of the packet counters.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval between two garbage collections of `AFFINITY`.
+/// Interval between two garbage collections of the map `AFFINITY`.
 const AFFINITY: Duration = Duration::from_secs(5);
 
-/// Counters by which the garbage collection of flows decides to run early.
+/// Counters of flows; garbage collection of flows runs early if they grow fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct FlowCounts {
-    /// New flows since the maps were created.
+    /// Number of new flows since the maps were created.
     pub(super) begun: u64,
-    /// Packets of new flows for which the flow table had no room.
+    /// Number of packets whose new flow did not fit into the flow table, since the maps were created.
     pub(super) refused: u64,
 }
 
@@ -40,7 +40,7 @@ impl FlowCounts {
     }
 }
 
-/// Outcomes that mean a shortage: outcome, name and text of the shortage.
+/// Outcomes of packets that show a shortage: the outcome, the shortage's name, and its text.
 const DROPS: [(Outcome, &str, &str); 2] = [
     (
         Outcome::ConntrackFull,
@@ -92,7 +92,7 @@ pub(super) async fn run(
     }
 }
 
-/// Notes new drops. Drops before the first read do not count.
+/// Records the drops since the last read of the counters as shortages. The first read records nothing.
 fn note_drops(state: &State, packets: &[u64; Outcome::COUNT], before: Option<&[u64; Outcome::COUNT]>) {
     for (outcome, of, text) in DROPS {
         let dropped = packets[outcome as usize];

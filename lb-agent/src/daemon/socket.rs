@@ -19,26 +19,26 @@ use tracing::{debug, warn};
 use super::state::{Report, State};
 use crate::kubernetes::NodeInfo;
 
-/// Directory of the sockets. The chart mounts a writable volume there.
+/// Directory of the agents' sockets. The chart mounts a writable volume there.
 pub const FOLDER: &str = "/run/lb-agent";
-/// A socket younger than this may belong to an agent that does not listen yet.
+/// Maximum age of a socket file that may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
 /// Timeout of one request, for either side.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The sockets of an agent.
+/// The Unix sockets on which an agent answers commands.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Socket {
-    /// Sends the agent's [`Report`].
+    /// The socket that sends the agent's [`Report`].
     Status,
-    /// Answers with the [environment](super::environment) of a namespace.
+    /// The socket that sends the [environment](super::environment) variables of a namespace.
     Environment,
 }
 
 impl Socket {
     const ALL: [Self; 2] = [Self::Status, Self::Environment];
 
-    /// The end of the file's name.
+    /// How the name of the socket's file ends.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Status => ".sock",
@@ -66,7 +66,7 @@ pub fn record(bpffs: &Path, name: &str) -> io::Result<PathBuf> {
     Ok(Path::new(FOLDER).join(format!("{}.{name}", identity(bpffs)?)))
 }
 
-/// Serves reports. If the socket cannot be created, as on a read-only file system, the agent logs the error and runs
+/// Serves the status socket. If it cannot be created, as on a read-only file system, the agent logs the error and runs
 /// without it.
 pub(super) async fn serve(
     bpffs: PathBuf,
@@ -101,7 +101,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Binds the socket. The agent holds the lock of the directory of pins, so no other agent listens at the path.
+/// Binds a socket. The agent holds the lock of the directory of pins, so no other agent listens at the same path.
 pub(super) fn bind(bpffs: &Path, socket: Socket) -> io::Result<UnixListener> {
     let path = path(bpffs, socket)?;
     fs::create_dir_all(FOLDER)?;
@@ -110,7 +110,7 @@ pub(super) fn bind(bpffs: &Path, socket: Socket) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Removes sockets that no agent listens on, except young ones.
+/// Removes files of sockets that no agent listens on, except young ones.
 fn remove_dead() {
     let is_dead = |path: &Path| {
         let age = fs::metadata(path)
@@ -130,7 +130,7 @@ fn remove_dead() {
     }
 }
 
-/// Removes the sockets of the agent of `bpffs`.
+/// Removes the files of the sockets of the agent of `bpffs`.
 pub fn unbind(bpffs: &Path) {
     for path in Socket::ALL.into_iter().filter_map(|socket| path(bpffs, socket).ok()) {
         if let Err(error) = remove(&path) {

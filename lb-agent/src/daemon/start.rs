@@ -1,4 +1,4 @@
-//! Starting the agent: open the data plane, wire the tasks to each other, spawn them.
+//! Starts the agent: opens the data plane, connects the tasks by channels, spawns them.
 
 use std::{collections::BTreeSet, convert::Infallible, fs, net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -58,7 +58,7 @@ use lb_datapath::{
 use lb_dns::Names;
 use lb_web::{Access, Token};
 
-/// Events that may wait for the writer.
+/// Maximum number of events that wait for the writer.
 const QUEUE: usize = 64;
 
 /// Opens the data plane and spawns the tasks.
@@ -74,10 +74,10 @@ pub(super) fn start(
     spawn(config, opened, senders, receivers, stop, tasks)
 }
 
-/// The data plane and what several tasks share.
+/// The opened data plane, and what several tasks share.
 struct Opened {
     datapath: Datapath,
-    /// Services and backends in the maps, from an earlier agent.
+    /// Services and backends that an earlier agent has left in the maps.
     contents: Contents,
     traffic: Option<ServiceTraffic>,
     flow_log: Option<FlowLog>,
@@ -121,7 +121,7 @@ impl Opened {
     }
 }
 
-/// Starts the flow log, if one is configured. It ends with the tasks.
+/// Starts the flow log, if one is configured. Its threads end with the tasks.
 fn start_flow_log(
     config: &Config,
     datapath: &mut Datapath,
@@ -143,30 +143,30 @@ fn start_flow_log(
 
 /// The sending ends of the channels between tasks.
 struct Senders {
-    /// From the API server to the tasks that need the Node object.
+    /// The Node object: from the API server to the tasks that need it.
     node_info: watch::Sender<NodeInfo>,
     service_cidrs: watch::Sender<Vec<IpNet>>,
-    /// From the writer to the tasks that wait for the first synchronisation.
+    /// Whether the first synchronisation is complete: from the writer to the tasks that wait for it.
     synchronised: watch::Sender<bool>,
-    /// From the writer to the task that announces by BGP.
+    /// Whether every object was read and is in the kernel: from the writer to the task that announces by BGP.
     complete: watch::Sender<bool>,
-    /// From the node task to the health checks of Services.
+    /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     listen: watch::Sender<BTreeSet<IpAddr>>,
     /// The node's own addresses: from the node task to connection tracking.
     own: watch::Sender<Vec<IpAddr>>,
-    /// From the writer to the announcers (layer 2 and BGP).
+    /// The Services with load balancers' addresses: from the writer to the announcers (layer 2 and BGP).
     holders: watch::Sender<HolderMap>,
-    /// From the directory of manifests or the API server to the announcers.
+    /// Advertisements and pools: from the directory of manifests or the API server to the announcers.
     advertised: watch::Sender<Advertised>,
-    /// From the API server to the announcer.
+    /// The cluster's Nodes and voters: from the API server to the announcer at layer 2.
     cluster: watch::Sender<Cluster>,
-    /// From the announcer to the task that writes them to the API server.
+    /// Known and proposed voters: from the announcer to the task that writes voters to the API server.
     ballots: watch::Sender<Ballot>,
-    /// From the writer to the health checks of Services.
+    /// What to answer: from the writer to the `healthCheckNodePort` servers.
     checks: watch::Sender<Checks>,
-    /// From the writer to connection tracking.
+    /// UDP frontends that have lost endpoints: from the writer to connection tracking.
     stale_udp: mpsc::UnboundedSender<StaleFrontends>,
-    /// From connection tracking to the writer.
+    /// Slots of `ACTIVE` that flows refer to: from connection tracking to the writer.
     counters: watch::Sender<BTreeSet<u32>>,
     /// Counters of new and refused flows: from the shortage task to connection tracking.
     flow_counts: watch::Sender<FlowCounts>,
@@ -178,7 +178,7 @@ struct Senders {
     environments: mpsc::Sender<environment::Request>,
 }
 
-/// The receiving ends of [`Senders`].
+/// The receiving ends of the channels of [`Senders`].
 struct Receivers {
     node_info: watch::Receiver<NodeInfo>,
     service_cidrs: watch::Receiver<Vec<IpNet>>,
@@ -199,7 +199,7 @@ struct Receivers {
     environments: mpsc::Receiver<environment::Request>,
 }
 
-/// Makes the channels. Without an API server the values of `node_info` and `service_cidrs` never change.
+/// Creates the channels. Without an API server the values of `node_info` and `service_cidrs` never change.
 fn wire() -> (Senders, Receivers) {
     let (node_info_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidrs_sender, service_cidrs) = watch::channel(Vec::new());
@@ -430,7 +430,7 @@ fn spawn_announcer(
     Ok(())
 }
 
-/// The part of the configuration that the node task uses.
+/// The parts of the configuration that the node task uses.
 fn node_options(config: &Config) -> NodeOptions {
     NodeOptions {
         name: config.node_name.as_str().into(),
@@ -482,7 +482,7 @@ fn spawn_servers(
     Ok(())
 }
 
-/// Spawns the server of the pages for a browser, if it is configured.
+/// Spawns the server of the web pages, if it is configured.
 fn spawn_pages(config: &Config, pages: Pages, tasks: &mut Tasks) -> anyhow::Result<()> {
     let Some(WebConfig { address, token_file }) = &config.web else { return Ok(()) };
     let read = |file: &PathBuf| -> anyhow::Result<Token> {
@@ -508,7 +508,7 @@ fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
     events
 }
 
-/// Inputs and outputs of the `healthCheckNodePort` servers.
+/// What the `healthCheckNodePort` servers need to answer, and where they report their errors.
 fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
     let state = Arc::clone(&opened.state);
     health::Report {
@@ -541,7 +541,7 @@ fn spawn_source(
                 names: opened.names.clone(),
                 node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
             };
-            // The allocator finds in the maps which addresses and node ports an earlier agent has allocated.
+            // From the maps, the allocator learns which addresses and node ports an earlier agent has allocated.
             let given_out = Contents {
                 frontends: opened.contents.frontends.clone(),
                 service_labels: opened.contents.service_labels.clone(),
@@ -610,7 +610,7 @@ async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
     }
 }
 
-/// The control group whose sockets are served; `None` if socket load balancing is off, or no cgroup2 mount is found.
+/// The cgroup whose sockets the agent serves; `None` if socket load balancing is off, or no cgroup2 mount is found.
 fn sockets(config: &Config) -> Option<SocketOptions> {
     let scope = match config.socket_lb {
         SocketLb::Host => SocketScope::Node,

@@ -18,7 +18,7 @@ use crate::{
     probe::{Board, CheckReport},
 };
 
-/// The agent's part of `lb-agent status`, sent through the status socket.
+/// The agent's answer at the status socket, which `lb-agent status` shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -30,7 +30,7 @@ pub struct Report {
     pub node_name: String,
     /// When the agent started.
     pub started: Timestamp,
-    /// Whether at least one synchronisation has completed.
+    /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub synchronised: bool,
     /// Whether the agent has synchronised at least once, and no change has waited for too long. If the node is also
     /// eligible, `/healthz` answers 200.
@@ -44,20 +44,20 @@ pub struct Report {
     pub services: usize,
     /// Number of backends of all service ports in the kernel.
     pub endpoints: usize,
-    /// Map updates that the last synchronisation left undone, plus Services that wait for room.
+    /// Number of map updates that the last synchronisation left undone, plus number of Services that wait for room.
     pub pending: usize,
-    /// When the oldest pending change arrived.
+    /// When the oldest change that is not in the kernel yet arrived.
     pub pending_since: Option<Timestamp>,
     /// Errors of the last synchronisation.
     pub failures: Vec<String>,
     /// Conditions that need attention, such as invalid manifests, addresses that two Services claim, or a node that
     /// does not forward packets.
     pub problems: Vec<String>,
-    /// The interfaces that are served.
+    /// The interfaces that have BPF programs.
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
-    /// The addresses that are announced at layer 2. Older agents do not report them.
+    /// The addresses that members announce at layer 2. Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
     /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
@@ -70,28 +70,28 @@ pub struct Report {
     /// Older agents do not report it.
     #[serde(default)]
     pub load_balancers: Option<LoadBalancerReport>,
-    /// The DNS server; `None` without `--dns-bind-address`. Older agents do not report it.
+    /// State of the DNS server; `None` without `--dns-bind-address`. Older agents do not report it.
     #[serde(default)]
     pub dns: Option<DnsReport>,
-    /// The health checks of Services, and what they show on this node. Older agents do not report them.
+    /// The health checks of endpoints, with their results on this node. Older agents do not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health_checks: Vec<CheckReport>,
 }
 
-/// The DNS server.
+/// State of the DNS server, as `status` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DnsReport {
-    /// The addresses of `--dns-bind-address`.
+    /// The addresses of `--dns-bind-address`, at which the server listens.
     pub addresses: Vec<SocketAddr>,
-    /// Those at which it cannot listen yet, and why.
+    /// The addresses at which the server cannot listen, each with the error.
     #[serde(default)]
     pub unserved: BTreeMap<SocketAddr, String>,
-    /// The domain of the names of Services.
+    /// The DNS domain that contains the names of Services.
     pub domain: String,
-    /// The servers that it asks for all other names.
+    /// The servers that it asks for names outside `domain`.
     pub upstreams: Vec<SocketAddr>,
-    /// Upstream servers that it does not ask, because they lead back to it.
+    /// Upstream servers that the agent does not ask, because they lead back to the agent.
     pub loops: Vec<SocketAddr>,
 }
 
@@ -101,9 +101,9 @@ pub struct DnsReport {
 pub struct LoadBalancerReport {
     /// Node of the elected agent; `None` while no agent is elected.
     pub leader: Option<String>,
-    /// Whether this agent is the elected one.
+    /// Whether the reporting agent is the elected one.
     pub is_here: bool,
-    /// The pools; empty unless this agent is elected.
+    /// Use of each address pool; empty unless the reporting agent is elected.
     pub pools: Vec<PoolReport>,
 }
 
@@ -112,7 +112,7 @@ pub struct LoadBalancerReport {
 pub struct PoolReport {
     /// The name of the pool.
     pub name: String,
-    /// Number of addresses that are assigned to Services.
+    /// Number of the pool's addresses that are assigned to Services.
     pub used: u64,
     /// Number of addresses that the pool can assign.
     pub total: u64,
@@ -127,13 +127,13 @@ pub struct NodeReport {
     /// Addresses that serve node ports; may include `127.0.0.1` and `::1`.
     #[serde(rename = "nodePortAddresses")]
     pub nodeport_addresses: Vec<IpAddr>,
-    /// At most one address of each family: the source of masqueraded packets if the routing table names none.
+    /// Source of masqueraded packets if the routing table names none; at most one address of each family.
     pub primary: Vec<IpAddr>,
     /// How the agent recognises internal clients: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
-    /// Networks of internal clients.
+    /// Networks whose addresses are those of internal clients.
     pub inside_networks: Vec<String>,
-    /// Interfaces of internal clients.
+    /// Interfaces through which packets of internal clients enter.
     pub inside_devices: Vec<String>,
     /// Ranges of cluster IPs.
     pub service_ranges: Vec<String>,
@@ -149,9 +149,9 @@ pub struct NodeReport {
     /// that replies would bypass. Older agents do not report them.
     #[serde(default)]
     pub denied_sources: Vec<String>,
-    /// First source port of masqueraded packets.
+    /// First port of the range of source ports for masqueraded packets.
     pub masquerade_first_port: u16,
-    /// Last source port of masqueraded packets.
+    /// Last port of the range of source ports for masqueraded packets.
     pub masquerade_last_port: u16,
 }
 
@@ -160,7 +160,7 @@ const fn yes() -> bool {
     true
 }
 
-/// An interface that the agent serves.
+/// An interface of the node that has BPF programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceReport {
@@ -168,14 +168,14 @@ pub struct DeviceReport {
     pub index: u32,
     /// Interface name.
     pub name: String,
-    /// `wire`, `workload` or `catch`
+    /// Kind of the interface: `wire`, `workload` or `catch`.
     pub kind: String,
     /// Mode of the XDP program: `native` (the driver runs it) or `generic` (the kernel's network stack runs it); `None`
     /// if the interface is served at tc only.
     pub xdp: Option<String>,
 }
 
-/// Result of a synchronisation.
+/// Result of one synchronisation of the kernel with the Services.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pub(super) services: usize,
@@ -186,7 +186,7 @@ pub(super) struct Progress {
     pub(super) conflicts: Vec<String>,
 }
 
-/// The shared state.
+/// The state that tasks of the agent share.
 #[derive(Debug)]
 pub struct State {
     node_name: String,
@@ -215,7 +215,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The conditions of all kinds.
+    /// The conditions of all sources: objects, node, devices, addresses, announcements.
     fn conditions(&self) -> Vec<String> {
         let Self {
             progress,
@@ -234,17 +234,17 @@ impl Inner {
 }
 
 impl State {
-    /// The state of an agent that has just started.
+    /// Creates the state of an agent that has just started.
     pub fn new(node_name: String) -> Self {
         Self { node_name, started: Timestamp::now(), inner: Mutex::default(), board: Board::default() }
     }
 
-    /// The state of health checks.
+    /// The results of the endpoints' health checks.
     pub(super) fn board(&self) -> Board {
         self.board.clone()
     }
 
-    /// Ignores poisoning: a task that panics while it holds the lock ends the agent, and leaves the state valid.
+    /// Ignores poisoning of the lock: a task that panics ends the agent, and leaves the state valid.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -264,12 +264,12 @@ impl State {
         self.lock().source_conditions = conditions;
     }
 
-    /// Replaces the conditions of the node.
+    /// Replaces the conditions of the node, such as that it does not forward packets.
     pub(super) fn set_node_conditions(&self, conditions: Vec<String>) {
         self.lock().node_conditions = conditions;
     }
 
-    /// Replaces the conditions of the interfaces that are served.
+    /// Replaces the conditions of interfaces, such as programs that cannot be attached.
     pub(super) fn set_device_conditions(&self, conditions: Vec<String>) {
         self.lock().device_conditions = conditions;
     }
@@ -284,29 +284,29 @@ impl State {
         self.lock().node = node;
     }
 
-    /// Replaces the addresses that are announced.
+    /// Replaces the report on the addresses that are announced at layer 2.
     pub(crate) fn set_announcements(&self, announcements: Vec<AnnouncementReport>) {
         self.lock().announcements = announcements;
     }
 
-    /// Replaces what is announced by BGP.
+    /// Replaces the report on announcements by BGP, and their conditions.
     pub(crate) fn set_bgp(&self, report: BgpReport, conditions: Vec<String>) {
         let mut inner = self.lock();
         (inner.bgp, inner.bgp_conditions) = (Some(report), conditions);
     }
 
-    /// Replaces the interfaces that are served.
+    /// Replaces the list of interfaces that have BPF programs.
     pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
         self.lock().devices = devices;
     }
 
-    /// Replaces what the controller of load balancers reports.
+    /// Replaces the report of the load balancer controller, and its conditions.
     pub(super) fn set_load_balancers(&self, report: LoadBalancerReport, conditions: Vec<String>) {
         let mut inner = self.lock();
         (inner.load_balancers, inner.address_conditions) = (Some(report), conditions);
     }
 
-    /// Changes what the DNS server reports.
+    /// Changes the report on the DNS server.
     pub(super) fn with_dns(&self, change: impl FnOnce(&mut DnsReport)) {
         change(self.lock().dns.get_or_insert_default());
     }
@@ -325,12 +325,12 @@ impl State {
         inner.progress = progress;
     }
 
-    /// The health of the agent.
+    /// Whether the agent is healthy and alive, as of now.
     pub fn health(&self) -> Health {
         self.lock().freshness.health(Moment::now())
     }
 
-    /// The report that `status` shows.
+    /// The report that `status` shows. `node_eligible`: whether load balancers may send traffic to the node.
     pub fn report(&self, node_eligible: bool) -> Report {
         let inner = self.lock();
         let Inner { freshness, progress, .. } = &*inner;

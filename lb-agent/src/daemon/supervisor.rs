@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::{state::State, tasks::Tasks};
 
-/// Interval between two looks at the health of an agent that is not ready yet.
+/// Interval between two checks of the health of an agent that is not ready yet.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Spawns the task that reports that the agent is ready and alive, if there is a supervisor.
@@ -21,7 +21,7 @@ pub(super) fn spawn(state: Arc<State>, tasks: &mut Tasks) {
     tasks.spawn("supervisor", follow(is_healthy, sd_notify::watchdog_enabled(), notify));
 }
 
-/// Reports that the agent stops.
+/// Reports to the supervisor that the agent stops.
 pub(super) fn stopping() {
     notify(NotifyState::Stopping);
 }
@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// The messages that [`follow`] sends, with this health and watchdog, until `during` is over.
+    /// The messages that [`follow`] sends until `during` is over, given this health and this watchdog interval.
     async fn sent(healthy: &AtomicBool, watchdog: Option<Duration>, during: impl Future) -> Vec<String> {
         let sent = Mutex::new(Vec::new());
         let follow = follow(
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(messages[0], "READY=1");
         assert!(messages.len() > 2 && messages[1..].iter().all(|it| it == "WATCHDOG=1"), "{messages:?}");
 
-        // The first look finds a healthy agent, the following ones do not.
+        // The first check finds a healthy agent, later checks an unhealthy one.
         let looks = Mutex::new(0);
         let is_healthy_once = || {
             let mut looks = looks.lock().unwrap();

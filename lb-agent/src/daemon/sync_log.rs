@@ -1,19 +1,19 @@
-//! The log line of a synchronisation; frequent ones are combined into one line.
+//! The log line about synchronisations; if they are frequent, one line sums up several.
 
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
-/// Minimum interval between two lines.
+/// Minimum interval between two log lines.
 const APART: Duration = Duration::from_secs(1);
 
-/// Events since the last line.
+/// What has happened since the last log line.
 #[derive(Debug, Default)]
 pub(super) struct SyncLog {
     synchronisations: usize,
-    /// Changed objects.
+    /// Number of changed objects.
     changes: usize,
-    /// Map updates.
+    /// Number of map updates.
     steps: usize,
     slowest: Duration,
     services: usize,
@@ -41,13 +41,13 @@ impl SyncLog {
         }
     }
 
-    /// When the next line is due; `None` if there is nothing to log, or no earlier line to keep apart from.
+    /// When the next line is due; `None` if there is nothing to log, or if the line may be written at once.
     pub(super) fn due(&self) -> Option<Instant> {
         let last = self.last_line.filter(|_| self.synchronisations > 0)?;
         Some(last + APART)
     }
 
-    /// Writes the line.
+    /// Writes the log line, and begins to sum up again.
     pub(super) fn flush(&mut self) {
         let Self { synchronisations, changes, steps, slowest, services, endpoints, .. } = *self;
         let milliseconds = slowest.as_secs_f64() * 1e3;

@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The tasks of the agent. Each runs until it fails.
+/// The tasks of the agent. Each runs until it fails, which ends the agent.
 #[derive(Default)]
 pub(super) struct Tasks(JoinSet<(&'static str, anyhow::Error)>);
 

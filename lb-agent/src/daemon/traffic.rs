@@ -16,7 +16,7 @@ use crate::{
 };
 use lb_datapath::{Datapath, DatapathError, Ledger, ServiceMaps};
 
-/// Sums since [`Self::begin`]. Clones share them.
+/// Traffic of each service port and backend since [`Self::begin`]. Clones share the counters.
 #[derive(Clone)]
 pub(super) struct ServiceTraffic {
     ledger: Arc<Mutex<Ledger>>,
@@ -31,25 +31,26 @@ impl fmt::Debug for ServiceTraffic {
 }
 
 impl ServiceTraffic {
-    /// Begins with the current counters; `None` if `--service-metrics` is `none`.
+    /// Starts to count from the present counters of the flow table; `None` if `--service-metrics` is `none`.
     pub(super) fn begin(of: ServiceMetrics, datapath: &Datapath) -> Result<Option<Self>, DatapathError> {
         if of == ServiceMetrics::None {
             return Ok(None);
         }
         let mut ledger = Ledger::default();
-        // Traffic from before the start of the agent does not count.
+        // Traffic from before the start of the agent must not count.
         datapath.conntrack().tally(&mut ledger)?;
         let of_backends = of == ServiceMetrics::Backend;
         Ok(Some(Self { ledger: Arc::new(Mutex::new(ledger)), maps: datapath.maps().clone(), of_backends }))
     }
 
-    /// The sums, for the walk through the flow table.
+    /// The sums of traffic, locked, to which a walk through the flow table adds.
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // A panic while the lock is held leaves the sums valid.
+        // A panic while the lock is held leaves the sums valid, so poisoning is ignored.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sums of each service port, then of each backend if configured, each with the id of the service port.
+    /// The sums of each service port, and if configured of each backend; each entry begins with the id of the service
+    /// port.
     fn sums(&self) -> Vec<(u32, Option<SocketAddr>, Tally)> {
         let ledger = self.ledger();
         let services = ledger.services().into_iter().map(|(id, tally)| (id, None, tally));
@@ -74,7 +75,7 @@ impl TrafficSource for ServiceTraffic {
                 let labels = self.maps.labels_of(id);
                 labels.inspect_err(|error| warn!("a scrape lacks service {id}: {error}")).ok().flatten()
             });
-            // A deleted Service has no labels.
+            // Counters of a deleted Service are left out: it has no labels any more.
             if let Some(labels) = name {
                 named.push((TrafficLabels { service: labels.name.clone(), backend }, tally));
             }

@@ -48,34 +48,36 @@ use crate::{
 };
 use lb_datapath::{ApplyError, Datapath, DatapathError, grace};
 
-/// The first and the longest pause before a retry of a refused update. Up to the longest, each pause is twice as long
-/// as the previous one.
+/// First and longest pause before the retry of a refused update. Each pause is twice as long as the previous one, up to
+/// the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum number of steps that are applied together.
+/// Maximum number of steps in one batch of map updates.
 const BATCH: usize = 1 << 15;
-/// Maximum number of triggers that the task keeps for the latency metric until the next complete synchronisation.
+/// Maximum number of triggers (times of changes) that the writer keeps for the latency metric until the next complete
+/// synchronisation.
 const TRIGGERS: usize = 10_000;
 
-/// Receivers of the results of the writer.
+/// The channels through which the writer publishes its results.
 #[derive(Debug)]
 pub(super) struct Listeners {
     /// UDP frontends that have lost endpoints.
     pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
-    /// Responses for the servers of `healthCheckNodePort`.
+    /// The answers of the `healthCheckNodePort` servers.
     pub(super) checks: watch::Sender<Checks>,
-    /// Targets of health checks: to the prober.
+    /// Endpoints to probe: to the prober.
     pub(super) targets: mpsc::UnboundedSender<probe::Targets>,
-    /// Events about Services.
+    /// Kubernetes Events about Services: to the task that writes them.
     pub(super) events: Events,
-    /// The Services with load balancers' addresses.
+    /// The Services that have load balancers' addresses.
     pub(super) holders: watch::Sender<HolderMap>,
-    /// What Services say about the flow log, if there is one.
+    /// Flow log annotations of Services; `None` without a flow log.
     pub(super) flow_log: Option<Policies>,
-    /// Whether at least one synchronisation has completed. `holders` is up to date before it becomes true.
+    /// Whether at least one synchronisation has completed: Services are in the kernel. `holders` is up to date before
+    /// this becomes true.
     pub(super) synchronised: watch::Sender<bool>,
-    /// Whether the source has shown every object, and a synchronisation since has completed. `holders` is up to date
-    /// before it becomes true.
+    /// Whether the source has sent every object, and a synchronisation since has completed. `holders` is up to date
+    /// before this becomes true.
     pub(super) complete: watch::Sender<bool>,
 }
 
@@ -88,21 +90,21 @@ pub(super) struct Writer {
     metrics: Arc<Metrics>,
     listeners: Listeners,
     log: SyncLog,
-    /// Whether the source has sent all objects. The task applies no step before that.
+    /// Whether the source has sent all objects. Before that, the writer applies no step.
     source_ready: bool,
-    /// Whether a plan was made; the first one is due even without a change.
+    /// Whether the writer has made a plan; the first one is due even without a change.
     planned: bool,
     /// Steps that the last synchronisation left undone, plus Services that it did not plan or that wait for room.
     pending: usize,
-    /// The Services that the next plan covers.
+    /// Which Services the next plan covers: the changed ones, or all.
     next_extent: Extent,
-    /// When the oldest pending change arrived.
+    /// When the oldest change that is not in the kernel yet arrived.
     waiting_since: Option<Instant>,
-    /// Triggers of the pending changes.
+    /// Triggers (for the latency metric) of the changes that are not in the kernel yet.
     triggered: Vec<Trigger>,
     retry: Option<Retry>,
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
-    /// When the writer was created: the reconciler counts the time of slow starts from it.
+    /// When the writer was created; times of slow starts count from this instant.
     started: Instant,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
@@ -115,9 +117,9 @@ struct Applied {
     planned: usize,
     /// Number of these steps that are in the kernel.
     applied: usize,
-    /// The error that stopped the other steps.
+    /// The error that kept the other steps from the kernel.
     failure: Option<ApplyError>,
-    /// Whether so many objects changed that the reconciler should be compacted.
+    /// Whether so many objects changed that the reconciler should release unused memory.
     is_large: bool,
 }
 
@@ -128,7 +130,7 @@ struct Retry {
 }
 
 impl Writer {
-    /// Creates the state from the `contents` of the maps.
+    /// Creates the writer from the `contents` of the maps, which an earlier agent may have left.
     pub(super) fn new(
         datapath: Datapath,
         contents: Contents,
@@ -163,22 +165,22 @@ impl Writer {
         self.reconciler.served().clone()
     }
 
-    /// When connections are ended.
+    /// The timeouts by which Services end idle connections and those of lost backends.
     pub(super) fn connection_rules(&self) -> ConnectionRules {
         self.reconciler.connection_rules().clone()
     }
 
-    /// Takes over the endpoints that an earlier agent has found unhealthy.
+    /// Takes over the list of endpoints that an earlier agent has found unhealthy.
     pub(super) fn adopt_unhealthy(&mut self, remembered: probe::Remembered) {
         self.reconciler.adopt_unhealthy(remembered.into_keys());
     }
 
-    /// Takes over the flow counters of an earlier agent.
+    /// Takes over the assignment of flow counters (slots of `ACTIVE`) to endpoints from an earlier agent.
     pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, ServiceEndpoint>) {
         self.reconciler.adopt_counters(counters);
     }
 
-    /// Runs the task. `counters` are those that flows used at the last GC run.
+    /// Runs the task. `counters` receives the slots of `ACTIVE` that flows referred to at the last GC run.
     pub(super) async fn run(
         mut self,
         mut events: mpsc::Receiver<SourceEvent>,
@@ -209,13 +211,13 @@ impl Writer {
         }
     }
 
-    /// When the next step of a slow start needs a plan: not while a pause holds plans back.
+    /// When a slow start needs its next plan; `None` while a pause holds plans back.
     fn next_step_of_slow_start(&self) -> Option<Instant> {
         let step = self.reconciler.next_step_of_slow_start().filter(|_| self.retry.is_none());
         step.map(|step| self.started + step)
     }
 
-    /// Answers `lb-agent service env` or `lb-agent exec`. A client that has gone needs no answer.
+    /// Answers a request of `lb-agent service env` or `lb-agent exec`. Ignores that the client may have gone.
     fn answer(&self, environment::Request { namespace, reply }: environment::Request) {
         let environment = self.source_ready.then(|| self.reconciler.store().environment(&namespace));
         drop(reply.send(environment));
@@ -223,7 +225,7 @@ impl Writer {
 
     fn take(&mut self, event: SourceEvent) {
         self.source_ready |= matches!(event, SourceEvent::Synchronised);
-        // Before the source is complete, the writer applies nothing, so no change waits for the writer.
+        // Until the source is complete, the writer applies nothing, so no change counts as waiting.
         if self.source_ready {
             self.state.changed();
         }
@@ -272,13 +274,13 @@ impl Writer {
             self.planned = true;
             task::block_in_place(|| {
                 self.synchronise();
-                // Deleted entries may have made room for Services that wait.
+                // Entries that were deleted may have made room for Services that wait for it.
                 if self.retry.is_none() && self.reconciler.needs_plan() {
                     self.synchronise();
                 }
             });
         } else if self.retry.is_none() {
-            // Changes that need no update, such as an unchanged object, must not count as pending.
+            // Changes that need no map update, such as an unchanged object, must not count as pending.
             self.waiting_since = None;
             self.triggered.clear();
             self.metrics.nothing_pending();
@@ -289,7 +291,7 @@ impl Writer {
         }
     }
 
-    /// Plans and applies the steps; the kernel may refuse some of them.
+    /// Plans, and applies the plan's steps; the kernel may refuse some of them.
     fn synchronise(&mut self) {
         let started = Instant::now();
         let Applied { planned, applied, failure, is_large } = self.apply_parts();
@@ -297,7 +299,7 @@ impl Writer {
             self.reconciler.compact();
         }
         self.log.count_steps(applied);
-        // Before the agent is synchronised: until then, the routes and records of an earlier one stay.
+        // Published before the agent counts as synchronised: until then, routes and records of an earlier agent stay.
         if self.reconciler.take_holders_changed() {
             self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
         }
@@ -380,7 +382,7 @@ impl Writer {
         }
     }
 
-    /// Schedules refused steps for another plan after a pause.
+    /// After a refusal, schedules another plan after a pause.
     fn put_off(&mut self, error: &ApplyError) {
         let pending = self.pending;
         self.reconciler.failed();
@@ -394,7 +396,7 @@ impl Writer {
         self.retry = Some(Retry { at: Instant::now() + pause, pause });
     }
 
-    /// Updates metrics, the log and the shared state.
+    /// Publishes the result of a synchronisation in metrics, the log and the shared state.
     fn report(&mut self, failure: Option<String>) {
         let pending = self.pending;
         let contents = self.reconciler.contents();
@@ -426,7 +428,7 @@ impl Writer {
         }
     }
 
-    /// The fill of the maps that grow with the Services.
+    /// How full the maps are that grow with the Services.
     fn fill(&self) -> [Fill; 5] {
         let (contents, room) = (self.reconciler.contents(), self.datapath.maps().room());
         let used = |arena: &Arena| (arena.slots() - arena.free_slots()) as usize;
@@ -505,7 +507,7 @@ impl Writer {
         self.grace = None;
         match epoch {
             Ok(epoch) => self.reconciler.grace_elapsed(epoch),
-            // The slots of this epoch cannot be reused until a later grace period succeeds.
+            // Slots that were released before this grace period cannot be reused until a later one succeeds.
             Err(error) => {
                 error!("{error}; released slots of BACKENDS and TABLES cannot be reused yet");
             }
@@ -525,7 +527,7 @@ fn batches(mut steps: Vec<Step>) -> std::vec::IntoIter<Vec<Step>> {
     batches.into_iter()
 }
 
-/// Waits for the running grace period; forever if none runs. Cancel-safe.
+/// Waits for the running grace period; forever if none is running. Cancel-safe.
 async fn elapsed(
     grace: &mut Option<JoinHandle<Result<Epoch, DatapathError>>>,
 ) -> anyhow::Result<Result<Epoch, DatapathError>> {

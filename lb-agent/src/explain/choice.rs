@@ -19,12 +19,12 @@ use super::{
     walk::{Stop, Walk, WalkResult},
 };
 
-/// Indices of backends in the slice of a service.
+/// Indices of backends within a service's slice of `BACKENDS`.
 type Places = BTreeSet<u32>;
 
 impl<T: Tables> Walk<'_, T> {
-    /// The backends that the flow may get: exactly one if the client is pinned, or if the scheduler hashes only known
-    /// fields.
+    /// The indices of the backends that the flow may get: exactly one if the client is pinned, or if the scheduler
+    /// hashes only known fields.
     pub(super) fn choose(
         &mut self,
         request: &AdmittedFlow,

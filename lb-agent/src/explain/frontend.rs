@@ -15,9 +15,9 @@ use super::{
     walk::{Stop, Walk, WalkResult},
 };
 
-/// A flow that may begin: its Service, before a backend is chosen.
+/// A flow that may begin: its Service is known, its backend is not chosen yet.
 pub(super) struct AdmittedFlow {
-    /// The record for this client.
+    /// The record of `SERVICES`, with the slice of backends for this client.
     pub(super) service: Service,
     /// Whether the service masquerades this client.
     pub(super) masquerade: bool,
@@ -26,7 +26,8 @@ pub(super) struct AdmittedFlow {
 }
 
 impl<T: Tables> Walk<'_, T> {
-    /// The record of the destination; `None` if there is none, or while the agent is replacing it.
+    /// The record of the packet's destination in `SERVICES`; `None` if there is none, or while the agent is replacing
+    /// it.
     pub(super) fn record(&self) -> WalkResult<Option<Service>> {
         let key = self.key();
         Ok(self.tables.service(&key)?.filter(|service| service.is_sealed(&key)))
@@ -65,7 +66,7 @@ impl<T: Tables> Walk<'_, T> {
         admission::handshake(&self.segment, self.question.tuple.protocol, service)
     }
 
-    /// The record of the destination; adds it as a step.
+    /// The record of the packet's destination in `SERVICES`; adds the lookup as a step.
     pub(super) fn frontend(&mut self) -> WalkResult<Option<Service>> {
         let key = self.key();
         let Some(service) = self.tables.service(&key)? else {
@@ -91,7 +92,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
-    /// Ends the walk if the settings deny the client; like `settings::admits`.
+    /// Ends the walk if `--deny-source` denies the client; like `settings::admits`.
     fn source(&mut self) -> WalkResult<()> {
         let client = &self.question.tuple.source;
         let is_denied = self.settings()?.is_some_and(|settings| settings.denied.contains(client));
@@ -103,7 +104,7 @@ impl<T: Tables> Walk<'_, T> {
         self.conclude(Admission::SourceNotAllowed).map(drop)
     }
 
-    /// Whether the client is internal, and by which criterion.
+    /// Whether the client is internal, and by which criterion: its address or its device.
     fn side(&self) -> WalkResult<client::ClientSide> {
         let source = &self.question.tuple.source;
         let by_address = self.settings()?.is_some_and(|settings| settings.internal.contains(source));
@@ -111,7 +112,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(client::side(|| by_address, || by_device))
     }
 
-    /// The record for this client, and whether the client is internal, if that matters; like `settings::for_client`.
+    /// The record with the backends for this client, and whether the client is internal, if that matters; like
+    /// `settings::for_client`.
     pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, Option<ClientSide>)> {
         if !service.depends_on_client() {
             return Ok((service.for_client(false), None));
@@ -141,10 +143,10 @@ impl<T: Tables> Walk<'_, T> {
         self.conclude(admission)
     }
 
-    /// Adds the reason why a flow may not begin: ends the walk, or returns false if the packet is for no Service.
+    /// Adds why a flow may not begin as a step; then ends the walk, or returns false if the packet is for no Service.
     pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
-            // The caller has added the step: `source` for `--deny-source`, `admit` for source ranges.
+            // The caller has added the step already: `source` for `--deny-source`, `admit` for source ranges.
             Admission::Admitted | Admission::SourceNotAllowed => {}
             Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
             Admission::InvalidFlags => self.steps.push(TraceStep::InvalidFlags),
@@ -166,7 +168,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// A packet to an address and port that no Service has; like `vips::unlisted`.
+    /// The verdict on a packet to an address and port that no Service has; like `vips::unlisted`.
     pub(super) fn unlisted(&mut self) -> WalkResult<Verdict> {
         let address = &self.question.tuple.destination;
         let settings = self.settings()?;

@@ -42,12 +42,12 @@ pub use self::{
     words::{step as step_in_words, verdict as verdict_in_words},
 };
 
-/// The steps of a packet and its verdict.
+/// What the data plane does with a packet: the steps, and the verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The lookups and decisions of the programs.
+    /// The lookups and decisions of the programs, in order.
     pub steps: Vec<TraceStep>,
-    /// The result for the packet.
+    /// What finally happens to the packet.
     pub verdict: Verdict,
 }
 

@@ -23,7 +23,7 @@ use super::{
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// Explains a packet at one of the tc hooks.
+    /// Explains a packet at tc ingress or tc egress.
     pub(super) fn tc(&mut self) -> WalkResult<Verdict> {
         let known = self.known_flow()?;
         if let Some(flow) = &known
@@ -39,8 +39,8 @@ impl<T: Tables> Walk<'_, T> {
         self.begin(&request, &backends, known.is_some())
     }
 
-    /// A packet that leaves the node and belongs to no flow, or begins a connection in place of an `earlier` one; like
-    /// `slow_path::create_of_node`.
+    /// Explains a packet that leaves the node and belongs to no flow, or that begins a connection in place of the
+    /// `earlier` flow; like `slow_path::create_of_node`.
     fn of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
         if !earlier && !self.begins_at_egress()? {
             return Ok(untouched(Outcome::NoService));
@@ -60,7 +60,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(self.tables.flow(&tuple.reversed())?.is_some_and(|flow| rules::flow::takes_answers_of_node(&flow)))
     }
 
-    /// A frame at the XDP hook. Frames that the program neither drops nor forwards go on to tc, uncounted.
+    /// Explains a frame at the XDP hook. Frames that the program neither drops nor forwards go on to tc, uncounted.
     pub(super) fn xdp(&mut self) -> WalkResult<Verdict> {
         let verdict = match self.try_xdp() {
             Ok(verdict) => verdict,
@@ -79,7 +79,7 @@ impl<T: Tables> Walk<'_, T> {
 
     /// The verdict of the XDP program; `None` if it passes the packet on to tc.
     fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
-        // The program treats frames on a device without an entry in DEVICES as not addressed to the node.
+        // Without an entry in `DEVICES` for the device, the program treats its frames as not addressed to the node.
         let is_for_node = self.tables.device(self.question.device)?.is_some();
         if self.question.tuple.protocol == protocol::SCTP || !is_for_node {
             return Ok(None);
@@ -122,8 +122,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
     }
 
-    /// Whether frames with the tuple `to` may leave from XDP: their next hop is known, and its device transmits frames
-    /// that are redirected to it, or sent back.
+    /// Whether XDP can send frames with the tuple `to`: their next hop is known, and its device transmits redirected
+    /// frames, or the frames go back through the device of arrival.
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
@@ -132,7 +132,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(route.neighbour && info.is_some_and(|info| info.flags & needed != 0))
     }
 
-    /// The flow table's entry for the packet's tuple; adds it as a step.
+    /// The flow table's entry for the packet's tuple; adds the lookup as a step.
     fn known_flow(&mut self) -> WalkResult<Option<Flow>> {
         if !self.question.knows_port {
             self.steps.push(TraceStep::NoPort);
@@ -157,7 +157,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(flow))
     }
 
-    /// The entry of the opposite direction.
+    /// The flow's entry for the opposite direction.
     fn reverse_entry(&self, flow: &Flow) -> WalkResult<Option<Flow>> {
         Ok(self.tables.flow(&flow.to.reversed())?)
     }
@@ -227,7 +227,7 @@ impl<T: Tables> Walk<'_, T> {
         self.steps.push(step);
     }
 
-    /// Whether the entry is stale for the packet; `None` if the packet is no SYN of the client.
+    /// Why the entry does not apply to the packet; `None` if the packet is no SYN of the client.
     fn staleness(&self, flow: &Flow) -> WalkResult<Option<Staleness>> {
         if !rules::flow::is_syn_of_client(&self.segment, flow) {
             return Ok(None);

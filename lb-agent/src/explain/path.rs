@@ -73,7 +73,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Verdict::Begins { backends: vec![candidate] })
     }
 
-    /// How packets get to the backend, and the source address that it sees.
+    /// How packets get to the backend, and which source address the backend sees.
     pub(super) fn way(
         &self,
         request: &AdmittedFlow,
@@ -102,7 +102,7 @@ impl<T: Tables> Walk<'_, T> {
         })
     }
 
-    /// How packets of a masqueraded client get to the backend, and the source address that it sees.
+    /// How packets of a masqueraded client get to the backend, and which source address the backend sees.
     fn masqueraded(&self, service: &Service, backend: &Backend) -> WalkResult<(ForwardingPath, Source)> {
         if self.settings()?.is_none() {
             return Ok((ForwardingPath::Masqueraded, Source::Unset));
@@ -124,7 +124,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(source.map_or(Source::Unset, Source::Node))
     }
 
-    /// The path of a flow without masquerading, hairpin or tunnel.
+    /// The path of a flow that is neither masqueraded, nor a hairpin, nor tunnelled.
     fn through_node(&self, service: &Service, backend: &Backend) -> WalkResult<ForwardingPath> {
         if service.flags & service_flags::PROXY_PROTOCOL != 0 {
             return Ok(ForwardingPath::Stack);
@@ -133,7 +133,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
     }
 
-    /// The source address that the agent has set for the family of `like`, as `masquerade::fallback` reads it.
+    /// The source address for masqueraded packets in the settings, for the family of `like`; as `masquerade::fallback`
+    /// reads it.
     fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
         let source = *settings.source(like.is_v4());
@@ -154,7 +155,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// The outcome of a packet that begins a flow.
+    /// The outcome that a packet counts as which begins a flow on the path `way`.
     fn outcome(
         &mut self,
         request: &AdmittedFlow,
@@ -223,7 +224,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(full)
     }
 
-    /// Adds a step if another flow to the backend uses the client's port.
+    /// Adds a step if another flow to the backend already uses the client's source port.
     fn look_at_port(&mut self, backend: &Backend, way: ForwardingPath) -> WalkResult<()> {
         if !matches!(way, ForwardingPath::Stack | ForwardingPath::Direct) || !self.question.knows_port {
             return Ok(());

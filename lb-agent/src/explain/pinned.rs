@@ -1,4 +1,4 @@
-//! The input of `lb-agent explain`: the pinned maps and the routes of this network namespace.
+//! Reads the input of `lb-agent explain` from the pinned maps and the routes of this network namespace.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use lb_common::{
 use super::tables::Tables;
 use lb_datapath::{DatapathError, Globals, Pinned, ProgramView, Route, Routes};
 
-/// The pinned maps, and the routes for packets of one device.
+/// The pinned maps, and the routes that packets from one device take.
 #[derive(Debug)]
 pub struct PinnedTables {
     maps: ProgramView,
@@ -27,7 +27,7 @@ impl PinnedTables {
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
         let maps = pinned.program_view()?;
         if let Some(error) = &maps.globals_error {
-            // The answer may be wrong if the agent uses other values, so the user must see a warning.
+            // The explanation may be wrong if the agent uses other values, so the user must see a warning.
             eprintln!(
                 "{error}: explain assumes the defaults of --maglev-seed, --syn-retries and --forwarding"
             );
@@ -42,7 +42,7 @@ impl Tables for PinnedTables {
     }
 
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
-        // Programs drop new flows only if the overflow is full.
+        // The programs drop new flows only if the overflow `CONNTRACK` is full.
         let flows = &self.maps.flows;
         Ok((flows.capacity() as usize).saturating_sub(flows.overflowed()))
     }

@@ -1,4 +1,4 @@
-//! The packet and hook that `explain` is called with.
+//! The packet that `explain` explains, and the hook.
 
 use lb_common::{
     conntrack::{Segment, Tick, Tuple, chunk, tcp_flags},
@@ -42,20 +42,20 @@ pub struct Question {
     /// Whether the source port is known. Without it the packet counts as the first one of a connection, without a
     /// lookup in the flow table.
     pub knows_port: bool,
-    /// The packet's role in its connection.
+    /// Whether the packet opens, continues or ends its connection.
     pub kind: PacketKind,
-    /// The hook that the packet passes.
+    /// The hook at which the packet is explained.
     pub hook: HookPoint,
     /// Whether the node itself sends the packet, rather than forwarding it. Matters only at [`HookPoint::Egress`].
     pub from_node: bool,
-    /// Interface index of the packet's device; 0 if unknown.
+    /// Index of the interface at which the packet passes the hook; 0 if unknown.
     pub device: u32,
     /// The time at which the packet passes the hook.
     pub now: Tick,
 }
 
 impl Question {
-    /// The header that follows the IP header.
+    /// The header after the IP header, as the programs' parser would return it.
     pub(super) const fn body(&self) -> Body {
         match self.tuple.protocol {
             protocol::TCP => Body::Tcp,

@@ -21,14 +21,15 @@ impl<T: Tables> Walk<'_, T> {
         let Some(service) = self.frontend()? else {
             return self.unlisted();
         };
-        // The flag `SOCKETS_ONLY` is not checked: such frontends serve exactly these system calls.
+        // The flag `SOCKETS_ONLY` needs no check: such frontends serve exactly these system calls.
         let service = service.for_client(true);
         let node = self.node_address()?;
         self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;
         if !self.conclude(admission::socket_of_node(&service))? {
             return Ok(untouched(Outcome::NoService));
         }
-        // The socket has no source port yet: the programs hash a number derived from the socket instead.
+        // The socket has no source port yet. The programs hash a number of the socket instead, which `explain` cannot
+        // know.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };
         let mut inner = Walk::new(self.tables, &question);
@@ -46,7 +47,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Verdict::Begins { backends })
     }
 
-    /// The node's own address of the family of the destination; unspecified until the agent has written one.
+    /// The node's own address in the destination's family; unspecified until the agent has written the settings.
     fn node_address(&self) -> WalkResult<Address> {
         let is_v4 = self.question.tuple.destination.is_v4();
         Ok(self.settings()?.map_or_else(Address::default, |settings| *settings.source(is_v4)))

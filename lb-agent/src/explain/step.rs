@@ -17,121 +17,122 @@ use serde::Serialize;
 pub enum TraceStep {
     /// `--from` names no source port, so the flow table is not looked up.
     NoPort,
-    /// The flow table has no entry.
+    /// The flow table has no entry for the packet's tuple.
     NoFlow,
-    /// The flow table has an entry.
+    /// The flow table has an entry for the packet's tuple.
     Flow {
         /// Whether this is the reverse entry, from the backend to the client.
         reply: bool,
-        /// The tuple of translated packets.
+        /// Source and destination that packets have after translation.
         to: Ends,
-        /// The state of the flow; unknown if the reverse entry is lost.
+        /// The phase of the flow, such as established; `None` if the reverse entry is lost.
         #[serde(serialize_with = "names::phase")]
         phase: Option<Phase>,
-        /// Seconds until the idle flow expires.
+        /// Seconds until the flow expires without another packet.
         seconds_left: u32,
-        /// The service port.
+        /// Name of the service port that the flow belongs to.
         service: String,
         /// How the flow's packets leave the node.
         way: ForwardingPath,
     },
-    /// The program at the other tc hook translates packets of the flow; the one at this hook passes them.
+    /// This hook passes packets of the flow; the program at the other tc hook translates them.
     OtherHook,
-    /// A SYN that begins a new connection, although the tuple has an entry.
+    /// A SYN that begins a new connection although the flow table has an entry for its tuple.
     #[serde(rename = "anew")]
     NewConnection {
-        /// Why the entry does not apply.
+        /// Why the existing entry does not apply.
         why: Stale,
     },
-    /// A retransmitted SYN.
+    /// A SYN that the client has retransmitted: the flow keeps its backend.
     Retransmission,
-    /// A SYN-ACK, after the end of the flow, of a connection that bypasses the virtual address.
+    /// A SYN-ACK after the end of the flow: it belongs to a connection that bypasses the virtual address.
     Foreign,
-    /// `SERVICES` has the destination.
+    /// `SERVICES` has a record of the packet's destination.
     Frontend {
-        /// The address and port.
+        /// The virtual address and port.
         frontend: SocketAddr,
-        /// The protocol.
+        /// The protocol: `TCP`, `UDP` or `SCTP`.
         protocol: &'static str,
-        /// The service port.
+        /// Name of the service port.
         service: String,
-        /// The kind of the address.
+        /// The kind of the frontend's address, such as cluster IP.
         #[serde(serialize_with = "names::kind")]
         kind: Option<FrontendKind>,
-        /// How backends are chosen.
+        /// How the frontend's backends are chosen.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
         /// Timeout of `ClientIP` affinity in seconds; 0 means none.
         affinity_seconds: u32,
-        /// Number of backends for external clients, and for all clients if `inside` is `None`.
+        /// Number of backends for external clients; for all clients if `inside` is `None`.
         backends: u32,
-        /// Number of backends for internal clients under `externalTrafficPolicy: Local`.
+        /// Number of backends for internal clients, if `externalTrafficPolicy: Local` gives them others.
         inside: Option<u32>,
     },
-    /// `SERVICES` does not have the destination.
+    /// `SERVICES` has no record of the packet's destination.
     NoFrontend,
-    /// The record has a broken seal: the agent is replacing it.
+    /// The record of the destination has a broken seal: the agent is replacing it.
     Torn,
-    /// No frontend has the destination: the kind of its address decides what happens to the packet.
+    /// No frontend has the destination's address and port; the kind of the address decides what happens to the packet.
     Address {
-        /// The kind of the address.
+        /// The kind of the destination's address.
         is: Unlisted,
     },
     /// This packet is no SYN, and only a SYN begins a flow at this address and port: packets of the node's own
-    /// connections may also have them.
+    /// connections may have them too.
     #[serde(rename = "isNotOpened")]
     NotSyn,
-    /// A RST of no flow.
+    /// A RST that matches no flow.
     StrayReset,
-    /// TCP flags that no TCP sends together.
+    /// A combination of TCP flags that no TCP sends.
     InvalidFlags,
     /// Whether the client is internal to the cluster, if the service treats internal and external clients differently.
     Client {
-        /// Internal or external, and by which criterion.
+        /// Internal or external, and by which criterion the programs know.
         is: ClientSide,
-        /// Number of backends for such a client.
+        /// Number of the service's backends for such a client.
         backends: u32,
     },
-    /// The frontend serves only processes of the node.
+    /// The frontend serves only system calls of processes of the node, not packets.
     SocketsOnly,
-    /// The client is external, and in a network of `--deny-source` or behind an IPsec policy that replies would bypass.
+    /// The client is external, and its address is in `--deny-source` or behind an IPsec policy that replies would
+    /// bypass.
     DeniedSource,
-    /// The service has `loadBalancerSourceRanges`.
+    /// The service has `loadBalancerSourceRanges`, which restrict clients.
     SourceRanges {
         /// Whether one of the ranges contains the client.
         allowed: bool,
     },
-    /// There is no backend for this client.
+    /// The service has no backend for this client.
     NoBackends {
-        /// Whether there are backends on other nodes, which the traffic policy does not allow.
+        /// Whether it has backends on other nodes, which the traffic policy excludes.
         elsewhere: bool,
     },
-    /// A SYN-ACK of no flow: its connection bypassed the data plane.
+    /// A SYN-ACK that matches no flow: its connection bypassed the data plane.
     #[serde(rename = "acceptsWhatNobodyAsked")]
     StraySynAck,
-    /// A TCP segment of no flow, for a Service with a drain or idle timeout, or with the PROXY protocol.
+    /// A TCP segment that matches no flow, to a Service with a drain or idle timeout, or with the PROXY protocol.
     UnknownConnection,
-    /// The client's entry in `AFFINITY`.
+    /// The lookup of the client in `AFFINITY`.
     Affinity {
-        /// The state of the entry.
+        /// The result of the lookup.
         is: AffinityState,
     },
-    /// The scheduler's choice.
+    /// The scheduler chooses a backend.
     Scheduler {
-        /// The scheduler.
+        /// The name of the scheduler.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
-        /// How the scheduler picks a backend.
+        /// By what the scheduler picks a backend.
         how: Method,
-        /// Number of backends to pick from.
+        /// Number of backends that the scheduler picks from.
         of: u32,
-        /// Entries of the scheduler's table; 0 means no table.
+        /// Number of entries in the scheduler's table; 0 if it has none.
         table: u32,
     },
-    /// The client's previous backend did not answer, so the next one is used.
+    /// The backend that the client's earlier SYN went to did not answer, so the next backend is used.
     #[serde(rename = "anotherBackend")]
     NextBackend,
-    /// The record points outside `BACKENDS`.
+    /// The record in `SERVICES` points outside of `BACKENDS`.
     NoSuchBackend,
     /// Whether the new flow is masqueraded.
     Masquerade {
@@ -148,45 +149,45 @@ pub enum TraceStep {
     },
     /// Another flow to the backend uses the client's source port.
     PortTaken {
-        /// The client's port.
+        /// The client's source port.
         port: u16,
     },
     /// This connection of the node needs another source port: a flow to the same endpoint already uses the node's
     /// address with the same port.
     NodePortTaken {
-        /// The port of the node's socket.
+        /// The source port of the node's socket.
         port: u16,
     },
-    /// The flow table is full.
+    /// The flow table has no room for the new flow.
     Full,
-    /// A packet of a routed or tunnelled flow has no route.
+    /// A routed or tunnelled flow needs a route, and the kernel has none.
     NoRoute,
-    /// The packet leaves at once, bypassing the stack.
+    /// The packet leaves at once through a device, bypassing the stack.
     #[serde(rename = "pastStack")]
     BypassesStack {
-        /// The device that the packet leaves through.
+        /// Name of the device that the packet leaves through.
         device: String,
     },
     /// The XDP program passes the packet on to tc, which decides.
     LeftToTc,
     /// Whether a program is attached to the device at this hook; read from the kernel, not from the maps.
     Attached {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// The hook.
+        /// Name of the hook, such as `tc-ingress`.
         at: &'static str,
         /// Whether a program of lb-agent is attached at the hook.
         program: bool,
     },
     /// Which node announces the packet's destination at layer 2, as the agent reports it.
     Announced {
-        /// The destination.
+        /// The packet's destination address.
         address: IpAddr,
-        /// The node that announces it, if the agent of this node has its name.
+        /// Name of the node that announces the address; `None` if the agent of this node does not know it.
         node: Option<String>,
-        /// Whether that is this node.
+        /// Whether the announcing node is this node.
         here: bool,
-        /// Since when this node announces it.
+        /// Since when this node announces the address; `None` if it does not.
         since: Option<Timestamp>,
     },
 }
@@ -194,9 +195,9 @@ pub enum TraceStep {
 /// Source and destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Ends {
-    /// Source.
+    /// Source address and port.
     pub from: SocketAddr,
-    /// Destination.
+    /// Destination address and port.
     pub to: SocketAddr,
 }
 
@@ -213,9 +214,9 @@ impl From<&Tuple> for Ends {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ForwardingPath {
-    /// Through the stack.
+    /// Through the network stack.
     Stack,
-    /// Through the stack, masqueraded when leaving the node.
+    /// Through the network stack; masqueraded when leaving the node.
     Masqueraded,
     /// The second flow of a masqueraded connection: the program replaces the source when packets leave the node.
     Masquerade,
@@ -229,15 +230,15 @@ pub enum ForwardingPath {
     Routed,
     /// In a tunnel to the backend's node.
     Tunnel,
-    /// Directly to the device of the next hop instead of through the stack, as soon as the next hop is known.
+    /// Directly to the device of the next hop, bypassing the stack, as soon as the next hop is known.
     Direct,
 }
 
-/// Why an entry does not apply to a SYN.
+/// Why an entry of the flow table does not apply to a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stale {
-    /// The reverse entry is lost.
+    /// The entry of the reverse direction is lost.
     HalfLost,
     /// The connection has ended.
     Over,
@@ -247,7 +248,7 @@ pub enum Stale {
     BackendGone,
 }
 
-/// The kind of an address that is no frontend.
+/// The kind of a destination address that, with this port, is no frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Unlisted {
@@ -257,7 +258,7 @@ pub enum Unlisted {
     UnknownVip,
     /// An unassigned address in a range of cluster IPs, which the settings pass.
     Unknown,
-    /// An address of the node or of a load balancer, or an external IP.
+    /// A VIP that is no cluster IP: an address of the node or of a load balancer, or an external IP.
     NoClusterIp,
     /// A cluster IP, at a port that no Service has.
     ClusterIp,
@@ -269,38 +270,38 @@ pub enum Unlisted {
 pub enum ClientSide {
     /// Internal, by its address.
     InsideByAddress,
-    /// Internal, by the device that its packets enter through.
+    /// Internal, by the device through which its packets enter.
     InsideByDevice,
-    /// External.
+    /// External: by no criterion internal.
     Outside,
 }
 
-/// The affinity of a client.
+/// Result of the lookup of a client in `AFFINITY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "state")]
 pub enum AffinityState {
-    /// No entry.
+    /// `AFFINITY` has no entry for the client.
     Nothing,
-    /// The entry has expired.
+    /// The client's entry has expired.
     Expired {
-        /// The backend of the entry.
+        /// The backend that the entry names.
         backend: SocketAddr,
     },
-    /// The service no longer has the backend.
+    /// The service no longer has the backend that the client is pinned to.
     Gone {
-        /// The backend of the entry.
+        /// The backend that the entry names.
         backend: SocketAddr,
     },
     /// The client is pinned to a backend.
     Backend {
-        /// The backend of the entry.
+        /// The backend that the client is pinned to.
         backend: SocketAddr,
         /// Seconds until the entry expires.
         seconds_left: u32,
     },
 }
 
-/// How a scheduler picks a backend.
+/// By what a scheduler picks a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Method {
@@ -308,11 +309,11 @@ pub enum Method {
     Chance,
     /// In turn, by the sequence of the CPU that receives the packet.
     Turn,
-    /// By hash: the same backend for the same packet, while the backends stay.
+    /// By hash: the same packet gets the same backend as long as the backends stay the same.
     Hash,
     /// By a hash that includes the source port, which `--from` does not contain.
     HashOfPort,
-    /// By the number of active flows.
+    /// By the number of active flows of each backend.
     Load,
 }
 
@@ -324,7 +325,7 @@ pub enum Source {
     Client,
     /// The client's own address: the backend has an address of the node itself, so the programs do not masquerade.
     ClientOnNode,
-    /// The node's address.
+    /// This address of the node, which masquerades the client.
     Node(IpAddr),
     /// The virtual address, as of every flow that takes [`ForwardingPath::Caught`].
     Vip(IpAddr),
@@ -333,63 +334,63 @@ pub enum Source {
     Unset,
 }
 
-/// The verdict on the packet.
+/// What finally happens to the packet or system call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Verdict {
     /// The packet passes unchanged.
     Untouched {
-        /// The outcome that the packet counts as.
+        /// The outcome as which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
-    /// The packet's flow translates it.
+    /// The packet belongs to a flow, which translates it.
     Translated {
-        /// The outcome that the packet counts as.
+        /// The outcome as which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
-        /// The packet's new tuple.
+        /// Source and destination after translation.
         to: Ends,
     },
-    /// The packet begins a flow to one of these backends.
+    /// The packet begins a flow to one of several backends.
     Begins {
         /// The possible backends: one if the choice is certain.
         backends: Vec<Candidate>,
     },
     /// The packet is rejected: the sender gets a TCP RST or an ICMP error, or a system call fails with `ECONNREFUSED`.
     Rejected {
-        /// The outcome that the packet counts as.
+        /// The outcome as which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
     /// The packet is dropped, or a system call fails with `EHOSTUNREACH`.
     Dropped {
-        /// The outcome that the packet counts as.
+        /// The outcome as which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
 }
 
-/// A backend that a packet may get.
+/// A backend that the new flow may get.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Candidate {
-    /// The endpoint.
+    /// The backend's address and port.
     pub backend: SocketAddr,
-    /// The endpoint's pod.
+    /// Name of the backend's pod; `None` if unknown.
     pub pod: Option<String>,
-    /// The outcome that the packet counts as.
+    /// The outcome as which the programs count the packet, if the flow gets this backend.
     #[serde(serialize_with = "names::outcome")]
     pub outcome: Outcome,
-    /// How packets reach the backend.
+    /// How packets get to the backend.
     pub way: ForwardingPath,
 }
 
 impl Verdict {
-    /// The verdict of a packet that gets no flow.
+    /// The verdict on a packet that gets no flow, from its outcome.
     pub(super) const fn of(outcome: Outcome) -> Self {
         match outcome.verdict() {
-            // `Hold` is the verdict on fragments, which no question contains.
+            // `Hold` is for fragments, which a question cannot describe.
             lb_common::Verdict::Pass | lb_common::Verdict::Hold => Self::Untouched { outcome },
             lb_common::Verdict::Bounce | lb_common::Verdict::Route => Self::Rejected { outcome },
             lb_common::Verdict::Drop => Self::Dropped { outcome },
@@ -422,7 +423,7 @@ impl From<rules::unlisted::Unlisted> for Unlisted {
 }
 
 impl Stale {
-    /// Why an entry is stale; `None` if it is not stale.
+    /// Why an entry of the flow table is stale; `None` if it is not.
     pub(super) const fn of(staleness: rules::flow::Staleness) -> Option<Self> {
         use rules::flow::Staleness::{BackendGone, Fresh, HalfLost, Over, Unanswered};
         Some(match staleness {
@@ -443,7 +444,7 @@ pub(super) fn endpoint(backend: &Backend) -> SocketAddr {
     socket(backend.address, backend.port)
 }
 
-/// Serialises values of other crates by their names.
+/// Serialises enums of other crates by the names that metrics and commands use.
 mod names {
     use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
     use serde::{Serialize as _, Serializer};

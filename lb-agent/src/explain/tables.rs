@@ -1,4 +1,4 @@
-//! The input of an explanation.
+//! What an explanation reads: maps and routes, as a trait, so that tests can replace them.
 
 use lb_common::{
     Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, Vip,
@@ -10,39 +10,39 @@ use lb_datapath::{DatapathError, Globals, Route};
 /// The maps of the data plane and the routes of the node. Each call reads the kernel's current state; none changes it.
 #[expect(clippy::missing_errors_doc, reason = "all fail only where the kernel does not answer")]
 pub trait Tables {
-    /// An entry of the flow table: of `FLOWS` or `CONNTRACK`.
+    /// The entry of the flow table (`FLOWS` or its overflow `CONNTRACK`) for a tuple.
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError>;
     /// How many more entries `CONNTRACK`, the overflow of `FLOWS`, can hold. The programs drop a new flow only if
     /// `CONNTRACK` is full.
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError>;
-    /// An entry of `SERVICES`.
+    /// The record of a frontend in `SERVICES`.
     fn service(&self, key: &ServiceKey) -> Result<Option<Service>, DatapathError>;
-    /// A slice of `BACKENDS`; shorter if the map ends before.
+    /// `count` backends from slot `base` of `BACKENDS` on; fewer if the map ends before.
     fn backends(&self, base: u32, count: u32) -> Result<Vec<Backend>, DatapathError>;
-    /// A slice of `TABLES`; shorter if the map ends before.
+    /// `count` entries from slot `base` of `TABLES` on; fewer if the map ends before.
     fn table_entries(&self, base: u32, count: u32) -> Result<Vec<u32>, DatapathError>;
     /// The number of active flows in a slot of `ACTIVE`.
     fn active_flows(&self, slot: u32) -> i64;
-    /// An entry of `AFFINITY`.
+    /// The entry of `AFFINITY` for a client of a service.
     fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError>;
-    /// An entry of `VIPS`.
+    /// The entry of `VIPS` for an address.
     fn vip(&self, address: &Address) -> Result<Option<Vip>, DatapathError>;
-    /// Whether `SOURCE_RANGES` lets the client use the service.
+    /// Whether a source range of the service (`SOURCE_RANGES`) contains the client.
     fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError>;
-    /// Whether the device is in `INSIDE_DEVICES`.
+    /// Whether `INSIDE_DEVICES` contains the device: its packets are those of internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;
-    /// An entry of `DEVICES`.
+    /// The entry of `DEVICES` for an interface index.
     fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError>;
-    /// The settings of the node.
+    /// The settings of the node, from the map `SETTINGS`.
     fn settings(&self) -> Result<Settings, DatapathError>;
-    /// The constants of the loaded programs.
+    /// The constants that were set when the programs were loaded.
     fn globals(&self) -> Globals;
-    /// The route to this address.
+    /// The kernel's route to this address; `None` if there is none.
     fn route(&self, to: &Address) -> Result<Option<Route>, DatapathError>;
-    /// The name of a device; `None` if no device has this interface index.
+    /// The name of the interface with this index; `None` if there is none.
     fn device_name(&self, device: u32) -> Option<String>;
-    /// The name of a service port; `None` for an unknown id.
+    /// The name of the service port with this id; `None` if the id is unknown.
     fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError>;
-    /// The name of an endpoint's pod; `None` if it is unknown.
+    /// The name of the pod with this address; `None` if unknown.
     fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError>;
 }

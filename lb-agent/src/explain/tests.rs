@@ -1,4 +1,4 @@
-//! Tests of the parts that the packet tests do not cover, such as system calls and the texts.
+//! Tests of what the packet tests do not cover: system calls, and the texts of steps.
 
 use std::collections::BTreeMap;
 

@@ -13,11 +13,11 @@ use super::{
     tables::Tables,
 };
 
-/// Why the walk ends early.
+/// Why an explanation ends before the function that found the reason returns a result.
 pub(super) enum Stop {
-    /// The verdict is known.
+    /// The verdict on the packet is known.
     With(Verdict),
-    /// A table cannot be read.
+    /// A map or a route cannot be read.
     Failed(DatapathError),
 }
 
@@ -27,10 +27,10 @@ impl From<DatapathError> for Stop {
     }
 }
 
-/// A result of one part of the walk, or the end of the walk.
+/// The result of one part of the explanation, or [`Stop`], which ends it.
 pub(super) type WalkResult<T> = Result<T, Stop>;
 
-/// The explanation of one packet.
+/// An explanation in the making: the question, what it reads, and the steps found so far.
 pub(super) struct Walk<'a, T> {
     pub(super) tables: &'a T,
     pub(super) question: &'a Question,

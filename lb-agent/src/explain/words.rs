@@ -1,4 +1,4 @@
-//! The text of every step and verdict. Each line names its subject.
+//! The text of every step and verdict. Each line names what it is about.
 
 use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
 use lb_ebpf::rules::socket::{self, SocketVerdict};
@@ -297,7 +297,7 @@ fn scheduled(scheduler: Scheduler, how: Method, of: u32, table: u32) -> String {
     format!("scheduler: {scheduler} picks one of {}: {how}{table}", counted(of))
 }
 
-/// The lines of the verdict; the first line is the result for the packet.
+/// The lines of the verdict; the first line tells what happens to the packet.
 pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     match verdict {
         Verdict::Untouched { outcome } | Verdict::Rejected { outcome } | Verdict::Dropped { outcome } => {
@@ -318,7 +318,7 @@ pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
     }
 }
 
-/// The result of a system call that gets no backend.
+/// What a system call that gets no backend does or returns.
 const fn call(outcome: Outcome) -> &'static str {
     match socket::verdict(outcome) {
         SocketVerdict::Continue => "the call goes on unchanged",
@@ -327,7 +327,7 @@ const fn call(outcome: Outcome) -> &'static str {
     }
 }
 
-/// The result for a packet that is not translated.
+/// What happens to a packet that is not translated.
 fn packet(outcome: Outcome) -> &'static str {
     match outcome.verdict() {
         lb_common::Verdict::Pass => "left untouched",

@@ -45,31 +45,31 @@ pub use self::{
     sink::{FlowLogTarget, Rotation},
 };
 
-/// How often the collector reads events.
+/// Interval at which the collector reads events from the ring buffer.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Flows of a GC pass after which the collector reads events.
+/// Number of flows that a GC pass finds between two readings of events.
 const ROOM_EACH: u32 = 4096;
-/// Events that may be read during a pass: 64 MiB.
+/// Maximum number of events that the collector keeps unprocessed during a GC pass: 64 MiB.
 const MAX_UNREAD: usize = 1 << 19;
-/// How long the last lines may take when the agent stops.
+/// How long a stopping agent waits for the last lines to be written.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
-/// The settings of the flow log.
+/// Settings of the flow log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowLogConfig {
-    /// Where the lines go.
+    /// Where the agent writes the lines: file, standard output or socket.
     pub target: FlowLogTarget,
-    /// Time between two lines of a long connection.
+    /// Time between two lines of one long connection.
     pub interval: Duration,
-    /// How many of a million connections are logged.
+    /// How many of a million connections are logged, chosen by a hash.
     pub sample: u32,
-    /// Whether only Services are logged whose annotation says so.
+    /// Whether only Services are logged whose annotation enables it.
     pub only_annotated: bool,
-    /// When the agent rotates a file.
+    /// When the agent rotates the file, and how many rotated files stay.
     pub rotation: Rotation,
 }
 
-/// A running flow log. Clones share it.
+/// Handle of a running flow log. Clones share it.
 #[derive(Clone)]
 pub(crate) struct FlowLog {
     collector: Arc<Mutex<Collector>>,
@@ -82,7 +82,7 @@ impl std::fmt::Debug for FlowLog {
     }
 }
 
-/// Stops the flow log and waits for its last lines when it is dropped.
+/// Handle of the flow log's threads. When dropped, it stops the log and waits until the last lines are written.
 pub(crate) struct FlowLogThreads {
     stop: Arc<AtomicBool>,
     log: FlowLog,
@@ -127,18 +127,18 @@ impl FlowLog {
         Ok((log.clone(), FlowLogThreads { stop, log, written }))
     }
 
-    /// The policies that annotations of Services set.
+    /// What annotations of Services say about the flow log, shared with the writer of Services.
     pub(crate) fn policies(&self) -> Policies {
         self.policies.clone()
     }
 
-    /// The receiver of the flows that a GC pass finds.
+    /// An observer for a GC pass, which reports each flow to the flow log.
     pub(crate) const fn pass(&self) -> Pass<'_> {
         Pass { log: self, collector: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, Collector> {
-        // A panic while the lock is held leaves every connection valid.
+        // A panic while the lock is held leaves every connection valid, so poisoning is ignored.
         self.collector.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -161,24 +161,24 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// Everything that makes lines, behind one lock.
+/// All state that makes lines out of events and flows, behind one lock.
 struct Collector {
     tracker: Tracker,
     events: FlowEvents,
-    /// Events that were read during a GC pass, which must not see their effect.
+    /// Events that were read during a GC pass but are processed after it: the pass has seen older counters.
     unread: VecDeque<FlowEvent>,
-    /// Flows that the pass has found.
+    /// Number of flows that GC passes have found; wraps around.
     found: u32,
     names: MapNames,
-    /// `None` once the log is stopped.
+    /// Queue of the writing thread; `None` once the log is stopped.
     queue: Option<Queue>,
     counters: FlowLogCounters,
-    /// The time of the GC pass: as the programs count it, and in nanoseconds.
+    /// The time of the GC pass: as a tick of the programs, and in nanoseconds of the monotonic clock.
     now: (Tick, u64),
 }
 
 impl Collector {
-    /// Reads the events that wait, and passes on the lines that are complete.
+    /// Processes the events that wait, and queues the complete lines for the writer.
     fn collect(&mut self) {
         while let Some(event) = self.unread.pop_front().or_else(|| self.events.next_event()) {
             self.tracker.event(&event, &mut self.names);
@@ -192,7 +192,8 @@ impl Collector {
         }
     }
 
-    /// Notes a flow that a GC pass has found. Makes room in the ring buffer from time to time: a pass may take seconds.
+    /// Processes a flow that a GC pass has found. Now and then empties the ring buffer, because a pass may take
+    /// seconds.
     fn found(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>) {
         self.tracker.found(key, (forward, reply), self.now, &mut self.names);
         self.found = self.found.wrapping_add(1);
@@ -215,7 +216,7 @@ impl Collector {
     }
 }
 
-/// The receiver of the flows of one GC pass. It holds the lock from the beginning of the pass to its end.
+/// Receives the flows of one GC pass. Holds the collector's lock from the beginning of the pass to its end.
 pub(crate) struct Pass<'a> {
     log: &'a FlowLog,
     collector: Option<MutexGuard<'a, Collector>>,

@@ -1,4 +1,4 @@
-//! The names in the flow log, from the maps; and which Services the log has.
+//! Looks up the names in the flow log in the maps, and decides which Services are logged.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,12 +13,12 @@ use tracing::warn;
 
 use super::tracker::{Names, Who};
 
-/// What the annotations of Services say about the flow log. Clones share it.
+/// What annotations of Services say about the flow log. Clones share the same map.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policies(Arc<RwLock<BTreeMap<ObjectName, FlowLogPolicy>>>);
 
 impl Policies {
-    /// Notes changes of Services.
+    /// Updates the policies after changes of Services.
     pub(crate) fn note(&self, changes: &[Change]) {
         let mut policies = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for change in changes {
@@ -40,11 +40,11 @@ impl Policies {
     }
 }
 
-/// Names from the maps, with those that were looked up since the last [`Self::refresh`].
+/// Looks names up in the maps; caches them until the next [`Self::refresh`].
 pub(super) struct MapNames {
     maps: ServiceMaps,
     policies: Policies,
-    /// Whether the log has only Services whose annotation says so.
+    /// Whether only Services are logged whose annotation enables it.
     only_annotated: bool,
     interval: Duration,
     known: HashMap<(u32, Address), Arc<Who>>,
@@ -59,7 +59,7 @@ impl MapNames {
         self.policies.clone()
     }
 
-    /// Forgets the names, as they may have changed. Connections keep those that they began with.
+    /// Empties the cache, as names may have changed. Known connections keep the names that they began with.
     pub(super) fn refresh(&mut self) {
         self.known.clear();
     }

@@ -8,35 +8,35 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The version of the schema. A new field keeps it; a field that changes its meaning or goes increases it.
+/// Version of the schema. A new field keeps the version; a field that changes its meaning or disappears increases it.
 pub const VERSION: u32 = 1;
 
 /// One line of the flow log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum LogLine<'a> {
-    /// A connection that goes on: what it has sent so far.
+    /// An intermediate line for a connection that has not ended, with its traffic so far.
     #[serde(borrow)]
     Open(Box<Record<'a>>),
-    /// A connection that has ended.
+    /// The last line of a connection.
     #[serde(borrow)]
     End(Box<Record<'a>>),
-    /// How complete the log is.
+    /// Statistics about the log itself: how complete it is.
     #[serde(borrow)]
     Stats(StatsRecord<'a>),
 }
 
-/// A connection, or a UDP flow.
+/// A line about one connection or UDP flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record<'a> {
-    /// [`VERSION`]
+    /// The schema's [`VERSION`].
     pub version: u32,
     /// When the agent made the line.
     pub time: Timestamp,
-    /// The node whose agent made the line.
+    /// Name of the node whose agent made the line.
     #[serde(borrow)]
     pub node: Cow<'a, str>,
-    /// The same in all lines of one connection: 16 hexadecimal digits.
+    /// Id of the connection, the same in all its lines: 16 hexadecimal digits.
     #[serde(borrow)]
     pub flow: Cow<'a, str>,
     /// `TCP`, `UDP` or `SCTP`
@@ -50,61 +50,62 @@ pub struct Record<'a> {
     pub vip: IpAddr,
     /// The port at the virtual address.
     pub vip_port: u16,
-    /// Namespace of the Service; none if the Service was deleted before the agent saw the connection.
+    /// Namespace of the Service; `None` if the Service was deleted before the agent saw the connection.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub namespace: Option<Cow<'a, str>>,
-    /// Name of the Service.
+    /// Name of the Service; `None` as for `namespace`.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub service: Option<Cow<'a, str>>,
-    /// Name of the Service port; empty for an unnamed one.
+    /// Name of the Service port, empty for an unnamed port; `None` as for `namespace`.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub port: Option<Cow<'a, str>>,
     /// The backend's address.
     pub backend: IpAddr,
     /// The backend's port.
     pub backend_port: u16,
-    /// The pod, as far as known.
+    /// Name of the backend's pod; `None` if unknown.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Cow<'a, str>>,
-    /// The node of the backend, as far as known.
+    /// Name of the backend's node; `None` if unknown.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub backend_node: Option<Cow<'a, str>>,
-    /// The source that the backend sees in place of the client.
+    /// Source address and port that the backend sees, if the client is masqueraded.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub masqueraded_as: Option<SocketAddr>,
-    /// Whether the packets go to the backend in a tunnel, and the answers bypass this node.
+    /// Whether packets reach the backend through a tunnel, so that replies bypass this node and are not counted.
     #[serde(skip_serializing_if = "is_false", default)]
     pub tunnel: bool,
-    /// Why this backend: a scheduler, `affinity`, `retry` or `peer`; none if the connection is older than the log.
+    /// Why the backend was chosen: a scheduler, `affinity`, `retry` or `peer`; `None` if the connection is older than
+    /// the log.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<Cow<'a, str>>,
-    /// When the connection began; none if it is older than the log.
+    /// When the connection began; `None` if it is older than the log.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub start: Option<Timestamp>,
-    /// Seconds from the start to the end, or to now.
+    /// Seconds from the start to the last packet, or in an intermediate line to `time`; `None` without a start.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub duration: Option<f64>,
-    /// Why the connection has ended.
+    /// Why the connection has ended; `None` in an intermediate line.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub end: Option<EndReason>,
-    /// Traffic since the start.
+    /// Traffic since the connection's start.
     #[serde(flatten)]
     pub total: Volume,
-    /// Traffic since the last line of this connection, if there was one.
+    /// Traffic since the previous line of this connection; `None` in its first line.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub since_last: Option<Volume>,
 }
 
-/// Packets, and their bytes with network headers.
+/// Packets in both directions, and their bytes including IP headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
-    /// Packets of the client.
+    /// Number of packets that the client has sent.
     pub packets_sent: u64,
-    /// Bytes of the client.
+    /// Bytes that the client has sent.
     pub bytes_sent: u64,
-    /// Packets of the backend.
+    /// Number of packets that the backend has sent.
     pub packets_answered: u64,
-    /// Bytes of the backend.
+    /// Bytes that the backend has sent.
     pub bytes_answered: u64,
 }
 
@@ -114,20 +115,21 @@ pub struct Volume {
 pub enum EndReason {
     /// Both ends have sent FIN.
     Closed,
-    /// A RST or ABORT.
+    /// An end has sent a RST, or an SCTP ABORT.
     Reset,
-    /// No packet for the time of its phase.
+    /// The flow expired: no packet was seen for the timeout of its phase.
     Expired,
-    /// It gave way to another connection, because the flow table was full.
+    /// Evicted in favour of another flow, because the flow table was full.
     Evicted,
-    /// A new connection of the same client port, or one that needed the same source port, took its place.
+    /// A new connection from the same client port, or one that needed the same source port towards the backend,
+    /// replaced it.
     Replaced,
-    /// Deleted by request: `conntrack flush`, a UDP flow to a removed endpoint.
+    /// Deleted by request: by `conntrack flush`, or as a UDP flow to a removed endpoint.
     Deleted,
 }
 
 impl EndReason {
-    /// The name in the log.
+    /// The reason's name in the flow log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -140,22 +142,22 @@ impl EndReason {
     }
 }
 
-/// How complete the log is; the counts are those since the start of the agent.
+/// A line about how complete the log is. All counts are since the start of the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatsRecord<'a> {
-    /// [`VERSION`]
+    /// The schema's [`VERSION`].
     pub version: u32,
     /// When the agent made the line.
     pub time: Timestamp,
-    /// The node whose agent made the line.
+    /// Name of the node whose agent made the line.
     #[serde(borrow)]
     pub node: Cow<'a, str>,
-    /// Lines that were written, those of this kind left out.
+    /// Number of lines written, without lines of statistics.
     pub lines: u64,
-    /// Lines that were dropped, because the file, pipe or socket took them too slowly or not at all.
+    /// Number of lines dropped because the file, pipe or socket was too slow or failed.
     pub dropped_lines: u64,
-    /// Events of the BPF programs that were lost, because the agent read them too slowly. Connections may lack their
-    /// start, and evicted ones their line.
+    /// Number of events of the BPF programs that were lost, because the agent read them too slowly. Connections may
+    /// then lack their start, and evicted ones their last line.
     pub lost_events: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Where the lines go: a file that the agent or `logrotate` rotates, standard output, or a Unix socket.
+//! Writes lines to their target: a file that the agent or `logrotate` rotates, standard output, or a Unix socket.
 
 use std::{
     fmt,
@@ -12,15 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pause between two attempts to open the file or the socket.
+/// Pause between two attempts to open the file or connect to the socket.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The value of `--flow-log`.
+/// The target that `--flow-log` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FlowLogTarget {
-    /// `-`
+    /// `-`: standard output.
     Stdout,
-    /// A file, or a named pipe.
+    /// A path: a regular file, or a named pipe.
     File(PathBuf),
     /// `unix:PATH`: a listening stream socket.
     Unix(PathBuf),
@@ -46,21 +46,21 @@ impl fmt::Display for FlowLogTarget {
     }
 }
 
-/// When a file is rotated, and how many rotated ones stay.
+/// When the agent rotates the file, and how many rotated files stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Bytes from which on a file is rotated; 0 means never.
+    /// Size in bytes from which on the file is rotated; 0 means never.
     pub max_size: u64,
-    /// Rotated files that stay: `FILE.1`, the latest one, to `FILE.N`.
+    /// Number of rotated files that stay: `FILE.1` (the latest one) to `FILE.N`.
     pub keep: u32,
 }
 
-/// A file that is open.
+/// The opened file of the flow log.
 struct OpenFile {
     file: File,
-    /// Device and inode.
+    /// Device and inode number, to notice that another program has renamed the file.
     id: (u64, u64),
-    /// Bytes; `None` if it is no regular file, which is never rotated.
+    /// Size in bytes; `None` for a named pipe, which is never rotated.
     size: Option<u64>,
 }
 
@@ -70,12 +70,12 @@ enum Opened {
     Unix(UnixStream),
 }
 
-/// Writes whole lines. A line of which a part was written before an error is ended when the next one begins.
+/// Writes whole lines. If an error cut a line off, a line break precedes the next one.
 pub(super) struct Sink {
     target: FlowLogTarget,
     rotation: Rotation,
     opened: Option<Opened>,
-    /// When to try again to open it.
+    /// When to try to open the target again; `None` if it has not failed.
     retry_at: Option<Instant>,
     is_torn: bool,
 }
@@ -85,7 +85,7 @@ impl Sink {
         Self { target, rotation, opened: None, retry_at: None, is_torn: false }
     }
 
-    /// Opens a regular file, so that the agent does not start with a path that it cannot write.
+    /// Opens the target if it is a regular file, so that an agent with an unwritable path fails at the start.
     pub(super) fn check(&mut self) -> io::Result<()> {
         match &self.target {
             FlowLogTarget::File(path) if fs::metadata(path).map_or(true, |found| found.is_file()) => {
@@ -96,7 +96,7 @@ impl Sink {
         }
     }
 
-    /// Writes lines; rotates the file first if they would make it too large. After an error some of them may be written.
+    /// Writes lines; first rotates the file if they would make it too large. After an error, some lines may be written.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         self.rotate_before(lines.len() as u64)?;
         let is_torn = std::mem::take(&mut self.is_torn);
@@ -114,12 +114,12 @@ impl Sink {
         Ok(())
     }
 
-    /// Closes the file, so that the next lines go to a new one.
+    /// Closes the target, so that the next write opens it again: after a rotation, a new file.
     pub(super) fn reopen(&mut self) {
         (self.opened, self.retry_at) = (None, None);
     }
 
-    /// Reopens the file if another program has renamed or removed it.
+    /// Reopens the path if another program has renamed or removed the file.
     pub(super) fn follow(&mut self) {
         if let (FlowLogTarget::File(path), Some(Opened::File(open))) = (&self.target, &self.opened)
             && fs::metadata(path).map(|found| (found.dev(), found.ino())).ok() != Some(open.id)
@@ -182,7 +182,7 @@ fn open_file(path: &Path) -> io::Result<OpenFile> {
     Ok(OpenFile { file, id: (found.dev(), found.ino()), size })
 }
 
-/// The `number`th rotated file.
+/// Path of the rotated file with this number: `FILE.1` is the latest one.
 pub(crate) fn rotated(path: &Path, number: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{number}"));

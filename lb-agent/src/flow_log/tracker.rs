@@ -1,5 +1,6 @@
-//! Which lines the flow log gets: a pure state machine. The BPF programs emit when flows begin, close and are deleted by
-//! them; each GC pass shows every flow with its counts. Both together give exact lines, in whatever order they arrive.
+//! Decides which lines the flow log gets: a pure state machine. The BPF programs emit an event when a flow begins,
+//! closes or is deleted by them; each GC pass shows every flow with its counters. Both together give exact lines, in
+//! whatever order they arrive.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,31 +12,31 @@ use lb_common::{
 
 use super::record::{EndReason, Volume};
 
-/// Seconds without a packet after which a closed connection is complete: its last ACK is counted.
+/// Seconds without a packet after which a closed connection is complete, so that its last ACK is counted.
 const QUIET: u32 = 2;
-/// Bits of [`Flow::traffic`] below the generation.
+/// The bits of [`Flow::traffic`] that count bytes; those above hold the generation.
 const BYTES: u64 = (1 << 48) - 1;
 
 /// The names of a connection's Service and backend, and how to log the connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Who {
-    /// Namespace, name and port name.
+    /// Namespace, Service name and port name; `None` if the Service is unknown.
     pub(super) service: Option<[Arc<str>; 3]>,
     pub(super) pod: Option<Arc<str>>,
     pub(super) node: Option<Arc<str>>,
-    /// Whether the log has this Service.
+    /// Whether connections of this Service are logged.
     pub(super) logged: bool,
     /// Nanoseconds between two lines of a long connection.
     pub(super) interval: u64,
 }
 
-/// Looks up names.
+/// Looks up the names for a connection.
 pub(super) trait Names {
-    /// The names of the service port with this id, and of the backend with this address.
+    /// The names of the service port with the id `service`, and of the backend with this address.
     fn of(&mut self, service: u32, backend: &Address) -> Arc<Who>;
 }
 
-/// A line, before it is formatted.
+/// The content of a line, before it is formatted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) from: Tuple,
@@ -43,9 +44,9 @@ pub(super) struct Line {
     pub(super) tunnel: bool,
     pub(super) who: Arc<Who>,
     pub(super) choice: Option<(u8, u8)>,
-    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the connection began, in nanoseconds of `CLOCK_MONOTONIC`; `None` if it is older than the log.
     pub(super) start: Option<u64>,
-    /// When the last packet was seen, as `start`.
+    /// Time of the last packet, or in an intermediate line the present, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) until: u64,
     pub(super) end: Option<EndReason>,
     pub(super) total: Volume,
@@ -53,12 +54,12 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The identity of the connection.
+    /// Id of the connection, the same in all its lines.
     pub(super) fn flow(&self) -> u64 {
         self.start.unwrap_or_default() ^ digest(&self.from)
     }
 
-    /// Why this backend was chosen.
+    /// Why the backend was chosen, as the log spells it.
     pub(super) fn reason(&self) -> Option<&'static str> {
         let (choice, scheduler) = self.choice?;
         match Choice::ALL.get(usize::from(choice))? {
@@ -71,7 +72,7 @@ impl Line {
     }
 }
 
-/// Both counters of an entry of the flow table.
+/// The two counters of a flow table entry: packets, and [`Flow::traffic`] (bytes with a generation).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counters {
     packets: u32,
@@ -83,19 +84,19 @@ impl Counters {
         Self { packets: flow.packets, traffic: flow.traffic }
     }
 
-    /// Packets and bytes since `before`.
+    /// Number of packets and bytes from the counters `before` to these.
     fn since(self, before: Self) -> (u64, u64) {
         let bytes = (self.traffic & BYTES).saturating_sub(before.traffic & BYTES);
         (u64::from(self.packets.wrapping_sub(before.packets)), bytes)
     }
 
-    /// Whether the same flow of the entry may have counted from `self` to `later`.
+    /// Whether the counters `later` can be those of the same flow: they have the same generation and no fewer bytes.
     const fn leads_to(self, later: Self) -> bool {
         self.traffic >> 48 == later.traffic >> 48 && self.traffic <= later.traffic
     }
 }
 
-/// Counters of the forward and the reverse entry.
+/// The counters of a flow's forward entry, then those of its reverse entry.
 type Pair = [Counters; 2];
 
 fn volume(now: Pair, before: Pair) -> Volume {
@@ -104,27 +105,27 @@ fn volume(now: Pair, before: Pair) -> Volume {
     Volume { packets_sent, bytes_sent, packets_answered, bytes_answered }
 }
 
-/// A connection that the agent knows.
+/// The state of a connection that the tracker has seen.
 #[derive(Debug)]
 struct Known {
     to: Tuple,
     flags: u8,
     choice: Option<(u8, u8)>,
     start: Option<u64>,
-    /// The counters when it began.
+    /// The counters when the connection began, from which its traffic counts.
     base: Pair,
     now: Pair,
-    /// The counters at its last line; `None` before the first one.
+    /// The counters in the connection's last line; `None` before the first line.
     reported: Option<Pair>,
-    /// The time of its last line, else of its beginning.
+    /// Time of the connection's last line, or of its beginning, in nanoseconds of `CLOCK_MONOTONIC`.
     reported_at: u64,
     last_seen: Tick,
-    /// When the programs saw the packet that closed it.
+    /// When the programs saw the packet that closed the connection; `None` while it is open.
     closed: Option<u64>,
     phase: Phase,
-    /// Whether its last line was made: the entries are still in the flow table.
+    /// Whether the last line was made; the entries are then still in the flow table.
     done: bool,
-    /// The last pass that showed it.
+    /// Number of the last GC pass that showed the connection.
     pass: u32,
     who: Arc<Who>,
 }
@@ -148,7 +149,8 @@ impl Known {
         }
     }
 
-    /// Why it has ended, if its entries went for this reason.
+    /// Why the connection has ended: closed or reset, if its phase says so, else `gone`, the reason why its entries
+    /// went.
     const fn end_reason(&self, gone: EndReason) -> EndReason {
         match self.phase {
             Phase::Closed => EndReason::Reset,
@@ -164,34 +166,34 @@ impl Known {
     }
 }
 
-/// The time at which a tick begins.
+/// The time at which a tick begins, in nanoseconds of `CLOCK_MONOTONIC`.
 fn nanoseconds(Tick(tick): Tick) -> u64 {
     u64::from(tick) << 30
 }
 
-/// The connections that the log will have lines of.
+/// The connections that the log has or will have lines about.
 #[derive(Debug)]
 pub(super) struct Tracker {
     flows: HashMap<Tuple, Known>,
     pass: u32,
-    /// The largest [`digest`] of a connection that is logged.
+    /// Connections with a [`digest`] above this number are not logged.
     sample: u64,
     lines: Vec<Line>,
 }
 
 impl Tracker {
-    /// `sample` is how many of a million connections are logged.
+    /// Creates an empty tracker. `sample` is how many of a million connections are logged.
     pub(super) fn new(sample: u32) -> Self {
         let sample = u64::try_from(u128::from(u64::MAX) * u128::from(sample) / 1_000_000).unwrap_or(u64::MAX);
         Self { flows: HashMap::new(), pass: 0, sample, lines: Vec::new() }
     }
 
-    /// Takes the lines that are complete.
+    /// Returns the lines that were completed since the last call.
     pub(super) fn lines(&mut self) -> impl Iterator<Item = Line> {
         self.lines.drain(..)
     }
 
-    /// Notes an event of the programs.
+    /// Processes an event of the programs.
     pub(super) fn event(&mut self, event: &FlowEvent, names: &mut dyn Names) {
         if digest(&event.from) > self.sample {
             return;
@@ -214,12 +216,12 @@ impl Tracker {
         known.choice = Some((event.choice, event.scheduler));
         known.base = known.now;
         match self.flows.remove(&event.from) {
-            // A pass has shown it before this event was read.
+            // A GC pass has shown this connection before this event was read.
             Some(shown) if shown.start.is_none() && shown.to.destination == event.to.destination => {
                 (known.now, known.last_seen, known.phase) = (shown.now, shown.last_seen, shown.phase);
                 (known.closed, known.done) = (shown.closed, shown.done);
             }
-            // No event has told the end of the earlier one.
+            // The end of an earlier connection of this tuple was not seen: the event was lost.
             Some(earlier) if !earlier.done => {
                 let reason = earlier.end_reason(EndReason::Replaced);
                 self.lines.push(earlier.line(&event.from, Some(reason), event.time));
@@ -251,12 +253,12 @@ impl Tracker {
         self.lines.push(known.line(&event.from, Some(known.end_reason(reason)), event.time));
     }
 
-    /// A GC pass begins.
+    /// Must be called at the beginning of a GC pass.
     pub(super) const fn begin_pass(&mut self) {
         self.pass += 1;
     }
 
-    /// Notes a flow that the pass has found; `now` is the time on the clock of the programs.
+    /// Processes a flow that the GC pass has found; `now` is the time on the clock of the programs.
     pub(super) fn found(
         &mut self,
         from: &Tuple,
@@ -277,7 +279,8 @@ impl Tracker {
                 }
                 let mut known = adopted(forward, counters, who, now);
                 if self.pass == 1 {
-                    // Older than the log, which counts from now on. An earlier agent had the chance to log its end.
+                    // The connection is older than the log, so it counts from now on. If it is over, an earlier agent
+                    // has logged its end.
                     known.base = counters;
                     known.done = reply
                         .map_or_else(|| Phase::of_one_way(forward), |reply| Phase::of(forward, reply))
@@ -287,7 +290,8 @@ impl Tracker {
             }
         };
         known.pass = self.pass;
-        // Otherwise another flow has taken its place, and events about that are still to be read.
+        // Otherwise a new flow has replaced the connection in the flow table, and the events about that are still to be
+        // read.
         let is_same = known.to.destination == forward.to.destination
             && known.now[0].leads_to(counters[0])
             && (reply.is_none() || known.now[1].leads_to(counters[1]));
@@ -316,14 +320,14 @@ impl Tracker {
         }
     }
 
-    /// Notes that the pass has deleted a flow.
+    /// Processes that the GC pass has deleted a flow.
     pub(super) fn deleted(&mut self, from: &Tuple, evicted: bool, now: u64) {
         let Some(known) = self.flows.remove(from).filter(|known| !known.done) else { return };
         let reason = known.end_reason(if evicted { EndReason::Evicted } else { EndReason::Expired });
         self.lines.push(known.line(from, Some(reason), now));
     }
 
-    /// The pass has ended: a flow that two passes have not shown was deleted.
+    /// Ends a GC pass. A connection that two passes have not shown was deleted by another program.
     pub(super) fn end_pass(&mut self, now: u64) {
         let (pass, lines) = (self.pass, &mut self.lines);
         self.flows.retain(|from, known| {
@@ -336,9 +340,9 @@ impl Tracker {
     }
 }
 
-/// A connection whose beginning is still to be read, or was lost.
+/// A connection that a pass has found first: the event about its beginning is still to be read, or was lost.
 fn adopted(forward: &Flow, counters: Pair, who: Arc<Who>, now: u64) -> Known {
-    // What earlier flows of the same entries have counted is unknown.
+    // How much earlier flows with the same entries have counted is unknown, so only the generation is kept.
     let base = counters.map(|now| Counters { packets: 0, traffic: now.traffic & !BYTES });
     Known {
         to: forward.to,
@@ -358,7 +362,7 @@ fn adopted(forward: &Flow, counters: Pair, who: Arc<Who>, now: u64) -> Known {
     }
 }
 
-/// A connection as an event describes it.
+/// A new connection with the data of an event.
 fn new(event: &FlowEvent, names: &mut dyn Names, pass: u32) -> Known {
     Known {
         to: event.to,
@@ -386,7 +390,7 @@ fn phase(event: &FlowEvent) -> Phase {
     Phase::ALL.get(usize::from(event.phase)).copied().unwrap_or(Phase::Opening)
 }
 
-/// A number that any two lines of one connection share, on every node and in every run.
+/// A hash of the client's side of a flow, equal for all lines of one connection, on every node and in every run.
 fn digest(from: &Tuple) -> u64 {
     let Tuple { source, destination, source_port, destination_port, protocol, .. } = from;
     let client = hash::of_endpoint(hash::DEFAULT_SEED, source, u32::from(*source_port));

@@ -1,5 +1,5 @@
-//! The thread that formats and writes lines. A slow disk delays only this thread: lines wait in a queue, and beyond its
-//! capacity they are dropped and counted.
+//! The thread that formats and writes lines of the flow log. A slow disk delays only this thread: lines wait in a
+//! queue, and beyond its capacity they are dropped and counted.
 
 use std::{
     net::SocketAddr,
@@ -23,27 +23,27 @@ use super::{
     tracker::Line,
 };
 
-/// Lines that may wait: twice as many as a GC pass may find at once with 131,072 connections.
+/// Maximum number of lines in the queue: twice as many as one GC pass may find with 131,072 connections.
 pub(super) const CAPACITY: usize = 262_144;
-/// Bytes that are written at once.
+/// Bytes from which on the thread writes the lines that it has formatted.
 const BATCH: usize = 64 << 10;
-/// How often the thread looks whether the file was renamed.
+/// Interval at which the thread checks whether another program has renamed the file.
 const IDLE: Duration = Duration::from_secs(1);
-/// How often a line of statistics may report that more lines were dropped.
+/// Minimum interval between two lines of statistics that report dropped lines.
 const STATS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The counters of the flow log, which are metrics as well. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlowLogCounters {
-    /// Lines that were written.
+    /// Number of lines that were written.
     pub(crate) lines: Counter,
-    /// Lines that were dropped.
+    /// Number of lines that were dropped, because the queue was full or a write failed.
     pub(crate) dropped_lines: Counter,
-    /// Events of the programs that were lost.
+    /// Number of events of the BPF programs that were lost, because the agent read them too slowly.
     pub(crate) lost_events: Counter,
 }
 
-/// The sending end of the queue.
+/// The sending end of the queue of lines.
 pub(super) struct Queue {
     lines: Sender<Line>,
     waiting: Arc<AtomicUsize>,
@@ -52,7 +52,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Passes a line to the writer, or drops it if too many wait.
+    /// Queues a line for the writer, or drops it if the queue is full.
     pub(super) fn push(&self, line: Line) {
         if self.waiting.load(Ordering::Relaxed) >= self.capacity {
             self.counters.dropped_lines.inc();
@@ -65,14 +65,14 @@ impl Queue {
     }
 }
 
-/// The thread's state.
+/// The state of the writing thread.
 pub(super) struct Writer {
     node: String,
     sink: Sink,
     lines: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
     counters: FlowLogCounters,
-    /// Set by SIGHUP.
+    /// Whether to reopen the file: the handler of SIGHUP sets this.
     reopen: Arc<AtomicBool>,
     /// Whether the last write has failed.
     failing: bool,
@@ -96,7 +96,7 @@ impl Writer {
         (queue, Self { node, sink, lines, waiting, counters, reopen, failing, reported, reported_loss })
     }
 
-    /// Writes lines until the queue is closed; then a line of statistics.
+    /// Writes lines until the queue is closed; then writes a line of statistics, and returns.
     pub(super) fn run(mut self) {
         let mut followed = Instant::now();
         loop {
@@ -119,13 +119,13 @@ impl Writer {
         self.write_stats();
     }
 
-    /// Writes this line and others that wait.
+    /// Writes this line and others that wait in the queue.
     fn write_batch(&mut self, first: &Line) {
         let clock = Clock::read();
         let mut text = Vec::with_capacity(BATCH + 1024);
         let mut lines = 0;
         let mut append = |line: &Line, text: &mut Vec<u8>| {
-            // Only a broken invariant of the types could make this fail; such a line would count as dropped.
+            // Fails only if the types break an invariant; such a line counts as dropped.
             let is_whole = serde_json::to_writer(&mut *text, &record(line, &self.node, &clock)).is_ok();
             text.push(b'\n');
             lines += u64::from(is_whole);
@@ -161,7 +161,7 @@ impl Writer {
         (self.counters.dropped_lines.get(), self.counters.lost_events.get())
     }
 
-    /// Writes statistics if more was lost since the last time.
+    /// Writes a line of statistics if lines or events were lost since the last one.
     fn report_loss(&mut self) {
         let is_due = self.reported.is_none_or(|at| at.elapsed() >= STATS_INTERVAL);
         if is_due && !self.failing && self.loss() != self.reported_loss {
@@ -188,7 +188,7 @@ impl Writer {
     }
 }
 
-/// Both clocks at one moment.
+/// The wall clock and the monotonic clock at one moment, to convert times from one to the other.
 struct Clock {
     wall: SystemTime,
     monotonic: u64,
@@ -199,7 +199,7 @@ impl Clock {
         Self { wall: SystemTime::now(), monotonic: monotonic_nanoseconds() }
     }
 
-    /// The time of day at a time of the monotonic clock, to the millisecond.
+    /// The wall-clock time at `monotonic` nanoseconds of the monotonic clock, rounded to milliseconds.
     fn at(&self, monotonic: u64) -> Option<Timestamp> {
         let age = Duration::from_nanos(self.monotonic.saturating_sub(monotonic));
         let time = Timestamp::try_from(self.wall.checked_sub(age)?).ok()?;
@@ -243,7 +243,7 @@ fn record<'a>(line: &'a Line, node: &'a str, clock: &Clock) -> LogLine<'a> {
     if line.end.is_some() { LogLine::End(record) } else { LogLine::Open(record) }
 }
 
-/// Seconds, to the millisecond.
+/// Nanoseconds as seconds, rounded to milliseconds.
 fn seconds(nanoseconds: u64) -> f64 {
     (nanoseconds / 1_000_000) as f64 / 1000.0
 }

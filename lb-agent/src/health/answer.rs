@@ -1,4 +1,4 @@
-//! The response of a `healthCheckNodePort`.
+//! The response of a `healthCheckNodePort` server.
 
 use axum::{
     http::{HeaderName, StatusCode, header},
@@ -6,10 +6,11 @@ use axum::{
 };
 use lb_core::model::ObjectName;
 
-/// The header that some load balancers use as the weight of the node.
+/// Header with the number of endpoints on this node, which some load balancers use as the node's weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// 200 if this node has endpoints and the agent is healthy, else 503. The body is byte for byte what kube-proxy sends.
+/// The response: 200 if this node has endpoints and the agent is healthy, else 503. The body is byte for byte what
+/// kube-proxy sends.
 pub(super) fn answer(
     service: &ObjectName,
     local_endpoints: usize,

@@ -1,4 +1,5 @@
-//! The rules for when the agent is healthy. Each takes the time as a parameter.
+//! Decides whether the agent is healthy, from the time that changes have waited. Every function gets the time as a
+//! parameter.
 
 use std::{
     ops::Add,
@@ -33,25 +34,25 @@ impl Add<Duration> for Moment {
     }
 }
 
-/// The lag of the maps behind the sources.
+/// How far the maps are behind the sources of Services.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Freshness {
     last_updated: Option<Moment>,
-    /// When the oldest pending change arrived.
+    /// When the oldest change that is not in the kernel yet arrived.
     oldest_queued: Option<Moment>,
 }
 
-/// Health of the agent at a moment.
+/// Health of the agent at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
     /// Whether the agent is alive, and has synchronised at least once.
     pub healthy: bool,
-    /// Whether no change has waited too long. Changes count only after the source is complete, because a restart does
-    /// not help if the API server is unreachable.
+    /// Whether no change has waited for longer than [`STALE`]. Changes count only after the source is complete, because
+    /// a restart does not help if the API server is unreachable.
     pub alive: bool,
     /// Time of the last complete synchronisation; `None` before the first one.
     pub last_updated: Option<Timestamp>,
-    /// The time to which these values apply.
+    /// The moment at which the agent has this health.
     pub now: Timestamp,
 }
 
@@ -61,7 +62,7 @@ impl Freshness {
         self.oldest_queued.get_or_insert(now);
     }
 
-    /// Records a complete synchronisation.
+    /// Records that all changes so far are in the kernel.
     pub const fn updated(&mut self, now: Moment) {
         *self = Self { last_updated: Some(now), oldest_queued: None };
     }
@@ -81,7 +82,7 @@ impl Freshness {
         self.last_updated.map(|moment| moment.timestamp)
     }
 
-    /// When the oldest pending change arrived.
+    /// When the oldest change that is not in the kernel yet arrived.
     pub fn waiting_since(&self) -> Option<Timestamp> {
         self.oldest_queued.map(|moment| moment.timestamp)
     }

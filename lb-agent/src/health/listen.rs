@@ -1,11 +1,12 @@
-//! Listening sockets for one address family.
+//! Opens listening sockets for one address family only.
 
 use std::{io, net::SocketAddr};
 
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that may wait to be accepted: the default of `net.core.somaxconn`, which kube-proxy uses through Go.
+/// Maximum number of connections that wait to be accepted: the default of `net.core.somaxconn`, which kube-proxy uses
+/// through Go.
 const BACKLOG: u32 = 4096;
 
 /// Listens on the address. `::` stands for IPv6 only, because another server listens on IPv4.

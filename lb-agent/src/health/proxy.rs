@@ -24,12 +24,12 @@ struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// The state of both families; absent before the first synchronisation.
+    /// The state of IPv4 and IPv6; absent before the first synchronisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<Families>,
 }
 
-/// One task writes both families together, so they always have the same state.
+/// The state of each family. One task writes both families together, so both always have the same state.
 #[derive(Debug, Serialize)]
 struct Families {
     #[serde(rename = "IPv4")]
@@ -140,12 +140,12 @@ mod tests {
         metrics::NoPackets,
     };
 
-    /// The tests follow those of kube-proxy (`TestHealthzServer`, `TestLivezServer`). [`LATE`] replaces their timeout
-    /// of 10 s; [`NOT_LATE`] is shorter than the timeout.
+    /// A time after which a change has waited for too long; [`NOT_LATE`] is a shorter one. The tests follow those of
+    /// kube-proxy (`TestHealthzServer`, `TestLivezServer`), which use 10 s.
     const LATE: Duration = Duration::from_secs(60);
     const NOT_LATE: Duration = Duration::from_secs(5);
 
-    /// A proxy with a manual clock, behind the real router.
+    /// The router under test, with a clock that the test moves.
     struct Proxy {
         clock: Arc<Mutex<Moment>>,
         freshness: Arc<Mutex<Freshness>>,
@@ -189,7 +189,8 @@ mod tests {
             self.freshness.lock().unwrap().updated(self.last_updated);
         }
 
-        /// Asserts code, headers and the whole body. `node_eligible` is the value of that field in the body.
+        /// Asserts status code, headers and the whole body of a response. `node_eligible` is the value of that field in
+        /// the body.
         async fn assert(&self, path: &str, code: u16, healthy: bool, node_eligible: Option<bool>) {
             let (now, updated) = (self.now().timestamp, self.last_updated.timestamp);
             let family = json!({"lastUpdated": updated, "healthy": healthy});
@@ -208,7 +209,7 @@ mod tests {
             assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
         }
 
-        /// Asserts the rules that apply to both paths.
+        /// Asserts the rules that apply to both paths, `/healthz` and `/livez`.
         async fn assert_freshness_counts(&mut self, path: &str, eligible: Option<bool>) {
             self.updated();
             self.assert(path, 200, true, eligible).await;

@@ -25,25 +25,25 @@ use tracing::{debug, info, warn};
 use super::{answer::answer, listen::listen};
 use crate::metrics::Metrics;
 
-/// The first and the longest pause between attempts to listen; each pause is twice as long as the previous one.
+/// First and longest pause between attempts to listen; each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How long a closing server waits for pending responses.
+/// How long a closing server waits for responses that are still being sent.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
-/// The Services with a `healthCheckNodePort`.
+/// What the servers answer: the Services with a `healthCheckNodePort`, and their endpoints on this node.
 pub type Checks = BTreeMap<ObjectName, HealthCheck>;
 
-/// Reports a Service whose server cannot be started.
+/// Callback that reports a Service whose server cannot be started, and why.
 pub type ReportFailure = dyn Fn(&ObjectName, &str) + Send + Sync;
 
-/// Inputs and outputs of the servers.
+/// What the servers need to answer, and where they report failures and numbers.
 pub struct Report {
-    /// Whether the agent is healthy.
+    /// Returns whether the agent is healthy.
     pub healthy: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Called with the reason when a server cannot be started, except when the previous attempt had the same reason.
     pub failed: Box<ReportFailure>,
-    /// Receives the numbers of running and of failed servers.
+    /// The metrics that receive the numbers of running and of failed servers.
     pub metrics: Arc<Metrics>,
     /// Name of this node.
     pub node_name: Arc<str>,
@@ -55,7 +55,7 @@ impl fmt::Debug for Report {
     }
 }
 
-/// The Service and address of a server.
+/// A server's Service, and the address that it listens on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct ListenAddress {
     service: ObjectName,
@@ -78,7 +78,7 @@ struct Server {
     task: JoinHandle<io::Result<()>>,
 }
 
-/// Why a server could not be started.
+/// Why a server could not be started, and when to try again.
 #[derive(Debug)]
 struct Failure {
     error: String,
@@ -112,13 +112,13 @@ impl Servers {
         }
     }
 
-    /// Closes servers that are no longer wanted, and opens missing ones.
+    /// Closes servers that are no longer wanted, and starts missing ones.
     async fn keep_up(&mut self) {
         let wanted = wanted(&self.checks.borrow_and_update(), &self.addresses.borrow_and_update());
         self.failing.retain(|place, _| wanted.contains(place));
         let closing: Vec<_> = self.running.extract_if(.., |place, _| !wanted.contains(place)).collect();
         if !closing.is_empty() {
-            // A closed server may free the port that another one waits for.
+            // Retries failed servers at once: one that is closed may have freed their port.
             self.failing.values_mut().for_each(|failure| failure.retry = Instant::now());
             join_all(closing.into_iter().map(|(place, server)| server.close(place))).await;
         }
@@ -144,7 +144,7 @@ impl Servers {
                 };
                 let router = Router::new().fallback(respond).with_state(asked);
                 let (stop, stopped) = oneshot::channel();
-                // The server also stops if the sender is dropped.
+                // The server also stops if the sender of `stop` is dropped.
                 let stop_requested = async move {
                     let (Ok(()) | Err(_)) = stopped.await;
                 };
@@ -155,7 +155,7 @@ impl Servers {
         }
     }
 
-    /// Reports a failure unless the previous attempt failed for the same reason, and schedules another attempt.
+    /// Records that a server cannot be started, and schedules a retry. Reports a reason only if it is new.
     fn failed(&mut self, place: ListenAddress, error: String) {
         let earlier = self.failing.get(&place);
         let ListenAddress { service, address } = &place;
@@ -192,7 +192,7 @@ impl Server {
     }
 }
 
-/// One server for each Service, each of its families, and each address of the family.
+/// The servers that must run: for each Service, one at each listen address that belongs to a family of the Service.
 fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<ListenAddress> {
     let places = |(service, check): (&ObjectName, &HealthCheck)| {
         let (service, check) = (service.clone(), *check);
@@ -205,7 +205,7 @@ fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<ListenAddre
     checks.iter().flat_map(places).collect()
 }
 
-/// The state that a server's handler reads.
+/// What a server needs to answer a request.
 #[derive(Clone)]
 struct Asked {
     service: ObjectName,
@@ -215,13 +215,13 @@ struct Asked {
 }
 
 async fn respond(Shared(asked): Shared<Asked>) -> impl IntoResponse {
-    // The Service has no check any more if it was deleted while the connection was open.
+    // `None` if the Service was deleted while the connection was open.
     let check = asked.checks.borrow().get(&asked.service).copied();
     let local_endpoints = check.and_then(|check| check.local_endpoints(asked.family)).unwrap_or(0);
     answer(&asked.service, local_endpoints, (asked.healthy)())
 }
 
-/// Waits for the next change; forever if the sender is closed.
+/// Waits for the next change of the value; forever if its sender is closed.
 async fn change<T>(watched: &mut watch::Receiver<T>) {
     if watched.changed().await.is_err() {
         future::pending::<()>().await;

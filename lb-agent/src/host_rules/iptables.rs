@@ -1,10 +1,10 @@
-//! Rules as `iptables-save` prints them.
+//! Reads iptables rules in the format of `iptables-save`.
 
 use std::ops::RangeInclusive;
 
 use super::{Flaw, HostRule, are_node_ports};
 
-/// The rules in the output of a save command that are meant for packets to Services and never match them.
+/// The rules in the output of `iptables-save` that are meant for packets to Services and never match them.
 pub(super) fn flawed(tool: &str, text: &str) -> Vec<HostRule> {
     let mut table = "";
     let mut found = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn flawed(tool: &str, text: &str) -> Vec<HostRule> {
 fn flaw(table: &str, line: &str) -> Option<Flaw> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let chain = words.strip_prefix(&["-A"])?.first()?;
-    // Chains of kube-proxy and kubelet. `leftovers` finds those of kube-proxy.
+    // These chains belong to kube-proxy or kubelet; [leftovers](crate::leftovers) reports those of kube-proxy.
     if chain.starts_with("KUBE-") {
         return None;
     }
@@ -48,7 +48,7 @@ fn flaw(table: &str, line: &str) -> Option<Flaw> {
     }
 }
 
-/// Whether `PORT` or `FIRST:LAST` has only node ports.
+/// Whether all ports of a match, `PORT` or `FIRST:LAST`, are in the default range of node ports.
 fn is_node_port(text: &str) -> bool {
     let (first, last) = text.split_once(':').unwrap_or((text, text));
     let range = || Some(RangeInclusive::new(first.parse().ok()?, last.parse().ok()?));

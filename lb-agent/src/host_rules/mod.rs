@@ -13,10 +13,10 @@ use lb_datapath::{Probe, ProbeResult};
 
 use crate::leftovers;
 
-/// The default range of node ports of an API server.
+/// The range of node ports that an API server uses by default.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// A rule, and why it never matches the packets that it is meant for.
+/// A netfilter rule of the host, and why it never matches the packets that it is meant for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostRule {
     /// The rule as its tool shows it.
@@ -24,15 +24,15 @@ struct HostRule {
     flaw: Flaw,
 }
 
-/// The property by which a rule is meant to match packets to Services, and which they do not have when they reach
-/// netfilter.
+/// What a rule matches on: a property that packets to Services do not have any more when they reach netfilter, because
+/// the programs have translated them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
-    /// A node port as destination, before the translation.
+    /// A node port as destination port: the programs have replaced it.
     NodePort,
-    /// A local destination, by which the rule marks packets to node ports.
+    /// A local destination address, by which the rule marks packets to node ports.
     LocalDestination,
-    /// A translation in the kernel's conntrack.
+    /// A translated connection (DNAT) in the kernel's conntrack: it has none.
     Dnat,
 }
 
@@ -75,7 +75,7 @@ pub fn find() -> Vec<String> {
     rules.iter().map(ToString::to_string).collect()
 }
 
-/// The search as a probe of `lb-agent check`.
+/// Runs the search as a probe of `lb-agent check`.
 pub fn probe() -> Probe {
     let lines = find();
     let (result, detail, advice) = if lines.is_empty() {

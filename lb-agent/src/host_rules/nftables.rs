@@ -1,4 +1,4 @@
-//! Rules as `nft -j list ruleset` prints them (libnftables-json(5)).
+//! Reads nftables rules in the format of `nft -j list ruleset` (libnftables-json(5)).
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::{Flaw, HostRule, are_node_ports};
 
-/// Tables that iptables-nft makes; `iptables-save` shows their rules in full.
+/// Names of tables that iptables-nft makes; `iptables-save` shows their rules in full.
 const OF_IPTABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// The table of kube-proxy, which [leftovers](crate::leftovers) reports as a whole.
+/// Name of kube-proxy's table, which [leftovers](crate::leftovers) reports as a whole.
 const OF_KUBE_PROXY: &str = "kube-proxy";
 
 /// The rules in a ruleset that are meant for packets to Services and never match them. `without_iptables` leaves out
@@ -31,7 +31,7 @@ pub(super) fn flawed(text: &str, without_iptables: bool) -> Vec<HostRule> {
         if is_iptables || table == OF_KUBE_PROXY {
             continue;
         }
-        // A chain without a hook counts as one of every hook, because other chains may jump to it.
+        // A chain without a hook may be the target of a jump from any hook, so it counts as one of every hook.
         let hook = hooks.get(&key).map_or("", String::as_str);
         if let Some(flaw) = flaw(hook, rule["expr"].as_array().map_or(&[], Vec::as_slice)) {
             let rule = format!("nft {family} {table} {chain}, rule with handle {}", rule["handle"]);
@@ -71,8 +71,8 @@ fn flaw(hook: &str, statements: &[Value]) -> Option<Flaw> {
     is_dnat.then_some(Flaw::Dnat)
 }
 
-/// Whether a port, a range or a set of them has only node ports. False for a named set, whose elements the rule does
-/// not show.
+/// Whether all ports of a match (port, range or set) are in the default range of node ports. False for a named set,
+/// whose elements the rule does not show.
 fn is_node_port(right: &Value) -> bool {
     let port = |value: &Value| u16::try_from(value.as_u64()?).ok();
     if let Some(port) = port(right) {
@@ -88,7 +88,7 @@ fn is_node_port(right: &Value) -> bool {
 mod tests {
     use super::*;
 
-    /// A ruleset with one rule in a chain with this hook.
+    /// The JSON of a ruleset with one rule, in a chain with this hook.
     fn ruleset(hook: &str, expr: &str) -> String {
         format!(
             r#"{{"nftables": [{{"metainfo": {{}}}}, {{"chain": {{"family": "inet", "table": "t", "name": "c", "hook": "{hook}"}}}},

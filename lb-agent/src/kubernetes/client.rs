@@ -1,4 +1,4 @@
-//! The API server that the agent uses, and its credentials.
+//! Finds the API server that the agent uses, and its credentials.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,15 +12,15 @@ use tower::layer::layer_fn;
 
 use super::pace::Paced;
 
-/// How long an API server may send nothing before the agent drops the connection. kube-apiserver sends a bookmark about
-/// every minute.
+/// After this time without data from the API server, the agent drops the connection. kube-apiserver sends a bookmark
+/// about every minute.
 const SILENCE: Duration = Duration::from_secs(150);
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// The file with the namespace of this Pod.
+/// File with the namespace of the Pod in which the agent runs.
 const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// The API server to use, and the credentials for it.
+/// Where the address of the API server, and the credentials for it, come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiServer {
     /// The current context of a kubeconfig file.
@@ -35,12 +35,12 @@ pub enum KubernetesError {
     /// The kubeconfig cannot be read, or names no usable API server.
     #[error("cannot use the kubeconfig {}: {source}; check it with `kubectl --kubeconfig FILE get services`", path.display())]
     Kubeconfig {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// The error in the kubeconfig.
+        /// What is wrong with the kubeconfig.
         source: Box<KubeconfigError>,
     },
-    /// The process lacks the environment of a Pod in a cluster.
+    /// The process does not have the environment variables and files of a Pod in a cluster.
     #[error("cannot use the service account of this Pod: {0}; give the Pod one, or set --kubeconfig FILE")]
     InCluster(#[from] Box<InClusterError>),
     /// The client cannot be set up: certificates, keys or proxies are unusable.
@@ -48,12 +48,12 @@ pub enum KubernetesError {
         "cannot set up a client for the API server: {0}; check the certificates, keys and proxy in the kubeconfig"
     )]
     Client(#[from] Box<kube::Error>),
-    /// A watch has ended, which is a bug.
+    /// A watch has ended, although it should retry forever: a bug.
     #[error("a watch of the API server has ended; this is a bug, please report it")]
     Ended,
 }
 
-/// The address of the API server and the credentials for it; sends no request.
+/// Determines the API server's address and the credentials. Sends no request.
 pub(super) async fn client_config(server: ApiServer) -> Result<Config, KubernetesError> {
     match server {
         ApiServer::InCluster => Config::incluster().map_err(|error| Box::new(error).into()),
@@ -67,7 +67,7 @@ pub(super) async fn client_config(server: ApiServer) -> Result<Config, Kubernete
     }
 }
 
-/// A client for watches, and its configuration; sends no request.
+/// Creates a client for watches; also returns its configuration. Sends no request.
 pub(super) async fn watching_client(server: ApiServer) -> Result<(Client, Config), KubernetesError> {
     let mut config = client_config(server).await?;
     (config.connect_timeout, config.read_timeout) = (Some(CONNECT), Some(SILENCE));
@@ -76,8 +76,8 @@ pub(super) async fn watching_client(server: ApiServer) -> Result<(Client, Config
     Ok((builder.with_layer(&layer_fn(Paced::new)).build(), config))
 }
 
-/// The namespace for objects of the agent itself: that of its Pod, even if it uses a kubeconfig; outside of a Pod, the
-/// namespace of the kubeconfig.
+/// The namespace for the agent's own objects: that of its Pod, even if it uses a kubeconfig; outside of a Pod, that of
+/// the kubeconfig.
 pub(super) async fn own_namespace(config: &Config) -> String {
     let of_pod = tokio::fs::read_to_string(NAMESPACE).await.map(|text| text.trim().to_owned());
     of_pod.ok().filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| config.default_namespace.clone())

@@ -4,7 +4,7 @@ use tracing::{info, warn};
 
 use super::watch::Failure;
 
-/// The conditions of the API server. A problem is logged when it begins, not at each failed attempt.
+/// The problems of an API server. A problem is logged when it begins, not at each failed attempt.
 #[derive(Debug, Default)]
 pub(super) struct ServerConditions {
     away: bool,
@@ -12,7 +12,8 @@ pub(super) struct ServerConditions {
 }
 
 impl ServerConditions {
-    /// Logs new problems. Returns all current problems, including those of objects, which the caller has logged.
+    /// Logs new problems of the server. Returns all current problems, including those of objects, which the caller has
+    /// logged.
     pub(super) fn update<'a>(
         &mut self,
         failures: impl Iterator<Item = &'a Failure>,
@@ -21,7 +22,7 @@ impl ServerConditions {
         let (mut away, mut refused) = (None, BTreeSet::new());
         for failure in failures {
             match failure {
-                // All kinds come from one API server, so its absence is reported once.
+                // All kinds come from the same API server, so one line reports that it does not answer.
                 Failure::Away(why) => away = away.or(Some(away_text(why))),
                 Failure::Refused(why) => _ = refused.insert(refused_text(why)),
             }

@@ -19,24 +19,25 @@ use tracing::{debug, warn};
 
 use super::client::{ApiServer, KubernetesError, client_config};
 
-/// Events that may wait for the API server.
+/// Maximum number of Events that wait to be sent.
 const QUEUE: usize = 64;
-/// Attempts to send an Event, the time limit of each, and the pause after the first one, which doubles every time.
+/// Number of attempts to send an Event, the time limit of each, and the pause after the first, which doubles every
+/// time.
 const ATTEMPTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
-/// Bytes of the longest note that the API server accepts.
+/// Maximum length in bytes of an Event's note that the API server accepts.
 const LONGEST_NOTE: usize = 1024;
 
-/// A queue of Events. Clones share the queue; the default drops every Event.
+/// The sending end of the queue of Events. Clones share the queue; the default one drops every Event.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Option<mpsc::Sender<Occurrence>>);
 
-/// The Events that are not sent yet, for [`run`].
+/// The receiving end of the queue of Events, for [`run`].
 #[derive(Debug)]
 pub struct Outbox(mpsc::Receiver<Occurrence>);
 
-/// The occasion of an Event.
+/// What an Event reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Occurrence {
     Starting,
@@ -56,9 +57,9 @@ enum Occurrence {
         is_invalid: bool,
         note: String,
     },
-    /// A notice of the controller that assigns addresses to load balancers.
+    /// A notice of the load balancer controller about a Service's addresses.
     Address(Notice),
-    /// The voters on announcements have lost their majority, for this reason.
+    /// The voters on announcements have lost their majority; the text says why.
     VotersLost(String),
 }
 
@@ -89,7 +90,7 @@ impl Events {
         self.emit(Occurrence::Annotation { service, is_invalid, note });
     }
 
-    /// Queues an Event about the address of a load balancer.
+    /// Queues an Event on a Service about its load balancer's address.
     pub(super) fn of_address(&self, notice: Notice) {
         self.emit(Occurrence::Address(notice));
     }
@@ -119,7 +120,7 @@ pub async fn run(server: ApiServer, node: &str, mut outbox: Outbox) -> Result<In
     loop {
         match outbox.0.recv().await {
             Some(occurrence) => publisher.publish(&occurrence).await,
-            // All senders are closed: the agent is stopping.
+            // All senders are gone, because the agent is stopping.
             None => std::future::pending().await,
         }
     }
@@ -160,8 +161,8 @@ impl Publisher {
     }
 }
 
-/// The Event. `Starting` and `FailedToStartServiceHealthcheck` have the types and reasons of the Events that kube-proxy
-/// emits.
+/// The Kubernetes Event for an occurrence. `Starting` and `FailedToStartServiceHealthcheck` have the types and reasons
+/// of the Events that kube-proxy emits.
 fn event(occurrence: &Occurrence) -> Event {
     let (type_, reason, action, note) = match occurrence {
         Occurrence::Starting => (EventType::Normal, "Starting", "StartLoadBalancer", None),
@@ -187,7 +188,7 @@ fn event(occurrence: &Occurrence) -> Event {
     Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None }
 }
 
-/// The object of the Event. As in kube-proxy, a name replaces a uid that is not known.
+/// The object that the Event is about. As in kube-proxy, a Node's name stands for its unknown uid.
 fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
     let reference = |kind: &str, namespace: Option<&str>, name: &str, uid: String| ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -232,7 +233,7 @@ mod tests {
 
     type Told = Arc<Mutex<Vec<(String, Value)>>>;
 
-    /// Serves the Events endpoint of an API server; fails the first request.
+    /// A mock API server with only the Events endpoint; it fails the first request.
     async fn api_server(told: Told) -> Client {
         let refused = Arc::new(Mutex::new(false));
         let take = move |Path(namespace): Path<String>,

@@ -12,44 +12,43 @@ use lb_core::{
 
 use super::{node::NodeInfo, watched::Read};
 
-/// Annotation with the time of the change in the cluster that triggered the newest version of an EndpointSlice.
+/// Annotation of an EndpointSlice with the time of the change in the cluster that caused its newest version.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Maximum number of objects in a page of a list. Pages limit how much of a list is in memory as the API server sent
-/// it.
+/// Maximum number of objects in one page of a list. Pages bound how much undecoded JSON is in memory at once.
 const PAGE: u32 = 200;
 
-/// A kind of objects that is watched.
+/// A kind of Kubernetes objects that the agent watches.
 pub(super) trait Kind: Read {
-    /// The value of `kind` in its objects.
+    /// The name of the kind, as in the field `kind` of its objects.
     const NAME: &str;
-    /// Whether its objects are namespaced.
+    /// Whether objects of the kind are namespaced.
     const NAMESPACED: bool;
-    /// Whether some API servers lack this kind.
+    /// Whether some supported API servers do not have the kind.
     const OPTIONAL: bool = false;
-    /// The type in which the receiver of the watch gets a changed object.
+    /// What the receiver of the watch gets for a changed object.
     type Change: Send;
 
-    /// Converts the object, whose name is `name`.
+    /// Converts an object with this name to a change.
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError>;
 
-    /// Lets a change share strings with earlier ones.
+    /// Replaces strings in a change by equal strings of earlier changes, to share memory.
     fn share(_change: &mut Self::Change, _strings: &mut Strings) {}
 
-    /// The change for a deleted object.
+    /// The change that reports that the object with this name was deleted.
     fn gone(name: ObjectName) -> Self::Change;
 
-    /// The Service whose data are incomplete while the object with this name and metadata cannot be read, if any.
+    /// While the object with this name and metadata is unreadable: the Service whose data are incomplete without it.
     fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
         None
     }
 
-    /// The trigger of the newest version of the object.
+    /// The time of the change in the cluster that caused the object's newest version, for the latency metric.
     fn triggered(&self) -> Option<Trigger> {
         None
     }
 }
 
-/// Selects the Services that kube-proxy selects: no headless ones and none of other proxies.
+/// Selects the Services that kube-proxy selects: all but headless ones and those of other proxies.
 pub(super) fn services() -> watcher::Config {
     all().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
 }
@@ -59,17 +58,17 @@ pub(super) fn endpoint_slices() -> watcher::Config {
     all().labels(&format!("!{HEADLESS}"))
 }
 
-/// Selects the object of that name.
+/// Selects the object with this name.
 pub(super) fn named_object(name: &str) -> watcher::Config {
     all().fields(&format!("metadata.name={name}"))
 }
 
-/// Selects all objects of a kind.
+/// Selects all objects of the kind.
 pub(super) fn all() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-/// Gives the change the `name` that is already in memory, so that both share it.
+/// Replaces the name in `change` by `name`, which is in memory already, so that both share it.
 fn named(name: &ObjectName, change: Change) -> Change {
     match change {
         Change::Service(_, service) => Change::Service(name.clone(), service),

@@ -1,4 +1,4 @@
-//! The API paths of MetalLB's kinds. Their CRDs may be installed at any time.
+//! The API paths of MetalLB's kinds, whose CRDs may be installed while the agent runs.
 
 use std::{borrow::Cow, marker::PhantomData};
 
@@ -7,15 +7,15 @@ use kube::Resource;
 
 use super::kind::Kind;
 
-/// A kind of the group `metallb.io`.
+/// A kind of the API group `metallb.io`.
 pub(super) trait MetalLb: Kind {
-    /// Its name in paths.
+    /// The kind's name in API paths.
     const PLURAL: &str;
-    /// The version in which it is read.
+    /// The API version in which the agent reads the kind.
     const VERSION: &str = "v1beta1";
 }
 
-/// The API path of a kind.
+/// Tells `kube` the API path of the kind `K`.
 #[derive(Clone, Debug)]
 pub(super) struct Schema<K> {
     metadata: ObjectMeta,

@@ -20,12 +20,12 @@ use super::{
     watched::Read,
 };
 
-/// A Service, from which the agent makes DNS names.
+/// A Service of any kind, reduced to what DNS names need.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedService(Service);
 
-/// An EndpointSlice, from which the agent makes DNS names.
+/// An EndpointSlice of any Service, reduced to what DNS names need.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedSlice(EndpointSlice);

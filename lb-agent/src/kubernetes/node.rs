@@ -5,9 +5,9 @@ use std::{net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use lb_core::api::{Node, NodeStatus};
 
-/// The label that names the zone.
+/// Label of a Node that names its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// The taint of a node that the cluster autoscaler is about to remove.
+/// Taint of a Node that the cluster autoscaler is about to remove.
 const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// The Node object of this node, reduced to the fields that the agent uses.
@@ -17,13 +17,13 @@ const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
 /// is still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Whether load balancers may send traffic here, by kube-proxy's rules: the Node was not deleted, is not being
-    /// deleted, and the cluster autoscaler is not about to remove it.
+    /// Whether load balancers may send traffic to this node, by kube-proxy's rules: its Node exists, is not being
+    /// deleted, and is not about to be removed by the cluster autoscaler.
     pub eligible: bool,
-    /// Label `topology.kubernetes.io/zone`.
+    /// The node's zone, from the label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// `spec.podCIDRs`, or `spec.podCIDR` without a list; invalid networks are left out. `None` until the API server
-    /// has returned the Node.
+    /// Pod networks from `spec.podCIDRs`, or `spec.podCIDR` without such a list; invalid ones are left out. `None`
+    /// until the API server has returned the Node.
     pub pod_cidrs: Option<Vec<IpNet>>,
     /// The node's address of each family, the primary family first: the first `InternalIP` of `status.addresses`, else
     /// the first `ExternalIP`.
@@ -37,7 +37,7 @@ impl Default for NodeInfo {
 }
 
 impl NodeInfo {
-    /// Reads the Node object.
+    /// Takes what the agent needs from a Node object.
     pub(super) fn new(node: &Node) -> Self {
         let zone = node.metadata.label(ZONE);
         Self {

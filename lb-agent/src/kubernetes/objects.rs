@@ -26,21 +26,21 @@ use crate::log_few::warn_few;
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, KnownObject>,
-    /// Objects whose newest version is unreadable, or only partly readable.
+    /// Objects whose newest version is unreadable, or readable only in part.
     rejected: BTreeMap<ObjectName, Rejected>,
-    /// Number of the newest list that has begun.
+    /// Sequence number of the newest list that has begun.
     list: u64,
-    /// Whether a list has been completed.
+    /// Whether the API server has sent a complete list.
     listed: bool,
-    /// Changes that [`Self::handle`] has not returned yet.
+    /// Changes that the next complete event returns from [`Self::handle`].
     changes: Vec<K::Change>,
-    /// Triggers of the changes, without those from before the agent's start.
+    /// Triggers of changes, without those from before the agent's start.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
     /// Strings that objects have in common, one copy of each. They are shared as soon as an object is read: a long list
     /// would leave its copies as holes between what stays.
     strings: Strings,
-    /// Problems of objects that are not logged yet.
+    /// Problems of objects that were not logged yet.
     unlogged: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ struct KnownObject {
     version: Option<NonZeroU64>,
     /// Sequence number of the list that was the newest when the API server last sent the object.
     list: u64,
-    /// A [`digest`] of the trigger of its newest readable version.
+    /// A [`digest`] of the trigger of the object's newest readable version.
     triggered: Option<NonZeroU64>,
 }
 
@@ -60,14 +60,14 @@ const _: () = assert!(size_of::<KnownObject>() == 24);
 #[derive(Debug)]
 struct Rejected {
     why: String,
-    /// Whether no version of the object was ever readable.
+    /// Whether every version of the object so far was unreadable.
     unread: bool,
-    /// The Service that the object is part of.
+    /// The Service whose data are incomplete without the object.
     service: Option<ObjectName>,
 }
 
 impl<K: Kind> Objects<K> {
-    /// Creates the state without any object. Triggers before `beginning` are ignored.
+    /// Creates the state without any object. Ignores triggers before `beginning`.
     pub(super) fn new(beginning: SystemTime) -> Self {
         Self {
             known: BTreeMap::new(),
@@ -82,11 +82,11 @@ impl<K: Kind> Objects<K> {
         }
     }
 
-    /// Handles an event; returns the changes that are due.
+    /// Handles an event of the watch; returns the changes that it completes.
     pub(super) fn handle(&mut self, event: Event<Watched<K>>) -> Vec<K::Change> {
         match event {
             Event::Init => {
-                // Changes of an interrupted list stay queued: the next list does not repeat them, because their
+                // Changes of an interrupted list stay queued. The next list does not repeat them, because their
                 // versions count as known.
                 self.list += 1;
                 return Vec::new();
@@ -110,12 +110,12 @@ impl<K: Kind> Objects<K> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Returns the triggers of the changes since the last call.
+    /// Returns and removes the triggers of the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.triggered)
     }
 
-    /// Whether a list has been completed.
+    /// Whether the API server has sent a complete list.
     pub(super) const fn is_listed(&self) -> bool {
         self.listed
     }
@@ -185,7 +185,7 @@ impl<K: Kind> Objects<K> {
         let service = K::service(&name, metadata);
         let stays = match (unread, &service) {
             (true, _) => "it is left out",
-            // After a restart the agent reads it from the kernel.
+            // The unread object's last good state may be in the kernel, which the agent reads after a restart.
             (false, Some(_)) => "its last good state stays in force",
             (false, None) => {
                 "its last good state stays in force until the agent restarts; then it is left out"
@@ -247,12 +247,12 @@ fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     Some(text)
 }
 
-/// The name of an object. An object without a name is left out: nothing identifies it.
+/// The name of an object. `None` for an object without a name, which nothing could identify.
 fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
     object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
 }
 
-/// A digest of uid and version; `None` without a version.
+/// A digest of an object's uid and resource version; `None` without a version.
 fn version(metadata: &ObjectMeta) -> Option<NonZeroU64> {
     let version = metadata.resource_version.as_ref().filter(|version| !version.is_empty())?;
     Some(digest((&metadata.uid, version)))
@@ -262,7 +262,7 @@ fn of_trigger(trigger: Trigger) -> NonZeroU64 {
     digest((trigger.family as u8, trigger.time))
 }
 
-/// A number that stands for the value, to be compared with that of a later value. It is smaller than most values.
+/// A 64-bit hash of a value, to find out whether a later value differs. It takes less memory than most values.
 fn digest(value: impl Hash) -> NonZeroU64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -297,21 +297,21 @@ mod tests {
         object(value(name, version, ip))
     }
 
-    /// A Service whose ports are no list, so that it cannot be read at all.
+    /// A Service whose field `ports` is no list, so that it cannot be decoded.
     fn malformed(name: &str, version: u32) -> Object {
         let mut value = value(name, version, "10.96.0.1");
         value["spec"]["ports"] = json!("eighty");
         object(value)
     }
 
-    /// A Service that every API server would reject.
+    /// A Service that can be decoded, but that every API server would reject.
     fn invalid(name: &str, version: u32) -> Object {
         let mut value = value(name, version, "10.96.0.1");
         value["spec"]["ports"][0]["port"] = json!(70_000);
         object(value)
     }
 
-    /// The changes as text: `+name`, followed by the first cluster IP of a Service, or `-name` for a deletion.
+    /// The changes as text: `+name` with the first cluster IP of a Service, or `-name` for a deletion.
     fn texts(changes: Vec<Change>) -> Vec<String> {
         let text = |change| match change {
             Change::Service(name, Some(service)) => format!("+{} {}", name.name, service.cluster_ips[0]),
@@ -325,7 +325,7 @@ mod tests {
         texts(objects.handle(event))
     }
 
-    /// Sends a complete list; asserts that it causes no change before its end. Returns the changes.
+    /// Sends a complete list; asserts that it causes no change before its end. Returns the changes at the end.
     fn list(objects: &mut Objects<Service>, listed: Vec<Object>) -> Vec<String> {
         assert_eq!(handle(objects, Event::Init), [""; 0]);
         for object in listed {
@@ -502,7 +502,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    /// The addresses of the one slice that has changed.
+    /// The addresses in the only slice that the changes contain.
     fn addresses(changes: &[Change]) -> Vec<String> {
         let [Change::EndpointSlice(_, Some(slice))] = changes else { panic!("{changes:?}") };
         slice.endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()

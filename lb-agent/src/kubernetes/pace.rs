@@ -11,7 +11,7 @@ use kube::client::Body;
 use tokio::time::{Instant, sleep_until};
 use tower::Service;
 
-/// The shortest time between the starts of two watches of a kind.
+/// Minimum time between the starts of two watches with the same path.
 const APART: Duration = Duration::from_secs(1);
 
 /// Delays watches that would start too soon after each other. When a watch ends, even right after its start, the
@@ -19,7 +19,7 @@ const APART: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub(super) struct Paced<S> {
     inner: S,
-    /// When the newest watch of each path begins.
+    /// When the newest watch of each API path begins, or has begun.
     begins: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
 
@@ -28,7 +28,7 @@ impl<S> Paced<S> {
         Self { inner, begins: Arc::default() }
     }
 
-    /// The earliest time at which the request may be sent.
+    /// The earliest time at which the request may be sent; for requests other than watches, now.
     fn begin(&self, request: &Request<Body>) -> Instant {
         let now = Instant::now();
         let uri = request.uri();
@@ -57,7 +57,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let begin = self.begin(&request);
-        // The request is sent when the future is polled.
+        // Nothing is sent until this future is polled.
         let answer = self.inner.call(request);
         Box::pin(async move {
             sleep_until(begin).await;

@@ -1,4 +1,4 @@
-//! The task that keeps the rest of the agent in sync with the API server.
+//! The task that delivers Services, endpoints and the Node from the API server to the rest of the agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,16 +29,16 @@ use super::{
 /// Channels for values that the source publishes in addition to the events for the writer. Each holds the latest value.
 #[derive(Debug)]
 pub struct Published {
-    /// The Node object of this node.
+    /// What the Node object of this node says.
     pub node: watch::Sender<NodeInfo>,
-    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Without such an object, the channel has its
-    /// first value.
+    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Without such an object, the channel keeps
+    /// its initial value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
-    /// All current problems, for `lb-agent status`.
+    /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 
-/// How long the first write waits for the Node after Services and EndpointSlices were listed.
+/// How long the first write of maps waits for the Node after Services and EndpointSlices were listed.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Watches the API server until the receiver of `events` is dropped. Sends changes. When all Services and
@@ -70,16 +70,16 @@ struct Follower {
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     server: ServerConditions,
-    /// The condition to report while the Node does not exist.
+    /// The condition that is reported while the Node of this name does not exist.
     no_node: String,
-    /// The ranges of each ServiceCIDR. `default_ranges` apply if there is no ServiceCIDR.
+    /// The ranges of each ServiceCIDR object. Without such objects, `default_ranges` apply.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
     default_ranges: Vec<IpNet>,
-    /// When the first write stops waiting for the Node.
+    /// When the first write of maps stops waiting for the Node; `None` if nothing waits.
     node_deadline: Option<Instant>,
-    /// Whether [`SourceEvent::Synchronised`] was sent.
+    /// Whether [`SourceEvent::Synchronised`] has been sent.
     synchronised: bool,
-    /// The Services of the last [`SourceEvent::CompleteBut`].
+    /// The unread Services that the last [`SourceEvent::CompleteBut`] contained.
     unread: Option<BTreeSet<ObjectName>>,
 }
 
@@ -168,7 +168,7 @@ impl Follower {
         Vec::new()
     }
 
-    /// The events that are due because lists are complete.
+    /// The events to send because lists have become complete.
     fn progress(&mut self) -> Vec<SourceEvent> {
         let mut due = Vec::new();
         if !self.services.is_listed() || !self.slices.is_listed() {
@@ -210,7 +210,7 @@ impl Follower {
     }
 }
 
-/// Updates the channel; receivers wake up only if the value differs.
+/// Sets the channel's value; wakes receivers only if it differs.
 fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|published| {
         let modified = *published != now;

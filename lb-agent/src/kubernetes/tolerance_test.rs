@@ -1,4 +1,4 @@
-//! Fields of API objects that the agent does not use must never change how it reads an object.
+//! Tests that fields of API objects which the agent does not use never change how it reads an object.
 
 use std::fmt::Debug;
 
@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 
 use super::{kind::Kind, watched::Watched};
 
-/// An object with many fields, and the paths of those that the agent uses.
+/// A valid object with many fields, and the paths of the fields that the agent uses.
 struct Complete {
     object: Value,
     used: &'static [&'static str],
 }
 
-/// Metadata as the API server returns it, with these labels and annotations.
+/// Metadata as an API server returns it, with these labels and annotations.
 fn metadata(labels: &Value, annotations: &Value) -> Value {
     json!({
         "name": "web", "namespace": "shop", "uid": "u", "resourceVersion": "7", "generation": 3,
@@ -182,7 +182,7 @@ fn service_cidr() -> Complete {
     Complete { object, used }
 }
 
-/// A field of an object: its JSON pointer, and its path as [`Complete::used`] writes it.
+/// A field of an object: its JSON pointer, and its path in the form of [`Complete::used`].
 #[derive(Clone, Debug)]
 struct Field {
     pointer: String,
@@ -203,7 +203,7 @@ fn fields(value: &Value, pointer: &str, path: &str, found: &mut Vec<Field>) {
         }
         Value::Array(items) => {
             for (index, value) in items.iter().enumerate() {
-                // Only the first address of an endpoint is used.
+                // Records only the first address of each endpoint, the one that the agent uses.
                 let shown = if path.ends_with("addresses") && value.is_string() {
                     index.to_string()
                 } else {
@@ -241,7 +241,7 @@ impl Complete {
     }
 }
 
-/// Values that an API server or a writer may put into a field of another type.
+/// JSON values of every type, to be put into fields of other types.
 fn odd_values() -> Vec<Value> {
     vec![
         Value::Null,
@@ -257,7 +257,7 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// What the agent reads from an object, as text.
+/// What the agent reads from an object, as text to compare.
 fn read<K: Kind>(object: &Value) -> String
 where
     K::Change: Debug,
@@ -293,7 +293,8 @@ fn null_anywhere_never_makes_it_unreadable<K: Kind>(complete: &Complete)
 where
     K::Change: Debug,
 {
-    // An object without a name is left out with a warning, because nothing identifies it.
+    // Leaves out the fields that hold the name: an object without a name is skipped with a warning, because nothing
+    // identifies it.
     let names = ["", "metadata", "metadata.name"];
     for field in complete.fields().iter().filter(|field| !names.contains(&&*field.path)) {
         let mut object = complete.object.clone();
@@ -319,7 +320,7 @@ fn null_never_makes_an_object_unreadable() {
     null_anywhere_never_makes_it_unreadable::<ServiceCidr>(&service_cidr());
 }
 
-/// Objects in which any number of unused fields have odd values, with unknown fields in any of the maps.
+/// Variants of an object in which unused fields have odd values, and maps have unknown fields.
 fn damaged(complete: Complete) -> impl Strategy<Value = Value> {
     let maps: Vec<Field> = complete.fields().into_iter().filter(|field| field.is_map).collect();
     let value = sample::select(odd_values());
@@ -331,7 +332,7 @@ fn damaged(complete: Complete) -> impl Strategy<Value = Value> {
             object.pointer_mut(&map.pointer).unwrap()[key] = value;
         }
         for (field, value) in replaced {
-            // A field that was nested in a replaced one no longer exists.
+            // The field may be gone, because an earlier step replaced the field that contained it.
             if let Some(field) = object.pointer_mut(&field.pointer) {
                 *field = value;
             }

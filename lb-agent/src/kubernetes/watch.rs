@@ -18,11 +18,11 @@ use tracing::debug;
 
 use super::{kind::Kind, objects::Objects, watched::Watched};
 
-/// No event reports that a watch was resumed. It counts as resumed after this time without a failure: longer than the
+/// Time without a failure after which a watch counts as resumed, since no event reports that. It is longer than the
 /// pause between two attempts plus the time that an attempt may take.
 const QUIET: Duration = Duration::from_secs(90);
 
-/// The watch of one kind.
+/// The watch of one kind of objects, with the state of its objects.
 pub(super) struct Watch<K: Kind> {
     stream: BoxStream<'static, watcher::Result<Event<Watched<K>>>>,
     objects: Objects<K>,
@@ -40,12 +40,12 @@ pub(super) enum Failure {
 }
 
 impl<K: Kind> Watch<K> {
-    /// Sends no request before [`Self::next`]. Changes from before `beginning` have no trigger.
+    /// Creates a watch that sends no request before [`Self::next`]. Changes from before `beginning` have no trigger.
     pub(super) fn new(client: Client, config: watcher::Config, beginning: SystemTime) -> Self {
         Self::of(Api::all(client), config, beginning)
     }
 
-    /// A watch of the objects at this path of the API.
+    /// Like [`Self::new`], for the objects at the API path of `api`.
     pub(super) fn of(api: Api<Watched<K>>, config: watcher::Config, beginning: SystemTime) -> Self {
         let stream = watcher(api, config).default_backoff().boxed();
         Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
@@ -66,7 +66,7 @@ impl<K: Kind> Watch<K> {
         };
         match event {
             Ok(event) => {
-                // The beginning of a list does not show that the API server answers.
+                // The beginning of a list is no answer of the API server.
                 if !matches!(event, Event::Init) {
                     self.failure = None;
                 }
@@ -90,8 +90,8 @@ impl<K: Kind> Watch<K> {
         debug!("{why}");
         let (status, now) = (status(error), Instant::now());
         self.failure = match status {
-            // The agent keeps asking an API server that is too old for this kind, because it may be upgraded. Its
-            // answer is no error.
+            // An API server too old for this kind answers 404. The agent keeps asking, because the server may be
+            // upgraded, and reports no error.
             Some(404) if K::OPTIONAL => None,
             Some(403) => Some((Failure::Refused(why), now)),
             Some(_) | None => Some((Failure::Away(why), now)),
@@ -99,37 +99,37 @@ impl<K: Kind> Watch<K> {
         self.settled |= status == Some(403);
     }
 
-    /// The problems of objects.
+    /// Current problems of objects, as sentences for `lb-agent status`.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.objects.problems()
     }
 
-    /// Whether at least one list has completed.
+    /// Whether the API server has sent at least one complete list.
     pub(super) const fn is_listed(&self) -> bool {
         self.objects.is_listed()
     }
 
-    /// Whether the kind was listed, and no object of it exists.
+    /// Whether the kind was listed, and the API server has no object of it.
     pub(super) fn is_missing(&self) -> bool {
         self.objects.is_listed() && self.objects.is_empty()
     }
 
-    /// Whether the API server has listed the kind or has refused to.
+    /// Whether the API server has listed the kind, or has refused to.
     pub(super) const fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// The Services with an object that was never readable.
+    /// The Services of which some object was never readable.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         self.objects.unread()
     }
 
-    /// Returns the triggers of the changes since the last call.
+    /// Returns and removes the triggers of the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         self.objects.take_triggered()
     }
 
-    /// Why the kind cannot be watched; `None` if no failure is known.
+    /// Why the kind cannot be watched; `None` if the watch works, or is not known to have failed.
     pub(super) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref().map(|(failure, _)| failure)
     }
@@ -151,7 +151,7 @@ pub(crate) async fn at(then: Option<impl Into<Instant>>) {
     }
 }
 
-/// The HTTP status, if the API server has answered.
+/// The HTTP status of the API server's answer; `None` without an answer.
 fn status(error: &watcher::Error) -> Option<u16> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -174,7 +174,7 @@ fn is_routine(error: &watcher::Error) -> bool {
         || matches!(error, watcher::Error::WatchFailed(cause) if !matches!(cause, kube::Error::SerdeError(_)))
 }
 
-/// The error with its causes, each of them once.
+/// The text of an error with its causes, each text once.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! An object of a list or a watch, before its content is read.
+//! An object of a list or watch, as JSON contains it.
 
 use std::{borrow::Cow, fmt::Debug};
 
@@ -8,20 +8,20 @@ use lb_core::api::ObjectMeta;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-/// A kind of the Kubernetes API, read as a type of `lb_core::api`.
+/// A kind of the Kubernetes API that is decoded as a type of `lb_core::api`.
 pub(super) trait Read: DeserializeOwned + Clone + Debug + Send + 'static {
-    /// The type that defines the API path of this kind.
+    /// The `k8s_openapi` type that defines the API path of the kind.
     type Schema: Resource<DynamicType = ()>;
 }
 
-/// An object of which parts may be unreadable, so that one object of an unexpected form does not stop the watch.
+/// An object whose content may be unreadable, so that one object of an unexpected form does not stop the watch.
 /// Unreadable metadata count as empty.
 #[derive(Clone, Debug)]
 pub(super) struct Watched<K> {
     pub(super) metadata: ObjectMeta,
-    /// The object, or why it is unreadable.
+    /// The decoded object, or why it is unreadable.
     pub(super) object: Result<K, String>,
-    /// The part of `metadata` that the watch itself needs.
+    /// The part of the object's metadata that the watch needs: uid, name, version.
     version: v1::ObjectMeta,
 }
 

@@ -1,20 +1,20 @@
-//! Chains of kube-proxy in iptables, and the jumps to them.
+//! Finds chains of kube-proxy in iptables, and the jumps to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Findings, Invocation, Leftover, ToolError, output_of};
 
-/// A tool that lists rules, and the one that changes them.
+/// Names of the tool that prints rules (`…-save`) and of the one that changes them (`…-restore`).
 pub(super) type Tools = (&'static str, &'static str);
 
-/// Tools of both kinds of iptables, nft and legacy; a node may have rules of both.
+/// The tools of both variants of iptables, nft and legacy; a node may have rules of both.
 const TOOLS: [Tools; 4] = [
     ("iptables-nft-save", "iptables-nft-restore"),
     ("ip6tables-nft-save", "ip6tables-nft-restore"),
     ("iptables-legacy-save", "iptables-legacy-restore"),
     ("ip6tables-legacy-save", "ip6tables-legacy-restore"),
 ];
-/// Tools of a node with only one kind of iptables.
+/// The tools of a node with only one variant of iptables.
 const PLAIN_TOOLS: [Tools; 2] =
     [("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore")];
 
@@ -48,13 +48,13 @@ pub(super) fn find(findings: &mut Findings) {
     }
 }
 
-/// The installed tools, with the output of their save command.
+/// The installed tools, each with the output of its save command.
 pub(super) fn saved() -> Vec<(Tools, Result<String, ToolError>)> {
     let listed = list(&TOOLS);
     if listed.is_empty() { list(&PLAIN_TOOLS) } else { listed }
 }
 
-/// The installed tools of `tools`, with the output of their save command.
+/// Those of `tools` that are installed, each with the output of its save command.
 fn list(tools: &[Tools]) -> Vec<(Tools, Result<String, ToolError>)> {
     let text = |tools: &Tools| Some((*tools, output_of(tools.0, &[]).transpose()?));
     tools.iter().filter_map(text).collect()
@@ -72,16 +72,16 @@ fn leftovers((save, restore): Tools, text: &str) -> Vec<Leftover> {
     tables(text).into_iter().filter_map(leftover).collect()
 }
 
-/// A table as `iptables-save` prints it.
+/// A table of iptables in the format of `iptables-save`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table<'a> {
-    /// Names of the chains, and whether each is built in.
+    /// Names of the table's chains, and whether each is built in.
     chains: BTreeMap<&'a str, bool>,
-    /// The rules, as `-A CHAIN …`.
+    /// The table's rules, each as `-A CHAIN …`.
     rules: Vec<&'a str>,
 }
 
-/// The removal of kube-proxy's chains from a table, in one transaction.
+/// How to remove kube-proxy's chains from one table, in one transaction.
 #[derive(Debug, PartialEq, Eq)]
 struct Removal {
     chains: usize,
@@ -106,7 +106,7 @@ fn tables(text: &str) -> Vec<(&str, Table<'_>)> {
     tables
 }
 
-/// The removal of kube-proxy's chains from a table; `None` without such chains.
+/// Plans the removal of kube-proxy's chains from a table; `None` if it has none.
 fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     let mut chains: BTreeSet<&str> = table
         .chains
@@ -126,7 +126,7 @@ fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
         .map(|rule| format!("-D{}\n", &rule[2..]))
         .collect();
     let deleted = chains.iter().map(|chain| format!("-X {chain}\n"));
-    // For `iptables-restore`, a line `:CHAIN` empties an existing chain.
+    // To `iptables-restore`, a line `:CHAIN` means to empty an existing chain.
     let lines: String = declared.chain(jumps.iter().cloned()).chain(deleted).collect();
     let input = format!("*{name}\n{lines}COMMIT\n");
     (!chains.is_empty()).then_some(Removal { chains: chains.len(), jumps: jumps.len(), input })
@@ -163,20 +163,20 @@ fn is_kube_proxys(chain: &str) -> bool {
     CHAINS.contains(&chain) || PREFIXES.iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
 }
 
-/// The chain that a rule `-A CHAIN …` is in.
+/// Name of the chain that contains the rule `-A CHAIN …`.
 fn chain_of(rule: &str) -> &str {
     let rest = rule.strip_prefix("-A ").unwrap_or(rule);
     rest.split_once(' ').map_or(rest, |(chain, _)| chain)
 }
 
-/// The target of a rule. Quoted texts, such as comments, are no options.
+/// Name of the chain that a rule jumps to. Skips quoted texts such as comments, which may look like options.
 fn target_of(rule: &str) -> Option<&str> {
     let mut words = words(rule).into_iter();
     words.find(|word| ["-j", "-g", "--jump", "--goto"].contains(word))?;
     words.next()
 }
 
-/// The words of a rule; a quoted text, perhaps with spaces, is one word.
+/// Splits a rule into words; a quoted text, which may contain spaces, is one word.
 fn words(rule: &str) -> Vec<&str> {
     let (mut words, mut rest) = (Vec::new(), rest_of(rule));
     while !rest.is_empty() {
@@ -192,7 +192,7 @@ fn rest_of(text: &str) -> &str {
     text.trim_start_matches(' ')
 }
 
-/// The offset after the closing quotation mark of a quoted text; a backslash escapes the next character.
+/// Offset behind the closing quotation mark of a text that begins with a quoted part; a backslash escapes a character.
 fn end_of_quoted(text: &str) -> usize {
     let mut escaped = false;
     for (at, character) in text.char_indices().skip(1) {

@@ -15,14 +15,14 @@ use rustix::{
 
 use super::{Findings, Invocation, Leftover, ToolError};
 
-/// The dummy interface with the addresses of all Services.
+/// Name of the dummy interface on which kube-proxy puts the addresses of all Services.
 const DEVICE: &str = "kube-ipvs0";
-/// Kubernetes' default range of node ports.
+/// The range of node ports that an API server uses by default.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// The path exists if the kernel module of ipset is loaded. Listing must not change anything, and running `ipset` would
-/// load the module.
+/// Path that exists if the kernel module of ipset is loaded. It is checked first, because to run `ipset` would load the
+/// module, and a search must not change anything.
 const SETS_MODULE: &str = "/sys/module/ip_set";
-/// Sets that kube-proxy creates, without the prefix `KUBE-` or, for IPv6, `KUBE-6-`.
+/// Names of the sets that kube-proxy creates, without the prefix `KUBE-` or, for IPv6, `KUBE-6-`.
 const SETS: [&str; 17] = [
     "CLUSTER-IP",
     "EXTERNAL-IP",
@@ -42,9 +42,9 @@ const SETS: [&str; 17] = [
     "NODE-PORT-TCP",
     "NODE-PORT-UDP",
 ];
-/// Attempts to remove a set, which stays in use for a moment after its last rule was removed.
+/// Number of attempts to remove a set, which stays in use for a moment after its last rule was removed.
 const ATTEMPTS: u32 = 20;
-/// The kernel's limit on names of sets; longer names are cut.
+/// Maximum length of a set's name in the kernel; longer names are cut.
 const SET_NAME: usize = 31;
 
 pub(super) fn find(findings: &mut Findings) {
@@ -68,7 +68,7 @@ fn has_device() -> Result<bool, ToolError> {
     }
 }
 
-/// Finds the interface and kube-proxy's virtual servers, see [`servers`].
+/// Finds the interface `kube-ipvs0`, and kube-proxy's virtual servers, see [`servers`].
 fn device(findings: &mut Findings) {
     let Some(listed) = findings.output_of("ip", &["-o", "address", "show", "dev", DEVICE]) else { return };
     let addresses = addresses(&listed);
@@ -84,7 +84,7 @@ fn device(findings: &mut Findings) {
     findings.leftovers.push(Leftover { what, removal });
 }
 
-/// Finds the sets. Rules that use them must be removed first.
+/// Finds kube-proxy's sets of ipset. They can be removed only after the rules that use them.
 fn sets(findings: &mut Findings) {
     let Some(listed) = findings.output_of("ipset", &["list", "-n"]) else { return };
     let destroy = |name| Invocation { attempts: ATTEMPTS, ..Invocation::new("ipset", &["destroy", name]) };
@@ -112,18 +112,18 @@ fn addresses(listed: &str) -> BTreeSet<IpAddr> {
     listed.lines().filter_map(address).collect()
 }
 
-/// A virtual server in the output of `ipvsadm -S -n`.
+/// A virtual server of IPVS, in the format of `ipvsadm -S -n`.
 #[derive(Debug, PartialEq, Eq)]
 struct Server<'a> {
-    /// The ipvsadm option for the protocol.
+    /// The option by which ipvsadm selects the protocol, such as `-t`.
     protocol: &'a str,
     at: &'a str,
-    /// The real servers of the virtual server.
+    /// Addresses and ports of the virtual server's real servers.
     real: BTreeSet<&'a str>,
 }
 
 impl Server<'_> {
-    /// The address and port; `None` for a server that has another form, such as a firewall mark.
+    /// Address and port of the virtual server; `None` if it has another form, such as a firewall mark.
     fn address(&self) -> Option<SocketAddr> {
         self.at.parse().ok()
     }

@@ -18,7 +18,7 @@ use std::{
 
 use serde::Serialize;
 
-/// Something that a kube-proxy has left, and the commands that remove it.
+/// Something that a kube-proxy has left in the kernel, and the commands that remove it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Leftover {
     /// The name of the leftover in messages, for example `3 sets of ipset`.
@@ -27,16 +27,16 @@ pub struct Leftover {
     removal: Vec<Invocation>,
 }
 
-/// The leftovers that a search found, and the tools that failed, whose leftovers are therefore unknown.
+/// The result of a search: leftovers, and the tools that failed, whose leftovers are unknown.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// The leftovers, in the order in which they can be removed.
+    /// The leftovers that were found, in the order in which they can be removed.
     pub leftovers: Vec<Leftover>,
-    /// The tools that failed.
+    /// Errors of installed tools.
     pub errors: Vec<ToolError>,
 }
 
-/// An installed tool fails.
+/// An installed tool has failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot tell whether kube-proxy has left something: `{command}` fails: {reason}; run it by hand")]
 pub struct ToolError {
@@ -44,20 +44,21 @@ pub struct ToolError {
     reason: String,
 }
 
-/// A run of a tool, with its standard input.
+/// A command to run, with its standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Invocation {
     program: &'static str,
     arguments: Vec<String>,
     input: String,
-    /// Number of attempts, with a [`PAUSE`] between them.
+    /// How often to try the command, with a [`PAUSE`] in between.
     attempts: u32,
 }
 
-/// Pause between attempts. The kernel releases the objects that a deleted rule has used a moment after the deletion.
+/// Pause between two attempts. The kernel releases objects that a rule has used only a moment after the rule's
+/// deletion.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A leftover cannot be removed.
+/// Why a leftover cannot be removed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot remove {what}: {source}; remove it by hand, or restart the node")]
 pub struct LeftoverError {
@@ -113,7 +114,7 @@ impl Invocation {
     }
 }
 
-/// Searches the network namespace of this thread. Changes nothing.
+/// Searches the network namespace of the calling thread for leftovers. Changes nothing.
 pub fn find() -> Findings {
     let mut findings = Findings::default();
     iptables::find(&mut findings);
@@ -129,7 +130,7 @@ impl Findings {
         advice(&self.leftovers).into_iter().chain(self.errors.iter().map(ToString::to_string)).collect()
     }
 
-    /// The output of a tool; `None` if it is missing or fails. A failure is added to the errors.
+    /// The output of a tool; `None` if the tool is missing or fails. Adds a failure to the errors.
     fn output_of(&mut self, program: &str, arguments: &[&str]) -> Option<String> {
         output_of(program, arguments).unwrap_or_else(|error| {
             self.errors.push(error);
@@ -150,11 +151,11 @@ pub(crate) fn advice(found: &[Leftover]) -> Option<String> {
     })
 }
 
-/// Errors of tools on a kernel without the subsystem that they list. Such a kernel has no leftovers of that subsystem.
+/// Messages of tools on a kernel without the subsystem that they list: it has no leftovers there.
 const UNSUPPORTED: [&str; 3] =
     ["Protocol not supported", "Protocol not available", "Operation not supported"];
 
-/// The output of a tool; `None` if it is missing. On a kernel without the subsystem the output is empty.
+/// The output of a tool; `None` if the tool is missing. Empty if the kernel does not have the subsystem.
 fn output_of(program: &str, arguments: &[&str]) -> Result<Option<String>, ToolError> {
     let failed = |reason: String| ToolError { command: [&[program], arguments].concat().join(" "), reason };
     let output = Command::new(program).args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
@@ -173,7 +174,7 @@ fn output_of(program: &str, arguments: &[&str]) -> Result<Option<String>, ToolEr
     Err(failed(format!("{}: {}", output.status, reason.trim())))
 }
 
-/// The name and output of each save command of iptables that is installed and does not fail.
+/// Name and output of each installed save command of iptables that succeeds.
 pub(crate) fn saved_rules() -> Vec<(&'static str, String)> {
     iptables::saved().into_iter().filter_map(|((save, _), text)| Some((save, text.ok()?))).collect()
 }

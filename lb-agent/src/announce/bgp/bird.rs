@@ -1,4 +1,4 @@
-//! Keeps BIRD's configuration file, and makes BIRD read it.
+//! Keeps BIRD's configuration file up to date, and makes BIRD read it.
 
 use std::{
     fs, io,
@@ -18,21 +18,21 @@ use tracing::info;
 
 /// Timeout of a conversation with BIRD: much shorter than the lifetime of routes, because heartbeats wait for it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Updates after a failed attempt during which the same text is not tried again.
+/// Number of updates, after a failed attempt, that do not try the same configuration text again.
 const RETRY: u32 = 5;
 
-/// BIRD's files.
+/// Keeps BIRD's configuration file: its path, BIRD's control socket, and what both are known to contain.
 #[derive(Debug)]
 pub(super) struct Bird {
     file: PathBuf,
     socket: PathBuf,
-    /// The content of the file; `None` before it was read.
+    /// The content of the configuration file; `None` until it is first read.
     content: Option<String>,
-    /// Whether BIRD has accepted the content of the file.
+    /// Whether BIRD has parsed the present content of the configuration file without errors.
     is_accepted: bool,
-    /// Whether BIRD runs with the content of the file.
+    /// Whether BIRD runs with the present content of the configuration file.
     is_in_use: bool,
-    /// The text of the last attempt that failed, why, and the updates to wait before the next one with this text.
+    /// The last failed attempt to make BIRD use a configuration text; `None` if the last attempt succeeded.
     failed: Option<Failure>,
 }
 
@@ -43,12 +43,12 @@ struct Failure {
     wait: u32,
 }
 
-/// Why BIRD does not use a file.
+/// Why BIRD did not carry out a command about a configuration file.
 #[derive(Debug)]
 enum Refusal {
-    /// It cannot be asked.
+    /// BIRD's control socket does not answer.
     Unreachable(io::Error),
-    /// It does not accept the file, with its answer.
+    /// BIRD reports an error in the configuration file; this is its answer.
     Invalid(String),
 }
 
@@ -63,12 +63,14 @@ impl Bird {
         Self { file, socket, content: None, is_accepted: false, is_in_use: false, failed: None }
     }
 
-    /// The text that the file should have: sessions that are held back are those of its present content.
+    /// The text that the configuration file should have. `configuration` may keep BGP sessions that the present content
+    /// has.
     pub(super) fn text(&self, configuration: &Configuration, is_complete: bool) -> String {
         configuration.text(self.content.as_deref().unwrap_or_default(), is_complete)
     }
 
-    /// Brings file and BIRD up to date; returns what failed. `is_complete` is whether every object has been read.
+    /// Brings the configuration file and BIRD up to date; returns the error, if any. `is_complete`: every object was
+    /// read.
     pub(super) async fn update(
         &mut self,
         configuration: &Configuration,
@@ -100,7 +102,8 @@ impl Bird {
         self.failed.as_ref().map(|failed| failed.why.clone())
     }
 
-    /// Makes BIRD use the text. Only a text that BIRD accepts replaces one that it uses.
+    /// Writes the text to the configuration file and makes BIRD use it. If BIRD is known to accept the old content,
+    /// only a text that BIRD accepts replaces it.
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
         let (file, new) = (self.file.clone(), beside(&self.file));
         let (name, socket) = (file.display(), self.socket.display());
@@ -111,7 +114,8 @@ impl Bird {
             write(&new, &file, text).map_err(cannot_write)?;
             let is_accepted = match ask(&self.socket, &check(&new)).await {
                 Ok(_) => true,
-                // BIRD has not accepted the old file, so it shall start with the new one.
+                // BIRD is not known to accept the old content either, so a BIRD that starts later shall read the new
+                // one.
                 Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
                 Err(Refusal::Unreachable(error)) => {
                     return Err(format!(
@@ -142,7 +146,7 @@ impl Bird {
     }
 }
 
-/// The content of the file; nothing, if there is none.
+/// The content of the file; empty if the file does not exist.
 fn read(file: &Path) -> io::Result<String> {
     match fs::read(file) {
         Ok(content) => Ok(String::from_utf8_lossy(&content).into_owned()),
@@ -151,14 +155,14 @@ fn read(file: &Path) -> io::Result<String> {
     }
 }
 
-/// The file with its next content: `FILE.new`.
+/// The path `FILE.new`, at which BIRD checks the next content before it replaces the file.
 fn beside(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".new");
     name.into()
 }
 
-/// The permissions of a file with passwords: its owner may read and write, and its group may read if it already may.
+/// The mode of a file with passwords: read and write for its owner, and read for its group if `mode` has that.
 const fn restricted(mode: u32) -> u32 {
     0o600 | mode & 0o040
 }
@@ -168,7 +172,7 @@ fn restrict(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, fs::Permissions::from_mode(restricted(mode)))
 }
 
-/// Writes a file, which gets the owner and the permissions of `like`, if that exists.
+/// Writes a new file with the owner, group and permissions of `like`; with mode 0600 if `like` does not exist.
 fn write(file: &Path, like: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -193,7 +197,7 @@ fn check(file: &Path) -> String {
     format!("configure check \"{}\"", file.display())
 }
 
-/// Sends BIRD a command, as `birdc` does; returns its answer.
+/// Sends a command to BIRD's control socket, as `birdc` does; returns the text of BIRD's answer.
 async fn ask(socket: &Path, command: &str) -> Result<String, Refusal> {
     let talk = async {
         let mut stream = BufReader::new(UnixStream::connect(socket).await?);
@@ -206,8 +210,8 @@ async fn ask(socket: &Path, command: &str) -> Result<String, Refusal> {
     if code.starts_with(['8', '9']) { Err(Refusal::Invalid(text)) } else { Ok(text) }
 }
 
-/// The code and the text of the last line of an answer. Lines with a hyphen after the code, or with a space in place of
-/// the code, are not the last one.
+/// Reads an answer of BIRD; returns code and text of its last line. In all other lines, a hyphen follows the code or a
+/// space replaces it.
 async fn answer(stream: &mut BufReader<UnixStream>) -> io::Result<(String, String)> {
     loop {
         let mut line = String::new();
@@ -234,7 +238,7 @@ mod tests {
         lb_core::announce::bgp::configuration(&Advertised::default(), table, &Labels::default())
     }
 
-    /// Accepts the commands in their order, and gives the answers, as BIRD does.
+    /// Plays BIRD at the control socket: expects these commands in this order, and sends each one's answer.
     async fn serve(listener: UnixListener, talks: &[(String, &'static str)]) {
         for (command, answer) in talks {
             let (stream, _) = listener.accept().await.unwrap();
@@ -263,7 +267,7 @@ mod tests {
             Self { _folder: folder, file, socket, bird }
         }
 
-        /// Updates to the configuration of a table, while BIRD answers.
+        /// Updates to the configuration for routing table `table`, while a mock BIRD answers the commands in `talks`.
         async fn update(&mut self, table: u32, talks: &[(&str, &'static str)]) -> Option<String> {
             let check = check(&beside(&self.file));
             let command = |name: &str| if name == "check" { check.clone() } else { name.to_owned() };
@@ -297,10 +301,10 @@ mod tests {
         let why = bed.update(2, &[("check", BAD)]).await.unwrap();
         assert!(why.contains("syntax error") && why.contains("stays as it is"), "{why}");
         assert!(bed.has(1));
-        // The user corrects the mistake.
+        // As if the user had corrected the mistake: the next configuration is valid.
         assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
         assert!(bed.has(3));
-        // BIRD is away: it shall start with the file that it has accepted.
+        // BIRD does not run: when it starts, it shall find the content that it has accepted.
         let why = bed.bird.update(&configuration(4), true).await.unwrap();
         assert!(why.contains("bird.ctl") && why.contains("bird.conf.new waits"), "{why}");
         assert!(bed.has(3));
@@ -320,7 +324,7 @@ mod tests {
         bed.bird.update(&configuration(2), true).await.unwrap();
         assert!(bed.has(2), "BIRD has not accepted the first one");
         assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
-        // An agent that starts finds its own file.
+        // A restarted agent finds the configuration file that the earlier one wrote, and does not write it again.
         bed.bird = Bird::new(bed.file.clone(), bed.socket.clone());
         assert_eq!(bed.update(3, &[("configure", DONE)]).await, None);
     }

@@ -16,16 +16,16 @@ use tracing::warn;
 
 use crate::daemon::socket::FOLDER;
 
-/// How often the fence looks at its deadline, and how often it removes routes after that.
+/// How often the fence compares the clock with its deadline; after the deadline, how often it removes routes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The socket of the fence of a table.
+/// Path of the Unix socket of the fence that watches over a routing table in this network namespace.
 fn path(table: u32) -> io::Result<PathBuf> {
     let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
     Ok(Path::new(FOLDER).join(format!("fence-{namespace:x}-{table}.sock")))
 }
 
-/// The sender of heartbeats.
+/// The agent's side of the fence's socket: sends heartbeats.
 #[derive(Debug)]
 pub(super) struct Heart {
     socket: UnixDatagram,
@@ -39,7 +39,7 @@ impl Heart {
         Ok(Self { socket, path: path(table)? })
     }
 
-    /// Sends a heartbeat, or only finds out whether a fence listens. Returns whether one does.
+    /// Sends a heartbeat if `alive`, else an empty probe. Returns whether a fence listens.
     pub(super) fn beat(&self, alive: bool) -> bool {
         let message: &[u8] = if alive { b"1" } else { b"0" };
         self.socket.send_to(message, &self.path).is_ok()
@@ -54,7 +54,7 @@ impl Heart {
 pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
     let mut socket = Socket::bind(table)?;
     let routes = AnnouncedRoutes::new(table);
-    // The fence does not know when the agent was last alive, so the whole lifetime begins now.
+    // The fence does not know when the agent last sent a heartbeat, so the whole lifetime begins now.
     let mut deadline = Instant::now() + lifetime;
     let mut is_down = false;
     eprintln!("fence: removes the routes in table {table} {} s after the last heartbeat", lifetime.as_secs());
@@ -89,16 +89,16 @@ pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
     }
 }
 
-/// The socket at which the fence listens.
+/// The Unix socket at which the fence receives heartbeats.
 struct Socket {
     datagrams: UnixDatagram,
     path: PathBuf,
-    /// Device and inode of the socket's file.
+    /// Device and inode number of the socket's file, to notice that another file has replaced it.
     file: (u64, u64),
 }
 
 impl Socket {
-    /// Binds the socket; one that no process listens to is replaced.
+    /// Binds the socket. Replaces a socket file that no process listens to; fails if another fence listens.
     fn bind(table: u32) -> anyhow::Result<Self> {
         let path = path(table).context("cannot identify the network namespace")?;
         fs::create_dir_all(FOLDER).with_context(|| format!("cannot create {FOLDER}"))?;
@@ -119,7 +119,7 @@ impl Socket {
         Ok(Self { datagrams, path, file })
     }
 
-    /// Whether the path still leads to this socket.
+    /// Whether the path still leads to this socket, so that the agent's heartbeats arrive here.
     fn is_reachable(&self) -> bool {
         identity(&self.path).is_ok_and(|file| file == self.file)
     }

@@ -42,45 +42,45 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Interval of heartbeats, and of looks at the table.
+/// Interval of heartbeats to the fence, and of checks of the routing table.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Where routes and configuration go.
+/// Where the agent puts the announced routes and the configuration of BIRD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The kernel's table.
+    /// Number of the kernel's routing table that the announced routes are written to.
     pub table: u32,
-    /// BIRD, if the agent configures it.
+    /// Paths of BIRD's files; `None` if the agent does not configure BIRD.
     pub bird: Option<BirdPaths>,
 }
 
-/// The files of BIRD.
+/// Paths through which the agent configures BIRD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BirdPaths {
-    /// The configuration.
+    /// BIRD's configuration file, which the agent writes.
     pub file: PathBuf,
-    /// The control socket.
+    /// BIRD's control socket, through which the agent makes BIRD read the configuration file.
     pub socket: PathBuf,
 }
 
-/// What the task reads.
+/// Channels from which the task reads what to announce.
 #[derive(Debug)]
 pub struct Sources {
-    /// Advertisements, peers and pools.
+    /// BGP and other advertisements, BGP peers, and address pools.
     pub advertised: watch::Receiver<Advertised>,
-    /// Services with addresses.
+    /// The Services that have a load balancer's address.
     pub holders: watch::Receiver<HolderMap>,
-    /// Whether the Services are in the kernel. Becomes true after `holders` has them.
+    /// Whether the Services are in the kernel; becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
-    /// Whether every object has been read. Becomes true after `advertised` and `holders` have them.
+    /// Whether every object has been read; becomes true after `advertised` and `holders` contain them.
     pub complete: watch::Receiver<bool>,
-    /// The labels of the node, and whether it may announce; `None` until `advertised` has what the API server has.
+    /// Labels of this node, and whether it may announce; `None` until `advertised` has the objects of the API server.
     pub node: watch::Receiver<Option<Member>>,
-    /// The problems of objects in the API server.
+    /// Problems of objects in the API server, as sentences for `status`.
     pub problems: watch::Receiver<Vec<String>>,
 }
 
-/// The task that keeps the routes, and the configuration of BIRD, up to date.
+/// The task that keeps the announced routes, and the configuration of BIRD, up to date.
 #[derive(Debug)]
 pub struct RouteAnnouncer {
     node: Arc<str>,
@@ -90,15 +90,15 @@ pub struct RouteAnnouncer {
     heart: Heart,
     state: Arc<State>,
     metrics: Arc<Metrics>,
-    /// Whether `wanted` and `configuration` come from all objects that can be read.
+    /// Whether `wanted` and `configuration` were computed from all objects that the agent can read.
     is_ready: bool,
-    /// Whether they come from all objects.
+    /// Whether `wanted` and `configuration` were computed from every object, none of them unreadable.
     is_complete: bool,
-    /// Whether the node may get traffic of load balancers.
+    /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
     configuration: Configuration,
-    /// What needs attention, as it was logged.
+    /// The conditions that `status` shows since the last update; only new ones are logged.
     conditions: Vec<String>,
 }
 
@@ -169,7 +169,8 @@ impl RouteAnnouncer {
             let Sources { advertised, holders, synchronised, complete, node, problems: _ } =
                 &mut self.sources;
             tokio::select! {
-                // These two fail if their senders are closed, as without an API server; then they never change.
+                // These two receivers fail once their senders are closed, as without an API server; the values then
+                // never change.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = node.changed() => {}
                 changed = holders.changed() => changed?,
@@ -181,8 +182,9 @@ impl RouteAnnouncer {
         }
     }
 
-    /// Brings routes and configuration up to date. The heartbeat comes first, so that the fence lets new routes be. An
-    /// agent that does not follow its Services sends none, and adds no routes: the fence may have removed them.
+    /// Brings routes and configuration up to date. Sends the heartbeat first, so that the fence does not remove new
+    /// routes. An agent that does not follow its Services sends no heartbeat and adds no routes, because the fence may
+    /// have removed them.
     async fn update(&mut self) {
         let mut conditions = Vec::new();
         let is_healthy = self.state.health().healthy;
@@ -197,7 +199,7 @@ impl RouteAnnouncer {
         let objects = self.configuration.errors.iter().chain(&self.configuration.warnings);
         conditions.extend(objects.map(ToString::to_string));
         conditions.extend(self.sources.problems.borrow().iter().cloned());
-        // Until the agent has read the objects, routes and configuration of an earlier one stay.
+        // Until this agent has read the objects, the routes and the configuration of an earlier agent stay.
         if self.is_ready {
             let holders = Arc::clone(&self.sources.holders.borrow());
             let known = Known {
@@ -216,7 +218,7 @@ impl RouteAnnouncer {
 
     fn compute(&mut self) {
         let Sources { advertised, holders, synchronised, complete, node, problems: _ } = &mut self.sources;
-        // These come first: what is read after them is at least as new.
+        // `node`, `synchronised` and `complete` are read first: the objects read after them are at least as new.
         let node = node.borrow_and_update();
         self.is_ready = *synchronised.borrow_and_update() && node.is_some();
         self.is_complete = *complete.borrow_and_update();
@@ -230,7 +232,7 @@ impl RouteAnnouncer {
         self.configuration = configuration(&advertised, self.table.number, labels);
     }
 
-    /// Updates what `status` and `announce routes` show, and logs new conditions.
+    /// Updates what `status` and `announce routes` show, and logs conditions that the last update did not have.
     fn report(&mut self, fence: bool, conditions: Vec<String>) {
         for condition in conditions.iter().filter(|condition| !self.conditions.contains(condition)) {
             warn!("{condition}");

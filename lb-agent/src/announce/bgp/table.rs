@@ -1,4 +1,4 @@
-//! The routes of this agent in the kernel's table.
+//! The routes of this agent in the kernel's routing table for announced routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,21 +18,21 @@ use lb_core::{
 use lb_datapath::{AnnouncedRoutes, DatapathError, Range, RouteUpdate};
 use tracing::{info, warn};
 
-/// The routes in one table.
+/// The kernel's routing table that the agent writes announced routes to.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) number: u32,
     routes: AnnouncedRoutes,
-    /// The routes of an earlier agent; `None` before the table was read.
+    /// Routes of an earlier agent that stay until all objects are read; `None` until the table is first read.
     adopted: Option<Adopted>,
 }
 
-/// What the agent knows of the routes that it should have.
+/// The routes that the agent wants, and the facts that decide whether routes of an earlier agent stay.
 pub(super) struct Known<'a> {
     pub(super) wanted: &'a BTreeMap<IpNet, Offer>,
     pub(super) holders: &'a BTreeMap<ObjectName, Holder>,
     pub(super) node: &'a Arc<str>,
-    /// Whether every object has been read.
+    /// Whether every object has been read: then no route of an earlier agent stays without being wanted.
     pub(super) is_complete: bool,
 }
 
@@ -41,7 +41,7 @@ impl Table {
         Self { number, routes: AnnouncedRoutes::new(number), adopted: None }
     }
 
-    /// Brings the table up to date, but adds routes only if `may_add`. Returns what needs attention.
+    /// Brings the table up to date; adds routes only if `may_add`. Returns the problems that `status` shall show.
     pub(super) fn update(&mut self, known: &Known<'_>, may_add: bool) -> Vec<String> {
         match self.try_update(known, may_add) {
             Ok(conditions) => conditions,
@@ -62,7 +62,7 @@ impl Table {
         let is_kept = |range: &Range| {
             wanted.contains(range) || network(*range).is_some_and(|net| adopted.routes().contains(&net))
         };
-        // Before the first route leads packets here.
+        // This must come before the first route, which leads packets to this node.
         self.routes.guard()?;
         let none = BTreeSet::new();
         let RouteUpdate { added, removed, refused } =

@@ -1,4 +1,4 @@
-//! The archive: a directory of files as `.tar.gz`, readable by its owner only.
+//! The archive of a bug report: a directory of files as `.tar.gz`, readable by its owner only.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,7 +12,7 @@ use flate2::{Compression, write::GzEncoder};
 use jiff::Timestamp;
 use tar::{Builder, Header};
 
-/// Creates the file; an existing one is an error.
+/// Creates the archive's file; fails if the path exists.
 pub(super) fn create(path: &Path) -> anyhow::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -33,7 +33,7 @@ pub(super) fn stdout() -> anyhow::Result<io::Stdout> {
     Ok(stdout)
 }
 
-/// Writes the files into a directory of the archive.
+/// Writes the files into the archive, below the directory `folder`.
 pub(super) fn write(
     file: &mut impl io::Write,
     folder: &str,

@@ -1,4 +1,4 @@
-//! Facts about the node: network, leftovers of kube-proxy, kernel, location of the agent's log.
+//! Facts about the node for a bug report: network, leftovers of kube-proxy, kernel, location of the agent's log.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Search path of the programs that [`run`] starts: they do not inherit the environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Files of the archive, each with the command line whose output it holds.
+/// Files of the archive about the network, each with the command line whose output it holds.
 const NETWORK: [(&str, &[&str]); 9] = [
     ("net/links.json", &["ip", "-j", "-d", "-s", "link", "show"]),
     ("net/addresses.json", &["ip", "-j", "address", "show"]),
@@ -116,7 +116,7 @@ fn config_of_running_kernel() -> Option<String> {
     Some(text)
 }
 
-/// The location of the log of the agent. `holder` is text such as `pid 17 lb-agent`.
+/// Where the agent's log is. `holder` is the process that holds the data plane, as text such as `pid 17 lb-agent`.
 pub(super) fn log_location(holder: Option<&str>) -> String {
     let pid = holder.and_then(|holder| holder.split(' ').nth(1)).and_then(|pid| pid.parse::<u32>().ok());
     let Some(pid) = pid else {
@@ -133,7 +133,8 @@ pub(super) fn log_location(holder: Option<&str>) -> String {
     )
 }
 
-/// Runs a program, and returns its output if it succeeds in time. Its environment contains only a search path.
+/// Runs a program, and returns its output if it succeeds within [`PATIENCE`]. Its environment contains only a search
+/// path.
 fn run(command: &[&str]) -> anyhow::Result<Vec<u8>> {
     let [program, arguments @ ..] = command else { bail!("there is no program") };
     let said = || format!("cannot run `{}`", command.join(" "));

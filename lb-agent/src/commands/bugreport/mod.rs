@@ -28,9 +28,9 @@ use crate::{
 };
 use lb_datapath::{Conntrack, Pinned};
 
-/// Limit of listed connections.
+/// Maximum number of connections that the archive lists.
 const CONNECTIONS: usize = 1000;
-/// Duration of the profile.
+/// Duration of the measurement that the archive's profile of the BPF programs comes from.
 const PROFILE: Duration = Duration::from_secs(1);
 
 /// The files collected so far, and the errors of those that could not be collected.
@@ -41,7 +41,7 @@ struct Collection {
 }
 
 impl Collection {
-    /// Adds a file, or the error that occurred while collecting it.
+    /// Adds a file to the archive, or the error that occurred while collecting it.
     fn add(&mut self, name: &str, content: anyhow::Result<Vec<u8>>) {
         match content {
             Ok(bytes) => self.files.push((name.to_owned(), bytes)),
@@ -118,7 +118,8 @@ fn version(now: Timestamp) -> String {
     )
 }
 
-/// Collects the files about the data plane in the kernel.
+/// Collects the files about the data plane in the kernel: Services, connections, BPF objects, a profile of the
+/// programs.
 fn data_plane(collection: &mut Collection, pinned: &Pinned) {
     collection.add_json("services.json", services(pinned));
     match connections(pinned) {
@@ -137,7 +138,7 @@ fn services(pinned: &Pinned) -> anyhow::Result<Vec<service_view::ServiceView>> {
     Ok(service_view::services(&pinned.maps().contents()?))
 }
 
-/// Numbers of connections: all, those listed in the archive, and all by phase and by Service.
+/// Numbers of connections: all of them, those listed in the archive, those in each phase, and those of each Service.
 #[derive(Debug, Serialize)]
 struct Summary {
     connections: usize,

@@ -1,4 +1,4 @@
-//! Pages of the metrics server of the agent.
+//! Requests pages of the agent's metrics server.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context as _, bail};
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Size limit of a response, in bytes.
+/// Maximum size of a response, in bytes.
 const MOST: u64 = 64 << 20;
 
-/// Reads the page at `path`.
+/// Requests the page at `path` from the metrics server at `address`; returns its body.
 pub(super) fn get(address: &str, path: &str) -> anyhow::Result<Vec<u8>> {
     let asked = || format!("cannot ask the agent for http://{address}{path}");
     let mut addresses = address.to_socket_addrs().with_context(asked)?;
@@ -26,7 +26,7 @@ pub(super) fn get(address: &str, path: &str) -> anyhow::Result<Vec<u8>> {
     body(&answer).with_context(asked)
 }
 
-/// The body of a response with code 200.
+/// The body of an HTTP response; an error unless its status code is 200.
 fn body(answer: &[u8]) -> anyhow::Result<Vec<u8>> {
     const END: &[u8] = b"\r\n\r\n";
     let end = memchr::memmem::find(answer, END).context("no HTTP")?;

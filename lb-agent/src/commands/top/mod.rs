@@ -1,5 +1,5 @@
-//! `top`: traffic of Services and backends, refreshed at an interval. It reads the pinned maps and works without an
-//! agent.
+//! The command `top`: traffic of Services and backends, refreshed at an interval. It reads the pinned maps and works
+//! without an agent.
 
 mod model;
 mod screen;
@@ -41,7 +41,7 @@ pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     look(&mut Screen::take()?, &mut model, &mut source, interval)
 }
 
-/// Reads samples from the maps.
+/// Reads samples of the counters from the maps.
 struct Source<'a> {
     pinned: &'a Pinned,
     ledger: Ledger,
@@ -64,7 +64,7 @@ impl Source<'_> {
     }
 }
 
-/// Redraws the screen at each event of the terminal and each sample, until the user quits.
+/// Redraws the screen after each terminal event and each new sample, until the user quits.
 fn look(
     screen: &mut Screen,
     model: &mut Model,
@@ -89,7 +89,7 @@ fn look(
     }
 }
 
-/// Handles a key. In raw mode Ctrl-C arrives as a key.
+/// Applies a key press to the model. In raw mode Ctrl-C arrives as a key.
 fn press(model: &mut Model, pressed: KeyEvent) -> Next {
     if pressed.modifiers.contains(KeyModifiers::CONTROL) && pressed.code == KeyCode::Char('c') {
         return Next::Quit;
@@ -110,7 +110,7 @@ fn key(code: KeyCode) -> Option<Key> {
     }
 }
 
-/// A service port and its backends.
+/// A row of the JSON output of `top`: a service port, with its backends.
 #[derive(serde::Serialize)]
 struct Entry {
     #[serde(flatten)]

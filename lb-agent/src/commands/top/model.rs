@@ -9,24 +9,24 @@ use lb_core::{
 };
 use serde::Serialize;
 
-/// The counters of the kernel at one moment.
+/// Names and counters that were read from the kernel at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// The service ports by their id.
+    /// The names of the service ports, by their id in the maps.
     pub(super) names: BTreeMap<u32, ServicePortName>,
-    /// The backends, each with the id of its service port.
+    /// The address and port of each backend, with the id of its service port.
     pub(super) backends: Vec<(u32, SocketAddr)>,
-    /// Flows and traffic of each backend that had a flow recently.
+    /// Flow and traffic counters of each backend that had a flow recently.
     pub(super) tallies: BTreeMap<ServiceEndpoint, Tally>,
 }
 
-/// A row of the table: a service port, or one of its backends.
+/// A row of the table: the traffic of a service port, or of one of its backends.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Row {
     /// `namespace/name:port/protocol`, or `address:port`.
     pub(super) name: String,
-    /// Id of the service port.
+    /// Id of the service port in the maps.
     #[serde(skip)]
     pub(super) service: u32,
     pub(super) active_flows: u64,
@@ -38,7 +38,7 @@ pub(super) struct Row {
     pub(super) bytes: f64,
 }
 
-/// A column, by which the rows can be sorted: names in ascending order, numbers in descending order.
+/// A column of the table. Rows can be sorted by it: names in ascending order, numbers in descending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Column {
     Name,
@@ -50,7 +50,7 @@ pub(super) enum Column {
 }
 
 impl Column {
-    /// The columns from left to right.
+    /// All columns, from left to right.
     pub(super) const ALL: [Self; 5] = [Self::Name, Self::New, Self::Packets, Self::Bytes, Self::Active];
 
     pub(super) const fn head(self) -> &'static str {
@@ -63,7 +63,7 @@ impl Column {
         }
     }
 
-    /// The key that sorts by the column: the first letter of its head.
+    /// The key that the user presses to sort by the column: the first letter of its head.
     pub(super) fn key(self) -> char {
         self.head().chars().next().unwrap_or_default().to_ascii_lowercase()
     }
@@ -90,32 +90,32 @@ pub(super) enum Key {
     Letter(char),
 }
 
-/// Whether `top` continues.
+/// Whether `top` continues after a key press.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Stay,
     Quit,
 }
 
-/// The state of the screen.
+/// What `top` shows: the samples, and the user's choices.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     sample: Sample,
     rates: BTreeMap<ServiceEndpoint, (Traffic, u64)>,
     elapsed: Duration,
     pub(super) sort: Column,
-    /// The text that names must contain.
+    /// Only rows whose name contains this text are shown.
     pub(super) filter: String,
-    /// Whether the user types the filter.
+    /// Whether key presses go to the filter.
     pub(super) typing: bool,
-    /// The service port whose backends are shown; `None` shows service ports.
+    /// Id of the service port whose backends are shown; `None` shows all service ports.
     pub(super) inside: Option<u32>,
-    /// The row under the cursor.
+    /// Index of the row under the cursor.
     pub(super) cursor: usize,
 }
 
 impl Model {
-    /// Computes the rates since the last sample, taken `elapsed` ago.
+    /// Takes a new sample, and computes the rates since the last one, taken `elapsed` ago.
     pub(super) fn update(&mut self, sample: Sample, elapsed: Duration) {
         let before = &self.sample.tallies;
         let rate = |(counted, tally): (&ServiceEndpoint, &Tally)| {
@@ -127,7 +127,7 @@ impl Model {
         self.keep_in_bounds();
     }
 
-    /// The rows to show, sorted.
+    /// The rows to show, filtered and sorted.
     pub(super) fn rows(&self) -> Vec<Row> {
         let mut rows = match self.inside {
             Some(service) => self.backend_rows(service),
@@ -146,7 +146,7 @@ impl Model {
         }
     }
 
-    /// All service ports, with the sums of their backends.
+    /// One row for each service port, with the sums of its backends.
     pub(super) fn service_rows(&self) -> Vec<Row> {
         let mut sums: BTreeMap<u32, (Traffic, u64)> =
             self.sample.names.keys().map(|id| (*id, <_>::default())).collect();
@@ -159,7 +159,7 @@ impl Model {
         sums.into_iter().map(|(id, (traffic, active))| self.row(self.name(id), id, traffic, active)).collect()
     }
 
-    /// All backends of a service port, and removed backends that had a flow recently.
+    /// One row for each backend of a service port, including removed ones that had a flow recently.
     pub(super) fn backend_rows(&self, service: u32) -> Vec<Row> {
         let of_maps = self.sample.backends.iter().filter(|(id, _)| *id == service);
         let mut rates: BTreeMap<SocketAddr, (Traffic, u64)> =
@@ -255,7 +255,7 @@ pub(super) mod tests {
         SocketAddr::new([10, 1, 0, last].into(), 8080)
     }
 
-    /// Two services: one with two backends, the first of which has this traffic, and an idle one.
+    /// A sample with two services: one with two backends, the first of which has these counters, and an idle one.
     pub(in crate::commands::top) fn sample(flows: u64, packets: u64, bytes: u64) -> Sample {
         let name = |name: &str, port: &str| ServicePortName {
             service: ObjectName::new("default", name),

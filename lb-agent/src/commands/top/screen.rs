@@ -20,7 +20,7 @@ use signal_hook::{
 /// Serialises writes to the terminal: a signal must not restore it while a frame is drawn.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A terminal in raw mode; dropping it restores the terminal.
+/// The terminal in raw mode; dropping this restores it.
 pub(super) struct Screen(DefaultTerminal);
 
 impl Screen {

@@ -1,4 +1,4 @@
-//! The screen of `top`.
+//! Draws the screen of `top`.
 
 use ratatui::{
     Frame,
@@ -11,7 +11,7 @@ use ratatui::{
 use super::model::{Column, Model, Row};
 use crate::commands::output::scaled;
 
-/// Width of a column of numbers, in characters.
+/// Width of a column that holds numbers, in characters.
 const NUMBER: u16 = 10;
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
@@ -62,7 +62,7 @@ fn cell(row: &Row, column: Column) -> Cell<'static> {
     Cell::from(if column == Column::Name { text } else { right(&text) })
 }
 
-/// A rate as text: with one decimal if it is above 0 and below 10, otherwise rounded and scaled.
+/// A rate as text: with one decimal below 10, otherwise rounded and with a unit, such as `12.3k`.
 fn number(rate: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,

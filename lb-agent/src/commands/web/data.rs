@@ -39,10 +39,10 @@ use crate::{
 };
 use lb_datapath::{Ledger, MapFill, Pinned};
 
-/// How long the leftovers of kube-proxy are known: the search runs other programs.
+/// How long a list of kube-proxy's leftovers is reused: a search for them runs other programs.
 const LEFTOVERS_AGE: Duration = Duration::from_secs(60);
 
-/// The data plane of this node.
+/// Reads what the pages show: the data plane of this node, and cached leftovers of kube-proxy.
 pub(super) struct Data {
     paths: KernelPaths,
     leftovers: Mutex<Option<(Instant, Arc<Findings>)>>,
@@ -144,7 +144,7 @@ impl Source for Data {
     }
 }
 
-/// Parses parameters of a request as flags of a command: both have the same names, values and errors.
+/// Parses the parameters of a request as flags of a command line: both have the same names, values and errors.
 fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, SourceError> {
     let given = query.iter().filter(|(flag, value)| flags.contains(&flag.as_str()) && !value.is_empty());
     let words = ["lb-agent"].iter().chain(command).map(|word| (*word).to_owned());
@@ -157,7 +157,7 @@ fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, S
     })
 }
 
-/// Reads all Services and counts their traffic.
+/// Reads all Services, and sums the traffic of each backend across readings.
 struct Reader {
     bpffs: PathBuf,
     ledger: Ledger,

@@ -1,4 +1,4 @@
-//! Events of the programs for the page Live.
+//! Reads events of the BPF programs for the page Live.
 
 use std::{
     thread,
@@ -10,12 +10,12 @@ use lb_web::EventReader;
 use super::super::{event_view::EventView, monitor};
 use lb_datapath::{Monitor, ServiceMaps};
 
-/// Pause before the next look for events.
+/// Pause between two looks into the ring buffer for events.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The most events of one reading, so that the reader soon looks again whether anybody listens.
+/// Maximum number of events in one reading, so that the reader soon checks again whether a browser listens.
 const MOST: usize = 2000;
 
-/// The reader of events.
+/// Reads events from the ring buffer of the BPF programs, with the names of their Services.
 pub(super) struct Events {
     maps: ServiceMaps,
     monitor: Monitor,

@@ -1,4 +1,5 @@
-//! `web`: the pages of [`lb_web`] over the pinned maps. The agent serves the same pages at `--web-bind-address`.
+//! The command `web`: the pages of [`lb_web`] over the pinned maps. The agent serves the same pages at
+//! `--web-bind-address`.
 
 mod data;
 mod events;
@@ -19,7 +20,7 @@ use super::output::print;
 use crate::{cli::WebArgs, config::KernelPaths};
 use lb_datapath::Pinned;
 
-/// The routes of all pages. Must be called inside a Tokio runtime.
+/// The HTTP routes of all pages. Must be called inside a Tokio runtime.
 pub fn pages(paths: KernelPaths, access: Access) -> Router {
     lb_web::router(Data::new(paths), access)
 }
@@ -29,7 +30,7 @@ pub fn pages(paths: KernelPaths, access: Access) -> Router {
 /// # Errors
 /// There is no data plane, the address is taken, or the token cannot be read.
 pub fn web(paths: &KernelPaths, args: &WebArgs) -> anyhow::Result<()> {
-    // The pages also show later that the data plane is gone, but a typing mistake should be an error at once.
+    // The pages can also show that there is no data plane, but at the start that is probably a mistyped path: an error.
     Pinned::open(&paths.bpffs)?;
     let (access, note) = access(args)?;
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -56,7 +57,7 @@ async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
     }
 }
 
-/// Who may look, and the line that says so.
+/// Which clients may use the pages, and a sentence for the user that says so.
 fn access(args: &WebArgs) -> anyhow::Result<(Access, String)> {
     let given = args.token_file.as_deref().map(read_token).transpose()?;
     match (Access::new(args.listen, given.clone()), &args.token_file) {
@@ -72,7 +73,7 @@ fn access(args: &WebArgs) -> anyhow::Result<(Access, String)> {
     }
 }
 
-/// What to know about a token that is sent over the network.
+/// A warning, with advice, that the pages are not encrypted; empty for a loopback address.
 fn plain(address: SocketAddr) -> &'static str {
     if address.ip().is_loopback() {
         ""
@@ -81,7 +82,7 @@ fn plain(address: SocketAddr) -> &'static str {
     }
 }
 
-/// Reads a token from a file.
+/// Reads the token that users log in with from a file.
 fn read_token(file: &Path) -> anyhow::Result<Token> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read the token in {}", file.display()))?;
@@ -92,7 +93,7 @@ fn read_token(file: &Path) -> anyhow::Result<Token> {
 mod tests {
     use super::*;
 
-    /// Who may look, as the output says it, or the error.
+    /// The sentence that `access` makes for these arguments, or its error.
     fn note(listen: &str, token: Option<&str>) -> String {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");

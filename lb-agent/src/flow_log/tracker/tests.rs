@@ -6,7 +6,7 @@ use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// The same names for all connections.
+/// Gives all connections the same names.
 struct Everyone(Arc<Who>);
 
 impl Names for Everyone {
@@ -21,7 +21,7 @@ fn everyone(logged: bool) -> Everyone {
     Everyone(Arc::new(Who { service, pod: None, node: None, logged, interval }))
 }
 
-/// A connection and what the log does with it.
+/// A tracker, and the flow table's entries of one connection.
 struct World {
     tracker: Tracker,
     names: Everyone,
@@ -35,7 +35,7 @@ fn tick(nanoseconds: u64) -> Tick {
 }
 
 impl World {
-    /// After the first pass, which has found nothing.
+    /// A tracker whose first GC pass is over and has found nothing.
     fn new() -> Self {
         let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
         let from = Tuple::new(client, vip, 40_000, 80, protocol::TCP);
@@ -79,7 +79,7 @@ impl World {
         self.reply.seen = self.forward.seen;
     }
 
-    /// A GC pass in which the flow exists.
+    /// Runs a GC pass that finds the connection.
     fn pass(&mut self, now: u64) {
         self.tracker.begin_pass();
         let flow = (&self.forward, Some(&self.reply));
@@ -96,7 +96,7 @@ impl World {
         self.tracker.lines().collect()
     }
 
-    /// The lines, shortened to end reason, packets and bytes.
+    /// The lines so far, each shortened to end reason, and packets and bytes of client and backend.
     fn ends(&mut self) -> Vec<(Option<EndReason>, u64, u64, u64, u64)> {
         let short = |line: &Line| {
             let Volume { packets_sent, bytes_sent, packets_answered, bytes_answered } = line.total;
@@ -152,7 +152,7 @@ fn eviction_by_a_program_has_exact_counts() {
     world.send(40, 40, 11 * SECOND);
     world.event(FlowEventKind::Evicted, 12 * SECOND);
     assert_eq!(world.ends(), [(Some(EndReason::Evicted), 2, 100, 2, 100)]);
-    // The connection was closed before it gave way.
+    // The connection was closed before it was evicted, so the reason is the close.
     world.event(FlowEventKind::Begun, 13 * SECOND);
     world.close();
     world.event(FlowEventKind::Closed, 14 * SECOND);
@@ -186,7 +186,7 @@ fn pass_before_the_events_changes_nothing() {
     world.send(60, 60, 10 * SECOND);
     world.pass(10 * SECOND);
     world.event(FlowEventKind::Begun, 10 * SECOND);
-    // The event shows the counters at the beginning: earlier flows have counted nothing.
+    // The event carries the counters at the connection's beginning; the pass has shown no further traffic since then.
     assert_eq!(world.lines(), []);
     let mut world = World::new();
     world.event(FlowEventKind::Begun, 10 * SECOND);
@@ -197,7 +197,7 @@ fn pass_before_the_events_changes_nothing() {
         flow.continue_counters(&earlier);
         flow.count_packet(1);
     }
-    // The pass shows the next flow of this tuple, before the end of the earlier one is read.
+    // The pass shows the next connection of this tuple before the event about the end of the earlier one is read.
     world.pass(11 * SECOND);
     let next = (world.forward, world.reply);
     (world.forward, world.reply) = (forward, reply);
@@ -257,7 +257,7 @@ fn connection_older_than_the_log_counts_from_its_start() {
     world.event(FlowEventKind::Evicted, 12 * SECOND);
     let lines = world.lines();
     assert_eq!((lines[0].start, lines[0].reason(), lines[0].total.bytes_sent), (None, None, 60));
-    // One that is over already was the business of an earlier agent.
+    // A connection that is over when the log starts was logged by the earlier agent.
     let mut world = World::new();
     world.tracker = Tracker::new(1_000_000);
     world.close();
@@ -285,7 +285,7 @@ fn sample_takes_that_part_and_whole_connections() {
         world.event(FlowEventKind::Begun, 10 * SECOND);
         world.event(FlowEventKind::Evicted, 11 * SECOND);
     }
-    // 1,000 are expected, with a standard deviation of 30.
+    // 1,000 lines are expected, with a standard deviation of 30.
     let lines = world.lines().len();
     assert!((820..1180).contains(&lines), "{lines}");
     assert!(world.tracker.flows.is_empty());

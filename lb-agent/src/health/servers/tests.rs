@@ -12,7 +12,7 @@ use crate::{http_test, metrics::NoPackets};
 const V4: &str = "127.0.0.1";
 const V6: &str = "::1";
 
-/// A node whose Services, endpoints, addresses and health a test sets.
+/// The servers under test; the test sets Services, endpoints, addresses and health.
 struct Node {
     checks: watch::Sender<Checks>,
     addresses: watch::Sender<BTreeSet<IpAddr>>,
@@ -41,7 +41,7 @@ impl Node {
         Self { checks, addresses, healthy, failures, metrics, task }
     }
 
-    /// Sets the Services: name, port, number of IPv4 endpoints on this node.
+    /// Sets the Services, each as name, port, and number of IPv4 endpoints on this node.
     fn set(&self, services: &[(&str, u16, usize)]) {
         let check = |&(name, port, endpoints): &(&str, u16, usize)| {
             (self::name(name), HealthCheck { port, v4: Some(endpoints), v6: None })
@@ -49,7 +49,7 @@ impl Node {
         self.checks.send_replace(services.iter().map(check).collect());
     }
 
-    /// Asserts the response of a Service's server.
+    /// Asserts the response that the server of a Service gives.
     async fn assert(&self, service: &str, port: u16, code: u16, endpoints: usize, healthy: bool) {
         let answer = eventually(V4, port, |answer| {
             answer.code == code && answer.json()["localEndpoints"] == endpoints
@@ -83,7 +83,7 @@ fn only(ips: &[&str]) -> BTreeSet<IpAddr> {
     ips.iter().map(|ip| ip.parse().unwrap()).collect()
 }
 
-/// Free ports, below those that the kernel gives to clients.
+/// Free ports below the ephemeral range, so that the kernel gives them to no client.
 fn free_ports<const N: usize>() -> [u16; N] {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let is_free = |port: &u16| TcpListener::bind(("::", *port)).is_ok();
@@ -91,7 +91,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
     [(); N].map(|()| ports.next().unwrap())
 }
 
-/// Repeats a request until the response is as expected.
+/// Repeats a request until its response is as expected.
 async fn eventually(
     ip: &str,
     port: u16,
@@ -118,7 +118,7 @@ async fn eventually_refused(ip: &str, port: u16) {
     panic!("{ip} {port} still answers");
 }
 
-/// kube-proxy's test `TestServer`.
+/// Follows kube-proxy's test `TestServer`.
 #[tokio::test]
 async fn servers_follow_services_and_report_their_endpoints() {
     let node = Node::start(only(&["0.0.0.0", "::"]));
@@ -136,7 +136,7 @@ async fn servers_follow_services_and_report_their_endpoints() {
     for (service, port, endpoints) in [("a/b", b, 9), ("c/d", d, 3), ("e/f", f, 7)] {
         node.assert(service, port, 200, endpoints, true).await;
     }
-    // One Service is removed, one stays, one changes its port, one is new.
+    // One Service is deleted, one stays, one changes its port, one is new.
     node.set(&[("c/d", d, 3), ("e/f", other_f, 7), ("g/h", h, 6)]);
     for (service, port, endpoints) in [("c/d", d, 3), ("e/f", other_f, 7), ("g/h", h, 6)] {
         node.assert(service, port, 200, endpoints, true).await;
@@ -152,7 +152,7 @@ async fn servers_follow_services_and_report_their_endpoints() {
     assert_eq!(*node.failures.lock().unwrap(), []);
 }
 
-/// kube-proxy's test `TestServerWithSelectiveListeningAddress`, extended by addresses that change, which kube-proxy
+/// Follows kube-proxy's test `TestServerWithSelectiveListeningAddress`; in addition, addresses change, which kube-proxy
 /// ignores.
 #[tokio::test]
 async fn servers_listen_on_the_addresses_of_node_ports_only() {
@@ -202,7 +202,7 @@ async fn taken_port_is_reported_once_and_served_when_freed() {
         assert!(metrics.contains(text), "{text}: {metrics}");
     };
     servers("lb_health_check_servers_failed 1");
-    // Waits until another attempt has failed for the same reason.
+    // Waits until a further attempt has failed for the same reason, which is not reported again.
     time::sleep(FIRST_PAUSE + Duration::from_millis(200)).await;
     assert_eq!(node.failures.lock().unwrap().len(), 1);
     drop(taken);
@@ -221,7 +221,7 @@ async fn port_moves_between_services_in_one_update() {
         node.assert_owner(service, port).await;
     }
     assert_eq!(*node.failures.lock().unwrap(), []);
-    // Two Services have the same port: the second one waits, and gets it at once when the first one is removed.
+    // Two Services have the same port: the second one waits for it, and gets it at once when the first one is deleted.
     node.set(&[("m/m", port, 1), ("b/b", port, 1)]);
     node.assert_owner("m/m", port).await;
     time::sleep(Duration::from_millis(100)).await;

@@ -1,4 +1,4 @@
-//! The kinds of objects that the controller of addresses watches.
+//! The kinds of objects that the load balancer controller watches.
 
 use k8s_openapi::api::core::v1 as core;
 use lb_core::{
@@ -15,7 +15,8 @@ use super::super::{
     watched::Read,
 };
 
-/// A Service of any type: one that is no longer of type LoadBalancer may still have an address.
+/// A Service of any type. The controller watches all, because one that is no longer of type LoadBalancer may still have
+/// an address.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(super) struct AnyService(pub(super) api::Service);
@@ -42,7 +43,7 @@ impl Kind for AnyService {
     }
 }
 
-/// A namespace, reduced to its labels.
+/// A Namespace object, reduced to its labels.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Namespace {
     #[serde(default)]
@@ -79,7 +80,7 @@ impl Kind for api::IpAddressPool {
     const NAME: &str = "IPAddressPool";
     const NAMESPACED: bool = true;
     const OPTIONAL: bool = true;
-    /// The pool with its `metadata.creationTimestamp`.
+    /// The name of the pool; if it was not deleted, also its `metadata.creationTimestamp` and content.
     type Change = (ObjectName, Option<(Option<String>, Pool)>);
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {

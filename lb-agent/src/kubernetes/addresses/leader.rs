@@ -37,12 +37,12 @@ use crate::kubernetes::{
     watch::{Watch, at, next},
 };
 
-/// Maximum number of writes that run at the same time.
+/// Maximum number of writes to the API server that run at the same time.
 const PARALLEL: usize = 8;
-/// The pause before failed writes are computed again, unless a change of a watched object triggers that earlier.
+/// Pause before failed writes are tried again, unless a change of a watched object triggers that earlier.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs a [`Leader`] during each term of this agent, forever.
+/// Runs a [`Leader`] during each term in which this agent is elected, forever.
 pub(super) async fn serve(
     client: &Client,
     options: &AddressOptions,
@@ -105,10 +105,10 @@ struct Leader<'a> {
     controller: Controller,
     server: ServerConditions,
     pools: Watch<IpAddressPool>,
-    /// `None` until there is a pool.
+    /// The watch of Services; `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
-    /// When failed writes are computed again.
+    /// When failed writes are tried again; `None` if no write has failed.
     again: Option<Instant>,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Sets the networks that no pool may overlap.
+    /// Tells the controller the networks (cluster IPs, pods) that no pool may overlap.
     fn reserve(&mut self) {
         let cidrs = self.service_cidrs.borrow_and_update().clone();
         let reserved = cidrs.iter().chain(&self.options.reserved).map(|net| (*net).into()).collect();
@@ -238,7 +238,7 @@ impl<'a> Leader<'a> {
     }
 }
 
-/// Writes one Service, unless the term may end before the time limit of the write.
+/// Writes one Service to the API server, unless the term may end before the write's time limit.
 async fn send(
     client: &Client,
     term: &watch::Receiver<Option<Term>>,
@@ -249,7 +249,7 @@ async fn send(
     if end.is_none_or(|end| end < Instant::now() + limit) {
         return Err("the term of this agent ends".to_owned());
     }
-    // The API server answers with the whole Service; only its metadata are read.
+    // Decodes only the metadata of the Service with which the API server answers.
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), &write.service.namespace);
     let patch = Patch::Merge(body(write));
     match timeout(limit, api.patch_status(&write.service.name, &PatchParams::default(), &patch)).await {
@@ -258,7 +258,8 @@ async fn send(
     }
 }
 
-/// The merge patch of a write. The API server refuses it with 409 unless the Service has this `resourceVersion`.
+/// The merge patch that carries out a write. The API server refuses it with 409 unless the Service has this
+/// `resourceVersion`.
 fn body(write: &Write) -> Value {
     let metadata = json!({"resourceVersion": write.version, "annotations": {GIVEN: write.given}});
     let Some(ingress) = &write.ingress else { return json!({"metadata": metadata}) };

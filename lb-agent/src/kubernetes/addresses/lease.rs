@@ -1,4 +1,4 @@
-//! Reads and writes the Lease by which one agent is elected. [`Election`] makes the decisions.
+//! Reads and writes the Lease by which one agent is elected; [`Election`] decides what to write.
 
 use std::{convert::Infallible, future, time::Duration};
 
@@ -18,10 +18,10 @@ use tracing::{info, warn};
 use super::{AddressOptions, AddressReport, Term, update};
 use crate::stop;
 
-/// Name of the Lease of the controller for Services without a class.
+/// Name of the Lease of the controller for Services without a `loadBalancerClass`.
 const LEASE: &str = "lb-agent-addresses";
 
-/// The name of the Lease: each class has its own controller.
+/// Name of the Lease by which the controller for this class is elected; each class has its own.
 pub(crate) fn lease_name(class: Option<&str>) -> String {
     class.map_or_else(
         || LEASE.to_owned(),
@@ -29,7 +29,7 @@ pub(crate) fn lease_name(class: Option<&str>) -> String {
     )
 }
 
-/// Takes part in the election forever, and sends the term of this agent after each attempt.
+/// Takes part in the election forever, and publishes the term of this agent after each attempt.
 pub(super) async fn stand(
     client: Client,
     namespace: &str,
@@ -68,7 +68,7 @@ pub(super) async fn stand(
             () = stop::requested(&mut stop) => break,
         }
     }
-    // Ends the work of the leader.
+    // Without a term, the leader stops its work.
     term.send_replace(None);
     if let Err(why) = candidate.release().await {
         warn!(
@@ -80,13 +80,13 @@ pub(super) async fn stand(
     future::pending().await
 }
 
-/// The identity of this process. An agent that restarts on the same node gets a new one.
+/// The holder identity of this process in the Lease. A restarted agent on the same node gets another one.
 fn identity(node: &str) -> String {
     let started = Timestamp::now().as_microsecond();
     format!("{node}_{}-{started:x}", std::process::id())
 }
 
-/// The node in an [`identity`]; its name has no underscore.
+/// The node's name in an [`identity`], which ends at the first underscore.
 fn node_of(identity: &str) -> String {
     identity.split('_').next().unwrap_or_default().to_owned()
 }
@@ -96,7 +96,7 @@ struct Candidate {
     name: String,
     me: String,
     timing: Timing,
-    /// When the clock of the election began.
+    /// The instant from which the election counts time.
     start: Instant,
     election: Election,
 }
@@ -130,7 +130,7 @@ impl Candidate {
                 self.election.accepted(&bid, &known(&stored).version, sent);
                 Ok(())
             }
-            // Another agent was faster.
+            // Another agent has written the Lease since it was read.
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_elapsed) => Err("the API server does not answer".to_owned()),
@@ -184,7 +184,7 @@ impl Candidate {
     }
 }
 
-/// Whole seconds, as in the field of a Lease. A fraction is rounded up, so that followers never wait less than the
+/// A duration in whole seconds, as fields of a Lease have it. Rounds up, so that followers never wait for less than the
 /// lease.
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(i32::MAX)
@@ -197,7 +197,7 @@ async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T
     }
 }
 
-/// The part of the Lease that the election uses.
+/// The fields of the Lease object that the election uses.
 fn known(lease: &coordination::Lease) -> Lease {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());

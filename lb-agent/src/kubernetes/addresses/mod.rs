@@ -19,23 +19,23 @@ use super::{
     events::Events,
 };
 
-/// Options of the controller.
+/// Settings of the load balancer controller.
 #[derive(Clone, Debug)]
 pub struct AddressOptions {
-    /// The name of this node, for the Lease.
+    /// Name of this node, which the Lease shows as its holder.
     pub node_name: String,
-    /// The class of the Services that get addresses; `None` for those without a class.
+    /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub class: Option<String>,
     /// Networks of cluster IPs and pods from the configuration; no pool may overlap them.
     pub reserved: Vec<IpNet>,
-    /// Intervals of the election.
+    /// Time limits and intervals of the election.
     pub timing: Timing,
 }
 
 /// State of the controller: its leader, its conditions, and the use of its pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressReport {
-    /// The node of the agent that holds the Lease.
+    /// Name of the node whose agent holds the Lease; `None` if no agent does.
     pub leader: Option<String>,
     /// Whether this agent holds the Lease.
     pub is_here: bool,
@@ -75,7 +75,7 @@ pub async fn run(
     tokio::try_join!(async { Ok(election.await) }, office).map(|_| ())
 }
 
-/// Changes the report; receivers wake up only if it differs.
+/// Changes the report; wakes receivers only if it differs afterwards.
 fn update(report: &watch::Sender<AddressReport>, change: impl FnOnce(&mut AddressReport)) {
     report.send_if_modified(|known| {
         let mut now = known.clone();

@@ -1,4 +1,4 @@
-//! What is announced by BGP, from the API server: MetalLB's kinds, and the Node of this agent.
+//! Reads from the API server what is announced by BGP: MetalLB's kinds, and the Node of this agent.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -19,14 +19,14 @@ use crate::kubernetes::{
     watch::Watch,
 };
 
-/// Channels for what the source publishes. Each holds the latest value.
+/// The channels through which this source publishes. Each holds the latest value.
 #[derive(Debug)]
 pub struct BgpPublished {
-    /// What is announced, and to whom.
+    /// What to announce, and to which peers.
     pub advertised: watch::Sender<Advertised>,
     /// The Node of this agent; `None` until every kind has been listed.
     pub node: watch::Sender<Option<Member>>,
-    /// All current problems, for `lb-agent status`.
+    /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 
@@ -58,7 +58,7 @@ struct Follower {
     known_node: Option<Member>,
 }
 
-/// The watch of all objects of a kind.
+/// A watch of all objects of the kind `K`.
 fn every<K: Kind>(client: &Client) -> Watch<K> {
     Watch::new(client.clone(), kind::all(), SystemTime::UNIX_EPOCH)
 }
@@ -98,7 +98,7 @@ impl Follower {
                 }
                 changes = self.pools.next() => replace(&mut self.known_pools, changes.ok_or(ENDED)?),
                 changes = self.node.next() => {
-                    // A Node that was deleted announces nothing.
+                    // A deleted Node becomes `None`, so that this node announces nothing.
                     for (_, member) in changes.ok_or(ENDED)? {
                         self.known_node = member;
                     }
@@ -108,7 +108,7 @@ impl Follower {
         }
     }
 
-    /// Whether all objects have been read. Never while the CRD of a kind is missing.
+    /// Whether all objects have been read. Stays false while the CRD of a kind is missing.
     fn is_listed(&self) -> bool {
         self.pools.is_listed()
             && self.node.is_listed()
@@ -122,7 +122,7 @@ impl Follower {
         if self.is_listed() {
             let pools = pools(&self.known_pools);
             let bgp = self.objects.clone();
-            // First: the announcer reads the others once it knows the node.
+            // `advertised` must come first: the announcer reads it once `node` is known.
             set(&self.published.advertised, Advertised { bgp, pools, ..Advertised::default() });
             let gone = Member { may_announce: false, ..Member::default() };
             set(&self.published.node, Some(self.known_node.clone().unwrap_or(gone)));

@@ -16,14 +16,14 @@ use super::{
     VOTERS, kinds,
 };
 
-/// The voters, as the API server has them.
+/// The ConfigMap of voters as the API server has it, and what is needed to replace it.
 #[derive(Debug)]
 pub struct VotersObject {
     config_maps: Api<core::ConfigMap>,
     version: Option<String>,
-    /// The voters.
+    /// The voters that the ConfigMap names.
     pub voters: Voters,
-    /// The names of all Nodes.
+    /// The names of all Nodes in the cluster.
     pub nodes: BTreeSet<String>,
 }
 
@@ -40,7 +40,7 @@ impl VotersObject {
         let nodes = Api::<core::Node>::all(client.clone()).list_metadata(&ListParams::default()).await;
         let nodes = nodes.context("cannot list Nodes")?.items.into_iter();
         let config_maps: Api<core::ConfigMap> = Api::namespaced(client, &namespace);
-        // The agents may list this object, not get it.
+        // Lists one object by its name: the role of the agents allows to list this ConfigMap, not to get it.
         let named = ListParams::default().fields(&format!("metadata.name={VOTERS}"));
         let found = config_maps.list(&named).await;
         let found = found.with_context(|| format!("cannot read the ConfigMap {namespace}/{VOTERS}"))?;

@@ -1,4 +1,4 @@
-//! The kinds that announcements watch.
+//! The kinds of objects that this source watches for announcements at layer 2.
 
 use std::collections::BTreeMap;
 
@@ -140,7 +140,7 @@ impl Kind for api::BfdProfile {
     }
 }
 
-/// Any Node, which may be a member.
+/// A Node of the cluster, which may be a member.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(super) struct AnyNode(api::Node);
@@ -164,7 +164,7 @@ impl Kind for AnyNode {
     }
 }
 
-/// The ConfigMap with the voters.
+/// The ConfigMap with the voters, as JSON contains it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct VotersObject {
     #[serde(default)]
@@ -173,16 +173,16 @@ pub(super) struct VotersObject {
     data: BTreeMap<String, String>,
 }
 
-/// The object with the voters, as the API server has it.
+/// The content and the version of the ConfigMap with the voters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// `None` if the object is not what agents write.
+    /// The voters; `None` if the content is not what agents write.
     pub(super) voters: Option<Voters>,
-    /// The version of the object.
+    /// The `resourceVersion` of the ConfigMap.
     pub(super) version: Option<String>,
 }
 
-/// Reads the voters, or returns the field that is not what agents write.
+/// Parses the voters; returns the name of the first invalid field as the error.
 pub(super) fn voters(data: &BTreeMap<String, String>) -> Result<Voters, &'static str> {
     let generation = data.get(GENERATION).and_then(|text| text.parse().ok());
     let generation = generation.filter(|generation| *generation <= Voters::LAST).ok_or(GENERATION)?;
@@ -191,7 +191,7 @@ pub(super) fn voters(data: &BTreeMap<String, String>) -> Result<Voters, &'static
 }
 
 const GENERATION: &str = "generation";
-/// Key of the names of the voters, separated by spaces.
+/// Key, in the ConfigMap's data, of the voters' names, which are separated by spaces.
 const NAMES: &str = "voters";
 
 impl Read for VotersObject {
@@ -201,7 +201,7 @@ impl Read for VotersObject {
 impl Kind for VotersObject {
     const NAME: &str = "ConfigMap";
     const NAMESPACED: bool = true;
-    /// `None` without an object.
+    /// The content of the ConfigMap; `None` if there is none.
     type Change = Option<Found>;
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
@@ -222,7 +222,7 @@ impl Kind for VotersObject {
     }
 }
 
-/// The ConfigMap with these voters, to write in place of the version `replaces`.
+/// A ConfigMap with these voters, to create, or to write in place of the version `replaces`.
 pub(super) fn object(voters: &Voters, replaces: Option<String>) -> core::ConfigMap {
     let names: Vec<&str> = voters.names.iter().map(|name| &**name).collect();
     core::ConfigMap {
@@ -266,7 +266,7 @@ mod tests {
             }
             let broken: VotersObject = serde_json::from_value(broken).unwrap();
             let Converted { value, left_out } = broken.change(&name).unwrap();
-            // The agent replaces the object, so it needs the version.
+            // The agent replaces the unreadable ConfigMap, so it needs the version.
             assert_eq!(value, Some(Found { voters: None, version: version.clone() }));
             assert!(left_out[0].field.contains(field));
         }

@@ -48,22 +48,22 @@ use super::{
     watch::{Watch, at, next},
 };
 
-/// The ConfigMap with the voters.
+/// Name of the ConfigMap with the voters.
 pub(crate) const VOTERS: &str = "lb-agent-announce";
-/// How long a write of the voters may take, and the pause after one that has failed.
+/// Time limit of a write of the voters, and the pause after a failed one.
 const REQUEST: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(2);
-/// How long an agent that knows no voters waits for one that does, before it writes the first ones.
+/// How long an agent that knows no voters waits to learn them from another agent before it writes the first ones.
 const FOUNDING: Duration = Duration::from_secs(3);
 
-/// Channels for what the source publishes. Each holds the latest value.
+/// The channels through which this source publishes. Each holds the latest value.
 #[derive(Debug)]
 pub struct Published {
-    /// What is announced.
+    /// What to announce at layer 2: advertisements and pools.
     pub advertised: watch::Sender<Advertised>,
-    /// Nodes and the newest voters that the API server has had; empty until there is an advertisement.
+    /// The Nodes, and the newest voters that the API server has had; empty until there is an advertisement.
     pub cluster: watch::Sender<Cluster>,
-    /// All current problems, for `lb-agent status`.
+    /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 
@@ -94,19 +94,19 @@ struct Follower {
     server: ServerConditions,
     advertisements: Watch<L2Advertisement>,
     pools: Watch<IpAddressPool>,
-    /// Watched from the first advertisement on: without one, the announcer costs the API server nothing.
+    /// The watch of Nodes; `None` before the first advertisement, so that the announcer costs the API server nothing.
     nodes: Option<Watch<AnyNode>>,
     voters: Option<Watch<VotersObject>>,
     known_advertisements: BTreeMap<ObjectName, Advertisement>,
     known_pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
     cluster: Cluster,
-    /// The object with the voters, as the API server has it.
+    /// The ConfigMap of voters as the API server has it; `None` if there is none.
     found: Option<Found>,
-    /// Whether the object with the voters was missing or unreadable when it last changed.
+    /// Whether the ConfigMap of voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// That the voters have lost their majority, if they have.
+    /// Sentence that the voters have lost their majority; `None` while they have it.
     lost: Option<String>,
-    /// The time before which the task writes nothing, and why the last write has failed, if it has.
+    /// Until when the task writes no voters, and the error of the last write; `None` if it may write at once.
     again: Option<(Instant, Option<String>)>,
 }
 
@@ -175,7 +175,8 @@ impl Follower {
 
     fn voters_changes(&mut self, changes: Vec<Option<Found>>) {
         for change in changes {
-            // Neither a deleted object nor an older one ends the voters' promises: the newest ones stay in force.
+            // Neither a deleted ConfigMap nor an older one ends the promises of voters: the newest voters stay in
+            // force.
             if let Some(voters) = change.as_ref().and_then(|found| found.voters.as_ref())
                 && self.cluster.voters.as_ref().is_none_or(|known| known.generation < voters.generation)
             {
@@ -191,19 +192,19 @@ impl Follower {
         self.is_vacant = is_vacant;
     }
 
-    /// The voters that the API server has.
+    /// The voters in the API server; `None` if they are missing or unreadable.
     fn readable(&self) -> Option<&Voters> {
         self.found.as_ref()?.voters.as_ref()
     }
 
-    /// The newest voters that this node knows, of which the announcer may have heard from another node.
+    /// The newest voters that this node knows, from the API server or, through the announcer, from another node.
     fn known(&self) -> Voters {
         let heard = self.ballots.borrow().known.clone();
         let read = self.cluster.voters.clone().unwrap_or_default();
         if heard.generation > read.generation { heard } else { read }
     }
 
-    /// Notes whether the voters have lost their majority, and emits an Event when they lose it.
+    /// Checks whether the voters have lost their majority, and emits an Event when they lose it.
     fn note_lost(&mut self) {
         let nodes = &self.cluster.nodes;
         let known = self.known();
@@ -243,7 +244,7 @@ impl Follower {
             nodes.as_ref().and_then(Watch::failure),
             voters.as_ref().and_then(Watch::failure),
         ];
-        // The controller reports the problems of pools.
+        // The problems of pools are left out, because the controller reports them.
         let problems = advertisements.problems().chain(voters.iter().flat_map(Watch::problems));
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
         let problems = problems.chain(self.lost.as_deref());
@@ -251,7 +252,7 @@ impl Follower {
         set(&self.published.problems, problems);
     }
 
-    /// Writes the voters if that is due.
+    /// Writes the voters to the API server, if that is due.
     async fn write(&mut self) {
         let Some(next) = self.due() else { return };
         let version = self.found.as_ref().and_then(|found| found.version.clone());
@@ -270,7 +271,7 @@ impl Follower {
                 info!(generation, voters, "changed who votes on announcements");
                 return self.pause(None);
             }
-            // Another agent was faster; the watch brings what it has written.
+            // Another agent has written voters first; the watch will bring them.
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => return self.pause(None),
             Ok(Err(error)) => error.to_string(),
             Err(_elapsed) => "the API server does not answer".to_owned(),
@@ -279,14 +280,14 @@ impl Follower {
         self.pause(Some(format!("cannot write the ConfigMap {}/{VOTERS}: {why}; {hint}", self.namespace)));
     }
 
-    /// Allows no write for [`AGAIN`], so that the watch can bring what was written. `why` is the error of a failed
-    /// write.
+    /// Allows no write of voters for [`AGAIN`], in which the watch can bring what was written. `why` is the error of a
+    /// failed write.
     fn pause(&mut self, why: Option<String>) {
         self.again = Some((Instant::now() + AGAIN, why));
     }
 
-    /// The voters to write: those that this node knows, if the API server has lost them; without any, this node alone;
-    /// otherwise the proposal, if its generation follows that of the API server.
+    /// The voters to write now. If the API server has lost them: those that this node knows, or without any, this node
+    /// alone. Otherwise the proposal, if its generation is the next one after that in the API server.
     fn due(&self) -> Option<Voters> {
         let can_write = self.voters.as_ref().is_some_and(Watch::is_listed) && self.again.is_none();
         let known = Some(self.known()).filter(|_| can_write)?;
@@ -295,7 +296,7 @@ impl Follower {
             return Some(restored);
         }
         if found.is_none_or(|found| found.names.is_empty()) {
-            // Greater than the generations of a ConfigMap that no agent knows any more.
+            // The time makes the generation greater than that of a deleted ConfigMap which no agent knows any more.
             let seconds =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let generation = known.generation.saturating_add(1).max(seconds);
@@ -309,7 +310,7 @@ impl Follower {
     }
 }
 
-/// The pools, the oldest first: of two pools that overlap, the older one is used.
+/// All pools, the oldest first: if two pools overlap, the older one is used.
 fn pools(known: &BTreeMap<ObjectName, (Option<String>, Pool)>) -> Vec<Pool> {
     let mut pools: Vec<_> = known.iter().map(|(name, (created, pool))| (created, name, pool)).collect();
     pools.sort_by_key(|(created, name, _)| (*created, *name));
@@ -325,7 +326,7 @@ fn replace<K: Ord, V>(known: &mut BTreeMap<K, V>, changes: impl IntoIterator<Ite
     }
 }
 
-/// Updates the channel; receivers wake up only if the value differs.
+/// Sets the channel's value; wakes receivers only if it differs.
 fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|known| {
         let modified = *known != now;
