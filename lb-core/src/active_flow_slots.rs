@@ -9,9 +9,9 @@ use lb_common::{Address, Backend};
 pub struct ServiceEndpoint {
     /// Id of the service port.
     pub service: u32,
-    /// The address of the endpoint whose flows are counted.
+    /// The endpoint's address.
     pub address: Address,
-    /// The port of the endpoint whose flows are counted.
+    /// The endpoint's port.
     pub port: u16,
 }
 

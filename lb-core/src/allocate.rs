@@ -24,7 +24,7 @@ use crate::{
 /// The default range of node ports.
 pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// The cluster IPs and node ports of one Service.
+/// The allocation of one Service.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Allocation {
     /// The cluster IPs, at most one of each family.

@@ -11,9 +11,9 @@ pub struct Epoch(u64);
 /// A range of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotRange {
-    /// The first slot of the range.
+    /// First slot.
     pub base: u32,
-    /// How many slots the range has.
+    /// Number of slots.
     pub count: u32,
 }
 

@@ -10,13 +10,13 @@ use crate::plan::Contents;
 pub struct Capacity {
     /// Slots of `BACKENDS`, and of `ACTIVE`.
     pub backends: u32,
-    /// How many slots of `TABLES` there are.
+    /// Slots of `TABLES`.
     pub tables: u32,
-    /// How many frontends `SERVICES` has room for.
+    /// Frontends in `SERVICES`.
     pub frontends: u32,
     /// Names of service ports in `SERVICE_NAMES`.
     pub names: u32,
-    /// How many networks `SOURCE_RANGES` has room for.
+    /// Networks in `SOURCE_RANGES`.
     pub source_ranges: u32,
     /// While `VIPS` has fewer addresses than this, Services may add theirs. The node's own addresses also count, but
     /// are added even beyond this limit.
@@ -37,7 +37,7 @@ pub(crate) enum Full {
     Backends,
     Tables,
     Counters,
-    /// The frontends fill `SERVICES`, or their names `SERVICE_NAMES`.
+    /// `SERVICES`, or `SERVICE_NAMES`.
     Frontends,
     SourceRanges,
     Vips,

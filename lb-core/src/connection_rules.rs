@@ -20,7 +20,7 @@ use crate::{
 /// Why the agent ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum End {
-    /// The connection was idle for the idle timeout.
+    /// It was idle for the idle timeout.
     Idle,
     /// Its Service lost its backend, and the drain timeout is over.
     Drained,
@@ -37,7 +37,7 @@ pub struct Rule {
 /// The rules by the id of the service port ([`Flow::service`]).
 pub type Rules = BTreeMap<u32, Rule>;
 
-/// The rules about the end of connections, as of the last plan; clones share them.
+/// The rules as of the last plan. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionRules(Arc<Mutex<Arc<Rules>>>);
 

@@ -24,9 +24,9 @@ pub struct Environment {
 /// A variable that two Services define with different values. It has the value of the first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
-    /// The name of the variable that two Services define.
+    /// The variable.
     pub variable: String,
-    /// The name of the Service whose value the variable has.
+    /// The name of the Service whose value it has.
     pub kept: String,
     /// The name of the Service whose value it does not have.
     pub ignored: String,

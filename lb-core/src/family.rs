@@ -63,7 +63,7 @@ impl Family {
         }
     }
 
-    /// The name of the family as Kubernetes spells it: `IPv4` or `IPv6`.
+    /// The name as Kubernetes spells it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",

@@ -28,7 +28,7 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// The number of endpoints on this node in one family.
+    /// The number of local endpoints of one family.
     pub const fn local_endpoints(&self, family: Family) -> Option<usize> {
         match family {
             Family::V4 => self.v4,
@@ -40,7 +40,7 @@ impl HealthCheck {
 /// Number of service ports that have endpoints, but none on this node, under a traffic policy `Local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NoLocalEndpoints {
-    /// The number of local endpoints under `internalTrafficPolicy: Local`.
+    /// Under `internalTrafficPolicy: Local`.
     pub internal: usize,
     /// Such ports under `externalTrafficPolicy: Local`, only of Services with external addresses or node ports.
     pub external: usize,

@@ -15,9 +15,9 @@ use lb_common::layout::{Described, Field};
 /// The keys or the values of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// The keys of the map.
+    /// The keys.
     Key,
-    /// The values of the map.
+    /// The values.
     Value,
 }
 
@@ -77,7 +77,7 @@ pub struct Description(BTreeMap<(String, Part), Layout>);
 pub struct Unreadable(String);
 
 impl Description {
-    /// Adds the layout of a map's keys and values.
+    /// Adds a map.
     pub fn add(&mut self, map: &str, key: Layout, value: Layout) {
         self.0.insert((map.to_owned(), Part::Key), key);
         self.0.insert((map.to_owned(), Part::Value), value);

@@ -39,7 +39,7 @@ impl Mirror {
         mirror
     }
 
-    /// Frees memory that the mirror no longer needs.
+    /// Frees unused memory.
     pub(crate) fn compact(&mut self) {
         let Contents { frontends, backends, service_labels, endpoint_labels, vips, .. } = &mut self.contents;
         compact::map(frontends);

@@ -45,7 +45,7 @@ impl fmt::Display for ObjectName {
 /// One port of one Service: the unit that has frontends and backends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePortName {
-    /// The Service that has the port.
+    /// The Service.
     pub service: ObjectName,
     /// `spec.ports[].name`; empty for an unnamed port.
     pub port: Arc<str>,
@@ -173,27 +173,27 @@ pub enum Member {
 /// An annotation of a cloud that has no effect here.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IgnoredAnnotation {
-    /// The name of the annotation.
+    /// The annotation's name.
     pub annotation: Arc<str>,
-    /// The value of the annotation.
+    /// The annotation's value.
     pub value: Arc<str>,
-    /// Why the annotation has no effect, and what to do instead.
+    /// Why it has no effect, and what to do instead.
     pub why: &'static str,
 }
 
 /// An invalid annotation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnotationError {
-    /// The name of the annotation.
+    /// The annotation's name.
     pub annotation: &'static str,
-    /// The value of the annotation.
+    /// The annotation's value.
     pub value: String,
     /// The error in the value, and what would be valid.
     pub why: String,
 }
 
 impl Service {
-    /// The health check of the Service's endpoints, if it has one.
+    /// The health check of its endpoints.
     pub fn check(&self) -> Option<&Arc<Check>> {
         self.settings.as_ref()?.check.as_ref()
     }
@@ -203,7 +203,7 @@ impl Service {
         self.settings.as_ref().and_then(|settings| settings.scheduler).unwrap_or(policy.scheduler)
     }
 
-    /// When the agent ends connections of the Service.
+    /// When the agent ends its connections.
     pub fn timeouts(&self) -> ConnectionTimeouts {
         self.settings.as_ref().map(|settings| settings.timeouts).unwrap_or_default()
     }
@@ -214,7 +214,7 @@ impl Service {
         asks && protocol == Protocol::Tcp
     }
 
-    /// The slow start that the Service asks for.
+    /// The slow start that it asks for.
     pub fn slow_start(&self) -> Option<Duration> {
         self.settings.as_ref()?.slow_start
     }
@@ -256,7 +256,7 @@ pub enum TrafficPolicy {
 pub struct ServicePort {
     /// `name`; empty for an unnamed port. Endpoint ports are matched by name and protocol, never by `targetPort`.
     pub name: Arc<str>,
-    /// `addresses[0]`; further addresses are ignored, as in kube-proxy.
+    /// `protocol`
     pub protocol: Protocol,
     /// `port`
     pub port: u16,
@@ -336,9 +336,9 @@ pub struct Policy {
 pub struct Node {
     /// The settings from the start of the agent.
     pub policy: Policy,
-    /// The zone of this node, if it is known.
+    /// The node's zone.
     pub zone: Option<Arc<str>>,
-    /// The addresses of this node, and their uses.
+    /// The node's addresses.
     pub addresses: NodeAddresses,
     /// The families in which the node can currently distinguish internal clients from external ones
     /// (`--detect-local-mode`). Without `masquerade_all`, clients of cluster IPs are masqueraded only in these.

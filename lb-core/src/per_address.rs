@@ -173,7 +173,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.claims.len()
     }
 
-    /// Frees memory that the table no longer needs.
+    /// Frees unused memory.
     pub(crate) fn compact(&mut self) {
         compact::map(&mut self.claims);
         compact::map(&mut self.by_service);

@@ -50,14 +50,14 @@ pub enum Step {
     DeleteVip(IpAddr),
     /// Writes backends to slots of `BACKENDS` that no frontend refers to.
     WriteBackends {
-        /// The first slot of `BACKENDS` that gets a backend.
+        /// First slot.
         base: u32,
         /// The values of the slots from `base` on; sorted.
         backends: Vec<Backend>,
     },
     /// Writes a scheduler's table to slots of `TABLES` that no frontend refers to.
     WriteTable {
-        /// The first slot of `TABLES` that gets an entry.
+        /// First slot.
         base: u32,
         /// The values of the slots from `base` on: positions in a slice of backends.
         entries: Vec<u32>,
@@ -71,16 +71,16 @@ pub enum Step {
     /// Releases slots. Writes nothing: the slots may be reused only after a grace period, because running programs may
     /// still read them.
     ReleaseBackends {
-        /// The first slot that becomes free.
+        /// First slot.
         base: u32,
-        /// How many slots become free.
+        /// Number of slots.
         count: u32,
     },
     /// Like [`Self::ReleaseBackends`], for slots of `TABLES`.
     ReleaseTable {
-        /// The first slot that becomes free.
+        /// First slot.
         base: u32,
-        /// How many slots become free.
+        /// Number of slots.
         count: u32,
     },
     /// Removes the name of a service port that has no frontend any more.
@@ -94,19 +94,19 @@ const _: () = assert!(size_of::<Step>() == 32);
 /// The contents of the maps of Services, as read back when the agent starts.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Contents {
-    /// The records in `SERVICES`.
+    /// `SERVICES`
     pub frontends: BTreeMap<ServiceKey, Service>,
     /// The slots of `BACKENDS` that some frontend refers to, by index.
     pub backends: BTreeMap<u32, Backend>,
     /// The tables in the slots of `TABLES` that some frontend refers to, by their first slot.
     pub tables: BTreeMap<u32, Digest>,
-    /// The names in `SERVICE_NAMES`, by the id of their service port.
+    /// `SERVICE_NAMES`
     pub service_labels: BTreeMap<u32, ServiceLabels>,
     /// `ENDPOINT_NAMES`. The labels are shared, because a million of them take most of the agent's memory.
     pub endpoint_labels: BTreeMap<IpAddr, Arc<EndpointLabels>>,
-    /// The addresses in `VIPS`.
+    /// `VIPS`
     pub vips: BTreeMap<IpAddr, Vip>,
-    /// The networks in `SOURCE_RANGES`.
+    /// `SOURCE_RANGES`
     pub source_ranges: BTreeSet<SourceRangeKey>,
 }
 
@@ -157,7 +157,7 @@ pub enum Condition {
          in one piece); it keeps the backends it has: restart the agent with a larger --max-backends"
     )]
     ArenaFull {
-        /// The Service whose backends do not fit.
+        /// The Service.
         service: ObjectName,
         /// Slots that its new backends need.
         wanted: u32,
@@ -173,7 +173,7 @@ pub enum Condition {
          --max-table-slots"
     )]
     TablesFull {
-        /// The Service whose tables do not fit.
+        /// The Service.
         service: ObjectName,
         /// Slots that its new tables need.
         wanted: u32,
@@ -188,7 +188,7 @@ pub enum Condition {
          backends it has: give it a scheduler that does not count, or restart the agent with a larger --max-backends"
     )]
     CountersFull {
-        /// The Service whose backends have no counters.
+        /// The Service.
         service: ObjectName,
     },
     /// The new frontends do not fit; as [`Self::ArenaFull`].
@@ -197,9 +197,9 @@ pub enum Condition {
          has: restart the agent with a larger --max-frontends"
     )]
     FrontendsFull {
-        /// The Service whose frontends do not fit.
+        /// The Service.
         service: ObjectName,
-        /// How many frontends the Service should have.
+        /// Frontends it should have.
         wanted: usize,
         /// How many more frontends fit now.
         free: usize,
@@ -212,9 +212,9 @@ pub enum Condition {
          it has: give it fewer loadBalancerSourceRanges"
     )]
     SourceRangesFull {
-        /// The Service whose source ranges do not fit.
+        /// The Service.
         service: ObjectName,
-        /// How many networks the Service should have.
+        /// Networks it should have.
         wanted: usize,
         /// How many more networks fit now.
         free: usize,
@@ -227,9 +227,9 @@ pub enum Condition {
          restart the agent with a larger --max-frontends"
     )]
     VipsFull {
-        /// The Service whose virtual addresses do not fit.
+        /// The Service.
         service: ObjectName,
-        /// How many addresses the Service should have.
+        /// Addresses it should have.
         wanted: usize,
         /// How many more addresses fit now.
         free: usize,
@@ -243,9 +243,9 @@ pub enum Condition {
         name = .error.annotation, value = .error.value, why = .error.why
     )]
     BadAnnotation {
-        /// The Service with the invalid annotation.
+        /// The Service.
         service: ObjectName,
-        /// The invalid annotation.
+        /// The annotation, and its error.
         error: AnnotationError,
     },
     /// An annotation of a cloud has no effect here.
@@ -254,16 +254,16 @@ pub enum Condition {
         name = .ignored.annotation, value = .ignored.value, why = .ignored.why
     )]
     IgnoredAnnotation {
-        /// The Service with the annotation.
+        /// The Service.
         service: ObjectName,
-        /// The annotation without effect.
+        /// The annotation, and why it has no effect.
         ignored: IgnoredAnnotation,
     },
     /// Two service ports claim one frontend. The stronger kind owns it (cluster IP, load balancer, external IP, node
     /// port); among equal kinds the smaller name does. The other one takes over when the owner no longer claims it.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
-        /// The frontend that two service ports claim.
+        /// The frontend.
         frontend: ServiceKey,
         /// The service port that owns the frontend.
         owner: ServicePortName,

@@ -3,11 +3,11 @@
 /// A transport protocol that a Service port can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP (RFC 9293).
+    /// TCP
     Tcp,
-    /// UDP (RFC 768).
+    /// UDP
     Udp,
-    /// SCTP (RFC 9260).
+    /// SCTP
     Sctp,
 }
 
@@ -29,7 +29,7 @@ impl Protocol {
         }
     }
 
-    /// The name of the protocol as Kubernetes spells it, in capitals.
+    /// The name as Kubernetes spells it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",

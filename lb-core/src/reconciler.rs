@@ -61,7 +61,7 @@ pub struct Reconciler {
     labels: PerAddress<Arc<EndpointLabels>>,
     /// The flags of each virtual address.
     vips: PerAddress<Vip>,
-    /// The slots of `BACKENDS`: which are free, and which slice has the others.
+    /// Slots of `BACKENDS`.
     slices: Slices,
     /// The slots of `TABLES`. Released slots of both maps become free after the same grace period.
     tables: Slices,
@@ -584,7 +584,7 @@ impl Reconciler {
         }
     }
 
-    /// What the maps hold after all plans so far.
+    /// The kernel's contents.
     pub const fn contents(&self) -> &Contents {
         self.mirror.contents()
     }

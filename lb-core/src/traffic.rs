@@ -25,7 +25,7 @@ const SILENCE: u32 = 720;
 pub struct Volume {
     /// Packets; one that a device will cut into segments counts as one.
     pub packets: u64,
-    /// Bytes of the packets that were counted, network headers included.
+    /// Bytes of these packets, network headers included.
     pub bytes: u64,
 }
 

@@ -67,7 +67,7 @@ impl Advertisement {
         self.scope.covers(pool)
     }
 
-    /// Whether a node with these labels announces the addresses.
+    /// Whether a node with these labels announces.
     pub fn selects_node(&self, labels: &Labels) -> bool {
         self.scope.selects_node(labels)
     }

@@ -13,7 +13,7 @@ const NO_NETWORK: &str = "NetworkUnavailable";
 /// The nodes of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// The Nodes of the cluster, by their names.
+    /// By name.
     pub nodes: BTreeMap<Arc<str>, Member>,
     /// The voters, once they are known.
     pub voters: Option<Voters>,
@@ -24,7 +24,7 @@ pub struct Cluster {
 pub struct Member {
     /// The labels of the Node.
     pub labels: Labels,
-    /// The address at which the node receives messages of members.
+    /// Where it receives messages.
     pub address: Option<IpAddr>,
     /// Whether it may announce. A Node that has the label `exclude-from-external-load-balancers`, is being deleted or
     /// has no network may not, but still votes; one that is cordoned or tainted may, as in MetalLB.

@@ -21,7 +21,7 @@ use crate::{load_balancer::Labels, model::ObjectName};
 /// An address to announce, with its candidates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidacy {
-    /// The load balancer's address to announce.
+    /// The address.
     pub address: IpAddr,
     /// The name of the address's pool.
     pub pool: Arc<str>,
@@ -37,7 +37,7 @@ pub struct Candidacy {
 /// A node that may announce addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Candidate {
-    /// The labels of the node.
+    /// Its labels.
     pub labels: Labels,
     /// The devices on which it says that it can announce, of those that advertisements name; `None` for all of these,
     /// as long as it has not said.
@@ -57,7 +57,7 @@ impl Candidate {
 pub enum Interfaces {
     /// All devices that suit the address.
     All,
-    /// Only the devices with these names.
+    /// The devices with these names.
     Named(BTreeSet<String>),
 }
 

@@ -49,11 +49,11 @@ pub(super) struct Freshness {
 /// Whether a question is a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The question is newer than all that were judged before.
+    /// It is new.
     New,
     /// It is a copy, or a later one has overtaken it.
     Old,
-    /// The question may be an old one: its sender must echo the challenge first.
+    /// Its sender must echo the challenge first.
     Unknown,
 }
 
@@ -107,7 +107,7 @@ mod tests {
             (2, 1, None, Verdict::Unknown),
             (2, 1, Some(first), Verdict::Unknown),
             (2, 1, Some(second), Verdict::New),
-            // The answer to the first question comes too late.
+            // The first one is over.
             (1, 4, Some(first), Verdict::Unknown),
             (1, 4, Some(second), Verdict::Unknown),
         ] {

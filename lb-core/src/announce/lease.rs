@@ -75,7 +75,7 @@ pub enum Prefer {
 /// A question of a candidate. (Messages carry field names, so that agents of different versions understand each other.)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// The number of the question, which its answer repeats.
+    /// Identifies the question.
     pub id: QuestionId,
     /// The last challenge that the receiver has given to the candidate.
     #[serde(default)]
@@ -84,7 +84,7 @@ pub struct Ask {
     pub wants: Vec<IpAddr>,
     /// Addresses that the candidate gives back.
     pub leaves: Vec<IpAddr>,
-    /// The [`Voters::generation`] that the sender of the question knows.
+    /// [`Voters::generation`] that it knows.
     #[serde(default)]
     pub generation: u64,
     /// Whether it ends, and has given back all addresses, so that the others take them over without waiting for
@@ -123,7 +123,7 @@ pub struct Right {
 /// Bytes of the longest list of devices in a question; a longer one is left out.
 const DEVICES: usize = 200;
 
-/// The state of one member in the protocol of votes.
+/// The state of one member.
 #[derive(Clone, Debug)]
 pub struct Leases {
     this: Arc<str>,
@@ -132,7 +132,7 @@ pub struct Leases {
     voters: Voters,
     /// When this member got to know the voters.
     voters_since: Nanos,
-    /// The parts of newer lists of voters that the member has received so far.
+    /// What it has received of newer ones.
     parts: Parts,
     /// The other members; not all are voters.
     others: BTreeMap<Arc<str>, Peer>,
@@ -141,7 +141,7 @@ pub struct Leases {
     /// This member promises nothing before this time.
     mute_until: Nanos,
     promises: BTreeMap<IpAddr, Promise>,
-    /// The last question that this member has asked.
+    /// The last question.
     id: QuestionId,
     challenges: Challenges,
     /// Numbers of recent questions, and when they were sent.
@@ -152,13 +152,13 @@ pub struct Leases {
     retired: bool,
     /// [`Ask::devices`] of this member.
     devices: Option<BTreeSet<String>>,
-    /// Whether the devices of another member have changed since the last look.
+    /// Whether those of another member have changed.
     devices_changed: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Peer {
-    /// When this member last accepted a question of the other member.
+    /// When this member last accepted a question of it.
     heard: Option<Nanos>,
     freshness: Freshness,
     /// The last challenge that the member has given to this one.
@@ -167,9 +167,9 @@ struct Peer {
     since: Nanos,
     /// The generation of the voters that it knows, and since when it is known to know it.
     generation: (u64, Nanos),
-    /// Whether the other member has said that it ends.
+    /// Whether it has ended.
     retired: bool,
-    /// The devices in the last question of the other member ([`Ask::devices`]).
+    /// The last [`Ask::devices`] of it.
     devices: Option<BTreeSet<String>>,
 }
 
@@ -597,7 +597,7 @@ mod tests {
         let retiring = Ask { wants: vec![], leaves: vec![A], retires: true, ..ask(7, 4, None) };
         assert!(asked(&mut leases, &recorded, now).is_some());
         assert!(asked(&mut leases, &retiring, now).is_some());
-        // The member `a` starts again.
+        // `a` starts again.
         now += SECOND;
         assert_eq!(ask_of_a(&mut leases, 8, now).grants, [A]);
         let copy = asked(&mut leases, &retiring, now).expect("a challenge");

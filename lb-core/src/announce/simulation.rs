@@ -58,7 +58,7 @@ struct Member {
     alive: bool,
     next_tick: Nanos,
     written: Option<Right>,
-    /// Whether the member reaches the API server.
+    /// Whether it reaches the API server.
     has_api: bool,
 }
 

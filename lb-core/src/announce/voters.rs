@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub struct Voters {
     /// Grows with each change.
     pub generation: u64,
-    /// The names of the nodes that vote.
+    /// Their names.
     pub names: BTreeSet<Arc<str>>,
 }
 
@@ -39,7 +39,7 @@ pub struct Voters {
 pub struct Ballot {
     /// The newest voters that the announcer knows, perhaps from other members.
     pub known: Voters,
-    /// The voters that the sender proposes next.
+    /// The voters that it proposes.
     pub next: Option<Voters>,
 }
 
@@ -48,7 +48,7 @@ pub struct Ballot {
 pub struct Part {
     /// [`Voters::generation`].
     pub generation: u64,
-    /// How many nodes vote.
+    /// How many voters there are.
     pub count: usize,
     /// Names of the voters in this part.
     pub names: Vec<String>,

@@ -7,7 +7,7 @@ use super::{
 use crate::endpoint_key::EndpointKey;
 use crate::model::{Endpoint, Node};
 
-/// An endpoint, and the address and port by which backends are sorted.
+/// An endpoint with its address and port.
 pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 
 /// The usable endpoints of a port, in order.
@@ -29,11 +29,11 @@ pub(super) struct Categories<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,
-    /// Endpoints with a hint for the zone of this node.
+    /// Those with a hint for the zone of this node.
     SameZone,
-    /// Endpoints with a hint for this node.
+    /// Those with a hint for this node.
     SameNode,
-    /// Endpoints in the zone of this node.
+    /// Those in the zone of this node.
     OwnZone,
 }
 

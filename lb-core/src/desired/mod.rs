@@ -57,13 +57,13 @@ pub struct Port {
 pub struct Frontend {
     /// The key in `SERVICES`.
     pub key: ServiceKey,
-    /// The kind of the frontend's address.
+    /// The kind of its address.
     pub kind: FrontendKind,
     /// The slice of [`Port::slices`] that clients get; `None` is no backend.
     pub slice: Option<usize>,
     /// With [`service_flags::SHORT_CIRCUIT`], the slice that internal clients get.
     pub internal_slice: Option<usize>,
-    /// How the programs treat packets to the frontend: bits of [`service_flags`].
+    /// See [`service_flags`].
     pub flags: u16,
 }
 
@@ -200,9 +200,9 @@ fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
 struct Backends<'a> {
     service: &'a Service,
     node: &'a Node,
-    /// The endpoints of the Service that are in their slow start; `None` if there are none.
+    /// The warming endpoints of the Service, if it has some.
     warming: Option<&'a Shares>,
-    /// Whether backends on other nodes answer external clients directly: see [`is_direct`].
+    /// See [`is_direct`].
     direct: bool,
 }
 

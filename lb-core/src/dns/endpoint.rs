@@ -8,9 +8,9 @@ use crate::model::ObjectName;
 /// The parts of an EndpointSlice that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedSlice {
-    /// The Service that the slice belongs to.
+    /// The Service.
     pub service: ObjectName,
-    /// The ports of the slice that have SRV records.
+    /// The ports.
     pub ports: Vec<NamedPort>,
     /// The endpoints that are ready, and those that the Service may publish nevertheless.
     pub endpoints: Vec<NamedEndpoint>,
@@ -19,7 +19,7 @@ pub struct NamedSlice {
 /// The parts of an endpoint that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedEndpoint {
-    /// The address of the endpoint.
+    /// The address.
     pub address: IpAddr,
     /// `hostname`, in lower case.
     pub hostname: Option<Box<str>>,

@@ -79,11 +79,11 @@ impl Entry {
 /// What exists at a name, regardless of the type in the question. The type only selects records from it, so a name
 /// exists either for all types or for none.
 pub(super) enum Node<'a> {
-    /// The name has no records, but names below it have some.
+    /// Nothing but names below it.
     Empty,
     Apex,
     Version,
-    /// The name leads to these addresses.
+    /// Addresses.
     Host(Addresses),
     /// A Service with addresses.
     Service(Owner<'a>),
@@ -100,7 +100,7 @@ impl Index {
         Self { zone, namespaces, services, reverse, unread: Unread::default() }
     }
 
-    /// The zones that the DNS server answers for.
+    /// The zones.
     pub const fn zone(&self) -> &Zone {
         &self.zone
     }

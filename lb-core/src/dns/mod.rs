@@ -30,7 +30,7 @@ use crate::{model::ObjectName, protocol::Protocol};
 /// The change of one object, as far as names depend on it. `None` deletes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameChange {
-    /// A Service that was set; `None` if it was deleted.
+    /// A Service.
     Service(ObjectName, Option<NamedService>),
     /// An EndpointSlice, or a part of Endpoints.
     Slice(ObjectName, Option<NamedSlice>),
@@ -42,7 +42,7 @@ pub enum NameChange {
 /// The parts of a Service that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedService {
-    /// What the name of the Service leads to.
+    /// What its name leads to.
     pub target: Target,
     /// The ports, with and without a name.
     pub ports: Vec<NamedPort>,
@@ -55,7 +55,7 @@ pub struct NamedService {
 pub enum Target {
     /// Its cluster IPs; none if it has not got them yet.
     ClusterIps(Vec<IpAddr>),
-    /// The addresses of the endpoints: the Service is headless.
+    /// Its endpoints: the Service is headless.
     Endpoints,
     /// Another name, without a dot at its end: `spec.externalName`.
     Name(Box<str>),
@@ -66,8 +66,8 @@ pub enum Target {
 pub struct NamedPort {
     /// The name; empty for an unnamed port, which only SRV at the Service's own name lists.
     pub name: Box<str>,
-    /// The protocol of the port.
+    /// The protocol.
     pub protocol: Protocol,
-    /// The number of the port.
+    /// The number.
     pub port: u16,
 }

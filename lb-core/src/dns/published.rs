@@ -33,7 +33,7 @@ pub(super) struct Hosts {
 /// The SRV records of a Service.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    /// The SRV records of all ports.
+    /// Those of all ports.
     pub(super) all: PortRecords,
     /// Those of the named ports, by protocol in lower case, and then by name.
     named: HashMap<String, HashMap<Box<str>, PortRecords>>,
@@ -196,7 +196,7 @@ impl Draft {
     }
 
     fn finish(self) -> PortRecords {
-        // Each record's share of 100, at least 1, as in CoreDNS.
+        // Their share of 100, at least 1, as in CoreDNS.
         let weight = u16::try_from(100 / self.pairs.max(1)).unwrap_or(1).max(1);
         let records = self.targets.into_iter().map(|(port, target)| Data::Srv { weight, port, target });
         PortRecords { records: records.collect(), additional: self.additional.into_iter().collect() }

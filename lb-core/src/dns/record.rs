@@ -8,9 +8,9 @@ use std::{
 /// The type of a question, as far as names of Services depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// IPv4 addresses of a name (RFC 1035).
+    /// IPv4 addresses.
     A,
-    /// IPv6 addresses of a name (RFC 3596).
+    /// IPv6 addresses.
     Aaaa,
     /// The name that this name is an alias of.
     Cname,
@@ -20,13 +20,13 @@ pub enum Kind {
     Ptr,
     /// The start of a zone.
     Soa,
-    /// Ports of a service, and the hosts that serve them (RFC 2782).
+    /// Ports and the hosts that serve them.
     Srv,
-    /// Texts (RFC 1035).
+    /// Texts.
     Txt,
     /// Any type: whether the name exists (RFC 8482).
     Any,
-    /// Any other type; no name has records of it.
+    /// All others; no name has records of them.
     Other,
 }
 
@@ -54,17 +54,17 @@ impl Kind {
 /// The data of a record. Names have no dot at their end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Data {
-    /// An IPv4 address.
+    /// `A`
     A(Ipv4Addr),
-    /// An IPv6 address.
+    /// `AAAA`
     Aaaa(Ipv6Addr),
-    /// The canonical name of an alias, without a dot at its end.
+    /// `CNAME`
     Cname(String),
     /// `HINFO` in answer to `ANY` (RFC 8482)
     Hinfo,
-    /// The name of a name server, without a dot at its end.
+    /// `NS`
     Ns(String),
-    /// The name of an address, without a dot at its end.
+    /// `PTR`
     Ptr(String),
     /// `SOA` of the zone.
     Soa,
@@ -72,12 +72,12 @@ pub enum Data {
     Srv {
         /// The share of this record among those with the same owner.
         weight: u16,
-        /// The port of the service.
+        /// The port.
         port: u16,
         /// The host, which is never an alias.
         target: String,
     },
-    /// A text.
+    /// `TXT`
     Txt(&'static str),
 }
 

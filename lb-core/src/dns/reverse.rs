@@ -7,7 +7,7 @@ use ipnet::IpNet;
 /// A name below `in-addr.arpa` or `ip6.arpa`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reverse {
-    /// The name of one address.
+    /// A whole address.
     Address(IpAddr),
     /// The network above several addresses: a name with too few labels.
     Network(IpNet),

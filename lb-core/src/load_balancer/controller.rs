@@ -83,11 +83,11 @@ enum Role {
 /// A compare-and-swap of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// The Service to write.
+    /// The Service.
     pub service: ObjectName,
     /// `metadata.resourceVersion` of the version that the write replaces.
     pub version: String,
-    /// The addresses of the annotation [`GIVEN`], if the Service has it.
+    /// The new `status.loadBalancer.ingress`; `None` to leave it as it is.
     pub ingress: Option<Vec<IpAddr>>,
     /// The new annotation [`GIVEN`]; `None` to remove it.
     pub given: Option<String>,
@@ -98,7 +98,7 @@ pub struct Write {
 /// An Event on a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The Service that an Event is about.
+    /// The Service.
     pub service: ObjectName,
     /// `metadata.uid` of the Service.
     pub uid: String,

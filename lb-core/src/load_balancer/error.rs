@@ -30,9 +30,9 @@ pub enum AddressError {
     /// The named address is in another pool than the named one.
     #[error("{ip} is in pool {pool:?}, and the Service names pool {named:?}")]
     InOtherPool {
-        /// The address that the Service names.
+        /// The named address.
         ip: IpAddr,
-        /// The pool that the Service names.
+        /// The named pool.
         named: String,
         /// The pool of the address.
         pool: String,
@@ -40,11 +40,11 @@ pub enum AddressError {
     /// Another Service has the address.
     #[error("Service {by} has {ip}: {why}")]
     Taken {
-        /// The address that two Services want.
+        /// The address.
         ip: IpAddr,
-        /// The Service that has the address.
+        /// The Service that has it.
         by: ObjectName,
-        /// Why the two Services cannot share the address.
+        /// Why the two cannot share it.
         why: &'static str,
     },
     /// No pool that the Service may use has free addresses for it.
@@ -71,7 +71,7 @@ pub enum Concern {
         if *internal { "public" } else { "internal" }
     )]
     OtherKind {
-        /// The address that is in no pool.
+        /// The address.
         ip: IpAddr,
         /// The pool of the address.
         pool: String,
@@ -86,9 +86,9 @@ pub enum Trouble {
     /// The Service gets no address, or not the one that it requests.
     #[error("{}{why}{}", if *keeps { "" } else { "no address: " }, if *keeps { "; the Service keeps the address that it has" } else { "" })]
     Refused {
-        /// Why there is no address for the Service.
+        /// The reason.
         why: String,
-        /// Whether the Service keeps an address that it already has.
+        /// Whether the Service keeps an address that it has.
         keeps: bool,
     },
     /// The Service has an address that it would not get now.

@@ -15,7 +15,7 @@ pub struct AddressRange {
     family: Family,
     /// The first address as a number, of 32 bits for IPv4.
     first: u128,
-    /// The last address of the range, in the same form.
+    /// The last address, in the same form.
     last: u128,
 }
 
@@ -49,17 +49,17 @@ impl AddressRange {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The lowest address of the range.
+    /// The lowest address.
     pub fn first(&self) -> IpAddr {
         address(self.family, self.first)
     }
 
-    /// The highest address of the range.
+    /// The highest address.
     pub fn last(&self) -> IpAddr {
         address(self.family, self.last)
     }
 
-    /// The number of addresses in the range; one less for all of IPv6.
+    /// The number of addresses; one less for all of IPv6.
     pub const fn size(&self) -> u128 {
         (self.last - self.first).saturating_add(1)
     }

@@ -17,7 +17,7 @@ const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 /// The request of a Service of type LoadBalancer for addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The Service that wants addresses.
+    /// The Service.
     pub service: ObjectName,
     /// `metadata.creationTimestamp`; a manifest usually has none.
     pub created: Option<String>,
@@ -49,7 +49,7 @@ pub struct Terms {
 /// The properties that Services must have in common to share an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharingKey {
-    /// The value of the annotation `allow-shared-ip`.
+    /// Annotation `allow-shared-ip`.
     pub text: String,
     /// The selector of the Service under `externalTrafficPolicy: Local`: such Services must have the same pods, because
     /// a packet goes to the pods of the node that it reaches. Empty under `Cluster`.

@@ -109,9 +109,9 @@ impl Timing {
 /// Kind and port of a check as users write them: `KIND[://[:PORT][/PATH]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The kind of the probe, with its path.
+    /// The kind, with its path.
     pub kind: Kind,
-    /// The port of the probe, if it is not that of the endpoint.
+    /// The port.
     pub port: Option<NonZeroU16>,
 }
 

@@ -33,7 +33,7 @@ pub enum Reason {
     Timeout,
     /// This node has no route to the endpoint, or another error of its kernel.
     Unreachable,
-    /// The TLS handshake has failed.
+    /// No TLS session.
     Tls,
     /// An HTTP status outside 200 to 399.
     Status,

@@ -44,7 +44,7 @@ impl Verdict {
 /// What the probes of a target have shown.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct State {
-    /// What the probes say about the endpoint.
+    /// The verdict.
     pub verdict: Verdict,
     /// Seconds since the Unix epoch at which the verdict began; 0 while it is unknown.
     pub since: u64,
@@ -57,9 +57,9 @@ pub struct State {
 /// An unhealthy target, to be kept for the next agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// When the endpoint became unhealthy, in seconds since the Unix epoch.
+    /// Seconds since the Unix epoch at which it became unhealthy.
     pub since: u64,
-    /// The last failure of a probe of the endpoint.
+    /// The last failure.
     pub failure: String,
 }
 

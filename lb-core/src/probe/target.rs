@@ -10,11 +10,11 @@ use crate::protocol::Protocol;
 /// targets of common endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
-    /// The address of the endpoint that is probed.
+    /// The endpoint's address.
     pub address: IpAddr,
     /// The port that probes go to.
     pub port: u16,
-    /// What a probe of the target does.
+    /// The check.
     pub check: Arc<Check>,
 }
 

@@ -7,7 +7,7 @@ use crate::{
     plan::EndpointLabels,
 };
 
-/// The labels of endpoints' addresses, as `ENDPOINT_NAMES` holds them.
+/// The labels of addresses, as the kernel holds them.
 pub(super) type Labels = BTreeMap<IpAddr, Arc<EndpointLabels>>;
 
 /// An EndpointSlice without the name of its Service.

@@ -83,7 +83,7 @@ impl FromStr for TableSize {
 /// The parameters of Maglev tables; nodes that serve the same service need the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
-    /// How many entries the Maglev tables have.
+    /// Number of entries.
     pub size: TableSize,
     /// The seed of the hash of backends.
     pub seed: u64,
@@ -120,7 +120,7 @@ pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Opti
 /// The digest of a table, to compare it with another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// How many entries the table has.
+    /// Number of entries.
     pub count: u32,
     digest: u64,
 }

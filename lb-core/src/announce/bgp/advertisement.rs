@@ -86,7 +86,7 @@ impl BgpAdvertisement {
         self.peers.is_empty() || self.peers.contains(peer)
     }
 
-    /// Whether a node with these labels announces the routes.
+    /// Whether a node with these labels announces.
     pub(super) fn selects_node(&self, labels: &Labels) -> bool {
         self.scope.selects_node(labels)
     }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// An object of MetalLB without an error.
+/// A valid object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// `BGPAdvertisement`
@@ -47,7 +47,7 @@ impl Objects {
         }
     }
 
-    /// Forgets an object.
+    /// Removes an object.
     pub fn remove(&mut self, name: &ObjectName, object: &Object) {
         match object {
             Object::Advertisement(_) => _ = self.advertisements.remove(name),

@@ -14,9 +14,9 @@ use crate::{load_balancer::Labels, model::ObjectName};
 /// Why a route is offered.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// The Services whose load balancer's address the route covers.
+    /// The Services that it leads to.
     pub services: BTreeSet<ObjectName>,
-    /// The BGPAdvertisements that ask for the route.
+    /// The advertisements that ask for it.
     pub advertisements: BTreeSet<ObjectName>,
 }
 
