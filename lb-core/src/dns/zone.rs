@@ -1,4 +1,4 @@
-//! The zones that this server owns.
+//! The DNS zones that the server is authoritative for.
 
 use std::net::IpAddr;
 
@@ -6,29 +6,29 @@ use ipnet::IpNet;
 
 use super::reverse::{self, Reverse};
 
-/// TTL of `dns-version`, as in the specification.
+/// TTL of the record `dns-version` in seconds, as in the specification.
 pub(super) const VERSION_TTL: u32 = 28_800;
-/// The version of the specification.
+/// The version of the specification, which the record `dns-version` shows.
 pub(super) const VERSION: &str = "1.1.0";
-/// The longest TTL of the SOA record.
+/// Maximum TTL of the SOA record, in seconds.
 const SOA_TTL: u32 = 300;
-/// The most bytes of a name on the wire, including the length of its first label and the root label.
+/// Maximum length of a name on the wire in bytes, including length bytes and the root label.
 const LONGEST_NAME: usize = 255;
 
-/// The cluster domain, and the networks whose reverse names are ours.
+/// The cluster domain, and the networks whose reverse names the server owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// The cluster domain, in lower case and without a dot at its end.
     name: String,
-    /// Seconds for which clients may keep records.
+    /// Seconds for which clients may cache records.
     ttl: u32,
-    /// Ranges of cluster IPs: all their reverse names are ours.
+    /// Ranges of cluster IPs: the server owns all their reverse names.
     ranges: Vec<IpNet>,
-    /// Addresses of this server, for `ns.dns` if the DNS Service has no cluster IP.
+    /// Addresses of this server, which `ns.dns` has if the DNS Service has no cluster IP.
     servers: Vec<IpAddr>,
 }
 
-/// Why a name cannot be the cluster domain.
+/// Why a text cannot be the cluster domain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{name:?} is no domain name: labels of 1 to 63 letters, digits and hyphens, joined by dots, are expected"
