@@ -29,23 +29,23 @@ pub const PROXY_MODE: &str = "ebpf";
 const COMPONENT: &str = "lb-agent";
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
                        guarantees and is for debugging purposes only.";
-/// The paths that `/statusz` lists.
+/// Paths that the page `/statusz` lists.
 const PATHS: &str = "/configz /flagz /healthz /metrics /metrics/slis /proxyMode";
 
-/// Contents of the pages.
+/// What the pages show.
 #[derive(Debug)]
 pub struct About {
-    /// The page `/configz`.
+    /// The JSON of the page `/configz`.
     pub configz: Value,
-    /// Flags and their values.
+    /// Names and values of the flags that the page `/flagz` shows.
     pub flagz: BTreeMap<&'static str, String>,
-    /// When the agent started.
+    /// When the agent started, for the page `/statusz`.
     pub started: Timestamp,
-    /// Counts requests for `/healthz` and `/healthz/ping`.
+    /// Metrics that count requests for `/healthz` and `/healthz/ping`.
     pub metrics: Arc<Metrics>,
 }
 
-/// Routes of the pages.
+/// The HTTP routes of the pages.
 pub fn router(about: About) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
@@ -63,7 +63,7 @@ fn text(text: impl Into<String>) -> impl IntoResponse {
     (headers, text.into())
 }
 
-/// Answers `ok` as long as the process runs.
+/// Answers `ok` while the process runs, and counts the request.
 async fn healthz(Shared(about): Shared<Arc<About>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     about.metrics.record_health_check(true);
     let verbose =
@@ -102,7 +102,8 @@ fn status(started: Timestamp, now: Timestamp) -> String {
     )
 }
 
-/// A page without a stable format. As in kube-proxy, a request whose `Accept` header excludes plain text is rejected.
+/// Answers with a page for people, whose format may change. As in kube-proxy, a request whose `Accept` header excludes
+/// plain text is rejected.
 fn for_people(headers: &HeaderMap, page: impl FnOnce() -> String) -> Response {
     let mut accepted =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();

@@ -53,7 +53,8 @@ fn main() {
     );
 }
 
-/// Plans part by part and applies each batch by batch, as the agent does. Returns the number of steps.
+/// Plans the Services part by part, and applies each part batch by batch, as the agent does. Returns the number of
+/// steps.
 fn synchronise(reconciler: &mut Reconciler) -> usize {
     let mut count = 0;
     loop {
@@ -106,7 +107,7 @@ fn service(n: u32) -> Change {
     Change::Service(name(n), Some(Service { cluster_ips, ports: vec![port], ..Service::default() }))
 }
 
-/// The EndpointSlice of Service `n`; `moved` changes the address of the first endpoint.
+/// The EndpointSlice of Service number `n`, whose first endpoint's address depends on `moved`.
 fn slice(n: u32, endpoints: u32, moved: u32) -> Change {
     let endpoint = |i: u32| Endpoint {
         hints: None,

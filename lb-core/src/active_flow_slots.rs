@@ -1,10 +1,10 @@
-//! Allocates counters of active flows, for schedulers that compare endpoints by their number of active flows.
+//! Allocates counters of active flows (slots of the map `ACTIVE`), for schedulers that choose endpoints with few flows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lb_common::{Address, Backend};
 
-/// An endpoint of a service port.
+/// An endpoint in its role as a backend of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceEndpoint {
     /// Id of the service port.
@@ -30,18 +30,18 @@ pub(crate) struct ActiveFlowSlots {
     of: BTreeMap<ServiceEndpoint, u32>,
     taken: BTreeMap<u32, ServiceEndpoint>,
     next: u32,
-    /// Counters that no backend or flow used at the last call of [`Self::free_unused`].
+    /// Counters that neither a backend nor a flow used at the last call of [`Self::free_unused`].
     idle: BTreeSet<u32>,
 }
 
 impl ActiveFlowSlots {
-    /// Allocates from a map `ACTIVE` of this capacity.
+    /// Creates an allocator for a map `ACTIVE` with this number of slots.
     pub(crate) const fn new(capacity: u32) -> Self {
         Self { capacity, of: BTreeMap::new(), taken: BTreeMap::new(), next: 1, idle: BTreeSet::new() }
     }
 
-    /// Adopts a counter that an earlier run of the agent allocated. Does nothing if the counter or the endpoint is
-    /// adopted already, if the counter is 0, or if the map has no such slot.
+    /// Takes over a counter that an earlier run of the agent allocated. Ignores the counter if it or the endpoint was
+    /// taken over before, if it is 0, or if the map has no such slot.
     pub(crate) fn adopt(&mut self, counter: u32, counted: ServiceEndpoint) {
         let known = self.taken.contains_key(&counter) || self.of.contains_key(&counted);
         if counter > 0 && counter < self.capacity && !known {
@@ -49,12 +49,12 @@ impl ActiveFlowSlots {
         }
     }
 
-    /// The counter of an endpoint, or a new one; `None` if all are taken.
+    /// The counter of an endpoint, which gets a new one if it has none; `None` if all counters are taken.
     pub(crate) fn get_or_allocate(&mut self, counted: ServiceEndpoint) -> Option<u32> {
         if let Some(counter) = self.of.get(&counted) {
             return Some(*counter);
         }
-        // Counter 0 is never allocated.
+        // Slot 0 is never allocated, so one slot less is available.
         if self.taken.len() + 1 >= self.capacity as usize {
             return None;
         }

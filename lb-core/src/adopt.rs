@@ -1,4 +1,4 @@
-//! Adopts the elements that an earlier run of the agent left in the kernel.
+//! Takes over the services and backends that an earlier run of the agent left in the maps.
 
 use std::collections::BTreeSet;
 
@@ -14,19 +14,20 @@ use crate::{
     slices::Slices,
 };
 
-/// The contents of the kernel, split into reusable and invalid elements.
+/// The contents of the maps, split into what this run takes over and what it must delete.
 pub(crate) struct Adopted {
     pub(crate) ids: Ids,
     pub(crate) slices: Slices,
     pub(crate) tables: Slices,
     pub(crate) counters: ActiveFlowSlots,
     pub(crate) mirror: Mirror,
-    /// Frontends whose record is broken, has an unknown id, or refers to slots that are unwritten or of another service
-    /// port.
+    /// Frontends that must be deleted: their record is broken, has an unknown id, or refers to slots that are unwritten
+    /// or belong to another service port.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
-    /// Ids whose name already has another id, and the invalid id 0.
+    /// Ids in `SERVICE_NAMES` that must be deleted: their name already has another id, or the id is 0, which is
+    /// invalid.
     pub(crate) stale_ids: BTreeSet<u32>,
-    /// Source ranges of an unknown service port.
+    /// Source ranges that must be deleted, because their service port is unknown.
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
 }
 
@@ -59,7 +60,7 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     Adopted { ids, slices, tables, counters, mirror, distrusted, stale_ids, stale_ranges }
 }
 
-/// The counters of active flows of the backends that trusted frontends refer to.
+/// The counters of active flows that the backends of trusted frontends use.
 fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u32) -> ActiveFlowSlots {
     let mut counters = ActiveFlowSlots::new(capacity);
     let trusted = contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key));

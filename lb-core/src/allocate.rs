@@ -21,18 +21,18 @@ use crate::{
     rules,
 };
 
-/// The default range of node ports.
+/// The range of node ports that an API server uses by default.
 pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// The allocation of one Service.
+/// The addresses and ports that one Service has been allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Allocation {
     /// The cluster IPs, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
-    /// The node ports by (name of the port, protocol as Kubernetes spells it).
+    /// Node ports by name of the service port and protocol as Kubernetes spells it.
     pub node_ports: BTreeMap<(String, String), u16>,
-    /// The `healthCheckNodePort`. No map holds it: after a restart, the allocator computes it again, usually the same
-    /// one, from a hash of the Service's name.
+    /// The port for load balancers' health checks of the node. No map holds it: after a restart, the allocator computes
+    /// it again from a hash of the Service's name, which usually gives the same port.
     pub health_check_node_port: Option<u16>,
 }
 
@@ -42,10 +42,10 @@ impl Allocation {
     }
 }
 
-/// The allocations of all Services.
+/// The allocations of all Services, by name.
 pub type Allocations = BTreeMap<ObjectName, Allocation>;
 
-/// The allocations that an earlier run of the agent left in the kernel.
+/// The allocations that an earlier run of the agent left in the maps.
 pub fn known_allocations(contents: &Contents) -> Allocations {
     let mut known = Allocations::new();
     for labels in contents.service_labels.values() {
@@ -144,8 +144,8 @@ impl Allocator {
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
-        // A Service may request a value that another Service releases in this call, and the other Service may itself
-        // wait for a third one. So this repeats until no further Service succeeds.
+        // A Service may request a value that another Service releases in this call, and that one may wait for a third.
+        // So the loop repeats until no further Service succeeds.
         let mut refused = usize::MAX;
         while errors.len() < refused {
             refused = errors.len();
@@ -162,7 +162,7 @@ impl Allocator {
         errors
     }
 
-    /// Releases everything that a deleted Service has.
+    /// Releases all addresses and ports of a deleted Service.
     pub fn release(&mut self, service: &ObjectName) {
         let Some(gone) = self.services.remove(service) else { return };
         gone.cluster_ips.iter().for_each(|ip| {
@@ -173,8 +173,8 @@ impl Allocator {
         });
     }
 
-    /// Releases the allocations of Services that do not exist. Call it once all existing Services are known, before the
-    /// first assignment.
+    /// Releases the allocations of Services that do not exist. Must be called once all existing Services are known,
+    /// before the first assignment.
     pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> =
             self.services.keys().filter(|service| !exists(service)).cloned().collect();
@@ -198,7 +198,7 @@ impl Allocator {
         };
     }
 
-    /// Reserves the values that a Service requests, and those that it has and still needs; allocates no new ones.
+    /// Reserves the values that a Service requests, and those that it has and still needs, but allocates no new ones.
     fn reserve(&mut self, service: &api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -239,14 +239,14 @@ impl Allocator {
     }
 }
 
-/// The cluster IPs of a Service, and the `ipFamilyPolicy` to write beside them.
+/// The cluster IPs of a Service, and the `ipFamilyPolicy` that goes with them.
 struct ClusterIps {
     given: Vec<IpAddr>,
     policy: String,
     headless: bool,
 }
 
-/// Computes the allocation of one Service, without changing the allocator.
+/// A computation of the allocation of one Service. It does not change the allocator.
 struct Request<'a> {
     allocator: &'a Allocator,
     name: &'a ObjectName,
@@ -254,7 +254,7 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// One address of each family that the Service should have, in the order of the families.
+    /// The Service's cluster IPs: one of each family that it should have, in the order of the families.
     fn cluster_ips(&self, spec: &api::ServiceSpec) -> Result<ClusterIps, ConvertError> {
         let families = self.families(spec)?;
         let explicit = self.explicit_ips(spec, &families)?;
@@ -305,7 +305,7 @@ impl Request<'_> {
         Ok(families)
     }
 
-    /// The families that `ipFamilies` names, or else those of the requested addresses.
+    /// The families that `ipFamilies` names, otherwise those of the requested addresses; `true` is IPv4.
     fn asked_families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
         let mut families = Vec::new();
         for (index, family) in spec.ip_families.iter().flatten().enumerate() {
@@ -335,7 +335,7 @@ impl Request<'_> {
         Ok(families)
     }
 
-    /// The addresses that the Service requests: valid, of its families, in range and not taken.
+    /// Checks the cluster IPs that the Service requests: valid, of its families, in range and not taken. Returns them.
     fn explicit_ips(&self, spec: &api::ServiceSpec, families: &[bool]) -> Result<Vec<IpAddr>, ConvertError> {
         let mut explicit: Vec<IpAddr> = Vec::new();
         if families.is_empty() {
@@ -405,7 +405,7 @@ impl Request<'_> {
         }
     }
 
-    /// For each of `spec.ports`, the node port that it should have, if any.
+    /// The node port that each of `spec.ports` should have, in the same order; `None` for a port without one.
     fn node_ports(&self, spec: &api::ServiceSpec) -> Result<Vec<Option<u16>>, ConvertError> {
         let explicit = self.explicit_node_ports(spec)?;
         let ports = spec.ports.as_deref().unwrap_or_default();
@@ -440,7 +440,7 @@ impl Request<'_> {
         Ok(given)
     }
 
-    /// The node ports that the Service requests: valid, in range and not taken.
+    /// Checks the node ports that the Service requests: valid, in range and not taken. Returns them.
     fn explicit_node_ports(
         &self,
         spec: &api::ServiceSpec,
@@ -466,7 +466,7 @@ impl Request<'_> {
         Ok(explicit)
     }
 
-    /// Checks that a requested port is in range and that no other Service has it.
+    /// Checks that a requested node port is in range and not taken by another Service.
     fn valid_node_port(&self, field: String, number: i32) -> Result<u16, ConvertError> {
         let range = &self.allocator.node_ports;
         let Some(valid) = u16::try_from(number).ok().filter(|number| range.contains(number)) else {
@@ -494,7 +494,7 @@ impl Request<'_> {
         self.free_node_port(hash, |number| uses.iter().any(|(used, _)| *used == number), "spec.ports")
     }
 
-    /// The first free node port in the order of [`probe`]. `is_used` returns whether this Service needs a port for
+    /// The first free node port in the order of [`probe`]; `is_used` says whether this Service already uses a port for
     /// another purpose.
     fn free_node_port(
         &self,
@@ -516,7 +516,7 @@ impl Request<'_> {
     }
 }
 
-/// The allocatable addresses of a range, counted from 0. They are computed, not stored.
+/// The addresses of a network that can be allocated, by offset from 0. They are computed, not stored.
 #[derive(Clone, Copy, Debug)]
 struct IpRange {
     net: IpNet,
@@ -541,13 +541,13 @@ impl IpRange {
         ip.is_ipv4() == self.is_v4() && (self.first..=self.last).contains(&number(ip))
     }
 
-    /// Number of addresses; 0 for a network that has none to allocate, such as a /31.
+    /// Number of addresses in the range; 0 for a network with none to allocate, such as a /31.
     const fn size(&self) -> u128 {
         if self.first > self.last { 0 } else { (self.last - self.first).saturating_add(1) }
     }
 
-    /// Size of the static band, the lowest addresses: they are allocated automatically only when all others are taken,
-    /// so that users can request them (KEP-3070).
+    /// Number of addresses in the static band, the lowest ones. They are allocated automatically only when all others
+    /// are taken, so that users can request them (KEP-3070).
     fn static_band(&self) -> u128 {
         static_band(self.size(), 16, 256)
     }
@@ -565,13 +565,14 @@ impl IpRange {
     }
 }
 
-/// KEP-3070 and KEP-3668: `size / step` of a range, at least 16 and at most `max`; 0 if the range is too small.
+/// Size of the static band by KEP-3070 and KEP-3668: `size / step`, at least 16 and at most `max`; 0 if the range is
+/// too small for a band.
 fn static_band(size: u128, step: u128, max: u128) -> u128 {
     if size <= 16 { 0 } else { (size / step).clamp(16, max) }
 }
 
-/// The first free offset: above the band, beginning at the position of the hash and wrapping around, then inside the
-/// band. `None` if all are taken.
+/// The first free offset. Searches above the static band first, from the position of the hash on and wrapping around,
+/// then inside the band. `None` if all are taken.
 fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> Option<u128> {
     let upper = size.checked_sub(band)?;
     let start = if upper == 0 { 0 } else { hash % upper };
@@ -579,7 +580,7 @@ fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> 
     above.chain(0..band).find(|offset| is_free(*offset))
 }
 
-/// FNV-1a, 64 bits: small, and stable across machines and versions.
+/// 64-bit FNV-1a hash of the parts: small, and the same on all machines and in all versions.
 fn fnv1a(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -589,7 +590,7 @@ fn policy(spec: &api::ServiceSpec) -> Option<&str> {
     spec.ip_family_policy.as_deref().filter(|policy| !policy.is_empty())
 }
 
-/// The IP family policy that an API server writes if the Service has none.
+/// The `ipFamilyPolicy` that an API server writes into a Service without one.
 fn implied_policy(spec: &api::ServiceSpec) -> &'static str {
     let several = spec.ip_families.as_ref().is_some_and(|families| families.len() > 1);
     if several || spec.requested_ips().len() > 1 { "RequireDualStack" } else { "SingleStack" }

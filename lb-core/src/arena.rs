@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u64);
 
-/// A range of slots.
+/// A range of consecutive slots in a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotRange {
-    /// First slot.
+    /// Number of the first slot.
     pub base: u32,
     /// Number of slots.
     pub count: u32,
@@ -27,9 +27,9 @@ impl SlotRange {
 #[derive(Clone, Debug)]
 pub struct Arena {
     slots: u32,
-    /// Free ranges, base → count; neighbours are always merged.
+    /// Free ranges, by first slot, with their number of slots; neighbours are always merged.
     free: BTreeMap<u32, u32>,
-    /// The same ranges as (count, base), to find the best fit.
+    /// The free ranges as (number of slots, first slot), to find the best fit.
     by_count: BTreeSet<(u32, u32)>,
     free_slots: u32,
     used: BTreeMap<u32, u32>,
@@ -39,7 +39,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena with all of `slots` free.
+    /// Creates an arena with the slots `0..slots`, all of them free.
     pub fn new(slots: u32) -> Self {
         let mut arena = Self {
             slots,
@@ -55,7 +55,7 @@ impl Arena {
         arena
     }
 
-    /// Total number of slots.
+    /// Total number of slots, whether free or not.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
@@ -70,7 +70,7 @@ impl Arena {
         self.used.iter().map(|(&base, &count)| SlotRange { base, count })
     }
 
-    /// Whether the slot is part of a range in use.
+    /// Whether the slot belongs to a range in use.
     pub fn is_used(&self, slot: u32) -> bool {
         self.used.range(..=slot).next_back().is_some_and(|(base, count)| slot - base < *count)
     }
@@ -131,7 +131,7 @@ impl Arena {
         Some(range)
     }
 
-    /// Whether a range was released since the last epoch ended.
+    /// Whether a range has been released since the last epoch ended.
     pub const fn has_released(&self) -> bool {
         !self.released.is_empty()
     }
@@ -146,8 +146,8 @@ impl Arena {
         epoch
     }
 
-    /// Frees the ranges that were released up to the end of `epoch`. Call it when a grace period that began after that
-    /// end is over.
+    /// Frees the ranges that were released up to the end of `epoch`. Must be called only when a grace period that began
+    /// after that end is over.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         let later = self.quarantine.split_off(&Epoch(epoch.0 + 1));
         for range in std::mem::replace(&mut self.quarantine, later).into_values().flatten() {
@@ -155,7 +155,7 @@ impl Arena {
         }
     }
 
-    /// Cuts `wanted` out of the free range `from`.
+    /// Takes the range `wanted` out of the free range `from`, which contains it.
     fn take(&mut self, from: SlotRange, wanted: SlotRange) {
         self.remove_free(from);
         let before = wanted.base - from.base;
@@ -272,7 +272,7 @@ mod tests {
         prop::collection::vec(operation, 0..200)
     }
 
-    /// Checks the arena against a set of busy slots: a slot that is in use or released is never allocated.
+    /// An arena, and the set of slots that are in use or released: none of them may be allocated.
     #[derive(Default)]
     struct Model {
         busy: BTreeSet<u32>,

@@ -5,59 +5,59 @@
 
 use crate::plan::Contents;
 
-/// The sizes of the maps.
+/// Numbers of entries or slots that the maps can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Slots of `BACKENDS`, and of `ACTIVE`.
+    /// Number of slots of `BACKENDS`, and of `ACTIVE`.
     pub backends: u32,
-    /// Slots of `TABLES`.
+    /// Number of slots of `TABLES`.
     pub tables: u32,
-    /// Frontends in `SERVICES`.
+    /// Number of frontends that `SERVICES` can hold.
     pub frontends: u32,
-    /// Names of service ports in `SERVICE_NAMES`.
+    /// Number of names of service ports that `SERVICE_NAMES` can hold.
     pub names: u32,
-    /// Networks in `SOURCE_RANGES`.
+    /// Number of networks that `SOURCE_RANGES` can hold.
     pub source_ranges: u32,
-    /// While `VIPS` has fewer addresses than this, Services may add theirs. The node's own addresses also count, but
-    /// are added even beyond this limit.
+    /// Services may add addresses to `VIPS` while it has fewer than this. The node's own addresses also count, but are
+    /// added even beyond this limit.
     pub vips: u32,
 }
 
 impl Capacity {
-    /// Arenas of these sizes, and hash maps that are never full.
+    /// Capacities with arenas of these sizes, and practically unlimited hash maps.
     pub const fn of_arenas(backends: u32, tables: u32) -> Self {
         let plenty = u32::MAX;
         Self { backends, tables, frontends: plenty, names: plenty, source_ranges: plenty, vips: plenty }
     }
 }
 
-/// The map that has no room for a Service.
+/// Which map has no room for a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
     Backends,
     Tables,
     Counters,
-    /// `SERVICES`, or `SERVICE_NAMES`.
+    /// `SERVICES` or `SERVICE_NAMES`, which have the same capacity.
     Frontends,
     SourceRanges,
     Vips,
 }
 
-/// New entries of hash maps that a plan makes for a Service.
+/// Numbers of entries of hash maps that a plan adds, and deletes, for one Service.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) frontends: usize,
-    /// Frontends that this plan deletes before it writes any.
+    /// Number of frontends that the plan deletes before it writes any.
     pub(crate) frontends_gone: usize,
     pub(crate) names: usize,
     pub(crate) source_ranges: usize,
     pub(crate) vips: usize,
-    /// Addresses that this plan deletes before it writes any.
+    /// Number of addresses in `VIPS` that the plan deletes before it writes any.
     pub(crate) vips_gone: usize,
 }
 
-/// Free entries of hash maps for the rest of a plan. A plan deletes names and networks after it writes new ones, so
-/// these deletions free no entries for the same plan.
+/// Numbers of entries of hash maps that are free for the rest of a plan. A plan deletes names and source ranges after
+/// it writes new ones, so these deletions free no entries for the same plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {
     pub(crate) frontends: usize,
@@ -78,7 +78,7 @@ impl Remaining {
         }
     }
 
-    /// Takes all of the demand, or nothing.
+    /// Subtracts the whole demand, or returns which map has no room for it.
     pub(crate) fn take(&mut self, demand: Demand) -> Result<(), Full> {
         let frontends = self.frontends + demand.frontends_gone;
         let frontends = frontends.checked_sub(demand.frontends).ok_or(Full::Frontends)?;

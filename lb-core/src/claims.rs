@@ -22,8 +22,8 @@ pub(crate) struct Claims {
 
 type Claim = (ServiceKey, Strength, ServicePortName);
 
-/// The strength of a claim, by the kind of the frontend; a smaller number is stronger. A cluster IP was allocated to
-/// one Service: another Service cannot take it by listing it as an external IP.
+/// How strong a claim is, by the kind of the frontend: a smaller number wins. A cluster IP was allocated to one
+/// Service, so another Service cannot take it by listing it as an external IP.
 type Strength = u8;
 
 const fn strength(kind: FrontendKind) -> Strength {
@@ -36,7 +36,7 @@ const fn strength(kind: FrontendKind) -> Strength {
 }
 
 impl Claims {
-    /// Replaces the claims of a Service; returns the other Services whose frontends may have another owner now.
+    /// Replaces the claims of a Service; returns other Services that may have gained or lost a frontend.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) -> BTreeSet<ObjectName> {
         let after = of_ports(ports);
         let before = self.by_service.remove(service).unwrap_or_default();
@@ -55,7 +55,7 @@ impl Claims {
         others
     }
 
-    /// The service port that owns the frontend.
+    /// The service port that owns the frontend; `None` if none claims it.
     pub(crate) fn owner(&self, key: ServiceKey) -> Option<&ServicePortName> {
         self.claimants(key).next()
     }

@@ -12,7 +12,7 @@ pub fn map<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     }
 }
 
-/// Rebuilds a set with full B-tree nodes, like [`map`].
+/// Rebuilds a set with full B-tree nodes, which saves memory, like [`map`].
 pub fn set<K: Ord>(set: &mut BTreeSet<K>) {
     if let Some(last) = set.pop_last() {
         set.append(&mut BTreeSet::from([last]));

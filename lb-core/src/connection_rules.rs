@@ -1,4 +1,4 @@
-//! When the agent ends connections: the rules of the Services that set an idle or drain timeout.
+//! When the agent ends connections: the timeouts of Services that have an idle or drain timeout.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,29 +20,29 @@ use crate::{
 /// Why the agent ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum End {
-    /// It was idle for the idle timeout.
+    /// The connection was idle for the idle timeout.
     Idle,
-    /// Its Service lost its backend, and the drain timeout is over.
+    /// The Service lost the connection's backend, and the drain timeout has passed since.
     Drained,
 }
 
-/// The rule for the connections of a service port.
+/// The timeouts for connections of one service port, and its current backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     timeouts: ConnectionTimeouts,
-    /// The backends that get new connections.
+    /// The backends that new connections may get; connections to all others drain.
     backends: BTreeSet<EndpointKey>,
 }
 
-/// The rules by the id of the service port ([`Flow::service`]).
+/// The rules, by the id of the service port ([`Flow::service`]).
 pub type Rules = BTreeMap<u32, Rule>;
 
-/// The rules as of the last plan. Clones share them.
+/// The rules of all Services as of the last plan. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionRules(Arc<Mutex<Arc<Rules>>>);
 
 impl ConnectionRules {
-    /// The rules at present.
+    /// The present rules.
     pub fn get(&self) -> Arc<Rules> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -52,7 +52,7 @@ impl ConnectionRules {
     }
 }
 
-/// Keeps the rules up to date with the Services.
+/// Updates the rules when Services change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RulesOfServices {
     ids: BTreeMap<ObjectName, Vec<u32>>,
@@ -60,7 +60,7 @@ pub(crate) struct RulesOfServices {
 }
 
 impl RulesOfServices {
-    /// Sets the ports of a Service, with their ids.
+    /// Replaces the rules of a Service; `ports` are its service ports with their ids.
     pub(crate) fn set<'a>(&mut self, service: &ObjectName, ports: impl Iterator<Item = (u32, &'a Port)>) {
         let rules: Rules = ports
             .filter(|(_, port)| !port.timeouts.is_unset())
@@ -89,20 +89,21 @@ fn backends(port: &Port) -> BTreeSet<EndpointKey> {
     port.slices.iter().flatten().map(endpoint).collect()
 }
 
-/// Which backends have been lost, and since when. A new agent counts from its first pass.
+/// The backends that Services have lost but that still have connections, with the time since when. A new agent counts
+/// from its first pass.
 #[derive(Clone, Debug, Default)]
 pub struct Drains(BTreeMap<(u32, EndpointKey), Drain>);
 
 #[derive(Clone, Copy, Debug)]
 struct Drain {
     since: Tick,
-    /// The last pass that has found a connection to the backend.
+    /// Time of the last pass that has found a connection to the backend.
     seen: Tick,
 }
 
 impl Drains {
-    /// Why a connection ends at `now`; `None` if it goes on. `forward` and `reply` are its entries; a flow in a tunnel
-    /// has no second one.
+    /// Why the connection shall end at `now`; `None` if it may continue. `forward` and `reply` are its flow table
+    /// entries; a tunnelled flow has no reverse entry.
     pub fn end(&mut self, rules: &Rules, forward: &Flow, reply: Option<&Flow>, now: Tick) -> Option<End> {
         let Rule { timeouts, backends } = rules.get(&forward.service)?;
         let reply = reply.unwrap_or(forward);
@@ -122,7 +123,8 @@ impl Drains {
         is_over(timeouts.idle, idle).then_some(End::Idle)
     }
 
-    /// Ends a pass over all connections: forgets the backends that have none, or that their Service has again.
+    /// Ends a pass over all connections: drops the backends to which it found no connection, or that their Service has
+    /// again.
     pub fn end_pass(&mut self, now: Tick) {
         self.0.retain(|_, drain| drain.seen == now);
     }
@@ -150,7 +152,7 @@ mod tests {
         (Address::from_v4([10, 1, 0, last]), 8080)
     }
 
-    /// The entries of an established connection of service port 1, last used at `START`.
+    /// The flow table entries of an established connection of service port 1, last used at `START`.
     fn connection(backend: u8) -> (Flow, Flow) {
         let from = Tuple::new(ip("192.0.2.1"), ip("10.96.0.1"), 5000, 80, protocol::TCP);
         let (destination, destination_port) = endpoint(backend);

@@ -1,4 +1,4 @@
-//! What identifies an endpoint of a service port.
+//! What identifies an endpoint among those of a service port.
 
 use lb_common::Address;
 

@@ -9,26 +9,26 @@ use std::{
 
 use crate::model::{ObjectName, Service, ServicePort};
 
-/// The namespace and the name of the Service of the API server, whose variables every process gets.
+/// Namespace and name of the API server's Service, whose variables every process gets.
 pub const MASTER: (&str, &str) = ("default", "kubernetes");
 
-/// Variables, in the order in which they are printed.
+/// The environment variables for a process, in the order in which they are printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// Each variable once: name and value. A name begins with a digit if the name of the Service does.
+    /// Names and values, each name once. A name begins with a digit if the Service's name does.
     pub variables: Vec<(String, String)>,
-    /// Variables that a second Service would have defined with another value.
+    /// The variables that two Services define with different values.
     pub collisions: Vec<Collision>,
 }
 
-/// A variable that two Services define with different values. It has the value of the first one.
+/// A variable that two Services define with different values; the first Service's value counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
-    /// The variable.
+    /// Name of the variable.
     pub variable: String,
-    /// The name of the Service whose value it has.
+    /// Name of the Service whose value the variable has.
     pub kept: String,
-    /// The name of the Service whose value it does not have.
+    /// Name of the Service whose value is ignored.
     pub ignored: String,
 }
 
@@ -66,11 +66,11 @@ pub fn environment<'a>(
     builder.environment
 }
 
-/// Adds variables, and remembers which Service has defined each one.
+/// Collects variables, and remembers which Service has defined each.
 #[derive(Default)]
 struct Builder<'a> {
     environment: Environment,
-    /// The Service that has defined the variable, and the position of the variable.
+    /// For each variable: the Service that has defined it, and its index in the list.
     defined: BTreeMap<String, (&'a str, usize)>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Builder<'a> {
                 entry.insert((service, variables.len()));
                 variables.push((variable, value));
             }
-            // If two ports of a Service define one variable, kubelet gives the value of the last one.
+            // If two ports of a Service define the same variable, kubelet uses the last one's value.
             Entry::Occupied(entry) if entry.get().0 == service => variables[entry.get().1].1 = value,
             Entry::Occupied(entry) => {
                 let (kept, position) = *entry.get();
@@ -95,7 +95,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// The variables of one Service.
+/// The variables that one Service defines.
 fn variables(name: &str, service: &Service) -> Vec<(String, String)> {
     let (Some(ip), Some(first)) = (service.cluster_ips.first(), service.ports.first()) else {
         return Vec::new();
@@ -124,13 +124,13 @@ fn variables(name: &str, service: &Service) -> Vec<(String, String)> {
     variables
 }
 
-/// For example `tcp://10.96.0.1:443`; IPv6 addresses have brackets.
+/// A URL such as `tcp://10.96.0.1:443`; IPv6 addresses are in brackets.
 fn url(ip: IpAddr, port: &ServicePort) -> String {
     let address = std::net::SocketAddr::from((ip, port.port));
     format!("{}://{address}", port.protocol.as_str().to_lowercase())
 }
 
-/// The name of a Service or port as part of a variable's name.
+/// The name of a Service or port in the form that variables' names contain: capitals and underscores.
 fn upper(name: &str) -> String {
     name.to_uppercase().replace('-', "_")
 }

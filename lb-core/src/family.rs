@@ -6,13 +6,13 @@ use std::net::IpAddr;
 /// A family of IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4
+    /// Internet Protocol version 4.
     V4,
-    /// IPv6
+    /// Internet Protocol version 6.
     V6,
 }
 
-/// A set of families.
+/// A set of IP families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Families {
     /// Whether IPv4 is in the set.
@@ -35,7 +35,7 @@ impl Families {
         }
     }
 
-    /// The families that are in both sets.
+    /// The families that both sets contain.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self { v4: self.v4 && other.v4, v6: self.v6 && other.v6 }
@@ -52,7 +52,7 @@ impl FromIterator<Family> for Families {
 }
 
 impl Family {
-    /// Both families, in order.
+    /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
@@ -63,7 +63,7 @@ impl Family {
         }
     }
 
-    /// The name as Kubernetes spells it.
+    /// The family's name as Kubernetes spells it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",

@@ -14,10 +14,10 @@ use crate::{
     model::{Endpoint, EndpointSlice, Node, ObjectName, Service},
 };
 
-/// The health check of a Service.
+/// What a load balancer's health check of this node (`healthCheckNodePort`) reports about a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// `spec.healthCheckNodePort`
+    /// `spec.healthCheckNodePort`: the port that answers.
     pub port: u16,
     /// Number of addresses of ready IPv4 endpoints on this node; `None` if the Service has no IPv4 cluster IP, and so
     /// no IPv4 health check.
@@ -28,7 +28,7 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// The number of local endpoints of one family.
+    /// Number of ready endpoints of one family on this node; `None` without a health check for the family.
     pub const fn local_endpoints(&self, family: Family) -> Option<usize> {
         match family {
             Family::V4 => self.v4,
@@ -40,20 +40,21 @@ impl HealthCheck {
 /// Number of service ports that have endpoints, but none on this node, under a traffic policy `Local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NoLocalEndpoints {
-    /// Under `internalTrafficPolicy: Local`.
+    /// Number of such ports under `internalTrafficPolicy: Local`.
     pub internal: usize,
-    /// Such ports under `externalTrafficPolicy: Local`, only of Services with external addresses or node ports.
+    /// Number of such ports under `externalTrafficPolicy: Local`, only of Services with external addresses or node
+    /// ports.
     pub external: usize,
 }
 
-/// The health checks of all Services, updated Service by Service.
+/// The `healthCheckNodePort` answers of all Services, updated Service by Service.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HealthChecks {
     checks: BTreeMap<ObjectName, HealthCheck>,
     /// Whether `checks` changed since the last [`Self::take_changed`].
     changed: bool,
-    /// The Services with ports that drop packets for lack of a local endpoint, and how many such ports each has, by
-    /// family.
+    /// Services with ports that drop packets for lack of a local endpoint, with the number of such ports for IPv4 and
+    /// IPv6.
     no_local: BTreeMap<ObjectName, [NoLocalEndpoints; 2]>,
     total: [NoLocalEndpoints; 2],
 }
@@ -72,7 +73,7 @@ impl HealthChecks {
         self.total[family as usize]
     }
 
-    /// Sets the state of a Service, or removes a deleted one.
+    /// Sets the endpoints of a Service, or removes a deleted one.
     pub(crate) fn set<'a>(
         &mut self,
         name: &ObjectName,
@@ -114,8 +115,8 @@ fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// The addresses of the ready endpoints on this node, in slices that have any port. Terminating endpoints are not
-/// ready, so they are left out although they may still be served: the load balancer should choose another node.
+/// Addresses of ready endpoints on this node, in slices that have any port. Terminating endpoints count as not ready,
+/// although they may still be used: the load balancer should choose another node.
 fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
     let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();
     for endpoint in slices.filter(|slice| !slice.ports.is_empty()).flat_map(|slice| &slice.endpoints) {

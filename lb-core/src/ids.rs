@@ -20,7 +20,7 @@ impl Ids {
         Self { by_name: BTreeMap::new(), names: BTreeMap::new(), next: 1 }
     }
 
-    /// Adopts an id of an earlier run; false if the id is 0 or already adopted, or if the name already has one.
+    /// Takes over an id of an earlier run. False if the id is 0 or taken, or if the name has an id already.
     pub(crate) fn adopt(&mut self, id: u32, name: &ServicePortName) -> bool {
         if id == 0 || self.by_name.contains_key(name) || self.names.contains_key(&id) {
             return false;
@@ -35,7 +35,7 @@ impl Ids {
         self.names.contains_key(&id)
     }
 
-    /// The id of a service port; if it has none, a new one for which `taken` returns false.
+    /// The id of a service port. If it has none, allocates one for which `taken` returns false.
     pub(crate) fn get_or_allocate(&mut self, name: &ServicePortName, taken: impl Fn(u32) -> bool) -> u32 {
         if let Some(id) = self.by_name.get(name) {
             return *id;
@@ -56,7 +56,7 @@ impl Ids {
         }
     }
 
-    /// The ports of a Service that have an id.
+    /// The ports of a Service that have an id, each with its id.
     pub(crate) fn of_service(&self, service: &ObjectName) -> impl Iterator<Item = (&ServicePortName, u32)> {
         let first =
             ServicePortName { service: service.clone(), port: Arc::default(), protocol: Protocol::Tcp };
@@ -66,7 +66,7 @@ impl Ids {
             .map(|(name, id)| (name, *id))
     }
 
-    /// Every service port that has an id.
+    /// The names of all service ports that have an id.
     pub(crate) fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.by_name.keys()
     }

@@ -1,5 +1,5 @@
-//! Parses addresses and networks of stored objects as Kubernetes does. Leading zeros are allowed, and the number is
-//! still decimal: API servers accepted such addresses for years. Also converts addresses to numbers and back.
+//! Parses addresses and networks as Kubernetes does for stored objects: numbers with leading zeros are decimal, because
+//! API servers accepted such addresses for years. Also converts addresses to numbers and back.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::family::Family;
 
-/// An address as a number, of 32 bits for IPv4.
+/// An address as a number: of 32 bits for IPv4, of 128 bits for IPv6.
 pub(crate) fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => u32::from(v4).into(),
@@ -15,7 +15,7 @@ pub(crate) fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// The address of this family with this [`number`]. A number of more than 32 bits gives an IPv6 address in any case.
+/// The inverse of [`number`] for a family. A number of more than 32 bits always gives an IPv6 address.
 pub(crate) fn address(family: Family, number: u128) -> IpAddr {
     match (family, u32::try_from(number)) {
         (Family::V4, Ok(v4)) => Ipv4Addr::from(v4).into(),
@@ -23,7 +23,7 @@ pub(crate) fn address(family: Family, number: u128) -> IpAddr {
     }
 }
 
-/// Parses an address as Go's `ParseIPSloppy` does: an IPv4-mapped one is IPv4.
+/// Parses an address as Go's `ParseIPSloppy` does: an IPv4-mapped IPv6 address becomes IPv4.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Some(ip.to_canonical()),
@@ -31,7 +31,7 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Parses a network as Go's `ParseCIDRSloppy` does, and drops the bits after its prefix.
+/// Parses a network as Go's `ParseCIDRSloppy` does, and drops the host bits.
 pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     let address = address.parse::<IpAddr>().ok().or_else(|| parse_v4(address).map(IpAddr::V4))?;

@@ -22,7 +22,7 @@ pub(crate) struct LastGood {
 }
 
 impl LastGood {
-    /// Reads the endpoints from what an earlier run of the agent left in the kernel, except those of frontends with
+    /// Takes the endpoints of `default/kubernetes` from what an earlier run left in the maps. Ignores frontends with
     /// invalid records.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
         let mut found = Self::default();
@@ -32,12 +32,12 @@ impl LastGood {
         found
     }
 
-    /// Whether this is the Service of the API servers.
+    /// Whether this is the API server's Service, `default/kubernetes`.
     pub(crate) fn concerns(name: &ObjectName) -> bool {
         (&*name.namespace, &*name.name) == ("default", "kubernetes")
     }
 
-    /// The slices to use: the current ones, but in a family without a usable endpoint the last good ones.
+    /// The slices to use: the present ones, but in a family without a usable endpoint the last good ones.
     pub(crate) fn choose<'a>(
         &mut self,
         slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
@@ -55,13 +55,13 @@ impl LastGood {
     }
 }
 
-/// Endpoints, as found in the kernel, of Services that have a slice which the agent could not read since it started.
-/// Without them the Service would lose the endpoints of that slice.
+/// Endpoints, found in the maps, of Services that have a slice which the agent could not read since it started. Without
+/// these endpoints, the Service would lose those of the unread slice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unread(BTreeMap<ObjectName, Vec<(IpAddr, EndpointSlice)>>);
 
 impl Unread {
-    /// Reads the endpoints of these Services from what an earlier run of the agent left in the kernel.
+    /// Takes the endpoints of these Services from what an earlier run left in the maps.
     pub(crate) fn found(
         contents: &Contents,
         distrusted: &BTreeSet<ServiceKey>,
@@ -74,13 +74,13 @@ impl Unread {
         found
     }
 
-    /// Drops the endpoints of Services that are not in `services`, and returns the Services it dropped.
+    /// Drops the endpoints of all Services that are not in `services`, and returns those Services.
     pub(crate) fn retain(&mut self, services: &BTreeSet<ObjectName>) -> Vec<ObjectName> {
         self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
     }
 
-    /// The slices of a Service that were read, and the endpoints from the kernel that are in none of them. `None` if
-    /// all slices of the Service were read, or if the kernel had no endpoints of it.
+    /// The slices of a Service that were read, completed by endpoints from the maps that are in none of them. `None` if
+    /// all slices of the Service were read, or if the maps had no endpoints of it.
     pub(crate) fn complete<'a>(
         &self,
         service: &ObjectName,
@@ -94,8 +94,8 @@ impl Unread {
     }
 }
 
-/// The backends of the Services that are `wanted`, each as its address and a slice with only this endpoint. Leaves out
-/// the backends of frontends with invalid records.
+/// The backends that the maps have of the `wanted` Services: each as its address and a slice with only this endpoint.
+/// Leaves out frontends with invalid records.
 fn found_slices(
     contents: &Contents,
     distrusted: &BTreeSet<ServiceKey>,
@@ -119,7 +119,7 @@ fn found_slices(
     backends.into_iter().map(slice).collect()
 }
 
-/// A slice with this one endpoint.
+/// A slice with only this endpoint.
 fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents) -> EndpointSlice {
     let labels = contents
         .endpoint_labels

@@ -12,12 +12,12 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use lb_common::layout::{Described, Field};
 
-/// The keys or the values of a map.
+/// Which elements of a map a layout is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// The keys.
+    /// The keys of the map.
     Key,
-    /// The values.
+    /// The values of the map.
     Value,
 }
 
@@ -30,17 +30,17 @@ impl Part {
     }
 }
 
-/// The fields of a struct and where they are in memory.
+/// The fields of a struct, and where they are in its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Size of the struct in bytes.
     pub size: usize,
-    /// Name, offset and size of each field.
+    /// Name, offset in bytes and size in bytes of each field.
     pub fields: Vec<(String, usize, usize)>,
 }
 
 impl Layout {
-    /// The layout of a struct of this version.
+    /// The layout of the struct `T` in this version of the agent.
     pub fn of<T: Described>() -> Self {
         let field = |field: &Field| (field.name.to_owned(), field.offset, field.size);
         Self { size: size_of::<T>(), fields: T::FIELDS.iter().map(field).collect() }
@@ -67,35 +67,35 @@ impl Layout {
     }
 }
 
-/// The layouts of all maps of a version, by the name of the map.
+/// The layouts of the keys and values of all maps of one version, by map name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description(BTreeMap<(String, Part), Layout>);
 
-/// An invalid line of a description.
+/// A line of a description that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the description of the maps has an invalid line: `{0}`")]
 pub struct Unreadable(String);
 
 impl Description {
-    /// Adds a map.
+    /// Adds the layouts of a map's keys and values.
     pub fn add(&mut self, map: &str, key: Layout, value: Layout) {
         self.0.insert((map.to_owned(), Part::Key), key);
         self.0.insert((map.to_owned(), Part::Value), value);
     }
 
-    /// The layout of the keys or values of a map.
+    /// The layout of a map's keys or values; `None` if the map is unknown.
     pub fn get(&self, map: &str, part: Part) -> Option<&Layout> {
         self.0.get(&(map.to_owned(), part))
     }
 
-    /// Whether a map has the same layout in both descriptions.
+    /// Whether a map's keys and values have the same layout in both descriptions.
     pub fn agrees(&self, other: &Self, map: &str) -> bool {
         [Part::Key, Part::Value]
             .into_iter()
             .all(|part| self.get(map, part).is_some() && self.get(map, part) == other.get(map, part))
     }
 
-    /// Writes the description as text.
+    /// The description as text, the inverse of parsing.
     pub fn render(&self) -> String {
         let line = |((map, part), layout): (&(String, Part), &Layout)| {
             format!("{map} {} {}\n", part.as_str(), layout.render())
@@ -121,16 +121,17 @@ impl Description {
     }
 }
 
-/// Converts a struct of one layout to another.
+/// How to convert the bytes of a struct from one layout to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// Source offset, target offset and number of bytes.
+    /// Byte ranges to copy: offset in the old struct, offset in the new struct, number of bytes.
     moves: Vec<(usize, usize, usize)>,
 }
 
 impl Conversion {
-    /// Copies each field of the new layout from the old field of the same name. A little-endian number that becomes
-    /// narrower or wider is cut or filled with zeros at the upper end. Fields that the old layout lacks are zeros.
+    /// Makes a conversion that copies each field to the field of the same name. A little-endian number that becomes
+    /// narrower or wider is cut or extended with zeros at its upper end. Fields that the old layout does not have
+    /// become zero.
     pub fn between(old: &Layout, new: &Layout) -> Self {
         let old_fields: BTreeMap<&str, (usize, usize)> =
             old.fields.iter().map(|(name, offset, size)| (name.as_str(), (*offset, *size))).collect();
@@ -141,7 +142,7 @@ impl Conversion {
         Self { moves: new.fields.iter().filter_map(one).collect() }
     }
 
-    /// Writes the converted `old` into `new`, which holds zeros. A field outside of either is left out.
+    /// Converts the bytes `old` into `new`, which must hold zeros. Leaves out fields outside of either.
     pub fn apply(&self, old: &[u8], new: &mut [u8]) {
         for &(from, to, size) in &self.moves {
             if let (Some(from), Some(to)) = (old.get(from..from + size), new.get_mut(to..to + size)) {
@@ -197,7 +198,7 @@ mod tests {
             }
         }
 
-        /// Tests an upgrade and then a downgrade.
+        /// Converts to a newer layout and back.
         #[test]
         fn round_trip_loses_only_fields_without_room(
             old in layout(),

@@ -10,17 +10,16 @@
 
 use std::{ops::Range, time::Duration};
 
-/// How long a Lease lasts, and how often it is renewed.
+/// The intervals of the election: how long a Lease lasts, and how often it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long followers wait after the last renewal that they have read.
+    /// How long followers wait after the last renewal that they have read, before they bid for the Lease.
     pub lease: Duration,
-    /// How long the leader acts after it sent its last successful renewal; shorter than `lease`.
+    /// How long the leader may act after it sent its last successful renewal; shorter than `lease`.
     pub act: Duration,
-    /// The longest time between two renewals, and between two reads of a follower.
+    /// Maximum time between two renewals of the leader, and between two reads of a follower.
     pub retry: Duration,
-    /// The longest time that a request of the leader may take. The leader begins no request with less time left in its
-    /// term.
+    /// Maximum time that a request of the leader may take. The leader starts no request that could outlast its term.
     pub request: Duration,
 }
 
@@ -32,63 +31,63 @@ impl Default for Timing {
     }
 }
 
-/// A version of the Lease.
+/// One version of the Lease object, as it was read or written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// `spec.holderIdentity`; `None` or empty if no agent holds the Lease.
     pub holder: Option<String>,
-    /// `spec.leaseDurationSeconds`
+    /// `spec.leaseDurationSeconds`: how long the holder's lease lasts.
     pub lasts: Duration,
-    /// `spec.leaseTransitions`
+    /// `spec.leaseTransitions`: how often the holder has changed.
     pub transitions: i32,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` of this version.
     pub version: String,
 }
 
-/// A write of the Lease, with this agent as the holder.
+/// A write of the Lease that makes this agent its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bid {
-    /// The version to replace; `None` to create the Lease.
+    /// `metadata.resourceVersion` of the version to replace; `None` to create the Lease.
     pub replaces: Option<String>,
-    /// `spec.leaseTransitions`
+    /// The `spec.leaseTransitions` to write.
     pub transitions: i32,
-    /// Whether the agent holds the Lease already.
+    /// Whether this agent is the holder already.
     pub is_renewal: bool,
-    /// How long the last holder may still act after this write.
+    /// How long an earlier holder may still act after this write.
     wait: Duration,
 }
 
-/// A write that gives the Lease up: the holder becomes empty.
+/// A write of the Lease that leaves it without a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// The version to replace.
+    /// `metadata.resourceVersion` of the version to replace.
     pub replaces: String,
-    /// `spec.leaseDurationSeconds`: how long writes of this agent may still be on their way to the API server, or, if its
-    /// term has not begun, how long an earlier holder may still act.
+    /// The `spec.leaseDurationSeconds` to write: how long writes of this agent may still be on their way to the API
+    /// server, or, if its term has not begun, how long an earlier holder may still act.
     pub lasts: Duration,
-    /// `spec.leaseTransitions`
+    /// The `spec.leaseTransitions` to write.
     pub transitions: i32,
 }
 
-/// The state of one agent in the election.
+/// The state of one agent in the election. Times are durations since any fixed instant.
 #[derive(Clone, Debug)]
 pub struct Election {
-    /// The identity of this process; no other process ever has the same one.
+    /// The identity of this process as a holder; no other process ever has the same one.
     me: String,
     timing: Timing,
-    /// The newest version that this agent has read or written, and when it first did so.
+    /// The newest version of the Lease that this agent has read or written, and when it first did so.
     seen: Option<(Lease, Duration)>,
-    /// When this agent may act as the leader.
+    /// From when until when this agent may act as the leader; `None` if it may not.
     term: Option<Range<Duration>>,
 }
 
 impl Election {
-    /// The state of an agent that has not read the Lease yet.
+    /// Creates the state of an agent that has not read the Lease yet.
     pub fn new(me: &str, timing: Timing) -> Self {
         Self { me: me.to_owned(), timing, seen: None, term: None }
     }
 
-    /// Records a version that was read, `None` if there is no Lease.
+    /// Records the version of the Lease that was read; `None` if there is no Lease.
     pub fn read(&mut self, lease: Option<Lease>, now: Duration) {
         if !lease.as_ref().is_some_and(|lease| self.holds(lease)) {
             self.term = None;
@@ -100,8 +99,8 @@ impl Election {
         }
     }
 
-    /// The write that is due after a [`read`](Self::read); `None` while another agent holds the Lease and it has not
-    /// expired.
+    /// The write of the Lease that is due after a [`read`](Self::read); `None` while another agent holds a Lease that
+    /// has not expired.
     pub fn bid(&self, now: Duration) -> Option<Bid> {
         let Some((lease, since)) = &self.seen else {
             let wait = self.timing.lease;
@@ -114,9 +113,9 @@ impl Election {
         }
         let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
         let wait = match &self.term {
-            // When a holder gives the Lease up, `lasts` is how long its writes may still take.
+            // The last holder has given the Lease up; `lasts` is how long its writes may still take.
             _ if is_free => lease.lasts.min(self.timing.lease),
-            // This agent holds the Lease without a term, for example because the answer to its bid was lost: the
+            // This agent holds the Lease without a term, for example because the answer to its bid was lost, so the
             // last holder may still act.
             None if is_renewal => self.timing.lease,
             Some(_) | None => Duration::ZERO,
@@ -125,18 +124,18 @@ impl Election {
     }
 
     /// The write that gives the Lease up; `None` if this agent does not hold it. The term ends with this call: the
-    /// agent must send no other write after it, but need not wait for the answers to earlier ones.
+    /// agent must send no other write after it, but need not wait for answers to earlier ones.
     pub fn release(&mut self, now: Duration) -> Option<Release> {
         let has_led = self.term.take().is_some_and(|term| term.start <= now);
         let (lease, _) = self.seen.as_ref().filter(|(lease, _)| self.holds(lease))?;
         let (replaces, transitions) = (lease.version.clone(), lease.transitions);
-        // Until the term of this agent begins, an earlier holder may still act.
+        // As long as this agent has had no term, an earlier holder may still act.
         let lasts = if has_led { self.timing.request } else { self.timing.lease };
         Some(Release { replaces, lasts, transitions })
     }
 
-    /// Records that the API server has accepted a bid, which was sent at `sent`, and that the Lease now has this
-    /// version.
+    /// Records that the API server has accepted a bid, sent at `sent`, and that the Lease now has this
+    /// `resourceVersion`.
     pub fn accepted(&mut self, bid: &Bid, version: &str, sent: Duration) {
         let end = sent.saturating_add(self.timing.act);
         let begin = match &self.term {
@@ -154,12 +153,12 @@ impl Election {
         self.term = Some(begin..end);
     }
 
-    /// When this agent may act as the leader; `None` if it may not.
+    /// From when until when this agent may act as the leader; `None` if it may not.
     pub const fn term(&self) -> Option<&Range<Duration>> {
         self.term.as_ref()
     }
 
-    /// The holder in the newest version of the Lease; `None` if no agent holds it.
+    /// The holder in the newest known version of the Lease; `None` if no agent holds it.
     pub fn holder(&self) -> Option<&str> {
         let (lease, _) = self.seen.as_ref()?;
         lease.holder.as_deref().filter(|holder| !holder.is_empty())
@@ -259,7 +258,7 @@ mod tests {
         assert_eq!(next.term(), Some(&(at(503)..at(510))));
     }
 
-    /// Somebody deletes the Lease of a leader. Another agent creates one, and gives it up before its term begins.
+    /// A leader's Lease is deleted. Another agent creates a new one, and gives it up before its own term begins.
     #[test]
     fn lease_that_is_released_before_its_term_is_waited_out() {
         let mut second = Election::new("b", TIMING);
@@ -279,16 +278,16 @@ mod tests {
         );
     }
 
-    /// An event of a random history.
+    /// An event in a random history of the election.
     #[derive(Clone, Debug)]
     enum Happens {
-        /// The agent reads and bids. `there` and `back` are the delays of the request and of the answer.
+        /// An agent reads the Lease and bids. `there` and `back` are the delays of request and answer, in seconds.
         Turn { agent: usize, there: u64, back: u64, lost: bool },
-        /// The agent gives the Lease up; its last writes may still be on their way.
+        /// An agent gives the Lease up; its last writes may still be on their way.
         Released(usize),
-        /// Time passes, in seconds.
+        /// This many seconds pass.
         Pass(u64),
-        /// The Lease is deleted.
+        /// The Lease object is deleted.
         Deleted,
     }
 
@@ -305,12 +304,12 @@ mod tests {
     }
 
     proptest! {
-        /// Two agents never act at once, although their clocks share only the rate, requests are slow or lost, and the
-        /// Lease is sometimes deleted.
+        /// Two agents never act at once, although only the rates of their clocks are equal, requests are slow or lost,
+        /// and the Lease is sometimes deleted.
         #[test]
         fn no_two_agents_act_at_once(history in histories()) {
             let mut agents: Vec<Election> = ["a", "b", "c"].map(|name| Election::new(name, TIMING)).into();
-            // The clocks of the agents are this many seconds ahead of `now`.
+            // How many seconds the clock of each agent is ahead of `now`.
             let ahead = [0, 1_000, 77];
             let (mut lease, mut version, mut now): (Option<Lease>, u32, u64) = (None, 0, 0);
             let mut writing = [0; 3];

@@ -1,4 +1,4 @@
-//! The kernel's contents, according to the steps that were applied.
+//! The contents of the maps, according to the steps that were applied.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -22,7 +22,7 @@ pub(crate) struct Mirror {
     contents: Contents,
     by_id: BTreeSet<(u32, ServiceKey)>,
     ranges: BTreeMap<u32, BTreeSet<SourceRangeKey>>,
-    /// Number of backends that use each counter of active flows.
+    /// For each slot of `ACTIVE` in use: the number of backends that have it as their counter of active flows.
     counters: BTreeMap<u32, u32>,
 }
 
@@ -39,7 +39,7 @@ impl Mirror {
         mirror
     }
 
-    /// Frees unused memory.
+    /// Frees memory that is allocated but unused.
     pub(crate) fn compact(&mut self) {
         let Contents { frontends, backends, service_labels, endpoint_labels, vips, .. } = &mut self.contents;
         compact::map(frontends);
@@ -64,17 +64,17 @@ impl Mirror {
         from.take_while(move |(of, _)| *of == id).map(|(_, key)| *key)
     }
 
-    /// The source ranges of a service port.
+    /// The source ranges of the service port with this id.
     pub(crate) fn ranges_of(&self, id: u32) -> impl Iterator<Item = SourceRangeKey> {
         self.ranges.get(&id).into_iter().flatten().copied()
     }
 
-    /// Whether the kernel has labels or source ranges under this id.
+    /// Whether the maps have labels or source ranges of the service port with this id.
     pub(crate) fn mentions(&self, id: u32) -> bool {
         self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
     }
 
-    /// Replaces labels by equal ones that the mirror holds for their address, so that these are in memory once.
+    /// Replaces labels by equal ones that the mirror already has for the same address, so that memory holds them once.
     pub(crate) fn share_labels(&self, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
         for (address, labels) in labels {
             if let Some(known) = self.contents.endpoint_labels.get(address).filter(|known| *known == labels) {
@@ -83,14 +83,14 @@ impl Mirror {
         }
     }
 
-    /// Whether the slots hold exactly these backends.
+    /// Whether these slots of `BACKENDS` hold exactly these backends.
     pub(crate) fn holds(&self, range: SlotRange, backends: &[Backend]) -> bool {
         let end = range.base.saturating_add(range.count);
         range.count as usize == backends.len()
             && self.contents.backends.range(range.base..end).map(|(_, b)| b).eq(backends)
     }
 
-    /// Whether that table is in the slots from `base` on.
+    /// Whether the slots of `TABLES` from `base` on hold a table with this digest.
     pub(crate) fn holds_table(&self, base: u32, table: Digest) -> bool {
         self.contents.tables.get(&base) == Some(&table)
     }
@@ -107,7 +107,7 @@ impl Mirror {
         }
     }
 
-    /// Whether a backend uses that counter of active flows.
+    /// Whether some backend uses this slot of `ACTIVE`.
     pub(crate) fn is_counter_used(&self, counter: u32) -> bool {
         self.counters.contains_key(&counter)
     }

@@ -20,7 +20,7 @@ use crate::{
     tables::{Maglev, TableSize},
 };
 
-/// `namespace/name` of a namespaced object.
+/// Namespace and name of an object, displayed as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
     /// `metadata.namespace`
@@ -30,7 +30,7 @@ pub struct ObjectName {
 }
 
 impl ObjectName {
-    /// The name `namespace/name`.
+    /// Makes a name of a namespace and a name within it.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -45,7 +45,7 @@ impl fmt::Display for ObjectName {
 /// One port of one Service: the unit that has frontends and backends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePortName {
-    /// The Service.
+    /// Name of the Service that has the port.
     pub service: ObjectName,
     /// `spec.ports[].name`; empty for an unnamed port.
     pub port: Arc<str>,
@@ -54,7 +54,7 @@ pub struct ServicePortName {
 }
 
 impl ServicePortName {
-    /// The name without its protocol: `default/web:http`, or `default/web` for an unnamed port.
+    /// `namespace/name:port`, such as `default/web:http`, or `default/web` for an unnamed port.
     pub fn without_protocol(&self) -> impl fmt::Display {
         let Self { service, port, .. } = self;
         let separator = if port.is_empty() { "" } else { ":" };
@@ -71,11 +71,12 @@ impl fmt::Display for ServicePortName {
 /// A Service that has virtual addresses. Headless and ExternalName Services are never converted to it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Service {
-    /// `spec.clusterIPs`, at most one of each family.
+    /// The cluster IPs, `spec.clusterIPs`, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
-    /// `spec.ports`, in their order.
+    /// The ports, `spec.ports`, in their order.
     pub ports: Vec<ServicePort>,
-    /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds` under `ClientIP` affinity.
+    /// Timeout of `ClientIP` affinity in seconds, `spec.sessionAffinityConfig.clientIP.timeoutSeconds`; `None` without
+    /// affinity.
     pub affinity_seconds: Option<u32>,
     /// How clients outside the cluster reach the Service, apart from node ports.
     pub external: External,
@@ -90,24 +91,24 @@ pub struct Service {
 pub struct ServiceSettings {
     /// Annotation `lb.dev/scheduler`.
     pub scheduler: Option<Scheduler>,
-    /// Annotation `lb.dev/maglev-table-size`.
+    /// Annotation `lb.dev/maglev-table-size`: entries of the scheduler's table.
     pub table_size: Option<TableSize>,
     /// Annotation `lb.dev/north-south-mode`: how packets reach backends on other nodes.
     pub north_south: Option<NorthSouthMode>,
-    /// Annotation `lb.dev/weights`.
+    /// Annotation `lb.dev/weights`: weights of endpoints, by what they apply to.
     pub weights: BTreeMap<Member, u32>,
     /// Annotation `lb.dev/slow-start`: how long the share of an endpoint grows after it has become usable.
     pub slow_start: Option<Duration>,
     /// The annotation of AWS for cross-zone load balancing: `false` prefers endpoints in the zone of this node, `true` uses
     /// those of all zones, and both override hints.
     pub cross_zone: Option<bool>,
-    /// Annotation `lb.dev/health-check` and those of clouds that mean the same.
+    /// How the endpoints' health is checked, from the annotation `lb.dev/health-check` or equivalent ones of clouds.
     pub check: Option<Arc<Check>>,
-    /// Annotation `lb.dev/fail-closed`: whether new connections are refused while all endpoints are unhealthy.
+    /// Annotation `lb.dev/fail-closed`: whether new connections are rejected while all endpoints are unhealthy.
     pub fail_closed: bool,
-    /// The annotations about access logs.
+    /// Settings from annotations about access logs.
     pub flow_log: FlowLogPolicy,
-    /// When the agent ends connections.
+    /// After which times the agent ends connections.
     pub timeouts: ConnectionTimeouts,
     /// Annotation `lb.dev/proxy-protocol` and those of AWS that mean the same: whether backends of TCP ports get a PROXY
     /// protocol header, version 2.
@@ -118,26 +119,26 @@ pub struct ServiceSettings {
     pub ignored: Vec<IgnoredAnnotation>,
 }
 
-/// What the annotations of a Service say about the flow log; `None` uses the settings of the node.
+/// What a Service's annotations say about the flow log; `None` leaves the node's settings in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FlowLogPolicy {
-    /// Whether the flow log has the connections of the Service.
+    /// Whether the flow log has the Service's connections.
     pub logged: Option<bool>,
-    /// Time between two lines of a long connection.
+    /// Time between two flow log lines of one long connection.
     pub interval: Option<Duration>,
 }
 
-/// When the agent ends connections of a Service, as far as annotations set it; `None` is never.
+/// After which times the agent ends connections of a Service, from its annotations; `None` means never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ConnectionTimeouts {
-    /// Time without a packet in either direction.
+    /// After this time without a packet in either direction.
     pub idle: Option<Duration>,
-    /// Time after the Service has lost the connection's backend.
+    /// After this time since the Service has lost the connection's backend.
     pub drain: Option<Duration>,
 }
 
 impl ConnectionTimeouts {
-    /// Whether no connection is ended.
+    /// Whether no timeout is set.
     pub const fn is_unset(&self) -> bool {
         self.idle.is_none() && self.drain.is_none()
     }
@@ -157,53 +158,53 @@ impl ServiceSettings {
     }
 }
 
-/// The endpoints that a weight applies to.
+/// Which endpoints a weight applies to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Member {
     /// The endpoint with this address.
     Address(IpAddr),
-    /// The endpoints of the pod of this name.
+    /// The endpoints of the pod with this name.
     Pod(Arc<str>),
-    /// The endpoints on the node of this name.
+    /// The endpoints on the node with this name.
     Node(Arc<str>),
-    /// The endpoints in the zone of this name.
+    /// The endpoints in the zone with this name.
     Zone(Arc<str>),
 }
 
-/// An annotation of a cloud that has no effect here.
+/// A Service's annotation, known from a cloud, that has no effect here.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IgnoredAnnotation {
     /// The annotation's name.
     pub annotation: Arc<str>,
     /// The annotation's value.
     pub value: Arc<str>,
-    /// Why it has no effect, and what to do instead.
+    /// Why the annotation has no effect, and what to do instead.
     pub why: &'static str,
 }
 
-/// An invalid annotation.
+/// An annotation with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnotationError {
     /// The annotation's name.
     pub annotation: &'static str,
     /// The annotation's value.
     pub value: String,
-    /// The error in the value, and what would be valid.
+    /// What is wrong with the value, and what would be valid.
     pub why: String,
 }
 
 impl Service {
-    /// The health check of its endpoints.
+    /// The health check of the Service's endpoints; `None` if they are not checked.
     pub fn check(&self) -> Option<&Arc<Check>> {
         self.settings.as_ref()?.check.as_ref()
     }
 
-    /// How its backends are chosen, on a node with this policy.
+    /// The scheduler of the Service, by its annotation or else by the node's policy.
     pub fn scheduler(&self, policy: &Policy) -> Scheduler {
         self.settings.as_ref().and_then(|settings| settings.scheduler).unwrap_or(policy.scheduler)
     }
 
-    /// When the agent ends its connections.
+    /// After which times the agent ends connections of the Service.
     pub fn timeouts(&self) -> ConnectionTimeouts {
         self.settings.as_ref().map(|settings| settings.timeouts).unwrap_or_default()
     }
@@ -214,12 +215,13 @@ impl Service {
         asks && protocol == Protocol::Tcp
     }
 
-    /// The slow start that it asks for.
+    /// The slow start of the Service's endpoints; `None` without one.
     pub fn slow_start(&self) -> Option<Duration> {
         self.settings.as_ref()?.slow_start
     }
 
-    /// Whether the Service has that family. Addresses of other families are not served, including external ones.
+    /// Whether the Service has a cluster IP of this family. Without one, none of its addresses of the family are
+    /// served.
     pub fn has(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
     }
@@ -244,10 +246,10 @@ pub struct External {
 /// Which endpoints clients get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TrafficPolicy {
-    /// The endpoints of the whole cluster.
+    /// Endpoints on all nodes.
     #[default]
     Cluster,
-    /// The endpoints on this node.
+    /// Only endpoints on this node.
     Local,
 }
 
@@ -256,100 +258,100 @@ pub enum TrafficPolicy {
 pub struct ServicePort {
     /// `name`; empty for an unnamed port. Endpoint ports are matched by name and protocol, never by `targetPort`.
     pub name: Arc<str>,
-    /// `protocol`
+    /// Transport protocol of the port.
     pub protocol: Protocol,
-    /// `port`
+    /// The port's number at cluster IPs and external addresses.
     pub port: u16,
-    /// `nodePort`
+    /// The node port; `None` without one.
     pub node_port: Option<u16>,
 }
 
-/// An EndpointSlice of a Service; one family.
+/// An EndpointSlice of a Service; its endpoints are of one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
     /// The Service of the slice: its namespace and the label `kubernetes.io/service-name`.
     pub service: ObjectName,
-    /// `ports`, those with a name and a number.
+    /// The ports that have a name and a number.
     pub ports: Vec<EndpointPort>,
-    /// `endpoints`, those with an address of the slice's family.
+    /// The endpoints that have an address of the slice's family.
     pub endpoints: Vec<Endpoint>,
 }
 
-/// One of `ports` of an EndpointSlice.
+/// A port of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointPort {
-    /// `name`; empty for an unnamed port.
+    /// Name of the port, by which it belongs to a Service port; empty for an unnamed port.
     pub name: Arc<str>,
-    /// `protocol`
+    /// Transport protocol of the port.
     pub protocol: Protocol,
-    /// `port`
+    /// The port's number at the endpoints.
     pub port: u16,
 }
 
-/// One of `endpoints` of an EndpointSlice.
+/// An endpoint of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses[0]`; the others are ignored, as in kube-proxy.
+    /// The endpoint's first address; others are ignored, as in kube-proxy.
     pub address: IpAddr,
-    /// `conditions.ready`; absent is true.
+    /// `conditions.ready`; true if unset.
     pub ready: bool,
-    /// `conditions.serving`; absent is true.
+    /// `conditions.serving`; true if unset.
     pub serving: bool,
-    /// `conditions.terminating`; absent is false.
+    /// `conditions.terminating`; false if unset.
     pub terminating: bool,
-    /// `nodeName`
+    /// Name of the endpoint's node, from `nodeName`.
     pub node: Option<Arc<str>>,
-    /// `zone`
+    /// The endpoint's zone, from `zone`.
     pub zone: Option<Arc<str>>,
-    /// `targetRef.name` of a Pod.
+    /// Name of the endpoint's pod, from `targetRef`.
     pub pod: Option<Arc<str>>,
-    /// `hints`; `None` without any, as for most endpoints.
+    /// The endpoint's `hints`; `None` for most endpoints, which have none.
     pub hints: Option<Arc<Hints>>,
 }
 
-/// `hints` of an endpoint: the zones and nodes that should use it.
+/// Topology hints of an endpoint: the zones and nodes that should use it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Hints {
-    /// `forZones[].name`
+    /// Names of the zones, from `forZones[].name`.
     pub zones: Vec<Arc<str>>,
-    /// `forNodes[].name`
+    /// Names of the nodes, from `forNodes[].name`.
     pub nodes: Vec<Arc<str>>,
 }
 
-/// Settings that never change while the agent runs.
+/// The node's settings that never change while the agent runs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Policy {
-    /// Name of this node, as endpoints name it.
+    /// Name of this node, as endpoints have it.
     pub node_name: Arc<str>,
-    /// `--masquerade-all`: every client of a cluster IP is masqueraded.
+    /// `--masquerade-all`: whether every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
-    /// `--scheduler`: how backends are chosen for Services without the annotation.
+    /// `--scheduler`: the scheduler of Services without the annotation `lb.dev/scheduler`.
     pub scheduler: Scheduler,
-    /// `--maglev-seed`, and `--maglev-table-size` for Services without the annotation.
+    /// Parameters of Maglev tables: `--maglev-seed`, and `--maglev-table-size` for Services without the annotation.
     pub maglev: Maglev,
-    /// `--north-south-mode`, for Services without the annotation.
+    /// `--north-south-mode`: how packets reach other nodes, for Services without the annotation.
     pub north_south: NorthSouthMode,
 }
 
-/// The state of this node.
+/// The facts about this node that decide which endpoints it uses.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Node {
-    /// The settings from the start of the agent.
+    /// The settings that never change while the agent runs.
     pub policy: Policy,
-    /// The node's zone.
+    /// The zone of this node; `None` if unknown.
     pub zone: Option<Arc<str>>,
-    /// The node's addresses.
+    /// The addresses of this node.
     pub addresses: NodeAddresses,
     /// The families in which the node can currently distinguish internal clients from external ones
     /// (`--detect-local-mode`). Without `masquerade_all`, clients of cluster IPs are masqueraded only in these.
     pub detects_inside: Families,
-    /// The targets that this node has found unhealthy.
+    /// The health check targets that this node has found unhealthy.
     pub unhealthy: BTreeSet<Target>,
-    /// The Services with warming endpoints.
+    /// The Services with endpoints in slow start, with these endpoints' present shares.
     pub warming: BTreeMap<ObjectName, Shares>,
 }
 
-/// Addresses of this node; each list sorted, each address once.
+/// Addresses of this node. Each list is sorted and has each address once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
     /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
@@ -361,42 +363,42 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    /// Whether the node has the address; false for loopback and IPv6 link-local addresses.
+    /// Whether the node has the address; false for loopback and IPv6 link-local ones.
     pub fn is_own(&self, address: &IpAddr) -> bool {
         self.own.binary_search(address).is_ok()
     }
 }
 
-/// A change from a source to the store. `None` stands for a deleted object.
+/// A change of an object, from a source to the store. `None` means that the object was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A Service has these properties, or no longer has virtual addresses.
+    /// The Service now has this content; `None` if it was deleted or has no virtual addresses any more.
     Service(ObjectName, Option<Service>),
-    /// An EndpointSlice has these contents, or is deleted; the name is the slice's own.
+    /// The EndpointSlice now has this content; `None` if it was deleted. The name is that of the slice.
     EndpointSlice(ObjectName, Option<EndpointSlice>),
 }
 
-/// The event in the cluster that triggered a change of an EndpointSlice.
+/// When the event happened in the cluster that caused a change of an EndpointSlice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trigger {
-    /// The family of the slice.
+    /// Address family of the slice.
     pub family: Family,
-    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
+    /// Time of the event, from the annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub time: SystemTime,
 }
 
 /// An event from a source to the task that writes to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
-    /// Changes to apply together.
+    /// Objects have changed; the changes must be applied together.
     Changes(Vec<Change>),
-    /// The triggers of the next `Changes`: one for each EndpointSlice with the annotation.
+    /// The triggers of the `Changes` that follow: one for each EndpointSlice that has the annotation.
     Triggered(Vec<Trigger>),
-    /// The zone of this node: label `topology.kubernetes.io/zone` of its Node.
+    /// This node is in this zone, by the label `topology.kubernetes.io/zone` of its Node.
     Zone(Option<Arc<str>>),
-    /// The new addresses of this node.
+    /// This node now has these addresses.
     NodeAddresses(NodeAddresses),
-    /// The families in which the node can now distinguish internal clients from external ones.
+    /// The node can now distinguish internal clients from external ones in these families.
     DetectsInside(Families),
     /// Endpoints have become unhealthy (`true`), or usable again (`false`).
     Unhealthy(Vec<(Target, bool)>),
@@ -406,7 +408,7 @@ pub enum SourceEvent {
     /// all else in the kernel. Comes right before `Synchronised`, and perhaps again later with fewer and fewer
     /// Services.
     CompleteBut(BTreeSet<ObjectName>),
-    /// The source has sent everything: the agent may delete all else in the kernel. Comes once, right before
+    /// The source has sent every object, so the agent may delete all others from the maps. Comes once, right before
     /// `Synchronised` or later.
     Complete,
 }

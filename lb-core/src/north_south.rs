@@ -4,23 +4,23 @@ use std::{fmt, str::FromStr};
 
 use crate::protocol::Protocol;
 
-/// How packets of clients outside the cluster reach backends on other nodes, under `externalTrafficPolicy: Cluster`.
+/// How this node sends packets of external clients to backends on other nodes, under `externalTrafficPolicy: Cluster`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NorthSouthMode {
-    /// With the node's address in place of the client's, as under kube-proxy: the backend answers through this node.
+    /// Masqueraded with the node's address, as by kube-proxy: the backend's replies return through this node.
     #[default]
     Snat,
-    /// Unchanged, through a tunnel: the backend answers the client directly.
+    /// With the client's address, through a tunnel: the backend replies directly to the client (direct server return).
     Dsr,
-    /// TCP as [`Self::Dsr`], anything else as [`Self::Snat`].
+    /// TCP as in [`Self::Dsr`], other protocols as in [`Self::Snat`].
     Hybrid,
 }
 
 impl NorthSouthMode {
-    /// All modes.
+    /// All modes, in the order of declaration.
     pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
 
-    /// The name in flags and annotations.
+    /// The mode's name in flags and annotations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Snat => "snat",
@@ -29,7 +29,7 @@ impl NorthSouthMode {
         }
     }
 
-    /// Whether backends answer clients of this protocol directly.
+    /// Whether backends reply directly to clients of this protocol.
     pub const fn is_direct(self, protocol: Protocol) -> bool {
         match self {
             Self::Snat => false,
@@ -45,7 +45,7 @@ impl fmt::Display for NorthSouthMode {
     }
 }
 
-/// The error for a name that no mode has.
+/// The error for a text that is not the name of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownMode;
 

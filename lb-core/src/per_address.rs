@@ -1,4 +1,4 @@
-//! A value for each address, with the number of Services that set it.
+//! A value for each IP address that Services set together, for the maps `VIPS` and `ENDPOINT_NAMES`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -7,23 +7,23 @@ use std::{
 
 use crate::{compact, model::ObjectName};
 
-/// The value of each address, as Services set it. The kernel holds one value for an address: if Services set different
-/// ones, as for pods that share their node's address, the greatest, so that the order of events does not matter.
+/// The value of each address, as Services set it. A map holds one value for an address: if Services set different ones,
+/// as for pods that share their node's address, the greatest, so that the order of events does not matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Claims<V>>,
     by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
     /// Addresses whose value may have changed.
     dirty: BTreeSet<IpAddr>,
-    /// Whether all addresses that the kernel has and no Service sets count as dirty.
+    /// Whether all addresses that the map has and no Service sets count as dirty.
     unclaimed_are_dirty: bool,
-    /// Whether [`Self::changes`] removes no address now.
+    /// Whether [`Self::changes`] at present removes no address.
     keeps_unclaimed: bool,
-    /// Addresses for which the last plan has a step, until all of its steps are applied.
+    /// Addresses for which the last plan has a step, as long as not all of that plan's steps are applied.
     in_flight: Vec<IpAddr>,
 }
 
-/// The different values that Services set for one address: for most addresses there is one.
+/// The different values that Services set for one address; usually one.
 #[derive(Clone, Debug)]
 enum Claims<V> {
     One(Claim<V>),
@@ -31,7 +31,7 @@ enum Claims<V> {
     Several(Box<Vec<Claim<V>>>),
 }
 
-/// A value and the number of Services that claim it.
+/// A value, and the number of Services that set it.
 #[derive(Clone, Debug)]
 struct Claim<V> {
     value: V,
@@ -46,7 +46,7 @@ impl<V: Clone + Ord> Claims<V> {
         }
     }
 
-    /// Adds a claim; returns whether the value is new.
+    /// Adds the claim of a Service; returns whether the value is new.
     fn add(&mut self, value: &V) -> bool {
         let claims = match self {
             Self::One(claim) => std::slice::from_mut(claim),
@@ -64,7 +64,7 @@ impl<V: Clone + Ord> Claims<V> {
         true
     }
 
-    /// Removes a claim; returns whether no Service sets the value any more.
+    /// Removes the claim of a Service; returns whether no Service sets the value any more.
     fn remove(&mut self, value: &V) -> bool {
         let claims = match self {
             Self::One(claim) => std::slice::from_mut(claim),
@@ -104,7 +104,7 @@ impl<V> Default for PerAddress<V> {
 }
 
 impl<V: Clone + Ord> PerAddress<V> {
-    /// Replaces the values that a Service sets: addresses in order, each once.
+    /// Replaces the values that a Service sets: `after` has each address once, in ascending order.
     pub(crate) fn set(&mut self, service: &ObjectName, after: Vec<(IpAddr, V)>) {
         let before = self.by_service.get(service).map_or(&[][..], |before| before);
         if before == after {
@@ -123,17 +123,17 @@ impl<V: Clone + Ord> PerAddress<V> {
         }
     }
 
-    /// The value an address should have.
+    /// The value that the map should have for an address; `None` for no entry.
     pub(crate) fn wanted(&self, address: IpAddr) -> Option<&V> {
         self.claims.get(&address)?.all().iter().map(|claim| &claim.value).max()
     }
 
-    /// Lets [`Self::changes`] remove no address until the next call with `false`.
+    /// Sets whether [`Self::changes`] removes no address.
     pub(crate) const fn keep_unclaimed(&mut self, keep: bool) {
         self.keeps_unclaimed = keep;
     }
 
-    /// How many addresses the map has once [`Self::changes`] to `known` are applied.
+    /// How many addresses the map has after [`Self::changes`] relative to `known` are applied.
     pub(crate) fn size_after_changes(&self, known: &BTreeMap<IpAddr, V>) -> usize {
         let is_wanted = |address: &&IpAddr| self.claims.contains_key(address);
         let new = self.dirty.iter().filter(is_wanted).filter(|address| !known.contains_key(address)).count();
@@ -148,7 +148,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         known.len() + new - gone
     }
 
-    /// How many addresses [`Self::set`] with these values adds to the map, and how many it removes.
+    /// How many addresses [`Self::set`] with these values would add to the map, and how many it would remove.
     pub(crate) fn growth(
         &self,
         service: &ObjectName,
@@ -173,7 +173,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.claims.len()
     }
 
-    /// Frees unused memory.
+    /// Frees memory that is allocated but unused.
     pub(crate) fn compact(&mut self) {
         compact::map(&mut self.claims);
         compact::map(&mut self.by_service);
@@ -189,8 +189,8 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.unclaimed_are_dirty || !self.dirty.is_empty()
     }
 
-    /// The changes from `known` to the wanted values, computed only for addresses whose value may have changed; `None`
-    /// removes an address.
+    /// The changes that turn `known`, the map's content, into the wanted values. Computed only for addresses whose
+    /// value may have changed; `None` removes an address.
     pub(crate) fn changes(
         &mut self,
         known: &BTreeMap<IpAddr, V>,
@@ -207,13 +207,13 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned()))
     }
 
-    /// Records that all changes are in the kernel.
+    /// Records that all changes are in the map.
     pub(crate) fn applied(&mut self) {
         self.in_flight = Vec::new();
     }
 
-    /// Records that some changes have failed: the next call of [`Self::changes`] returns those again that are still
-    /// missing in `known`.
+    /// Records that some changes have failed: the next call of [`Self::changes`] returns those again that `known` does
+    /// not show.
     pub(crate) fn failed(&mut self) {
         self.dirty.extend(std::mem::take(&mut self.in_flight));
     }

@@ -1,4 +1,4 @@
-//! The plan from the kernel's contents to the desired state: an ordered list of steps.
+//! The plan that leads from the contents of the maps to the desired state: an ordered list of steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,23 +14,23 @@ use crate::{
     tables::Digest,
 };
 
-/// Names of an endpoint, kept in the kernel with its address so that commands can show them.
+/// Names about an endpoint, stored in the map `ENDPOINT_NAMES` so that commands can show them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct EndpointLabels {
-    /// Node the endpoint runs on.
+    /// Name of the endpoint's node.
     pub node: Option<Arc<str>>,
-    /// Zone of that node.
+    /// Zone of the endpoint's node.
     pub zone: Option<Arc<str>>,
-    /// Name of the pod.
+    /// Name of the endpoint's pod.
     pub pod: Option<Arc<str>>,
 }
 
-/// Names of a service port, kept in the kernel under its id.
+/// Names of a service port, stored in the map `SERVICE_NAMES` under its id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceLabels {
-    /// The service port's name.
+    /// Name of the Service and of the port.
     pub name: ServicePortName,
-    /// The service port's node port, so that an allocated one outlives the agent.
+    /// The port's node port, stored so that an allocated one outlives the agent.
     pub node_port: Option<u16>,
 }
 
@@ -42,76 +42,77 @@ pub enum Step {
     DeleteFrontend(ServiceKey),
     /// Sets the flags of an address in `VIPS`.
     PutVip(IpAddr, Vip),
-    /// Admits a network to a service port, in `SOURCE_RANGES`.
+    /// Adds a source range of a service port to `SOURCE_RANGES`.
     PutSourceRange(SourceRangeKey),
-    /// Removes a network from `SOURCE_RANGES`.
+    /// Removes a source range of a service port from `SOURCE_RANGES`.
     DeleteSourceRange(SourceRangeKey),
     /// Removes an address from `VIPS`.
     DeleteVip(IpAddr),
     /// Writes backends to slots of `BACKENDS` that no frontend refers to.
     WriteBackends {
-        /// First slot.
+        /// Number of the first slot of `BACKENDS`.
         base: u32,
-        /// The values of the slots from `base` on; sorted.
+        /// The sorted values of the slots from `base` on.
         backends: Vec<Backend>,
     },
     /// Writes a scheduler's table to slots of `TABLES` that no frontend refers to.
     WriteTable {
-        /// First slot.
+        /// Number of the first slot of `TABLES`.
         base: u32,
-        /// The values of the slots from `base` on: positions in a slice of backends.
+        /// The values of the slots from `base` on: each the position of a backend in its slice.
         entries: Vec<u32>,
     },
-    /// Sets the name of a service port in `SERVICE_NAMES`.
+    /// Sets the names of the service port with this id in `SERVICE_NAMES`.
     PutServiceLabels(u32, Box<ServiceLabels>),
-    /// Sets the names of an address in `ENDPOINT_NAMES`.
+    /// Sets the names of the endpoint with this address in `ENDPOINT_NAMES`.
     PutEndpointLabels(IpAddr, Arc<EndpointLabels>),
     /// Creates or switches a frontend in `SERVICES` in one atomic update.
     PutFrontend(ServiceKey, Box<Service>),
-    /// Releases slots. Writes nothing: the slots may be reused only after a grace period, because running programs may
-    /// still read them.
+    /// Releases slots of `BACKENDS`. Writes nothing: the slots may be reused only after a grace period, because running
+    /// programs may still read them.
     ReleaseBackends {
-        /// First slot.
+        /// Number of the first slot.
         base: u32,
         /// Number of slots.
         count: u32,
     },
-    /// Like [`Self::ReleaseBackends`], for slots of `TABLES`.
+    /// Releases slots of `TABLES`, like [`Self::ReleaseBackends`].
     ReleaseTable {
-        /// First slot.
+        /// Number of the first slot.
         base: u32,
         /// Number of slots.
         count: u32,
     },
-    /// Removes the name of a service port that has no frontend any more.
+    /// Removes the names of a service port that has no frontend any more from `SERVICE_NAMES`.
     DeleteServiceLabels(u32),
-    /// Removes the name of an address that no backend has any more.
+    /// Removes the names of an address that no backend has any more from `ENDPOINT_NAMES`.
     DeleteEndpointLabels(IpAddr),
 }
 
 const _: () = assert!(size_of::<Step>() == 32);
 
-/// The contents of the maps of Services, as read back when the agent starts.
+/// The contents of the maps of Services, as the agent reads them at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Contents {
-    /// `SERVICES`
+    /// The map `SERVICES`: the record of each frontend.
     pub frontends: BTreeMap<ServiceKey, Service>,
-    /// The slots of `BACKENDS` that some frontend refers to, by index.
+    /// Those slots of `BACKENDS` that some frontend refers to, by slot number.
     pub backends: BTreeMap<u32, Backend>,
-    /// The tables in the slots of `TABLES` that some frontend refers to, by their first slot.
+    /// Digests of those tables in `TABLES` that some frontend refers to, by their first slot.
     pub tables: BTreeMap<u32, Digest>,
-    /// `SERVICE_NAMES`
+    /// The map `SERVICE_NAMES`: names of service ports, by id.
     pub service_labels: BTreeMap<u32, ServiceLabels>,
-    /// `ENDPOINT_NAMES`. The labels are shared, because a million of them take most of the agent's memory.
+    /// The map `ENDPOINT_NAMES`: names of endpoints, by address. Shared, because a million of them take most of the
+    /// agent's memory.
     pub endpoint_labels: BTreeMap<IpAddr, Arc<EndpointLabels>>,
-    /// `VIPS`
+    /// The map `VIPS`: flags of virtual addresses, and of the node's own.
     pub vips: BTreeMap<IpAddr, Vip>,
-    /// `SOURCE_RANGES`
+    /// The map `SOURCE_RANGES`: source ranges of service ports.
     pub source_ranges: BTreeSet<SourceRangeKey>,
 }
 
 impl Contents {
-    /// The Service and the address of each frontend of this kind.
+    /// For each frontend of this kind: its Service and its address.
     pub fn addresses(&self, kind: FrontendKind) -> impl Iterator<Item = (&ObjectName, IpAddr)> {
         let of_kind = self.frontends.iter().filter(move |(_, record)| record.kind == kind as u8);
         of_kind.filter_map(|(key, record)| {
@@ -121,7 +122,7 @@ impl Contents {
     }
 }
 
-/// The slices of `BACKENDS` that a record refers to.
+/// The ranges of `BACKENDS` that a frontend's record refers to.
 pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let external = SlotRange { base: record.backends_base, count: record.backends_count };
     let internal = SlotRange { base: record.internal_base, count: record.internal_count };
@@ -129,7 +130,7 @@ pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
-/// The slices of `TABLES` that a record refers to.
+/// The ranges of `TABLES` that a frontend's record refers to.
 pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let external = SlotRange { base: record.table_base, count: record.table_count };
     let internal = SlotRange { base: record.internal_table_base, count: record.internal_table_count };
@@ -137,115 +138,115 @@ pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
-/// Steps to apply in this order. After any number of steps, every frontend has a complete set of backends: the old or
-/// the new one.
+/// Steps to apply in this order. After any number of them, every frontend has a complete set of backends: the old one
+/// or the new one.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// The changes of the maps.
+    /// The changes of the maps, in order.
     pub steps: Vec<Step>,
     /// The conditions of the Services that this plan covers.
     pub problems: Vec<Condition>,
 }
 
-/// Why the kernel does not serve a Service as the object demands; `lb-agent status` lists it.
+/// Why a Service is not served as its object demands; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Condition {
-    /// The new backends do not fit; the Service keeps its last good state, and the next plan after slots are freed
-    /// tries again.
+    /// `BACKENDS` has no room for the new backends. The Service keeps its last good state; the next plan after slots
+    /// were freed tries again.
     #[error(
         "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
          in one piece); it keeps the backends it has: restart the agent with a larger --max-backends"
     )]
     ArenaFull {
-        /// The Service.
+        /// The Service whose backends do not fit.
         service: ObjectName,
-        /// Slots that its new backends need.
+        /// Number of slots that the new backends need.
         wanted: u32,
-        /// Slots that are free now.
+        /// Number of slots that are free now.
         free: u32,
-        /// Total number of slots.
+        /// Number of all slots of `BACKENDS`.
         slots: u32,
     },
-    /// The new tables do not fit; as [`Self::ArenaFull`].
+    /// `TABLES` has no room for the scheduler's new tables; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs {wanted} new slots of TABLES for its scheduler, but of {slots} slots {free} are free \
          (perhaps not in one piece); it keeps the backends it has: give it a smaller table, or restart the agent with a larger \
          --max-table-slots"
     )]
     TablesFull {
-        /// The Service.
+        /// The Service whose tables do not fit.
         service: ObjectName,
-        /// Slots that its new tables need.
+        /// Number of slots that the new tables need.
         wanted: u32,
-        /// Slots that are free now.
+        /// Number of slots that are free now.
         free: u32,
-        /// Total number of slots.
+        /// Number of all slots of `TABLES`.
         slots: u32,
     },
-    /// The new backends have no counters for their active flows; as [`Self::ArenaFull`].
+    /// `ACTIVE` has no counters for the active flows of the new backends; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} has more backends than there are free slots of ACTIVE to count their flows in; it keeps the \
          backends it has: give it a scheduler that does not count, or restart the agent with a larger --max-backends"
     )]
     CountersFull {
-        /// The Service.
+        /// The Service whose backends get no counters.
         service: ObjectName,
     },
-    /// The new frontends do not fit; as [`Self::ArenaFull`].
+    /// `SERVICES` has no room for the new frontends; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} frontends in SERVICES, but of {slots} {free} are free; it keeps what it \
          has: restart the agent with a larger --max-frontends"
     )]
     FrontendsFull {
-        /// The Service.
+        /// The Service whose frontends do not fit.
         service: ObjectName,
-        /// Frontends it should have.
+        /// Number of frontends that the Service should have.
         wanted: usize,
-        /// How many more frontends fit now.
+        /// Number of further frontends that fit now.
         free: usize,
-        /// Capacity of the map.
+        /// Capacity of `SERVICES`.
         slots: u32,
     },
-    /// The networks that may use a load balancer do not fit; as [`Self::ArenaFull`].
+    /// `SOURCE_RANGES` has no room for the source ranges of a load balancer; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} networks in SOURCE_RANGES, but of {slots} {free} are free; it keeps what \
          it has: give it fewer loadBalancerSourceRanges"
     )]
     SourceRangesFull {
-        /// The Service.
+        /// The Service whose source ranges do not fit.
         service: ObjectName,
-        /// Networks it should have.
+        /// Number of source ranges that the Service should have.
         wanted: usize,
-        /// How many more networks fit now.
+        /// Number of further source ranges that fit now.
         free: usize,
-        /// Capacity of the map.
+        /// Capacity of `SOURCE_RANGES`.
         slots: u32,
     },
-    /// The virtual addresses do not fit; as [`Self::ArenaFull`].
+    /// `VIPS` has no room for the new virtual addresses; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} addresses in VIPS, but of {slots} {free} are free; it keeps what it has: \
          restart the agent with a larger --max-frontends"
     )]
     VipsFull {
-        /// The Service.
+        /// The Service whose addresses do not fit.
         service: ObjectName,
-        /// Addresses it should have.
+        /// Number of addresses that the Service should have.
         wanted: usize,
-        /// How many more addresses fit now.
+        /// Number of further addresses that fit now.
         free: usize,
-        /// While `VIPS` has fewer addresses than this, Services may add theirs.
+        /// Number of addresses in `VIPS` from which on Services may add none.
         slots: u32,
     },
-    /// An annotation is invalid; the Service is served as if the annotation were unset, or, if it is about health checks,
+    /// An annotation is invalid. The Service is served as if it were unset or, for annotations about health checks,
     /// with the last valid ones.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
         name = .error.annotation, value = .error.value, why = .error.why
     )]
     BadAnnotation {
-        /// The Service.
+        /// The Service with the annotation.
         service: ObjectName,
-        /// The annotation, and its error.
+        /// The annotation, and what is wrong with its value.
         error: AnnotationError,
     },
     /// An annotation of a cloud has no effect here.
@@ -254,30 +255,31 @@ pub enum Condition {
         name = .ignored.annotation, value = .ignored.value, why = .ignored.why
     )]
     IgnoredAnnotation {
-        /// The Service.
+        /// The Service with the annotation.
         service: ObjectName,
         /// The annotation, and why it has no effect.
         ignored: IgnoredAnnotation,
     },
-    /// Two service ports claim one frontend. The stronger kind owns it (cluster IP, load balancer, external IP, node
-    /// port); among equal kinds the smaller name does. The other one takes over when the owner no longer claims it.
+    /// Two service ports claim the same frontend. The stronger kind of address owns it (cluster IP, load balancer,
+    /// external IP, node port), among equal kinds the smaller name. The other one takes over when the owner no longer
+    /// claims it.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
-        /// The frontend.
+        /// The frontend that both claim.
         frontend: ServiceKey,
-        /// The service port that owns the frontend.
+        /// The service port that gets the frontend.
         owner: ServicePortName,
-        /// The service port that lost the claim.
+        /// The service port that does not get the frontend.
         loser: ServicePortName,
     },
 }
 
 impl Condition {
-    /// The maps that may be full.
+    /// Names of the maps that [`Self::waits_for`] can return.
     pub const MAPS: [&str; 6] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "VIPS"];
 
-    /// The map that is full, if the condition is a full map. Such a condition may end when other Services free entries
-    /// of the map.
+    /// Name of the full map, if the condition is that a map is full. It may end when other Services free entries of
+    /// this map.
     pub const fn waits_for(&self) -> Option<&'static str> {
         match self {
             Self::ArenaFull { .. } => Some("BACKENDS"),
@@ -292,17 +294,18 @@ impl Condition {
         }
     }
 
-    /// Whether the condition may end when slots are released.
+    /// Whether the condition may end when slots of `BACKENDS`, `TABLES` or `ACTIVE` become free.
     pub(crate) const fn waits_for_slots(&self) -> bool {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
-    /// Whether the condition may end when frontends, names, networks or addresses are deleted.
+    /// Whether the condition may end when entries of hash maps (frontends, names, source ranges, addresses) are
+    /// deleted.
     pub(crate) const fn waits_for_entries(&self) -> bool {
         matches!(self, Self::FrontendsFull { .. } | Self::SourceRangesFull { .. } | Self::VipsFull { .. })
     }
 
-    /// The Service that is not served as the object demands.
+    /// The Service that is not served as its object demands.
     pub const fn service(&self) -> &ObjectName {
         match self {
             Self::ArenaFull { service, .. }
@@ -318,7 +321,7 @@ impl Condition {
     }
 }
 
-/// `address:port/PROTOCOL`, with an IPv6 address in brackets.
+/// Displays a frontend as `address:port/PROTOCOL`, with an IPv6 address in brackets.
 struct Shown<'a>(&'a ServiceKey);
 
 impl std::fmt::Display for Shown<'_> {
@@ -345,7 +348,7 @@ impl std::fmt::Display for Shown<'_> {
 pub(crate) struct Draft {
     pub(crate) delete_frontends: BTreeSet<ServiceKey>,
     pub(crate) put_endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
-    /// The steps of item 2, except the names of addresses.
+    /// The steps of item 2, except those for names of endpoints.
     pub(crate) services: Vec<Step>,
     pub(crate) put_vips: Vec<(IpAddr, Vip)>,
     pub(crate) delete_source_ranges: BTreeSet<SourceRangeKey>,
@@ -373,7 +376,8 @@ impl Draft {
             self.put_endpoint_labels.into_iter().map(|(ip, labels)| Step::PutEndpointLabels(ip, labels)),
         );
         steps.extend(self.services);
-        // Deleted first, so that new addresses fit into a full map. No frontend has the deleted ones any more.
+        // Deletions come first, so that new addresses fit into a full map. No frontend has the deleted addresses any
+        // more.
         steps.extend(self.delete_vips.into_iter().map(Step::DeleteVip));
         steps.extend(self.put_vips.into_iter().map(|(ip, vip)| Step::PutVip(ip, vip)));
         steps.extend(self.delete_source_ranges.into_iter().map(Step::DeleteSourceRange));

@@ -185,7 +185,7 @@ impl<K: Kind> Objects<K> {
         let service = K::service(&name, metadata);
         let stays = match (unread, &service) {
             (true, _) => "it is left out",
-            // The unread object's last good state may be in the kernel, which the agent reads after a restart.
+            // Also after a restart: the agent then reads that state from the kernel.
             (false, Some(_)) => "its last good state stays in force",
             (false, None) => {
                 "its last good state stays in force until the agent restarts; then it is left out"

@@ -21,7 +21,7 @@ pub(super) struct Watched<K> {
     pub(super) metadata: ObjectMeta,
     /// The decoded object, or why it is unreadable.
     pub(super) object: Result<K, String>,
-    /// The part of the object's metadata that the watch needs: uid, name, version.
+    /// The object's name, namespace and resource version, which the watch needs.
     version: v1::ObjectMeta,
 }
 

@@ -1,4 +1,4 @@
-//! Cluster IPs, node ports and load balancers' addresses for the Services of the folder.
+//! Allocates cluster IPs, node ports and load balancers' addresses to the Services of the folder.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,18 +18,18 @@ use lb_core::{
 
 use super::{condition::FieldError, options::ManifestsOptions};
 
-/// Name of the pool of `--load-balancer-pool`, by which Services may select it.
+/// Name of the pool that `--load-balancer-pool` defines; a Service may request it by this name.
 const POOL_OF_FLAG: &str = "load-balancer-pool";
 
 /// A Service with its addresses, or the error because of which it keeps its last good state.
 pub(super) type Outcome = Result<Assigned, FieldError>;
 
-/// A Service with its addresses.
+/// A Service after the allocation of its addresses.
 #[derive(Debug)]
 pub(super) struct Assigned {
-    /// `None` for a Service without virtual addresses.
+    /// The Service with its addresses; `None` for a Service without virtual addresses.
     pub(super) service: Option<Service>,
-    /// Whether its load balancer waits for addresses.
+    /// Whether the Service's load balancer waits for addresses.
     pub(super) waits: Waits,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Waits {
     /// Why the load balancer has no address, too few, another one than the Service requests, or one that it should not
     /// have.
     pub(super) warning: Option<FieldError>,
-    /// Whether the load balancer has fewer addresses than the Service has families, so that the request is repeated
+    /// Whether the load balancer has fewer addresses than the Service has families, so that its request is repeated
     /// when the pools change.
     pub(super) for_more: bool,
 }
@@ -49,13 +49,13 @@ pub(super) struct Waits {
 pub(super) struct Addresses {
     allocator: Allocator,
     load_balancers: LoadBalancers,
-    /// Services whose manifest gives the address of their load balancer.
+    /// Services whose manifest itself names the address of the load balancer.
     given: BTreeSet<ObjectName>,
-    /// The pool of `--load-balancer-pool`.
+    /// The pool that `--load-balancer-pool` defines; `None` without that setting.
     pool_of_flag: Option<Pool>,
-    /// `--load-balancer-class`
+    /// The `loadBalancerClass` of the Services that get addresses, from `--load-balancer-class`.
     class: Option<String>,
-    /// The networks of cluster IPs and of pods, which no pool may overlap.
+    /// The networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
 }
 
@@ -80,8 +80,8 @@ impl Addresses {
         addresses
     }
 
-    /// Replaces the pools of the folder and the labels of namespaces; returns why some pools are not used, by their
-    /// indexes.
+    /// Replaces the pools of the folder, and the labels of namespaces. Returns why some pools cannot be used, each with
+    /// its index in `pools`.
     pub(super) fn set_pools(&mut self, pools: Vec<Pool>, namespaces: Namespaces) -> Vec<(usize, PoolError)> {
         self.load_balancers.set_namespaces(namespaces);
         let of_flag = usize::from(self.pool_of_flag.is_some());
@@ -90,7 +90,7 @@ impl Addresses {
         errors.filter_map(|(index, error)| Some((index.checked_sub(of_flag)?, error))).collect()
     }
 
-    /// The pools in use.
+    /// The pools that can be used, including that of the flag.
     pub(super) fn pools(&self) -> &[Pool] {
         self.load_balancers.pools()
     }
@@ -100,12 +100,12 @@ impl Addresses {
         self.load_balancers.usage()
     }
 
-    /// A number that changes whenever a load balancer that waits for an address may get one.
+    /// A counter that changes whenever a load balancer that waits for an address may get one.
     pub(super) fn changes(&self) -> u64 {
         self.load_balancers.changes()
     }
 
-    /// Releases all addresses and ports of Services that do not exist.
+    /// Releases all addresses and ports of Services for which `exists` is false.
     pub(super) fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         self.allocator.retain(&exists);
         self.load_balancers.retain(exists);
@@ -118,7 +118,7 @@ impl Addresses {
         self.given.remove(service);
     }
 
-    /// Allocates addresses to Services. A rejected Service keeps its old addresses.
+    /// Allocates addresses and ports to Services. A rejected Service keeps its old ones.
     pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
@@ -222,14 +222,14 @@ impl Addresses {
     }
 }
 
-/// The addresses in `status.loadBalancer.ingress` of the manifest.
+/// The addresses that the manifest of a Service itself has in `status.loadBalancer.ingress`.
 fn given_by_manifest(service: &api::Service) -> Vec<IpAddr> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
     ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
 }
 
-/// Adds addresses to `status.loadBalancer.ingress`, after the host names that the manifest may contain.
+/// Sets the addresses in `status.loadBalancer.ingress`, after the host names that the manifest may have there.
 fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
     if addresses.is_empty() {
         return;
@@ -246,7 +246,7 @@ fn convert(service: &api::Service) -> Result<Option<Service>, FieldError> {
     }
 }
 
-/// Converts the error of a field. Leaves out the object, which the condition names.
+/// The error of a field, without the object's name, which the condition has already.
 pub(super) fn field_error(error: ConvertError) -> FieldError {
     FieldError::new(error.field, error.why)
 }

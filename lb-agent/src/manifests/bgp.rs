@@ -1,4 +1,4 @@
-//! Parses the objects of MetalLB's kinds for BGP.
+//! Parses manifests of MetalLB's kinds for BGP.
 
 use lb_core::{
     announce::bgp::{BfdProfile, BgpAdvertisement, Community, Object, Peer},
@@ -38,7 +38,8 @@ pub(super) fn profile(value: &Value, warnings: &mut Vec<FieldError>) -> Read {
     Ok(Resource::Bgp(Object::Profile(profile)))
 }
 
-/// An error about a type quotes the value, which may be the password, or contain it. (An unknown field is named only.)
+/// Removes quoted values, which may be or contain a password, from errors about a field's type. (Errors about unknown
+/// fields quote only the field's name.)
 fn without_password(mut errors: Vec<FieldError>) -> Vec<FieldError> {
     let may_quote = |error: &&mut FieldError| {
         ["", "spec"].contains(&&*error.field) || error.field.starts_with("spec.password")

@@ -1,4 +1,4 @@
-//! Conditions of manifests, and their locations.
+//! Errors in manifests, warnings about them, and where they are.
 
 use std::{fmt, path::PathBuf};
 
@@ -16,20 +16,20 @@ pub enum Severity {
 /// An error in the folder, or a warning about it; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Condition {
-    /// The condition's severity.
+    /// Whether the condition is a warning or an error.
     pub severity: Severity,
-    /// The condition's location.
+    /// The file and document that the condition is about.
     pub location: Location,
-    /// The object, such as `Service default/web`; `None` if it is unknown.
+    /// The object that the condition is about, such as `Service default/web`; `None` if it is unknown.
     pub object: Option<String>,
     /// Path of the field within the object, such as `spec.ports[0].port`; empty for the whole object.
     pub field: String,
-    /// The error or warning. For a rule of the API server, the text is usually that of the API server.
+    /// The text of the error or warning; for a rule of the API server usually the API server's text.
     pub message: String,
 }
 
 impl Condition {
-    /// A condition of a whole file, or of the folder.
+    /// A condition about a whole file, or about the folder.
     pub(super) fn of_file(severity: Severity, file: PathBuf, message: String) -> Self {
         let location = Location { file, document: None };
         Self { severity, location, object: None, field: String::new(), message }
@@ -39,18 +39,18 @@ impl Condition {
 /// The folder, file or document of a file that a condition refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
-    /// The file, or the folder itself.
+    /// Path of the file, or of the folder itself.
     pub file: PathBuf,
-    /// The document; `None` for the whole file.
+    /// The document within the file; `None` for the whole file.
     pub document: Option<DocumentLocation>,
 }
 
-/// A document within a file.
+/// Where a document is within its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentLocation {
-    /// Number of the document among those with content, from 1.
+    /// Number of the document, counted from 1, without documents that are empty.
     pub number: usize,
-    /// Line of the file where its content starts, from 1.
+    /// Number of the line on which the document's content starts, from 1.
     pub line: usize,
 }
 
@@ -77,14 +77,14 @@ impl fmt::Display for Condition {
     }
 }
 
-/// An error in one field, before the location of its document is known.
+/// An error in one field of a document, before it is known where in the file the document is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FieldError {
-    /// Path of the field; empty for the whole document.
+    /// Path of the field within the document; empty for the whole document.
     pub(super) field: String,
-    /// The error.
+    /// The text of the error.
     pub(super) message: String,
-    /// Line and column of a syntax error within the text of the document, from 1.
+    /// Line and column of a syntax error, counted from 1 within the document's text.
     pub(super) position: Option<(usize, usize)>,
 }
 
@@ -93,7 +93,8 @@ impl FieldError {
         Self { field: field.to_string(), message: message.to_string(), position: None }
     }
 
-    /// The message, with lines counted from the top of the file; the document starts on line `first_line`.
+    /// The message of the error, in which a position's line is counted from the top of the file; the document starts on
+    /// line `first_line`.
     pub(super) fn message_at(&self, first_line: usize) -> String {
         match self.position {
             Some((line, column)) => {

@@ -8,11 +8,11 @@ use memchr::{memchr_iter, memmem};
 /// One document of a file, as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DocumentText<'a> {
-    /// The text, from its marker line (if there is one) up to the next marker.
+    /// The document's text, from its marker line (if it has one) up to the next marker.
     pub(super) text: &'a str,
-    /// Line of the file on which `text` starts, from 1.
+    /// Number of the line of the file on which `text` starts, from 1.
     pub(super) first_line: usize,
-    /// Line of the file on which the content starts, after the marker, blank lines and comments; from 1.
+    /// Number of the line of the file on which the content starts, after the marker, blank lines and comments; from 1.
     pub(super) line: usize,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
     documents
 }
 
-/// Offsets of the document markers, except one on the first line.
+/// Byte offsets of the lines with document markers, except of one on the first line.
 fn marker_lines(text: &str) -> impl Iterator<Item = usize> {
     let bytes = text.as_bytes();
     let is_marker = move |newline: usize| {
@@ -46,7 +46,7 @@ fn marker_lines(text: &str) -> impl Iterator<Item = usize> {
     offsets.into_iter()
 }
 
-/// Number of the first line, from 0, with more than a marker, a directive or a comment.
+/// Index, from 0, of the first line in `chunk` that has more than a marker, a directive or a comment.
 fn content_line(chunk: &str) -> Option<usize> {
     let has_content = |(index, line): (usize, &str)| {
         let content = if index == 0 { strip_marker(line) } else { line };
@@ -56,7 +56,7 @@ fn content_line(chunk: &str) -> Option<usize> {
     chunk.lines().enumerate().position(has_content)
 }
 
-/// The rest of a line after its marker; the whole line if it has none.
+/// The rest of a line after its document marker; the whole line if it has no marker.
 fn strip_marker(line: &str) -> &str {
     let rest = line.strip_prefix("---").or_else(|| line.strip_prefix("..."));
     rest.filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r'])).unwrap_or(line)
@@ -66,7 +66,7 @@ fn strip_marker(line: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// Text without marker lines, and line of each document.
+    /// For each document: the line on which its content starts, and its text without marker lines.
     fn parts(text: &str) -> Vec<(usize, String)> {
         let strip = |text: &str| {
             text.lines().filter(|line| *line != "---" && *line != "...").collect::<Vec<_>>().join("\n")

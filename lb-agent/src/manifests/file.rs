@@ -1,4 +1,4 @@
-//! One file of the folder. A document is parsed again only if its text changes.
+//! The documents of one file of the folder. A document is parsed again only if its text changes.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,37 +17,37 @@ use super::{
 /// Number of new documents from which [`parse_all`] uses threads.
 const PARALLEL_THRESHOLD: usize = 64;
 
-/// A file as of the last read.
+/// A file of the folder, as of its last read.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) documents: Vec<Document>,
-    /// Why the file is unreadable now; the documents are those of the last successful read.
+    /// Why the last read failed; `documents` are then those of the last successful read. `None` if it succeeded.
     pub(super) unreadable: Option<String>,
-    /// Whether the file is open for writing.
+    /// Whether another process had the file open for writing, so that more text may follow.
     pub(super) is_draft: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Document {
-    /// Id of the document. It stays while the text stays the same, and no other document gets it.
+    /// Id of the document within the folder. It stays while the text is the same; no other document ever gets it.
     pub(super) id: u64,
     digest: u128,
-    /// Line of the file on which its text starts, from 1.
+    /// Number of the line on which the document's text starts, from 1.
     pub(super) first_line: usize,
-    /// Line of the file on which its content starts, from 1.
+    /// Number of the line on which the document's content starts, from 1.
     line: usize,
     pub(super) parsed: Arc<Parsed>,
 }
 
 impl File {
-    /// Whether the file may define objects whose names are unknown now.
+    /// Whether the file may define objects of unknown names: a part of it is unreadable or still being written.
     pub(super) fn is_obscure(&self) -> bool {
         self.unreadable.is_some()
             || self.is_draft
             || self.documents.iter().any(|document| !document.parsed.errors.is_empty())
     }
 
-    /// The location of the document at `index`.
+    /// The location within the file of the document at `index`.
     pub(super) fn location(&self, index: usize) -> DocumentLocation {
         DocumentLocation {
             number: index + 1,
@@ -56,7 +56,7 @@ impl File {
     }
 }
 
-/// The text of a file, split, with a digest of each document.
+/// The text of a file, split into documents, with a digest of each.
 pub(super) struct Text<'a> {
     documents: Vec<(u128, DocumentText<'a>)>,
 }
@@ -67,7 +67,7 @@ impl<'a> Text<'a> {
         Self { documents: split(text).into_iter().map(digest).collect() }
     }
 
-    /// The documents that are new compared with `old`, with their digests.
+    /// Digest and text of the documents that `old` does not contain.
     pub(super) fn news(&self, old: Option<&File>) -> Vec<(u128, &'a str)> {
         let old = old.map_or(&[][..], |file| &file.documents);
         let (start, end) = self.common_ends(old);
@@ -78,7 +78,7 @@ impl<'a> Text<'a> {
         middle.iter().filter(is_new).map(|(digest, document)| (*digest, document.text)).collect()
     }
 
-    /// Returns how many documents at the start equal those of `old`, and how many of the remaining ones at the end do.
+    /// Number of documents at the start that equal those of `old`, and number of those at the end that do.
     fn common_ends(&self, old: &[Document]) -> (usize, usize) {
         let same = |(old, new): &(&Document, &(u128, DocumentText<'_>))| old.digest == new.0;
         let start = old.iter().zip(&self.documents).take_while(same).count();
@@ -87,19 +87,19 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The changes of a file.
+/// How a new text has changed the documents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Difference {
     pub(super) removed: Vec<Document>,
-    /// Ids of new documents.
+    /// Ids of the new documents.
     pub(super) added: Vec<u64>,
-    /// Ids of documents whose order may have changed.
+    /// Ids of documents that stay, but whose order may have changed.
     pub(super) moved: Vec<u64>,
 }
 
 impl File {
-    /// Applies a new text. `parsed` has the documents from [`Text::news`]. `next_id` is the last id that was given; new
-    /// documents get the ids after it.
+    /// Applies a new text. `parsed` has the documents of [`Text::news`] by their digest. New documents get the ids
+    /// after `next_id`, the last id that was given.
     pub(super) fn update(
         &mut self,
         text: &Text<'_>,
@@ -138,7 +138,7 @@ impl File {
     }
 }
 
-/// Parses documents; many of them on all processors.
+/// Parses documents, given by digest and text; many of them with one thread per processor.
 pub(super) fn parse_all(documents: &[(u128, &str)], wanted: Wanted) -> HashMap<u128, Arc<Parsed>> {
     let parse_some = |documents: &[(u128, &str)]| -> Vec<(u128, Arc<Parsed>)> {
         documents.iter().map(|(digest, text)| (*digest, Arc::new(parse(text, wanted)))).collect()

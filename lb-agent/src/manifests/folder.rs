@@ -1,4 +1,4 @@
-//! The state of the folder: the objects that it defines, its problems, and the changes.
+//! The state of the folder of manifests: the objects that it defines, its conditions, and its changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -27,7 +27,7 @@ use super::{
     parse::{Key, Kind, Parsed, Resource, Slices, Wanted},
 };
 
-/// A change of one file of the folder.
+/// A change of one file in the folder of manifests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// The file's name within the folder.
@@ -39,29 +39,29 @@ pub struct Edit {
 /// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// The file holds this text.
+    /// The file has this text.
     Text(String),
-    /// The file holds this text and is still open for writing, so more text may follow.
+    /// The file has this text, but is still open for writing, so more text may follow.
     Draft(String),
-    /// The file exists but is unreadable, for this reason.
+    /// The file exists but cannot be read, for this reason.
     Unreadable(String),
     /// The file does not exist.
     Gone,
 }
 
-/// The result of edits.
+/// What edits of the folder have changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// The changes of objects.
+    /// Changes of Services and EndpointSlices, for the writer.
     pub changes: Vec<Change>,
-    /// The changes of objects that DNS names depend on; empty if no names are collected.
+    /// Changes of the objects that DNS names are made of; empty if no names are collected.
     pub names: Vec<NameChange>,
-    /// The objects whose DNS names may exist although this source cannot read them; empty if no names are collected.
+    /// Objects that may have DNS names although they cannot be read; empty if no names are collected.
     pub unread: Unread,
-    /// All current conditions of the folder, by file and document.
+    /// All current conditions of the folder, sorted by file and document.
     pub problems: Vec<Condition>,
-    /// Locations of objects of kinds that this source ignores, with the kind. Each kind appears only once, in the first
-    /// update that has it.
+    /// Locations and kinds of objects that this source ignores. Each kind appears only once, in the first update that
+    /// has it.
     pub ignored: Vec<(Location, String)>,
 }
 
@@ -71,46 +71,46 @@ pub struct Manifests {
     dir: PathBuf,
     files: BTreeMap<Arc<OsStr>, File>,
     next_id: u64,
-    /// The documents that define each object. If there are several, the first is used and the others are reported.
+    /// The documents that define each object. Of several, the first is used and the others are reported.
     claims: HashMap<Key, Vec<Claim>>,
     objects: BTreeMap<Key, LastGood>,
     addresses: Addresses,
-    /// Whether `addresses` may hold Services of an earlier run that no longer exist.
+    /// Whether `addresses` may still hold addresses of Services of an earlier run that no longer exist.
     remembers: bool,
-    /// Why the folder is unreadable now.
+    /// Why the folder itself cannot be read now; `None` if it can.
     unreadable: Option<String>,
-    /// Whether there are files whose content has not been read yet.
+    /// Whether some files of the folder have not been read yet.
     expects_more: bool,
-    /// Services whose addresses or ports cannot be allocated, or that cannot be converted.
+    /// Services that are invalid, or whose addresses or ports cannot be allocated, with the reason.
     refused: BTreeMap<Key, FieldError>,
-    /// Why load balancers have no address, another one than requested, or one that is in no pool.
+    /// Load balancers that have no address, another one than they request, or one that is in no pool, with the reason.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
     bgp: bgp::Objects,
-    /// [`Addresses::changes`] when requests of load balancers were last repeated.
+    /// [`Addresses::changes`] when the requests of waiting load balancers were last repeated.
     asked_at: u64,
-    /// Load balancers whose requests are repeated when an address may have become free: all after a change of the
-    /// pools, and those with fewer addresses than families.
+    /// Load balancers whose requests must be repeated when an address may have become free: after a change of the pools
+    /// all of them, otherwise those with fewer addresses than families.
     ask_again: BTreeSet<Key>,
-    /// Pools that cannot be used, for example because they overlap others.
+    /// Pools that cannot be used, for example because they overlap others, with the reason.
     unused_pools: BTreeMap<Key, PoolError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
-    /// Objects that no readable document defines any more, but an unreadable one may.
+    /// Objects that no readable document defines any more, but that an unreadable one may define.
     missing: BTreeSet<Key>,
     ignored_kinds: BTreeSet<String>,
     wanted: Wanted,
-    /// Changes for the names that [`Self::apply`] has not returned yet.
+    /// Changes for the DNS names that [`Self::apply`] has not returned yet.
     names: Vec<NameChange>,
 }
 
-/// A document that defines an object.
+/// Points to a document that defines an object.
 #[derive(Debug)]
 struct Claim {
     file: Arc<OsStr>,
     document: u64,
     parsed: Arc<Parsed>,
-    /// Index among the objects of the document.
+    /// Index of the object among the objects of the document.
     index: usize,
 }
 
@@ -120,17 +120,17 @@ impl Claim {
     }
 }
 
-/// An object in its last good state.
+/// An object as it is in force: in its last valid version.
 #[derive(Debug)]
 struct LastGood {
-    /// The file that defines the object.
+    /// Name of the file that defines the object.
     file: Arc<OsStr>,
     resource: Arc<Resource>,
     /// A Service with its allocated addresses and node ports; `None` for one without virtual addresses.
     service: Option<Service>,
 }
 
-/// The decision about an object.
+/// What becomes of an object that may have changed.
 enum Verdict {
     Keep,
     Remove,
@@ -138,8 +138,8 @@ enum Verdict {
 }
 
 impl Manifests {
-    /// An empty folder. `contents` is the state of the kernel from an earlier run: Services get the addresses and node
-    /// ports that they have there, unless their manifests request others.
+    /// Creates the state of an empty folder. `contents` is the state of the kernel from an earlier run: Services keep
+    /// the addresses and node ports that they have there, unless their manifests request others.
     pub fn new(options: &ManifestsOptions, contents: &Contents) -> Self {
         Self {
             dir: options.dir.clone(),
@@ -166,17 +166,17 @@ impl Manifests {
         }
     }
 
-    /// Names of the known files.
+    /// Names of the files that the state knows.
     pub fn files(&self) -> impl Iterator<Item = &OsStr> {
         self.files.keys().map(AsRef::as_ref)
     }
 
-    /// Sets why the folder is unreadable. As long as it is, all objects keep their state.
+    /// Sets why the folder cannot be read, or `None`. While it cannot be read, all objects keep their state.
     pub fn set_unreadable(&mut self, why: Option<String>) {
         self.unreadable = why;
     }
 
-    /// Sets whether there are files whose content will come with a later edit.
+    /// Sets whether some files have not been read yet, so that later edits will bring their content.
     pub fn set_expects_more(&mut self, more: bool) {
         self.expects_more = more;
     }
@@ -193,7 +193,7 @@ impl Manifests {
         Advertised { advertisements, bgp, pools }
     }
 
-    /// Applies edits, at most one for each file; returns their effect.
+    /// Applies edits, at most one for each file; returns what they have changed.
     pub fn apply(&mut self, edits: &[Edit]) -> Update {
         let mut touched = self.take_edits(edits);
         touched.extend(self.refused.keys().cloned());
@@ -201,7 +201,7 @@ impl Manifests {
         self.release_earlier_addresses();
         let (services, others): (BTreeSet<Key>, BTreeSet<Key>) =
             touched.into_iter().partition(|key| key.kind == Kind::Service);
-        // Pools come before the Services that need them.
+        // `others` (objects other than Services) include pools, which Services need for their addresses.
         let mut changes = self.settle(&others);
         changes.extend(self.settle_services(&services));
         let names = std::mem::take(&mut self.names);
@@ -209,7 +209,7 @@ impl Manifests {
         Update { changes, names, unread, problems: self.problems(), ignored: self.newly_ignored() }
     }
 
-    /// The objects that the folder has, or may have, and that cannot be read or used now.
+    /// The objects that the folder has, or may have, but that cannot be read or used now.
     fn unread(&self) -> Unread {
         let anything = self.unreadable.is_some() || self.expects_more;
         let services = self.refused.keys().map(|key| key.name.clone()).collect();
@@ -226,7 +226,7 @@ impl Manifests {
         unread
     }
 
-    /// Releases the addresses of Services of an earlier run that no document defines, once every file is readable.
+    /// Once every file is readable, releases addresses of Services of an earlier run that no document defines.
     fn release_earlier_addresses(&mut self) {
         let knows_all = self.unreadable.is_none() && !self.expects_more;
         if self.remembers && knows_all && !self.files.values().any(File::is_obscure) {
@@ -236,7 +236,7 @@ impl Manifests {
         }
     }
 
-    /// Updates files and claims; returns the objects that may have changed.
+    /// Updates files and claims by the edits; returns the objects that may have changed.
     fn take_edits(&mut self, edits: &[Edit]) -> BTreeSet<Key> {
         let texts: Vec<_> = edits
             .iter()
@@ -277,7 +277,7 @@ impl Manifests {
         }
     }
 
-    /// Updates the claims of a file.
+    /// Updates the claims of one file by the difference of its documents; adds the affected objects to `touched`.
     fn reclaim(&mut self, name: &Arc<OsStr>, difference: &Difference, touched: &mut BTreeSet<Key>) {
         for document in &difference.removed {
             for object in &document.parsed.objects {
@@ -302,7 +302,7 @@ impl Manifests {
         }
     }
 
-    /// Applies the changes of objects other than Services.
+    /// Applies the changes of those `touched` objects that are no Services.
     fn settle(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut pools_changed = false;
@@ -325,8 +325,8 @@ impl Manifests {
         changes
     }
 
-    /// Applies the changes of Services. Repeats the requests of waiting load balancers whenever an address may have
-    /// become free.
+    /// Applies the changes of the `touched` Services. Repeats the requests of waiting load balancers as long as an
+    /// address may have become free.
     fn settle_services(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = self.settle_once(touched, false);
         while self.asked_at != self.addresses.changes() {
@@ -338,8 +338,8 @@ impl Manifests {
         changes
     }
 
-    /// Applies the changes of these Services; with `ask_again` also repeats the requests of unchanged ones. Releases
-    /// addresses before it allocates others.
+    /// Applies the changes of these Services; with `ask_again`, also repeats the requests of unchanged load balancers.
+    /// Releases addresses before it allocates others.
     fn settle_once(&mut self, touched: &BTreeSet<Key>, ask_again: bool) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut services = Vec::new();
@@ -377,8 +377,8 @@ impl Manifests {
         changes
     }
 
-    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. The requests of all load
-    /// balancers must be repeated, because each may get a second address.
+    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. Then the requests of all
+    /// load balancers must be repeated, because each may get a second address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {
@@ -406,7 +406,7 @@ impl Manifests {
         self.unused_pools = unused.into_iter().filter_map(with_key).collect();
     }
 
-    /// Sorts the claims for an object by file and document.
+    /// Sorts the claims for an object by file and document, so that the first one is in force.
     fn order_claims(&mut self, key: &Key) {
         let Some(claims) = self.claims.get_mut(key) else { return };
         if claims.is_empty() {
@@ -494,7 +494,7 @@ impl Manifests {
         self.objects.insert(key.clone(), known);
     }
 
-    /// Records the names of an object, before it replaces its old state.
+    /// Records the change of an object's DNS names; must be called before the object replaces its old state.
     fn set_names(&mut self, key: &Key, known: &LastGood) {
         if !self.wanted.names {
             return;
@@ -502,7 +502,7 @@ impl Manifests {
         match &*known.resource {
             Resource::Service(service) => {
                 let ips = known.service.as_ref().map(|service| service.cluster_ips.as_slice());
-                // An error would mean an object without a name; the folder has none.
+                // `dns::service` fails only for an object without a name, and the folder has none.
                 self.names.extend(dns::service(service, ips));
             }
             Resource::Slices(_, slices) => {
@@ -533,7 +533,7 @@ impl Manifests {
         }
     }
 
-    /// All conditions, in the order of files and documents.
+    /// All conditions of the folder, sorted by file and document.
     fn problems(&self) -> Vec<Condition> {
         let mut problems = Vec::new();
         let unreadable = |file, why: &String| Condition::of_file(Severity::Error, file, why.clone());
@@ -557,7 +557,8 @@ impl Manifests {
     ) {
         let mut report = |severity, object: Option<&Key>, error: &FieldError| {
             let location = self.location(name, index);
-            // An error in an object other than a Service or its endpoints is a warning, because it hides no Service.
+            // For an object that defines no Service or endpoints, an error becomes a warning, because it hides no
+            // Service.
             let hides_service = object.is_none_or(|key| key.kind.defines_services());
             let severity = if hides_service { severity } else { Severity::Warning };
             let (object, field) = (object.map(Key::to_string), error.field.clone());
@@ -594,7 +595,7 @@ impl Manifests {
         }
     }
 
-    /// Ignored kinds that have not been reported before.
+    /// Locations of ignored objects whose kind has not been reported before.
     fn newly_ignored(&mut self) -> Vec<(Location, String)> {
         let mut found = Vec::new();
         for (name, file) in &self.files {
@@ -615,13 +616,13 @@ impl Manifests {
     }
 }
 
-/// The warning for a file that is open for writing. Objects that it no longer defines are still served.
+/// The warning about a file that is open for writing. Objects that it no longer defines stay in force.
 fn draft(file: PathBuf) -> Condition {
     let message = "is open for writing; objects that it no longer defines stay in force until it is closed";
     Condition::of_file(Severity::Warning, file, message.to_owned())
 }
 
-/// The position of a claim's document in its file.
+/// The position of a claim's document among the documents of its file.
 fn position(files: &BTreeMap<Arc<OsStr>, File>, claim: &Claim) -> usize {
     let documents = files.get(&claim.file).map_or(&[][..], |file| &file.documents);
     documents.iter().position(|document| document.id == claim.document).unwrap_or(usize::MAX)

@@ -1,4 +1,4 @@
-//! Parses the text of one document into objects.
+//! Parses the text of a YAML document into objects.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -17,10 +17,10 @@ use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
 use super::{addresses::field_error, bgp as bgp_kinds, condition::FieldError, schema, validate};
 
-/// Limit on events that aliases may replay within one document.
+/// Maximum number of YAML events that aliases may replay within one document, against exponential growth.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
 
-/// The kinds of objects that this source uses.
+/// The kinds of Kubernetes and MetalLB objects that this source reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Kind {
     Service,
@@ -83,7 +83,7 @@ impl Kind {
     }
 }
 
-/// Kind and name of an object of the folder.
+/// Kind and name, which identify an object of the folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) kind: Kind,
@@ -116,19 +116,19 @@ pub(super) type Slices = BTreeMap<ObjectName, EndpointSlice>;
 /// The parts of EndpointSlices from which DNS names are made, by name; empty unless the source collects names.
 pub(super) type NamedSlices = BTreeMap<ObjectName, NamedSlice>;
 
-/// A valid object.
+/// A valid object of the folder.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Resource {
     /// The Service, without annotations of other software. Its addresses and node ports are allocated later, because
     /// they depend on the other Services.
     Service(Box<api::Service>),
-    /// The slices of an EndpointSlice or of Endpoints.
+    /// EndpointSlices: that of the object, or those that an Endpoints object stands for.
     Slices(Slices, NamedSlices),
-    /// A pool of addresses for load balancers.
+    /// A pool of load balancers' addresses.
     Pool(Pool),
     /// A rule by which addresses are announced at layer 2.
     Advertisement(Advertisement),
-    /// An object about announcements by BGP.
+    /// An object that configures announcements by BGP.
     Bgp(bgp::Object),
     /// The labels of a namespace, by which pools select it.
     Namespace(Labels),
@@ -154,14 +154,14 @@ impl Resource {
     }
 }
 
-/// The parts of objects that the source reads in addition to those that it always needs.
+/// Which parts of objects the source reads in addition to those that it always needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// Whether DNS names are wanted.
+    /// Whether to read what DNS names are made of.
     pub(super) names: bool,
 }
 
-/// An object with a readable kind and name.
+/// An object whose kind and name are readable; its other fields may be invalid.
 #[derive(Debug, PartialEq)]
 pub(super) struct Object {
     pub(super) key: Key,
@@ -169,16 +169,16 @@ pub(super) struct Object {
     pub(super) warnings: Vec<FieldError>,
 }
 
-/// The content of a document.
+/// The objects and errors of a document.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Parsed {
     pub(super) objects: Vec<Object>,
-    /// Errors in parts of the document that may define further objects, whose names are unknown.
+    /// Errors in parts of the document that may define further objects with unknown names.
     pub(super) errors: Vec<FieldError>,
-    /// `apiVersion kind` of ignored objects.
+    /// `apiVersion kind` of objects that this source ignores.
     pub(super) ignored: Vec<String>,
-    /// The words of a document that hides objects, if DNS names are wanted; `Some(None)` if the names of the objects
-    /// may not be among them. `None` for any other document.
+    /// If DNS names are wanted and the document hides objects: its words, among which are the objects' names;
+    /// `Some(None)` if the names may not be among them. `None` for any other document.
     pub(super) words: Option<Option<Words>>,
 }
 
@@ -211,8 +211,8 @@ fn to_value(text: &str) -> Result<Value, FieldError> {
     {
         return Ok(value);
     }
-    // A List may have all objects of the folder, so the limits grow with the text. Without aliases no text exceeds
-    // them.
+    // A List may contain all objects of the folder, so the limits grow with the text. A text without aliases never
+    // exceeds them.
     let defaults = serde_saphyr::Budget::default();
     let budget = serde_saphyr::budget! {
         max_events: defaults.max_events.max(2 * text.len()),
@@ -230,7 +230,7 @@ fn to_value(text: &str) -> Result<Value, FieldError> {
     })
 }
 
-/// `apiVersion` and `kind`, which an item of a list inherits if it has none.
+/// `apiVersion` and `kind` of an object; an item of a list without them inherits them from the list.
 #[derive(Clone, Default)]
 struct Type {
     api_version: Option<String>,
@@ -287,8 +287,8 @@ fn take(value: &Value, prefix: &str, inherited: &Type, wanted: Wanted, parsed: &
     }
 }
 
-/// `None` if the kind is no list of objects that this source uses. Else `Some`, with the kind of the items if the name
-/// of the list contains it.
+/// Whether `kind` is a list: `None` if it is no list of objects that this source reads. `Some` has the kind of the
+/// items if the list's name contains it.
 fn list_of(kind: &str) -> Option<Option<Kind>> {
     let item = kind.strip_suffix("List")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);
@@ -331,7 +331,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
         return;
     };
     let namespace = metadata("namespace").and_then(Value::as_str).filter(|namespace| !namespace.is_empty());
-    // A Namespace is in no namespace.
+    // A Namespace object is cluster-scoped.
     let namespace = if kind == Kind::Namespace { "" } else { namespace.unwrap_or("default") };
     let key = Key { kind, name: ObjectName::new(namespace, name) };
     let mut warnings = Vec::new();
@@ -354,7 +354,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
 fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let mut service: api::Service = typed::<core::Service, _>(value)?;
     validate::service(&service)?;
-    // Annotations of other software may be many times larger than the rest, and have no effect here.
+    // Drops annotations of other software, which have no effect here and may be larger than the rest.
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
     let ours = |(name, _): &(String, String)| {
         name.starts_with(convert::ANNOTATION_PREFIX)
@@ -374,7 +374,7 @@ fn endpoint_slice(
     warnings: &mut Vec<FieldError>,
 ) -> Result<Resource, Vec<FieldError>> {
     let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
-    // The API server stores an unset name as the empty one. kube-proxy ignores a port without a name.
+    // An unset port name becomes the empty one, as in the API server; kube-proxy ignores a port without a name.
     slice.ports.iter_mut().flatten().for_each(|port| _ = port.name.get_or_insert_default());
     validate::endpoint_slice(&slice, warnings)?;
     let refuse = |error| vec![field_error(error)];
@@ -409,7 +409,7 @@ fn advertisement(value: &Value) -> Result<Resource, Vec<FieldError>> {
     Advertisement::new(&advertisement).map(Resource::Advertisement).map_err(|error| vec![field_error(error)])
 }
 
-/// Only the labels of a Namespace matter here, so nothing else of it is checked.
+/// The labels of a Namespace. The rest of the object does not matter here, so it is not checked.
 fn namespace_labels(value: &Value) -> Result<Resource, Vec<FieldError>> {
     #[derive(Deserialize)]
     struct Namespace {
@@ -419,7 +419,7 @@ fn namespace_labels(value: &Value) -> Result<Resource, Vec<FieldError>> {
     Ok(Resource::Namespace(namespace.metadata.labels.unwrap_or_default()))
 }
 
-/// Puts the object's path in the document before the field of each error.
+/// Puts `prefix`, the object's path in the document, before the field of each error.
 fn under(prefix: &str, mut errors: Vec<FieldError>) -> Vec<FieldError> {
     if !prefix.is_empty() {
         for error in &mut errors {
@@ -452,7 +452,7 @@ pub(super) fn typed<Schema: DeserializeOwned, T: DeserializeOwned>(
     }
 }
 
-/// A path as Kubernetes writes it: `spec.ports[0].port`.
+/// Displays a path as Kubernetes writes it, such as `spec.ports[0].port`.
 struct FieldPath<'a>(&'a serde_ignored::Path<'a>);
 
 impl fmt::Display for FieldPath<'_> {

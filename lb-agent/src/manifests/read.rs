@@ -14,7 +14,7 @@ use super::folder::{Content, Edit};
 
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// Whether a file of this name is a manifest: the extension is right, and the name does not begin with `.` or `#`.
+/// Whether a file with this name is a manifest: its extension is right, and it does not begin with `.` or `#`.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !name.as_bytes().starts_with(b".")
@@ -22,7 +22,7 @@ pub(super) fn is_manifest(name: &OsStr) -> bool {
         && !name.as_bytes().starts_with(b"#")
 }
 
-/// Names of the manifests in the folder.
+/// Names of the manifests that the folder contains.
 pub(super) fn list(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
@@ -34,7 +34,7 @@ pub(super) fn list(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     Ok(names)
 }
 
-/// Reads a file of the folder.
+/// Reads a file of the folder into an edit.
 pub(super) fn edit(dir: &Path, name: &OsStr) -> Edit {
     let content = match text(&dir.join(name)) {
         Ok(Some(text)) => Content::Text(text),
@@ -45,7 +45,7 @@ pub(super) fn edit(dir: &Path, name: &OsStr) -> Edit {
     Edit { file: name.to_owned(), content }
 }
 
-/// Distinguishes a symbolic link without a target from a removed file.
+/// What a missing file means: `Gone`, or `Unreadable` for a symbolic link without a target.
 fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
     match fs::symlink_metadata(path) {
         Ok(_) => {
@@ -56,9 +56,9 @@ fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
     }
 }
 
-/// The text of a regular file; `None` for a folder, which kubectl ignores as well.
+/// Reads a regular file; returns `None` for a folder, which kubectl also ignores.
 fn text(path: &Path) -> io::Result<Option<String>> {
-    // Opens the file without blocking, in case a pipe has the name of a manifest.
+    // Opens without blocking, because a named pipe may have the name of a manifest.
     let mut file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {

@@ -1,4 +1,4 @@
-//! The task that keeps the rest of the agent in sync with the folder.
+//! The task that delivers the objects of the folder of manifests to the rest of the agent.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -30,32 +30,32 @@ use super::{
 };
 use crate::log_few;
 
-/// How long the first load waits for files that are open for writing.
+/// How long the first load waits for files that other processes have open for writing.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
 
-/// Why the agent cannot use the folder at all.
+/// Why the agent cannot use the folder of manifests at all.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestsError {
-    /// The folder cannot be read when the agent starts.
+    /// The folder cannot be read at the start of the agent.
     #[error("cannot read the folder of manifests {}: {source}; create it, or give another one with --manifests", dir.display())]
     Folder {
-        /// The folder.
+        /// Path of the folder.
         dir: PathBuf,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
-    /// The folder cannot be watched.
+    /// The folder cannot be watched for changes.
     #[error(
         "cannot watch the folder of manifests {}: {source}; if it is a limit, raise fs.inotify.max_user_instances \
          and fs.inotify.max_user_watches", dir.display()
     )]
     Watch {
-        /// The folder.
+        /// Path of the folder.
         dir: PathBuf,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
-    /// A bug: the thread that reads manifests has ended.
+    /// The thread that reads manifests has panicked: a bug.
     #[error("cannot read the manifests: {0}; this is a bug, please report it")]
     Panic(#[from] tokio::task::JoinError),
 }
@@ -79,16 +79,17 @@ pub async fn run(
     let dir = options.dir.clone();
     let manifests = Manifests::new(&options, contents);
     std::fs::read_dir(&dir).map_err(|source| ManifestsError::Folder { dir: dir.clone(), source })?;
-    // The watch is created before the first read, so that it reports changes after that read.
+    // The watch must exist before the first read, so that it reports changes after that read.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
     let names = options.names;
     Follower { dir, watch, events, published, names }.follow(manifests).await
 }
 
-/// Channels for values that the source publishes in addition to the events for the writer. Each has the latest value.
+/// The channels through which this source publishes, in addition to the events for the writer. Each holds the latest
+/// value.
 #[derive(Debug)]
 pub struct Published {
-    /// All current conditions.
+    /// All current conditions of the folder.
     pub problems: watch::Sender<Vec<Condition>>,
     /// The advertisements for layer 2 and BGP, and the pools in use.
     pub advertised: watch::Sender<Advertised>,
@@ -139,7 +140,8 @@ impl Follower {
             if synchronised && sound && !complete && self.watch.is_settled() && !self.watch.has_drafts() {
                 complete = true;
                 events.push(SourceEvent::Complete);
-                // From now on, errors hide no object that existed before: the folder keeps the last good state of each.
+                // Only the first load can hide objects by errors: from now on, the folder keeps the last good state of
+                // each.
                 self.names.iter().for_each(|names| names.set_unread(Unread::default()));
             }
             for event in events {
@@ -155,7 +157,7 @@ impl Follower {
         }
     }
 
-    /// Reads files and applies their content, on other threads because both may take long.
+    /// Reads files and applies their content, on blocking threads because both may take long.
     async fn load(
         &mut self,
         mut manifests: Manifests,
@@ -177,12 +179,12 @@ impl Follower {
         Ok(spawn_blocking(apply).await?)
     }
 
-    /// Drops the content of files that changed while they were read; they are read again soon.
+    /// Drops the content of files that changed while they were read; those files are read again soon.
     fn distrust(&mut self, edits: &mut Vec<Edit>) -> Result<(), ManifestsError> {
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));
         if !self.watch.is_attached() {
-            // Another folder has replaced this one: a file that seems deleted may be in the new folder.
+            // Another folder has replaced this one: a file that seems to be deleted may be in the new folder.
             edits.retain(|edit| edit.content != Content::Gone);
             self.watch.poll();
         }
@@ -194,7 +196,7 @@ impl Follower {
         Ok(())
     }
 
-    /// The files to read for this work.
+    /// The names of the files that must be read for this work.
     fn files(&self, manifests: &mut Manifests, work: Work) -> BTreeSet<OsString> {
         match work {
             Work::Files(files) => files,
@@ -213,7 +215,7 @@ impl Follower {
         }
     }
 
-    /// Publishes conditions and logs them; returns the event for the writer.
+    /// Publishes the update and logs new conditions; returns the event for the writer, if anything changed.
     fn publish(&self, update: Update) -> Option<SourceEvent> {
         if let Some(names) = &self.names {
             names.apply(update.names);
@@ -237,7 +239,7 @@ impl Follower {
     }
 }
 
-/// Updates the channel; receivers wake up only if the value differs.
+/// Sets the channel's value; wakes receivers only if it differs.
 fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|known| {
         let modified = *known != now;
@@ -279,7 +281,7 @@ mod tests {
 
     const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}]}\n";
 
-    /// A folder with one Service, and a task that follows it.
+    /// A folder with one Service, a follower of it that has not started, and its state.
     fn bed() -> (TempDir, Follower, Manifests) {
         let root = TempDir::new().unwrap();
         let dir = root.path().join("dir");
@@ -322,7 +324,7 @@ mod tests {
         let (root, mut follower, manifests) = bed();
         let (manifests, update) = follower.load(manifests, Work::Everything).await.unwrap();
         assert_eq!(update.changes.len(), 1);
-        // The test replaces the folder after the task has listed its files and before it reads them.
+        // Replaces the folder after the follower has listed its files and before it reads them.
         swap(&root);
         let (manifests, update) =
             follower.load(manifests, Work::Files(["a.yaml".into()].into())).await.unwrap();

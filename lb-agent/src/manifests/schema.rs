@@ -1,4 +1,4 @@
-//! The fields of kinds that `k8s_openapi` lacks, so that a misspelt field in a manifest is found.
+//! The fields of kinds that `k8s_openapi` does not have, so that a misspelt field in a manifest is an error.
 
 #![expect(dead_code, reason = "only the names and types of the fields count")]
 
@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// `metallb.io/v1beta1 IPAddressPool`
+/// The fields of `metallb.io/v1beta1 IPAddressPool`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct IpAddressPool {
@@ -36,7 +36,7 @@ struct ServiceAllocation {
     service_selectors: Option<Vec<LabelSelector>>,
 }
 
-/// `metallb.io/v1beta1 L2Advertisement`
+/// The fields of `metallb.io/v1beta1 L2Advertisement`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct L2Advertisement {
@@ -58,7 +58,7 @@ struct L2AdvertisementSpec {
     preferred_node_selectors: Option<Vec<Value>>,
 }
 
-/// `metallb.io/v1beta1 BGPAdvertisement`
+/// The fields of `metallb.io/v1beta1 BGPAdvertisement`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct BgpAdvertisement {
@@ -83,7 +83,7 @@ struct BgpAdvertisementSpec {
     service_selectors: Option<Vec<LabelSelector>>,
 }
 
-/// `metallb.io/v1beta2 BGPPeer`
+/// The fields of `metallb.io/v1beta2 BGPPeer`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct BgpPeer {
@@ -132,7 +132,7 @@ struct SecretReference {
     namespace: Option<String>,
 }
 
-/// `metallb.io/v1beta1 Community`
+/// The fields of `metallb.io/v1beta1 Community`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Community {
@@ -154,7 +154,7 @@ struct CommunityAlias {
     value: Option<String>,
 }
 
-/// `metallb.io/v1beta1 BFDProfile`
+/// The fields of `metallb.io/v1beta1 BFDProfile`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct BfdProfile {

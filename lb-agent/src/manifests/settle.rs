@@ -10,14 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pause after a file was created or removed, before it is read.
+/// Pause between the creation or removal of a file and its read.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Pause after a write to a file, before it is read although the writer has not closed it.
+/// Pause between the last write to a file and its read, if the writer does not close the file.
 const QUIET: Duration = Duration::from_millis(400);
-/// The longest time from the first event of a file to its read.
+/// Maximum time between the first event of a file and its read.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// Files with events that are not handled yet.
+/// Files with events after which they have not been read yet.
 #[derive(Debug, Default)]
 pub(super) struct Unsettled {
     files: BTreeMap<OsString, Due>,
@@ -30,17 +30,17 @@ struct Due {
     at: Instant,
 }
 
-/// The work that is due.
+/// What must be read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// The named files.
+    /// The files with these names.
     Files(BTreeSet<OsString>),
-    /// All files, after listing the folder again.
+    /// All files of the folder, after listing the folder again.
     Everything,
 }
 
 impl Unsettled {
-    /// Records that a file has its new content.
+    /// Records that a file was completely written, so that it can be read at once.
     pub(super) fn finished(&mut self, file: &OsStr, now: Instant) {
         self.set(file, now, Duration::ZERO);
     }
@@ -55,7 +55,7 @@ impl Unsettled {
         self.set(file, now, QUIET);
     }
 
-    /// Records that any file may have changed, so that all files must be read.
+    /// Records that any file may have changed, so that the whole folder must be read.
     pub(super) fn everything(&mut self) {
         self.everything = true;
     }
@@ -71,17 +71,17 @@ impl Unsettled {
         self.files.is_empty() && !self.everything
     }
 
-    /// Whether the file has events that are not handled yet.
+    /// Whether the file waits to be read.
     pub(super) fn contains(&self, file: &OsStr) -> bool {
         self.files.contains_key(file)
     }
 
-    /// When the next work is due; `None` without work.
+    /// When the next file must be read; `None` if none waits.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.everything { Some(now) } else { self.files.values().map(|due| due.at).min() }
     }
 
-    /// Removes and returns the work that is due now.
+    /// Removes and returns what must be read now.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Work> {
         let due: BTreeSet<_> =
             self.files.extract_if(.., |_, due| due.at <= now).map(|(file, _)| file).collect();

@@ -153,7 +153,7 @@ fn session_affinity(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks `externalIPs`, source ranges and the addresses of a load balancer.
+/// Checks `externalIPs`, source ranges and load balancers' addresses of a Service.
 fn external_addresses(
     spec: &api::ServiceSpec,
     status: Option<&api::ServiceStatus>,
@@ -215,7 +215,7 @@ fn traffic_policies(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks an EndpointSlice. One that names no Service is valid, but gets a warning.
+/// Checks an EndpointSlice. A slice that names no Service is valid, but gets a warning.
 pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<FieldError>) -> Outcome {
     let mut errors = FieldErrors::default();
     metadata(&slice.metadata, names::dns_1123_subdomain, &mut errors);
@@ -258,7 +258,7 @@ fn slice_addresses(endpoint: usize, address_type: &str, addresses: &[String], er
             ("IPv4" | "IPv6", _) => {
                 errors.invalid(field, address, format_args!("must be a valid {address_type} address"));
             }
-            // Neither kube-proxy nor this agent uses slices of host names.
+            // Neither kube-proxy nor this agent uses slices with host names (`addressType: FQDN`).
             _ => {}
         }
     }
@@ -324,7 +324,7 @@ fn port_number(field: impl Display, number: i32, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks that names are labels and differ. Every port needs a name if names are `required`; else one port may lack it.
+/// Checks that port names are DNS labels and differ. If names are not `required`, one port may have none.
 fn check_port_names<'a>(
     path: &str,
     names: impl Iterator<Item = Option<&'a str>>,

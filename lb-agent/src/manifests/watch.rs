@@ -21,32 +21,32 @@ use super::{
     settle::{Unsettled, Work},
 };
 
-/// Interval between two polls of links and of the folder itself.
+/// Interval between two polls of symbolic links and of the folder itself.
 const POLL: Duration = Duration::from_millis(200);
 const EVENT_BUFFER: usize = 64 * 1024;
 
 pub(super) struct Watch {
     dir: PathBuf,
     inotify: AsyncFd<Inotify>,
-    /// The watched folder: its device and inode, and its watch. `None` if there is no folder.
+    /// The watched folder: its device and inode number, and its inotify watch. `None` if there is no folder.
     watched: Option<((u64, u64), WatchDescriptor)>,
-    /// Whether the folder was missing at the last check.
+    /// Whether the folder did not exist at the last check.
     is_gone: bool,
     unsettled: Unsettled,
-    /// Files that were written to and not closed since.
+    /// Names of files that have been written to and not closed since.
     drafts: BTreeSet<OsString>,
     links: BTreeMap<OsString, Link>,
     next_poll: Instant,
 }
 
-/// A manifest that is a symbolic link. A write to a target outside the folder causes no event in the folder.
+/// A manifest that is a symbolic link, which the agent polls: a write to a target outside the folder causes no event.
 #[derive(Debug)]
 struct Link {
     read: Option<Signature>,
     seen: Option<Signature>,
 }
 
-/// The fields that show whether a file has changed.
+/// The metadata by which a poll finds out whether a file has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Signature {
     file: (u64, u64),
@@ -72,7 +72,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 impl Watch {
-    /// Starts watching: later changes are reported.
+    /// Starts to watch the folder: changes after this call are reported.
     pub(super) fn new(dir: &Path) -> io::Result<Self> {
         // SAFETY: Inotify owns its descriptor until it is dropped, and always returns the same one.
         let inotify = unsafe { AsyncFd::register(Inotify::init()?) }?;
@@ -90,8 +90,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the folder at the path. Its identity is read first: if another folder replaces it in between, the next
-    /// check of the identity detects that.
+    /// Watches the folder at the path. Reads its identity (device, inode) first: if another folder replaces it in
+    /// between, the next check of the identity shows that.
     fn attach(&mut self) -> io::Result<()> {
         self.detach();
         let mask = WatchMask::CLOSE_WRITE
@@ -102,7 +102,7 @@ impl Watch {
             | WatchMask::ATTRIB
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
-            // Writes to an unlinked file must not count for the next file of the same name.
+            // Otherwise writes to an unlinked file would count for the next file with the same name.
             | WatchMask::EXCL_UNLINK
             | WatchMask::ONLYDIR;
         let folder = identity(&fs::metadata(&self.dir)?);
@@ -114,12 +114,12 @@ impl Watch {
     fn detach(&mut self) {
         self.drafts.clear();
         if let Some((_, descriptor)) = self.watched.take() {
-            // Fails for a removed folder, whose watch the kernel has dropped.
+            // Fails harmlessly for a removed folder, whose watch the kernel has dropped.
             self.inotify.get_ref().watches().remove(descriptor).ok();
         }
     }
 
-    /// Waits until there is something to read.
+    /// Waits until some file must be read; returns what to read.
     pub(super) async fn next(&mut self) -> io::Result<Work> {
         loop {
             self.drain()?;
@@ -139,19 +139,19 @@ impl Watch {
         }
     }
 
-    /// Replaces the work by a read of all files if the folder was replaced: files that vanished with the old folder
-    /// were not removed one by one.
+    /// If the folder was replaced, turns the work into a read of all files: files that vanished with the old folder
+    /// cause no events of their own.
     fn all_if_replaced(&mut self, work: Work) -> Work {
         if self.is_attached() { work } else { Work::Everything }
     }
 
-    /// Whether the folder at the path is the watched one.
+    /// Whether the folder that is now at the path is the watched one.
     pub(super) fn is_attached(&self) -> bool {
         let there = fs::metadata(&self.dir).ok().map(|metadata| identity(&metadata));
         there.is_some() && there == self.watched.as_ref().map(|(folder, _)| *folder)
     }
 
-    /// Handles all pending events.
+    /// Handles all inotify events that are pending.
     pub(super) fn drain(&mut self) -> io::Result<()> {
         let mut buffer = [0; EVENT_BUFFER];
         loop {
@@ -168,8 +168,8 @@ impl Watch {
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
-                    // The event is about the folder itself, for example its removal, after which another folder may get
-                    // its inode.
+                    // The event is about the folder itself, for example its removal. Another folder may then get the
+                    // same inode number.
                     self.watched = self.watched.take_if(|_| !event.mask.contains(EventMask::IGNORED));
                     self.next_poll = now;
                 } else if current {
@@ -200,7 +200,7 @@ impl Watch {
         }
     }
 
-    /// Records the state of a link whose file is about to be read. Call it before each read.
+    /// Records the state of a symbolic link whose file is about to be read. Must be called before each read.
     pub(super) fn before_read(&mut self, name: &OsStr) {
         let path = self.dir.join(name);
         if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
@@ -211,17 +211,17 @@ impl Watch {
         }
     }
 
-    /// Whether the file has events that are not handled yet.
+    /// Whether the file waits to be read.
     pub(super) fn is_unsettled(&self, name: &OsStr) -> bool {
         self.unsettled.contains(name)
     }
 
-    /// Whether the file was written to and not closed since.
+    /// Whether the file has been written to and not closed since.
     pub(super) fn is_draft(&self, name: &OsStr) -> bool {
         self.drafts.contains(name)
     }
 
-    /// Whether any file was written to and not closed since.
+    /// Whether any file has been written to and not closed since.
     pub(super) fn has_drafts(&self) -> bool {
         !self.drafts.is_empty()
     }

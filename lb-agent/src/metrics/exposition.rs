@@ -1,7 +1,7 @@
 //! Converts the OpenMetrics text that the library writes to the text format of Prometheus (0.0.4), which kube-proxy
-//! serves. The two formats differ in a few lines of metadata.
+//! serves.
 
-/// Converts OpenMetrics text to the text format of Prometheus.
+/// Converts metrics from the OpenMetrics text format to that of Prometheus; the two differ in a few lines of metadata.
 pub(super) fn prometheus(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -12,14 +12,14 @@ pub(super) fn prometheus(open_metrics: &str) -> String {
                 Some(("HELP", rest)) => help = rest.split_once(' '),
                 Some(("TYPE", rest)) => {
                     let Some((name, kind)) = rest.split_once(' ') else { continue };
-                    // In OpenMetrics only the samples of a counter have the suffix, not its metadata.
+                    // In OpenMetrics the metadata of a counter lack the suffix that its samples have.
                     let suffix = if kind == "counter" { "_total" } else { "" };
                     if let Some((_, help)) = help.take() {
                         push(&mut text, &["# HELP ", name, suffix, " ", help]);
                     }
                     push(&mut text, &["# TYPE ", name, suffix, " ", kind]);
                 }
-                // Units and the end marker are left out.
+                // Drops the lines that Prometheus' format does not have: units and the end marker.
                 _ => {}
             },
         }

@@ -18,7 +18,7 @@ use prometheus_client::{
 
 use super::{Metrics, gauge, now};
 
-/// A point in time as seconds since 1970.
+/// A gauge that holds a time as seconds since 1970.
 type Seconds = Gauge<f64, AtomicU64>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -39,7 +39,7 @@ struct PerPolicy {
 
 type Histograms = Family<PerFamily, Histogram, fn() -> Histogram>;
 
-/// The Services that a synchronisation covers.
+/// Which Services a synchronisation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// All Services: at the first synchronisation, or because the node has changed.
@@ -71,7 +71,7 @@ fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// A histogram with kube-proxy's buckets from 0 to five minutes.
+/// A histogram of seconds with kube-proxy's buckets from 0 to five minutes.
 fn programming_times() -> Histogram {
     let coarse = linear_buckets(60.0, 5.0, 12).chain(linear_buckets(120.0, 30.0, 7));
     Histogram::new([0.0, 0.25, 0.5].into_iter().chain(linear_buckets(1.0, 1.0, 59)).chain(coarse))
@@ -125,7 +125,7 @@ impl KubeProxy {
         self.begin();
     }
 
-    /// Exports these series as 0 before their first event, so that a query sees their first increase.
+    /// Creates series with the value 0 before their first event, so that a query sees their first increase.
     fn begin(&self) {
         let Self { sync, full_sync, partial_sync, programming, conntrack_sync, .. } = self;
         for family in both() {
@@ -190,7 +190,7 @@ impl Metrics {
         self.kube_proxy.livez.get_or_create(&Code { code }).inc();
     }
 
-    /// Counts changes that have arrived.
+    /// Counts changes of Services and EndpointSlices that have arrived.
     pub(crate) fn count_changes(&self, services: usize, endpoint_slices: usize) {
         let metrics = &self.kube_proxy;
         metrics.service_changes.inc_by(services as u64);
@@ -202,7 +202,7 @@ impl Metrics {
         }
     }
 
-    /// Records the end of a synchronisation, successful or not.
+    /// Records the duration of a synchronisation that has ended, successfully or not.
     pub(crate) fn attempted(&self, extent: Extent, took: Duration) {
         let metrics = &self.kube_proxy;
         let of_extent = match extent {
@@ -215,7 +215,7 @@ impl Metrics {
         }
     }
 
-    /// Records a complete synchronisation.
+    /// Records the time of a synchronisation that is complete: the kernel has all changes.
     pub(crate) fn synchronised(&self) {
         for family in both() {
             self.kube_proxy.last_sync.get_or_create(&family).set(now());
@@ -229,7 +229,7 @@ impl Metrics {
         self.kube_proxy.endpoint_changes_pending.set(0);
     }
 
-    /// Records that the change with this `trigger` is in the kernel.
+    /// Records how long the change with this `trigger` took to reach the kernel.
     pub(crate) fn programmed(&self, trigger: Trigger) {
         let label = PerFamily { ip_family: trigger.family.as_str() };
         // `elapsed` fails if the clock of the machine that set the trigger is ahead of this one.
@@ -237,7 +237,7 @@ impl Metrics {
         self.kube_proxy.programming.get_or_create(&label).observe(took.as_secs_f64());
     }
 
-    /// Sets the numbers of service ports with traffic policy Local and endpoints only on other nodes.
+    /// Sets, for one family, the numbers of service ports with traffic policy Local and endpoints only on other nodes.
     pub(crate) fn set_no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, ports) in [("internal", internal), ("external", external)] {
             let label = PerPolicy { ip_family: family.as_str(), traffic_policy };
@@ -245,7 +245,7 @@ impl Metrics {
         }
     }
 
-    /// Records a search for flows to removed endpoints; `deleted` counts IPv4 and IPv6 flows.
+    /// Records a search for flows to removed endpoints; `deleted` counts deleted IPv4 and IPv6 flows.
     pub(crate) fn conntrack_reconciled(&self, took: Duration, deleted: [usize; 2]) {
         for (family, deleted) in both().into_iter().zip(deleted) {
             self.kube_proxy.conntrack_sync.get_or_create(&family).observe(took.as_secs_f64());

@@ -27,7 +27,7 @@ pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
 pub use self::{packets::PacketCounters, serve::router};
 
-/// All metrics. Tasks set most values; each scrape reads the packet counters and the sums of traffic.
+/// All metrics of the agent. Tasks set most values; packet counters and sums of traffic are read at each scrape.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -38,8 +38,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all metrics. `packets` reads the packet counters, `traffic` the sums of Services; `None` if
-    /// `--service-metrics` is `none`.
+    /// Registers all metrics. `packets` reads the packet counters, `traffic` the sums of Services (`None` under
+    /// `--service-metrics none`).
     pub(crate) fn new(packets: impl PacketCounters, traffic: Option<impl TrafficSource>) -> Self {
         let (kube_proxy, own) = (KubeProxy::default(), Own::default());
         let mut registry = Registry::default();
@@ -54,12 +54,12 @@ impl Metrics {
         Self { registry, kube_proxy, own, dns, slis: Slis::new() }
     }
 
-    /// The counters of the DNS server.
+    /// Counters of the DNS server, which the server increments.
     pub(crate) fn dns(&self) -> Stats {
         self.dns.clone()
     }
 
-    /// Records the result of a health check of the agent.
+    /// Counts a request for the agent's health, and its result.
     pub(crate) fn record_health_check(&self, success: bool) {
         self.slis.record(success);
     }
@@ -81,12 +81,12 @@ fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Seconds since 1970.
+/// The present time as seconds since 1970.
 fn now() -> f64 {
     Timestamp::now().as_duration().as_secs_f64()
 }
 
-/// Packet counters for a test without a data plane.
+/// Constant packet counters, for a test without a data plane.
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct NoPackets;
@@ -98,7 +98,7 @@ impl PacketCounters for NoPackets {
     }
 }
 
-/// Traffic counters for a test without Services.
+/// No traffic, for a test without Services.
 #[cfg(test)]
 impl TrafficSource for NoPackets {
     fn traffic(&self) -> Vec<(TrafficLabels, lb_core::traffic::Tally)> {

@@ -181,12 +181,12 @@ impl Own {
 }
 
 impl Metrics {
-    /// The counters of the flow log.
+    /// Counters of the flow log, which the log increments.
     pub(crate) fn flow_log(&self) -> FlowLogCounters {
         self.own.flow_log.clone()
     }
 
-    /// Records that a batch of changes is in the kernel, `latency` after its first change arrived.
+    /// Records that a batch of changes is in the kernel, `latency` after the first of them arrived.
     pub(crate) fn observe_sync_latency(&self, latency: Duration) {
         self.own.sync_latency.observe(latency.as_secs_f64());
     }
@@ -211,36 +211,36 @@ impl Metrics {
         self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
     }
 
-    /// Records a garbage collection that deleted `expired` connections, `early` of them before their timeout.
+    /// Records a GC run that deleted `expired` connections, `early` of them before their timeout; `flows` are left.
     pub(crate) fn swept(&self, flows: usize, expired: usize, early: usize) {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);
         self.own.flows_expired_early.inc_by(early as u64);
     }
 
-    /// Counts connections that timeouts of Services have ended.
+    /// Counts connections that were ended by timeouts of Services: idle ones, and those of lost backends.
     pub(crate) fn ended_connections(&self, idle: usize, drained: usize) {
         for (reason, connections) in [("idle", idle), ("drained", drained)] {
             self.own.flows_ended.get_or_create(&End { reason }).inc_by(connections as u64);
         }
     }
 
-    /// Counts `clients` that were evicted from AFFINITY.
+    /// Counts clients that were evicted from the map `AFFINITY`.
     pub(crate) fn count_evicted_clients(&self, clients: usize) {
         self.own.affinity_evicted.inc_by(clients as u64);
     }
 
-    /// Counts pins that were gone and that the agent has restored.
+    /// Counts missing pins that the agent has restored.
     pub(crate) fn count_restored_pins(&self, pins: usize) {
         self.own.pins_restored.inc_by(pins as u64);
     }
 
-    /// Sets the number of `services` that wait for room in this map.
+    /// Sets the number of Services that wait for room in the map `map`.
     pub(crate) fn set_waiting(&self, map: &'static str, services: usize) {
         self.own.waiting.get_or_create(&Map { map }).set(gauge(services));
     }
 
-    /// Sets how many addresses of each pool are in use.
+    /// Sets how many addresses of each load balancer pool are in use.
     pub(crate) fn set_pools(&self, pools: &[PoolUsage]) {
         let Own { pool_addresses, pool_addresses_used, .. } = &self.own;
         pool_addresses.clear();
@@ -252,29 +252,29 @@ impl Metrics {
         }
     }
 
-    /// Sets how many addresses some node should announce, and how many this one does.
+    /// Sets how many addresses should be announced at layer 2 by any node, and how many this node announces.
     pub(crate) fn set_announced(&self, wanted: usize, here: usize) {
         self.own.announce_wanted.set(gauge(wanted));
         self.own.announced.set(gauge(here));
     }
 
-    /// Sets how many routes the node offers its BGP daemon, and whether a fence runs.
+    /// Sets how many routes this node offers its BGP daemon, and whether a fence process runs.
     pub(crate) fn set_routes(&self, routes: usize, fence: bool) {
         self.own.bgp_routes.set(gauge(routes));
         self.own.bgp_fence.set(i64::from(fence));
     }
 
-    /// Counts addresses that this node began to announce.
+    /// Counts addresses that this node has begun to announce.
     pub(crate) fn count_takeovers(&self, addresses: usize) {
         self.own.announce_takeovers.inc_by(addresses as u64);
     }
 
-    /// Counts a probe of an endpoint.
+    /// Counts a probe of an endpoint with this result.
     pub(crate) fn count_probe(&self, result: &'static str) {
         self.own.probes.get_or_create(&Probe { result }).inc();
     }
 
-    /// Sets the number of endpoints with a health check of which this node has found `health`.
+    /// Sets the number of endpoints with a health check whose health on this node is `health`.
     pub(crate) fn set_probed_endpoints(&self, health: &'static str, count: usize) {
         self.own.probed_endpoints.get_or_create(&Health { health }).set(gauge(count));
     }

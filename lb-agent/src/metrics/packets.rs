@@ -1,4 +1,4 @@
-//! Packets by outcome: `lb_packets_total{outcome="…"}`, from the map `STATS`.
+//! The metric `lb_packets_total{outcome="…"}`: packets by outcome, from the map `STATS`.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub trait PacketCounters: fmt::Debug + Send + Sync + 'static {
     fn packets(&self) -> Option<[u64; Outcome::COUNT]>;
 }
 
-/// The counters, read on each scrape.
+/// Exports the packet counters, which it reads at each scrape.
 #[derive(Debug)]
 pub(super) struct Packets<C>(pub(super) C);
 
@@ -23,7 +23,7 @@ impl<C: PacketCounters> Collector for Packets<C> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(packets) = self.0.packets() else { return Ok(()) };
         let kind = ConstCounter::new(0u64).metric_type();
-        // The library adds `_total`.
+        // The library adds the suffix `_total`.
         let mut family = encoder.encode_descriptor("lb_packets", "Packets by outcome", None, kind)?;
         for (outcome, count) in Outcome::ALL.into_iter().zip(packets) {
             let label = [("outcome", outcome.as_str())];

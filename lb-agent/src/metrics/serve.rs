@@ -16,7 +16,7 @@ use super::{Metrics, encode, exposition};
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Routes `/metrics` and `/metrics/slis`.
+/// The HTTP routes `/metrics` and `/metrics/slis`.
 pub fn router(metrics: Arc<Metrics>) -> Router {
     Router::new().route("/metrics", get(scrape)).route("/metrics/slis", get(slis)).with_state(metrics)
 }

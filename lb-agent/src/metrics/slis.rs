@@ -1,4 +1,4 @@
-//! `/metrics/slis`: results of health checks in the form of Kubernetes components (KEP-3466).
+//! The page `/metrics/slis`: results of health checks in the form that Kubernetes components use (KEP-3466).
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -37,7 +37,7 @@ impl Slis {
         slis
     }
 
-    /// Records a result of the check `ping` of `/healthz`.
+    /// Counts a result of the health check `ping`, which `/healthz` serves.
     pub(super) fn record(&self, success: bool) {
         let (name, r#type) = ("ping", "healthz");
         let status = if success { "success" } else { "error" };

@@ -58,7 +58,7 @@ fn sums_of_services_and_backends_have_their_labels() {
     }
 }
 
-/// Metrics with values for all series that these tests look for.
+/// Metrics in which every series that these tests look for has a value.
 fn everything() -> Metrics {
     let metrics = Metrics::new(Fixed, Some(Fixed));
     metrics.count_healthz(503);
@@ -91,7 +91,7 @@ fn everything() -> Metrics {
     metrics
 }
 
-/// The metadata and labels of one metric in the text.
+/// Type, help and label names of one metric, as the page shows them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Described {
     kind: String,
@@ -99,7 +99,7 @@ struct Described {
     buckets: Vec<String>,
 }
 
-/// The metrics in a text in the format of Prometheus, by name.
+/// The metrics that a page in Prometheus' format describes, by name.
 fn described(text: &str) -> BTreeMap<String, Described> {
     let mut metrics: BTreeMap<String, Described> = BTreeMap::new();
     for line in text.lines() {
@@ -134,7 +134,7 @@ fn buckets(bounds: impl IntoIterator<Item = f64>) -> Vec<String> {
     buckets
 }
 
-/// The metrics of kube-proxy 1.36, without those for iptables, nftables and kube-proxy's feature gates.
+/// kube-proxy 1.36's metrics, with type and labels, without those for iptables, nftables and its feature gates.
 const KUBE_PROXY: [(&str, &str, &[&str]); 15] = [
     ("sync_proxy_rules_duration_seconds", "histogram", &["ip_family"]),
     ("sync_full_proxy_rules_duration_seconds", "histogram", &["ip_family"]),

@@ -1,4 +1,4 @@
-//! Traffic of service ports and backends.
+//! Metrics of the traffic of service ports and backends.
 
 use std::{
     fmt::{self, Debug},
@@ -17,21 +17,21 @@ use prometheus_client::{
 
 use super::gauge;
 
-/// The service port or backend of a sum.
+/// Labels of a sum of traffic: a service port, and perhaps one of its backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficLabels {
     pub(crate) service: ServicePortName,
-    /// One of its backends; `None` for the sum of all.
+    /// The backend of the sum; `None` for the sum of all backends of the port.
     pub(crate) backend: Option<SocketAddr>,
 }
 
-/// A source of traffic sums.
+/// Provides the sums of traffic at each scrape.
 pub(crate) trait TrafficSource: Debug + Send + Sync + 'static {
     /// All sums, those of service ports first.
     fn traffic(&self) -> Vec<(TrafficLabels, Tally)>;
 }
 
-/// The sums, read on each scrape.
+/// Exports sums of traffic, which it reads at each scrape.
 #[derive(Debug)]
 pub(super) struct Traffic<S>(pub(super) S);
 

@@ -8,20 +8,20 @@ use lb_core::model::NodeAddresses;
 
 use lb_datapath::{DefaultRoute, Link, LinkAddress, Network};
 
-/// The interfaces on which kube-proxy in mode ipvs, and kube-router, put every cluster IP, and which they leave behind.
+/// Interfaces on which kube-proxy in mode ipvs, or kube-router, puts every cluster IP, and which they leave behind.
 const LEFT_BY_IPVS: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// The addresses that serve node ports: `--nodeport-addresses`.
+/// Which addresses of the node serve node ports, from `--nodeport-addresses`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
     /// All addresses of the node, including loopback.
     #[default]
     All,
-    /// The primary address of each family.
+    /// Only the primary address of each family.
     Primary,
-    /// Addresses in these networks; in a family without a network all addresses, as in kube-proxy.
+    /// The addresses in these networks; in a family without a network, all addresses, as in kube-proxy.
     Networks(Vec<IpNet>),
 }
 
@@ -58,17 +58,17 @@ impl NodePortAddresses {
     }
 }
 
-/// The primary addresses of the node.
+/// The primary address of the node in each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Primary {
-    /// The IPv4 address; `None` if the node has no suitable one.
+    /// The primary IPv4 address; `None` if the node has no suitable one.
     pub v4: Option<IpAddr>,
-    /// The IPv6 address; `None` if the node has no suitable one.
+    /// The primary IPv6 address; `None` if the node has no suitable one.
     pub v6: Option<IpAddr>,
 }
 
 impl Primary {
-    /// The addresses of both families, IPv4 first.
+    /// The primary addresses as an iterator, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
         self.v4.into_iter().chain(self.v6)
     }
@@ -114,13 +114,13 @@ fn has_family(own: &BTreeSet<IpAddr>, like: IpAddr) -> bool {
     own.iter().any(|ip| ip.is_ipv4() == like.is_ipv4())
 }
 
-/// The addresses of all devices, without those that [`addresses_of`] leaves out.
+/// The addresses of all devices, except those that [`addresses_of`] leaves out.
 fn own(network: &Network) -> BTreeSet<IpAddr> {
     network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }
 
-/// The addresses of a device that is up, without loopback and IPv6 link-local ones, in the kernel's order. None for a
-/// device with leftovers of IPVS.
+/// Addresses of a device that is up, without loopback and IPv6 link-local ones, in the kernel's order. None for an
+/// interface on which IPVS software left cluster IPs.
 pub(super) fn addresses_of(link: &Link) -> impl Iterator<Item = &LinkAddress> {
     let counts = link.up && !LEFT_BY_IPVS.contains(&&*link.name);
     link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))
@@ -131,8 +131,8 @@ fn is_of_node(ip: IpAddr) -> bool {
     !(link_local || ip.is_loopback() || ip.is_unspecified())
 }
 
-/// The primary address of a family: a preferred one; else the source address of the default route; else the first
-/// global one of a device towards other machines, or of any device.
+/// Chooses the primary address of a family: a preferred one; else the source address of the default route; else the
+/// first global address of a wire device, or of any device.
 fn primary(
     network: &Network,
     own: &BTreeSet<IpAddr>,
@@ -180,8 +180,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// An address in the form of `ip address add`; the prefix `~` marks one that is not of global scope, `+` a
-    /// secondary one.
+    /// Parses an address as for `ip address add`. The prefix `~` marks one that is not of global scope, `+` a secondary
+    /// one.
     fn address(text: &str) -> LinkAddress {
         let (text, global) = text.strip_prefix('~').map_or((text, true), |text| (text, false));
         let (text, secondary) = text.strip_prefix('+').map_or((text, false), |text| (text, true));
@@ -208,8 +208,8 @@ mod tests {
         Network { links, default_routes, ..Network::default() }
     }
 
-    /// A node without default routes, with a pod behind a single gateway address, an interface that is down, and a
-    /// leftover interface of other software.
+    /// A node without default routes, with a pod behind a single gateway address, an interface that is down, and an
+    /// interface that other software has left.
     fn node() -> Network {
         let links = vec![
             link(1, "lo", &["~127.0.0.1/8", "~::1/128", "192.0.2.77/32"]),

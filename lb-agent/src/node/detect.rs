@@ -5,7 +5,7 @@ use lb_core::family::{Families, Family};
 
 use lb_datapath::Network;
 
-/// How the agent recognises internal clients: kube-proxy's `--detect-local-mode`.
+/// By what the agent recognises internal clients; one variant per mode of kube-proxy's `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DetectLocal {
     /// All clients count as external. Clients of cluster IPs are masqueraded only under `--masquerade-all`.
@@ -22,7 +22,7 @@ pub enum DetectLocal {
 }
 
 impl DetectLocal {
-    /// The networks of all pods, as far as the setting contains them.
+    /// The pod networks that the setting contains; empty in other modes than `ClusterCIDR`.
     pub fn pod_networks(&self) -> &[IpNet] {
         match self {
             Self::ClusterCidr(networks) => networks,
@@ -30,7 +30,7 @@ impl DetectLocal {
         }
     }
 
-    /// The name of the mode as kube-proxy spells it; `none` for [`Self::Never`].
+    /// Name of the mode, as kube-proxy spells it; `none` for [`Self::Never`].
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Never => "none",
@@ -41,7 +41,7 @@ impl DetectLocal {
         }
     }
 
-    /// The networks of internal clients; `None` until the Node object names pod networks.
+    /// Networks whose clients are internal; `None` until the Node object names pod networks.
     pub fn networks(&self, pod_cidrs: &[IpNet]) -> Option<Vec<IpNet>> {
         match self {
             Self::ClusterCidr(networks) => Some(networks.clone()),
@@ -50,8 +50,8 @@ impl DetectLocal {
         }
     }
 
-    /// Families in which the node can distinguish internal clients from external ones. Networks apply only to clients
-    /// of their own family, as in kube-proxy. `networks` are the current ones.
+    /// Families in which the node can distinguish internal clients from external ones. As in kube-proxy, networks apply
+    /// only to clients of their own family. `networks` are the current networks of internal clients.
     pub fn families(&self, networks: &[IpNet]) -> Families {
         match self {
             Self::Never => Families::NONE,
@@ -60,8 +60,8 @@ impl DetectLocal {
         }
     }
 
-    /// The conditions of a Node object without a pod network in a family that is `in_use`. `pod_cidrs` is `None` until
-    /// the Node object was read; `inside` are the families of the current networks.
+    /// Conditions that the Node object has no pod network in a family that is `in_use`. `pod_cidrs` is `None` until the
+    /// Node object was read; `inside` are the families of the current networks of internal clients.
     pub fn problems(
         &self,
         node_name: &str,
@@ -89,7 +89,7 @@ impl DetectLocal {
         missing.map(problem).collect()
     }
 
-    /// Indices of the interfaces whose clients count as internal. They include the ports of the bridge, because the
+    /// Interface indices of the devices whose clients are internal. They include the ports of the bridge, because the
     /// programs handle packets before the bridge does.
     pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
         let links = network.links.iter();

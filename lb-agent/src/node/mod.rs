@@ -1,4 +1,4 @@
-//! Settings of the data plane derived from facts about the node. Pure: nothing here reads the kernel or the API server.
+//! Derives settings of the data plane from facts about the node. Pure: nothing here reads the kernel or the API server.
 
 mod addresses;
 mod detect;

@@ -5,26 +5,28 @@ use lb_common::{Address, MAX_NETWORKS, Network, Networks, Settings, settings_fla
 
 use super::Primary;
 
-/// The inputs of the map `SETTINGS`.
+/// The facts from which the content of the map `SETTINGS` is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsInputs {
-    /// Networks of internal clients; `None` until the API server names them.
+    /// Networks whose clients are internal; `None` until the API server names them.
     pub inside: Option<Vec<IpNet>>,
     /// Ranges of cluster IPs; `None` until the API server names them.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether packets to unassigned addresses in these ranges are dropped; `None` until `VIPS` is complete.
+    /// Whether packets to unassigned addresses in `service_ranges` are dropped; `None` until the map `VIPS` is
+    /// complete.
     pub drops_unknown_vips: Option<bool>,
-    /// Source addresses of masqueraded packets.
+    /// The primary addresses of the node, which become source addresses of masqueraded packets.
     pub primary: Primary,
-    /// Source ports of masqueraded packets.
+    /// Range of source ports for masqueraded packets.
     pub ports: RangeInclusive<u16>,
     /// Nodes that may send packets to backends on this node through a tunnel.
     pub peers: Vec<IpNet>,
-    /// Networks whose external clients may use no Service.
+    /// Networks (`--deny-source` and others) whose external clients may use no Service.
     pub denied_sources: Vec<IpNet>,
     /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,
-    /// Whether next hops depend on the destination, device and protocol of packets alone.
+    /// Whether the next hop of a packet depends only on its destination, device and protocol, so that flows may cache
+    /// it.
     pub routes_by_destination: bool,
 }
 
@@ -75,7 +77,7 @@ fn unspecified() -> Address {
     bytemuck::Zeroable::zeroed()
 }
 
-/// Merges adjacent networks and keeps as many as the settings can hold. Returns a condition that names the others.
+/// Merges adjacent networks, and keeps as many as the map can hold. Returns a condition that names the others.
 fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     let mut merged = IpNet::aggregate(&networks.to_vec());
     merged.sort_unstable();
@@ -90,7 +92,7 @@ fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     (list, problem)
 }
 
-/// Converts a list of networks from the settings.
+/// Converts a list of networks from the map `SETTINGS`.
 pub fn networks(list: &Networks) -> Vec<IpNet> {
     let net = |network: &Network| {
         let address = IpAddr::from(network.address);

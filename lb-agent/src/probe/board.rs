@@ -1,4 +1,4 @@
-//! The state of all targets, as the prober and the status socket share it.
+//! The state of all probed targets, shared by the prober and the status socket.
 
 use std::{
     collections::BTreeMap,
@@ -13,39 +13,39 @@ use lb_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The state of all targets. Clones share it.
+/// The state of all probed targets (endpoint ports), behind a lock. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Board(Arc<Mutex<Monitor>>);
 
-/// The health check of a Service, and what it shows on this node.
+/// The health check of one Service's endpoints, with its results on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckReport {
     /// `metadata.namespace` of the Service.
     pub namespace: String,
-    /// `metadata.name`
+    /// `metadata.name` of the Service.
     pub name: String,
     /// The check, as in the annotation `lb.dev/health-check`.
     pub check: String,
     /// Milliseconds from one probe to the next.
     pub interval_milliseconds: u64,
-    /// Milliseconds that a probe may take.
+    /// Time limit of a probe, in milliseconds.
     pub timeout_milliseconds: u64,
-    /// Good results in a row that make an endpoint healthy.
+    /// Number of successful probes in a row that make an endpoint healthy.
     pub healthy_threshold: u8,
-    /// Failures in a row that make an endpoint unhealthy.
+    /// Number of failed probes in a row that make an endpoint unhealthy.
     pub unhealthy_threshold: u8,
     /// Number of healthy targets.
     pub healthy: usize,
     /// Number of unhealthy targets.
     pub unhealthy: usize,
-    /// Number of targets without a result yet.
+    /// Number of targets that no probe has completed for yet.
     pub unknown: usize,
     /// The targets that are unhealthy, or whose last probe has failed.
     pub failing: Vec<EndpointReport>,
 }
 
-/// A target whose probes fail.
+/// A target (endpoint and port) whose probes fail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointReport {
@@ -53,21 +53,21 @@ pub struct EndpointReport {
     pub address: IpAddr,
     /// The port that is probed.
     pub port: u16,
-    /// `healthy` or `unhealthy`
+    /// The target's verdict: `healthy` or `unhealthy`.
     pub verdict: String,
-    /// Since when.
+    /// Since when the target has this verdict.
     pub since: Timestamp,
-    /// The last failure.
+    /// Why the last failed probe failed.
     pub reason: String,
 }
 
 impl Board {
-    /// Ignores poisoning: a task that panics while it holds the lock ends the agent.
+    /// Locks the state. Ignores poisoning, because a task that panics ends the agent.
     pub(super) fn lock(&self) -> MutexGuard<'_, Monitor> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The health checks of all Services that have one, sorted by their names.
+    /// The health checks of all Services that have one, with results, sorted by the Services' names.
     pub fn report(&self) -> Vec<CheckReport> {
         let monitor = self.lock();
         let mut reports: BTreeMap<(&ObjectName, &Check), CheckReport> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Probes by `grpc.health.v1.Health/Check`, as kubelet sends them. The two messages have one field each, which is less
-//! code than a generator of messages would need as its input.
+//! Probes by `grpc.health.v1.Health/Check`, as kubelet sends them. The messages are encoded by hand: each has one
+//! field, which takes less code than the input of a generator.
 
 use std::net::SocketAddr;
 
@@ -10,14 +10,14 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use lb_core::probe::{Failure, Reason};
 use tokio::{net::TcpStream, task::JoinSet};
 
-/// Bytes of the longest answer.
+/// Maximum length of an answer, in bytes.
 const LONGEST: usize = 4096;
-/// Bytes before a message: whether it is compressed, and its length.
+/// Length in bytes of the prefix of a gRPC message: a flag for compression, and the message's length.
 const PREFIX: usize = 5;
-/// `HealthCheckResponse.status` of a server that serves.
+/// Value of `HealthCheckResponse.status` for a service that works (`SERVING`).
 const SERVING: u8 = 1;
 
-/// Asks for the health of a service; empty for the whole server.
+/// Asks the server for the health of a service; an empty name stands for the whole server.
 pub(super) async fn check(stream: TcpStream, server: SocketAddr, service: &str) -> Result<(), Failure> {
     let protocol = |error: &dyn std::fmt::Display| Failure::new(Reason::Protocol, error.to_string());
     let request = Request::post(format!("http://{server}/grpc.health.v1.Health/Check"))
@@ -27,7 +27,7 @@ pub(super) async fn check(stream: TcpStream, server: SocketAddr, service: &str) 
         .map_err(|error| protocol(&error))?;
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| super::http::failure(&error))?;
-    // Aborted when it is dropped.
+    // The connection's task is aborted when this set is dropped.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let response = sender.send_request(request).await.map_err(|error| super::http::failure(&error))?;
@@ -36,14 +36,14 @@ pub(super) async fn check(stream: TcpStream, server: SocketAddr, service: &str) 
         return Err(Failure::new(Reason::Status, format!("status {}", head.status.as_u16())));
     }
     let body = Limited::new(body, LONGEST).collect().await.map_err(|error| protocol(&error))?;
-    // A server that fails at once has the status in its first headers.
+    // A server that fails at once has sent the gRPC status in its first headers.
     let trailers = body.trailers().cloned().unwrap_or(head.headers);
     verdict(&trailers, &body.to_bytes())
 }
 
-/// The message of a request: field 1, the name of the service, after its prefix.
+/// The body of a request: the prefix, then the message, whose field 1 is the name of the service.
 fn request(service: &str) -> Vec<u8> {
-    // A name is a part of an annotation; longer ones than a byte can count are cut, and no server has them.
+    // Cuts names longer than a one-byte length can express; no server has such names.
     let name = &service.as_bytes()[..service.len().min(0x7f)];
     let length = u8::try_from(name.len()).unwrap_or(0x7f);
     let message = if name.is_empty() { Vec::new() } else { [&[0x0a, length][..], name].concat() };
@@ -62,7 +62,7 @@ fn verdict(trailers: &HeaderMap, message: &[u8]) -> Result<(), Failure> {
         }
         None => return Err(Failure::new(Reason::Protocol, "the answer has no gRPC status")),
     }
-    // Field 1 is a small number; an absent one is 0.
+    // Field 1 of the message is the status, a small number; without the field it is 0.
     match message.get(PREFIX..).unwrap_or_default() {
         [0x08, SERVING, ..] => Ok(()),
         [0x08, 2, ..] => of_grpc("not serving".to_owned()),

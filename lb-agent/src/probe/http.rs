@@ -1,4 +1,4 @@
-//! HTTP/1.1 probes.
+//! Probes by an HTTP/1.1 request.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Sends `GET`. A redirect is good like every status below 400; the body is not read.
+/// Sends `GET`. Every status below 400, including a redirect, is good; the body is not read.
 pub(super) async fn get<S>(stream: S, server: SocketAddr, path: &str) -> Result<(), Failure>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -28,7 +28,7 @@ where
         .map_err(|error| Failure::new(Reason::Protocol, format!("cannot ask for {path}: {error}")))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| failure(&error))?;
-    // Aborted when it is dropped.
+    // The connection's task is aborted when this set is dropped.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let status = sender.send_request(request).await.map_err(|error| failure(&error))?.status();
@@ -38,7 +38,7 @@ where
     Err(Failure::new(Reason::Status, format!("status {}", status.as_u16())))
 }
 
-/// The meaning of an error of hyper.
+/// Which failure of a probe an error of hyper means.
 pub(super) fn failure(error: &hyper::Error) -> Failure {
     use std::error::Error as _;
     let of_kernel = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());

@@ -15,10 +15,10 @@ use lb_core::probe::{Check, Memory, Target, Timing, check::Probe};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-/// The targets that were unhealthy when an earlier agent stopped.
+/// Targets that were unhealthy when an earlier agent stopped, and since when.
 pub(crate) type Remembered = BTreeMap<Target, Memory>;
 
-/// An unhealthy target in the file.
+/// One line of the file: an unhealthy target.
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
     address: IpAddr,
@@ -34,11 +34,11 @@ struct Line {
     failure: String,
 }
 
-/// The file.
+/// The file that keeps unhealthy targets for the next agent.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
-    /// Whether the last attempt to write it failed.
+    /// Whether the last write of the file failed.
     is_refused: bool,
 }
 
@@ -47,7 +47,7 @@ impl File {
         Self { path, is_refused: false }
     }
 
-    /// Writes the unhealthy targets. An error is logged once: the next agent then begins without them.
+    /// Writes the unhealthy targets to the file. Logs an error once; the next agent then starts without them.
     pub(super) fn write(&mut self, unhealthy: &Remembered) {
         let lines: Vec<Line> = unhealthy.iter().map(line).collect();
         let written = serde_json::to_vec(&lines).map_err(io::Error::other).and_then(|text| {
@@ -68,7 +68,7 @@ impl File {
     }
 }
 
-/// The unhealthy targets of the earlier agent; none without a readable file.
+/// Reads the unhealthy targets of the earlier agent from the file; empty if it cannot be read.
 pub(super) fn read(path: &Path) -> Remembered {
     let text = match fs::read(path) {
         Ok(text) => text,
@@ -102,7 +102,7 @@ fn line((target, memory): (&Target, &Memory)) -> Line {
     }
 }
 
-/// The target of a line; `None` for a check that this version does not know.
+/// The target in a line; `None` for a kind of check that this version does not know.
 fn remembered(line: Line) -> Option<(Target, Memory)> {
     let Line { address, port, check, proxy_header, interval, timeout, healthy, unhealthy, since, failure } =
         line;

@@ -1,4 +1,4 @@
-//! The task that sends the probes.
+//! The task that probes endpoints.
 
 use std::{
     convert::Infallible,
@@ -25,40 +25,40 @@ use super::{
 };
 use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
 
-/// Probes that run at once.
+/// Maximum number of probes that run at once.
 const MOST_PROBES: usize = 512;
-/// The shortest time between two writes of the file.
+/// Minimum time between two writes of the file of unhealthy targets.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Targets whose users have changed, with the Services that use them now.
+/// Targets whose users have changed, each with the Services that use it now; without a Service it is no longer probed.
 pub(crate) type Targets = Vec<(Target, Vec<ObjectName>)>;
 
-/// Who learns of verdicts, in addition to the writer.
+/// What receives verdicts in addition to the writer.
 pub(crate) struct Observers {
     pub(crate) board: Board,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
 }
 
-/// The task that sends the probes. Without targets it only waits.
+/// The task that probes endpoints. Without targets it only waits.
 pub(crate) struct Prober {
     node: String,
     targets: mpsc::UnboundedReceiver<Targets>,
     writer: mpsc::Sender<SourceEvent>,
     observers: Observers,
     file: File,
-    /// When to write the file; `None` if it is up to date.
+    /// When to write the file of unhealthy targets; `None` if it is up to date.
     write_at: Option<Instant>,
-    /// When the file was written last.
+    /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
     running: JoinSet<(Target, Result<(), Failure>)>,
-    /// Verdicts that the writer does not know yet.
+    /// Verdicts (true: unhealthy) that were not sent to the writer yet.
     verdicts: Vec<(Target, bool)>,
     notes: Vec<Note>,
 }
 
-/// What log and Events say about a verdict.
+/// What the log and an Event say about a new verdict.
 struct Note {
     services: Vec<ObjectName>,
     text: String,
@@ -66,8 +66,8 @@ struct Note {
 }
 
 impl Prober {
-    /// The task, and the targets that an earlier agent has found unhealthy, which the writer must know before its first
-    /// plan. `file` is where they are kept.
+    /// Creates the task. Also returns the targets that an earlier agent has found unhealthy, which the writer must know
+    /// before its first plan. `file` is the path that keeps them.
     pub(crate) fn new(
         node: &str,
         file: PathBuf,
@@ -116,7 +116,7 @@ impl Prober {
         }
     }
 
-    /// Starts the probes that are due. Returns when the next one is; `None` if enough of them run.
+    /// Starts the probes that are due. Returns when the next one is due; `None` if [`MOST_PROBES`] are running.
     fn start_due(&mut self) -> Option<Instant> {
         let now = self.started.elapsed();
         let mut monitor = self.observers.board.lock();
@@ -137,7 +137,7 @@ impl Prober {
         let mut monitor = self.observers.board.lock();
         let (new, gone): (Targets, Targets) = targets.into_iter().partition(|(_, users)| !users.is_empty());
         for (target, users) in new.into_iter().chain(gone) {
-            // The writer may know another verdict of a target that it has just begun to use.
+            // The target may have been probed already, for another Service, so the writer needs its verdict.
             if let Some(is_unhealthy) = monitor.set(&target, users, now) {
                 self.verdicts.push((target, is_unhealthy));
             }
@@ -170,7 +170,7 @@ impl Prober {
         }
     }
 
-    /// Hands new verdicts to the writer, the log and the API server.
+    /// Sends new verdicts to the writer, and reports them in the log and as Events.
     async fn publish(&mut self) -> anyhow::Result<()> {
         if !self.verdicts.is_empty() {
             let verdicts = std::mem::take(&mut self.verdicts);
@@ -196,7 +196,7 @@ impl Prober {
         Ok(())
     }
 
-    /// Schedules a write of the file.
+    /// Schedules a write of the file of unhealthy targets.
     fn changed(&mut self) {
         let earliest = self.written.map_or_else(Instant::now, |written| written + WRITE_PAUSE);
         self.write_at.get_or_insert(earliest);
@@ -218,7 +218,7 @@ impl Prober {
     }
 }
 
-/// A number that differs between nodes (FNV-1a), so that not all of them probe an endpoint at once.
+/// A number that differs between nodes (FNV-1a hash of the name), so that not all nodes probe an endpoint at once.
 fn seed(node: &str) -> u64 {
     node.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

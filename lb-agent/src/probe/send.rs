@@ -1,4 +1,4 @@
-//! One probe.
+//! Sends one probe.
 
 use std::{io, net::SocketAddr};
 
@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{dns, grpc, http, tls};
 
-/// Probes a target. The kernel chooses the node's address.
+/// Probes a target. The kernel chooses the source address.
 pub(super) async fn probe(target: &Target) -> Result<(), Failure> {
     let limit = target.check.timing.timeout;
     match timeout(limit, ask(&target.check, target.socket())).await {
@@ -48,7 +48,7 @@ async fn connect(server: SocketAddr, proxy_header: bool) -> Result<TcpStream, Fa
     Ok(stream)
 }
 
-/// The meaning of an error of the kernel.
+/// Which failure of a probe an error of the kernel means.
 pub(super) fn failure(error: &io::Error) -> Failure {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
     if is(&[io::ErrorKind::ConnectionRefused]) {
@@ -65,7 +65,7 @@ pub(super) fn failure(error: &io::Error) -> Failure {
     Failure::new(reason, error.to_string())
 }
 
-/// Whether the error says nothing about the endpoint, because this node lacks descriptors, ports or memory.
+/// Whether the error is no fault of the endpoint: this node lacks descriptors, ports or memory.
 fn is_ours(error: &io::Error) -> bool {
     let errors = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|error| errors.contains(&error))
@@ -103,7 +103,7 @@ mod tests {
         (listener, address)
     }
 
-    /// Reads a request and writes `answer`. Returns the request.
+    /// Reads a request and answers with `answer`. Returns the request.
     async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, answer: &str) -> String {
         let mut request = Vec::new();
         while !request.ends_with(b"\r\n\r\n") {
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// The certificate is signed by its own key, which this test publishes.
+    /// A TLS server with a self-signed certificate. Its private key is public, in this test.
     fn acceptor() -> TlsAcceptor {
         let certificate = include_bytes!("testdata/certificate.der").to_vec().into();
         let key = PrivatePkcs8KeyDer::from(include_bytes!("testdata/key.der").to_vec());
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(result("https", server).await.unwrap_err().0, Reason::Tls);
     }
 
-    /// Serves one call of `Health/Check` with this status of a server.
+    /// Serves one gRPC call `Health/Check`, and answers with the status `health`.
     async fn serve_grpc(listener: TcpListener, health: u8) {
         let stream = listener.accept().await.unwrap().0;
         let mut connection = h2::server::handshake(stream).await.unwrap();

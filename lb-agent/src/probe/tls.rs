@@ -41,7 +41,7 @@ fn connector() -> Result<TlsConnector, String> {
     CONNECTOR.get_or_init(new).clone()
 }
 
-/// Accepts every certificate.
+/// A verifier that accepts every server certificate.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 

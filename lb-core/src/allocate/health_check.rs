@@ -7,7 +7,7 @@ use crate::{api, convert::ConvertError};
 const FIELD: &str = "spec.healthCheckNodePort";
 
 impl Request<'_> {
-    /// The port that the Service should have, if any; `uses` are its own node ports.
+    /// The `healthCheckNodePort` that the Service should have, if any; `uses` are its node ports.
     pub(super) fn health_check_node_port(
         &self,
         spec: &api::ServiceSpec,
@@ -30,7 +30,7 @@ impl Request<'_> {
         }
     }
 
-    /// The port that the Service requests: in range and not taken.
+    /// Checks the `healthCheckNodePort` that the Service requests: in range and not taken. Returns it.
     pub(super) fn explicit_health_check_node_port(
         &self,
         spec: &api::ServiceSpec,

@@ -311,7 +311,7 @@ fn smaller_name_wins_a_disputed_address() {
     assert_eq!(errors.keys().copied().collect::<Vec<_>>(), [0]);
 }
 
-/// An allocator after a restart, from the allocations that the kernel keeps.
+/// An allocator after a restart, which knows only the allocations of these Services that the maps keep.
 fn restarted(services: &[api::Service]) -> Allocator {
     let mut reconciler =
         Reconciler::new(Contents::default(), Capacity::of_arenas(100, 0), crate::model::Policy::default());
@@ -361,7 +361,7 @@ fn spec() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Services with random names and requests.
+/// Services with random names and random requests for addresses and ports.
 fn manifests() -> impl Strategy<Value = Vec<api::Service>> {
     let manifests = collection::btree_map(0..8_u8, spec(), 0..8);
     manifests.prop_map(|all| all.into_iter().map(|(name, spec)| service(&format!("s{name}"), spec)).collect())

@@ -1,4 +1,4 @@
-//! MetalLB's `L2Advertisement`.
+//! MetalLB's `L2Advertisement`, and all that is advertised.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -11,13 +11,13 @@ use crate::{
 
 use super::{bgp::Objects, scope::Scope};
 
-/// Which pools are announced, by which nodes, on which devices.
+/// An advertisement at layer 2: which pools are announced, by which nodes, on which devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advertisement {
-    /// Namespace and name of the object.
+    /// Namespace and name of the L2Advertisement object.
     pub name: ObjectName,
     scope: Scope,
-    /// `spec.interfaces`: names of devices; empty for all.
+    /// `spec.interfaces`: names of the devices to announce on; empty for all devices.
     pub interfaces: BTreeSet<String>,
 }
 
@@ -26,9 +26,9 @@ pub struct Advertisement {
 pub struct Advertised {
     /// The valid advertisements at layer 2.
     pub advertisements: Vec<Advertisement>,
-    /// What is announced by BGP, and to whom.
+    /// The objects that say what is announced by BGP, and to whom.
     pub bgp: Objects,
-    /// The pools in use.
+    /// All usable pools of load balancers' addresses.
     pub pools: Vec<Pool>,
 }
 
@@ -62,29 +62,29 @@ impl Advertisement {
         Ok(Self { scope, interfaces, name })
     }
 
-    /// Whether the advertisement covers the pool: it names or selects the pool, or neither names nor selects any.
+    /// Whether the advertisement covers the pool: it names or selects the pool, or it names and selects none.
     pub fn covers(&self, pool: &Pool) -> bool {
         self.scope.covers(pool)
     }
 
-    /// Whether a node with these labels announces.
+    /// Whether nodes with these labels shall announce.
     pub fn selects_node(&self, labels: &Labels) -> bool {
         self.scope.selects_node(labels)
     }
 
-    /// Whether a node with these devices can announce: if the advertisement names devices, it has one of them.
+    /// Whether a node with these devices can announce: the advertisement names none, or one of them.
     pub fn is_served_by(&self, devices: &BTreeSet<String>) -> bool {
         self.interfaces.is_empty() || !self.interfaces.is_disjoint(devices)
     }
 }
 
 impl Advertised {
-    /// The pool whose ranges contain an address.
+    /// The pool that contains the address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
         self.index_of(ip).map(|index| &self.pools[index])
     }
 
-    /// The index of the pool whose ranges contain an address.
+    /// Index in `pools` of the pool that contains the address.
     pub(super) fn index_of(&self, ip: IpAddr) -> Option<usize> {
         self.pools.iter().position(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
     }
@@ -94,7 +94,7 @@ impl Advertised {
         self.advertisements.iter().any(|advertisement| advertisement.interfaces.contains(device))
     }
 
-    /// The advertisements that cover the pool of an address.
+    /// The advertisements at layer 2 that cover the pool of the address.
     pub fn of(&self, ip: IpAddr) -> impl Iterator<Item = &Advertisement> {
         let pool = self.pool_of(ip);
         self.advertisements
@@ -103,7 +103,7 @@ impl Advertised {
     }
 }
 
-/// The labels of a node that has no Node object: its name as `kubernetes.io/hostname`.
+/// The labels of a node without a Node object: only `kubernetes.io/hostname`, with its name.
 pub fn labels_of(node: &Arc<str>) -> Labels {
     Labels::from([("kubernetes.io/hostname".to_owned(), node.to_string())])
 }

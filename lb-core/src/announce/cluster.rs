@@ -1,43 +1,43 @@
-//! The nodes of a cluster as members that share addresses.
+//! The nodes of a cluster, as members that share announced addresses.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use super::{advertisement::labels_of, voters::Voters};
 use crate::{api, load_balancer::Labels};
 
-/// A Node with this label announces nothing, whatever its value.
+/// Label of a Node that must not announce addresses, whatever the label's value.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
-/// The condition of a Node whose network is not set up.
+/// Type of the condition of a Node whose network is not set up.
 const NO_NETWORK: &str = "NetworkUnavailable";
 
-/// The nodes of a cluster.
+/// The nodes of a cluster, and the voters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// By name.
+    /// All nodes, by name.
     pub nodes: BTreeMap<Arc<str>, Member>,
-    /// The voters, once they are known.
+    /// The nodes that vote on announcements; `None` while they are unknown.
     pub voters: Option<Voters>,
 }
 
-/// A node of a cluster.
+/// A node of a cluster, as a member that may announce addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// The labels of the Node.
+    /// The labels of the Node object.
     pub labels: Labels,
-    /// Where it receives messages.
+    /// The address at which the node receives the other members' messages; `None` if the Node has none.
     pub address: Option<IpAddr>,
-    /// Whether it may announce. A Node that has the label `exclude-from-external-load-balancers`, is being deleted or
-    /// has no network may not, but still votes; one that is cordoned or tainted may, as in MetalLB.
+    /// Whether the node may announce addresses. It may not if it has the label `exclude-from-external-load-balancers`,
+    /// is being deleted, or has no network, but then still votes. It may if it is cordoned or tainted, as in MetalLB.
     pub may_announce: bool,
 }
 
 impl Member {
-    /// A node without a Node object, which may announce.
+    /// A node without a Node object; it may announce.
     pub fn alone(name: &Arc<str>) -> Self {
         Self { labels: labels_of(name), address: None, may_announce: true }
     }
 
-    /// Reads a Node with that address.
+    /// Makes a member of a Node, which has this address.
     pub fn new(node: &api::Node, address: Option<IpAddr>) -> Self {
         let mut conditions = node.status.conditions.iter().flatten();
         let has_network =

@@ -1,19 +1,19 @@
-//! The devices on which a node says that it can announce.
+//! The devices on which a node tells the other members that it can announce.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lease::Nanos;
 
-/// How long a device that has gone still counts. So an address does not change the node when a cable is replugged or a
-/// driver resets a card.
+/// Nanoseconds for which a device that has gone still counts, so that an address does not move to another node when a
+/// cable is replugged or a driver resets a card.
 const PATIENCE: Nanos = 5_000_000_000;
 
-/// The devices that a node has, or had a moment ago.
+/// The devices of a node, including those that have gone a moment ago, each with the last time that it was there.
 #[derive(Clone, Debug, Default)]
 pub struct LastingDevices(BTreeMap<String, Nanos>);
 
 impl LastingDevices {
-    /// Takes the devices that the node has at `now`; returns them with those that it had less than 5 s ago.
+    /// Records the devices that the node has at `now`; returns them and those that it had less than 5 s ago.
     pub fn update<'a>(&mut self, present: impl IntoIterator<Item = &'a str>, now: Nanos) -> BTreeSet<String> {
         self.0.extend(present.into_iter().map(|name| (name.to_owned(), now)));
         self.0.retain(|_, seen| now.saturating_sub(*seen) < PATIENCE);

@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{load_balancer::Labels, model::ObjectName};
 
-/// An address to announce, with its candidates.
+/// An address that shall be announced, with the nodes that may announce it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidacy {
-    /// The address.
+    /// The address to announce.
     pub address: IpAddr,
-    /// The name of the address's pool.
+    /// Name of the pool that contains the address.
     pub pool: Arc<str>,
     /// The Services that have the address.
     pub services: Vec<ObjectName>,
@@ -34,25 +34,25 @@ pub struct Candidacy {
     pub interfaces: Interfaces,
 }
 
-/// A node that may announce addresses.
+/// What is known about a node that may announce addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Candidate {
-    /// Its labels.
+    /// The labels of the node.
     pub labels: Labels,
-    /// The devices on which it says that it can announce, of those that advertisements name; `None` for all of these,
-    /// as long as it has not said.
+    /// The devices, of those that advertisements name, on which the node can announce; `None` as long as the node has
+    /// not reported any: all of these count.
     pub devices: Option<BTreeSet<String>>,
 }
 
 impl Candidate {
-    /// Whether an advertisement selects this node, and names no device or one that it has.
+    /// Whether an advertisement selects this node, and names no device or one of its devices.
     fn serves(&self, advertisement: &Advertisement) -> bool {
         let has_device = self.devices.as_ref().is_none_or(|devices| advertisement.is_served_by(devices));
         has_device && advertisement.selects_node(&self.labels)
     }
 }
 
-/// Devices on which a node announces an address.
+/// On which devices a node announces an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interfaces {
     /// All devices that suit the address.
@@ -61,7 +61,7 @@ pub enum Interfaces {
     Named(BTreeSet<String>),
 }
 
-/// The addresses that some node is to announce, as this node sees it: those with an advertisement and an endpoint.
+/// The addresses that some node shall announce, as far as this node knows: those with an advertisement and an endpoint.
 /// `nodes` are all nodes that may announce.
 pub fn candidacies(
     advertised: &Advertised,
@@ -95,8 +95,8 @@ pub fn candidacies(
     by_address.into_iter().filter_map(candidacy).collect()
 }
 
-/// The devices on which a node with these labels announces the address: the union over the advertisements that select
-/// the node.
+/// The devices on which a node with these labels announces the address: those of all advertisements that select the
+/// node.
 fn interfaces(advertised: &Advertised, address: IpAddr, labels: &Labels) -> Interfaces {
     let mut named = BTreeSet::new();
     for advertisement in advertised.of(address).filter(|advertisement| advertisement.selects_node(labels)) {
@@ -108,7 +108,7 @@ fn interfaces(advertised: &Advertised, address: IpAddr, labels: &Labels) -> Inte
     Interfaces::Named(named)
 }
 
-/// The nodes by the SHA-256 of `NODE#ADDRESS`, smallest first.
+/// The nodes in order of the SHA-256 hash of `NODE#ADDRESS`, smallest first.
 fn ranked<'a>(nodes: impl Iterator<Item = &'a Arc<str>>, address: IpAddr) -> Vec<Arc<str>> {
     let mut nodes: Vec<Arc<str>> = nodes.cloned().collect();
     nodes

@@ -1,4 +1,4 @@
-//! Which voters have granted which address to a candidate.
+//! Records which voters have granted which addresses to a candidate.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,17 +8,17 @@ use std::{
 
 use super::lease::Nanos;
 
-/// The grants that a candidate has received.
+/// The grants that a candidate has received from the voters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
-    /// The voters, in ascending order. The times of an address are in the same order.
+    /// Names of the voters, in ascending order, in which `times` has an element for each.
     voters: Vec<Arc<str>>,
-    /// When the candidate sent the latest question that each voter has granted.
+    /// For each address and voter: when the candidate sent the latest question that the voter has granted.
     times: BTreeMap<IpAddr, Vec<Option<Nanos>>>,
 }
 
 impl Evidence {
-    /// Replaces the voters; the grants of those that stay continue to count.
+    /// Replaces the voters. Grants of voters that stay continue to count.
     pub(super) fn set_voters(&mut self, names: &BTreeSet<Arc<str>>) {
         let positions: Vec<Option<usize>> = names.iter().map(|name| self.voter(name)).collect();
         for times in self.times.values_mut() {
@@ -29,12 +29,12 @@ impl Evidence {
         self.voters = names.iter().cloned().collect();
     }
 
-    /// The position of a voter; `None` for a member that does not vote.
+    /// The index of a voter; `None` for a member that is no voter.
     pub(super) fn voter(&self, name: &Arc<str>) -> Option<usize> {
         self.voters.binary_search(name).ok()
     }
 
-    /// Adds a voter's grant of a question that the candidate sent at the time `sent`.
+    /// Adds the grant of the voter with this index to a question that the candidate sent at the time `sent`.
     pub(super) fn add(&mut self, address: IpAddr, voter: usize, sent: Nanos) {
         let times = self.times.entry(address).or_insert_with(|| vec![None; self.voters.len()]);
         if let Some(time) = times.get_mut(voter) {
@@ -42,15 +42,15 @@ impl Evidence {
         }
     }
 
-    /// The latest time for which each of `quorum` voters has granted a question sent then or later; `None` if fewer
-    /// voters have granted any.
+    /// The latest time for which `quorum` voters have granted a question that was sent then or later; `None` if fewer
+    /// voters have granted one.
     pub(super) fn since(&self, address: IpAddr, quorum: usize) -> Option<Nanos> {
         let mut times = self.times.get(&address)?.clone();
         let rank = times.len().checked_sub(quorum)?;
         (rank < times.len()).then(|| *times.select_nth_unstable(rank).1)?
     }
 
-    /// The addresses with grants, in ascending order.
+    /// The addresses that a voter has granted, in ascending order.
     pub(super) fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
         self.times.keys()
     }
@@ -78,7 +78,7 @@ mod tests {
         for (voter, sent, of_two, of_three) in [
             (0, 5, None, None),
             (1, 9, Some(5), None),
-            // A late answer to an earlier question.
+            // A late answer to an earlier question changes nothing.
             (1, 3, Some(5), None),
             (2, 7, Some(7), Some(5)),
             (0, 8, Some(8), Some(7)),

@@ -8,25 +8,25 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a question among all that a member has sent, also before it last started.
+/// Identifies a question among all questions that a member has ever sent, also before its last start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuestionId {
-    /// A random number that the member chose when it started.
+    /// A random number that the member chose at its start.
     pub incarnation: u64,
-    /// Grows with each question since the start.
+    /// A number that grows with each question since the start.
     pub number: u64,
 }
 
-/// A number that its receiver must echo before questions of its incarnation are accepted.
+/// A number that a member must echo before another member accepts questions of its incarnation.
 pub type Challenge = u64;
 
-/// Gives challenges, each once.
+/// Generates challenges, each of them once.
 #[derive(Clone, Debug)]
 pub(super) struct Challenges(Challenge);
 
 impl Challenges {
-    /// The challenges of a member with this incarnation: consecutive numbers, so another incarnation almost certainly
-    /// gives others. They need not be secret, because only a member can sign an echo.
+    /// A generator for a member with this incarnation. It gives consecutive numbers, which almost certainly differ from
+    /// those of other incarnations. They need not be secret, because only a member can sign an echo.
     pub(super) const fn new(incarnation: u64) -> Self {
         Self(incarnation)
     }
@@ -37,23 +37,23 @@ impl Challenges {
     }
 }
 
-/// What a member knows about the questions of another one.
+/// What a member knows about the questions of one other member.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Freshness {
-    /// The last question that was accepted.
+    /// The last question that this member accepted.
     last: Option<QuestionId>,
-    /// The challenge for the next incarnation.
+    /// The challenge that the next incarnation of the other member must echo.
     pub(super) challenge: Challenge,
 }
 
-/// Whether a question is a copy.
+/// Whether a question is new, or a copy of an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is new.
+    /// The question is new.
     New,
-    /// It is a copy, or a later one has overtaken it.
+    /// The question is a copy, or a later question has overtaken it.
     Old,
-    /// Its sender must echo the challenge first.
+    /// The question is from an unknown incarnation, whose member must echo the challenge first.
     Unknown,
 }
 
@@ -62,7 +62,7 @@ impl Freshness {
         Self { last: None, challenge: challenges.give() }
     }
 
-    /// Judges a question; a new one counts as accepted.
+    /// Decides whether a question is new; a new one becomes the last accepted one.
     pub(super) fn judge(
         &mut self,
         id: QuestionId,
@@ -103,11 +103,11 @@ mod tests {
             (1, 2, Some(first), Verdict::Old),
             (1, 1, None, Verdict::Old),
             (1, 3, Some(first), Verdict::New),
-            // Another incarnation needs the present challenge.
+            // Another incarnation must echo the present challenge.
             (2, 1, None, Verdict::Unknown),
             (2, 1, Some(first), Verdict::Unknown),
             (2, 1, Some(second), Verdict::New),
-            // The first one is over.
+            // The first incarnation is over: its questions are no longer accepted.
             (1, 4, Some(first), Verdict::Unknown),
             (1, 4, Some(second), Verdict::Unknown),
         ] {

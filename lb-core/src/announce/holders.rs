@@ -1,4 +1,4 @@
-//! The Services that have load balancers' addresses.
+//! The Services that have load balancers' addresses, and what decides who announces these.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,22 +8,22 @@ use std::{
 
 use crate::model::{EndpointSlice, ObjectName, Service, TrafficPolicy};
 
-/// A Service with addresses of load balancers.
+/// A Service that has load balancers' addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The load balancers' addresses of the Service.
     pub addresses: Vec<IpAddr>,
-    /// Whether any endpoint on any node is ready or serving.
+    /// Whether the Service has an endpoint, on any node, that is ready or serving.
     pub is_served: bool,
-    /// The nodes with a ready or serving endpoint, also a terminating one: only they may announce under
-    /// `externalTrafficPolicy: Local`. `None` under `Cluster`: all nodes may.
+    /// The nodes with a ready or serving endpoint, which may be terminating: under `externalTrafficPolicy: Local`, only
+    /// they may announce. `None` under `Cluster`, where all nodes may.
     pub nodes: Option<BTreeSet<Arc<str>>>,
-    /// The addresses at which this node's kernel sends external clients to endpoints. A Service that waits for room in
-    /// a map, or whose update the kernel has refused, may lack some, or all.
+    /// The addresses at which this node's kernel leads external clients to endpoints. Some or all may be missing if the
+    /// Service waits for room in a map, or if the kernel has refused its update.
     pub here: BTreeSet<IpAddr>,
 }
 
-/// The Services that have load balancers' addresses, by name; updated Service by Service.
+/// All Services that have load balancers' addresses, by name; updated Service by Service.
 #[derive(Clone, Debug, Default)]
 pub struct Holders {
     services: BTreeMap<ObjectName, Holder>,
@@ -33,12 +33,12 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// The Services, by name.
+    /// All Services that have load balancers' addresses, by name.
     pub const fn services(&self) -> &BTreeMap<ObjectName, Holder> {
         &self.services
     }
 
-    /// Whether [`Self::services`] has changed since the last call.
+    /// Whether [`Self::services`] has changed since the last call of this function.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
@@ -50,7 +50,7 @@ impl Holders {
         }
     }
 
-    /// The Services whose [`Holder::here`] the caller must set.
+    /// Returns, and removes from the list, the Services whose [`Holder::here`] the caller must set.
     pub(crate) fn take_outdated(&mut self) -> BTreeSet<ObjectName> {
         std::mem::take(&mut self.outdated)
     }
@@ -63,7 +63,7 @@ impl Holders {
         holder.here = here;
     }
 
-    /// Sets the state of a Service, or removes a deleted one.
+    /// Sets the addresses and endpoints of a Service, or removes a Service that has no addresses.
     pub(crate) fn set<'a>(
         &mut self,
         name: &ObjectName,

@@ -35,14 +35,14 @@ pub type Nanos = u64;
 
 const MILLISECOND: Nanos = 1_000_000;
 
-/// Intervals of the protocol.
+/// The intervals of the protocol, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Between two questions of a candidate.
+    /// Interval between two questions of a candidate.
     pub interval: Nanos,
-    /// How long a candidate has the right after it sent a question that a majority has granted.
+    /// How long a candidate has a right, from the time that it sent the question which a majority has granted.
     pub right: Nanos,
-    /// How long a voter keeps its promise.
+    /// How long a voter keeps a promise.
     pub promise: Nanos,
     /// How long a member counts as alive after its last question.
     pub silence: Nanos,
@@ -61,7 +61,7 @@ impl Timing {
     };
 }
 
-/// The behaviour of two members that receive no messages from each other. (Of three or more, a majority continues.)
+/// What two members do if neither receives messages of the other. (Of three or more members, a majority continues.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Prefer {
     /// Each announces, so a dead node is replaced. If both are alive, both answer until each receives the other's
@@ -72,104 +72,106 @@ pub enum Prefer {
     Single,
 }
 
-/// A question of a candidate. (Messages carry field names, so that agents of different versions understand each other.)
+/// A question of a candidate to a voter. (Messages carry field names, so that agents of different versions understand
+/// each other.)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// Identifies the question.
+    /// The id of the question.
     pub id: QuestionId,
-    /// The last challenge that the receiver has given to the candidate.
+    /// The last challenge that the candidate has received from the voter.
     #[serde(default)]
     pub echo: Option<Challenge>,
-    /// Addresses that the candidate asks for.
+    /// Addresses that the candidate asks the voter to grant.
     pub wants: Vec<IpAddr>,
     /// Addresses that the candidate gives back.
     pub leaves: Vec<IpAddr>,
-    /// [`Voters::generation`] that it knows.
+    /// [`Voters::generation`] of the voters that the candidate knows.
     #[serde(default)]
     pub generation: u64,
-    /// Whether it ends, and has given back all addresses, so that the others take them over without waiting for
-    /// [`Timing::silence`].
+    /// Whether the candidate is stopping and has given back all addresses, so that others take them over without
+    /// waiting for [`Timing::silence`].
     #[serde(default)]
     pub retires: bool,
-    /// The devices on which it can announce, as far as an advertisement names any; `None` if the question does not say.
+    /// Those of the devices that advertisements name on which the candidate can announce; `None` if the question leaves
+    /// them out.
     #[serde(default)]
     pub devices: Option<BTreeSet<String>>,
 }
 
-/// The answer of a voter.
+/// The answer of a voter to a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// [`Ask::id`] of the question, so that a copy of an earlier answer counts for nothing.
+    /// [`Ask::id`] of the question, so that the candidate ignores a copy of an earlier answer.
     pub id: QuestionId,
-    /// The addresses that the voter promises.
+    /// The addresses that the voter promises to the candidate.
     pub grants: Vec<IpAddr>,
     /// The challenge that the candidate must echo in its next request before the voter processes it.
     #[serde(default)]
     pub challenge: Option<Challenge>,
-    /// Voters of a newer generation than the candidate knows.
+    /// Some of the voters, if the candidate knows only those of an older generation.
     #[serde(default)]
     pub voters: Option<Part>,
 }
 
-/// A right to announce.
+/// A member's right to announce one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
     /// When the member got the right.
     pub since: Nanos,
-    /// When the right ends, unless the member renews it.
+    /// When the right ends unless the member renews it.
     pub deadline: Nanos,
 }
 
-/// Bytes of the longest list of devices in a question; a longer one is left out.
+/// Maximum length in bytes of the list of devices in a question; a longer list is left out.
 const DEVICES: usize = 200;
 
-/// The state of one member.
+/// The state of one member in the election protocol.
 #[derive(Clone, Debug)]
 pub struct Leases {
     this: Arc<str>,
     timing: Timing,
     prefer: Prefer,
     voters: Voters,
-    /// When this member got to know the voters.
+    /// When this member first knew the present voters.
     voters_since: Nanos,
-    /// What it has received of newer ones.
+    /// Parts of a newer generation of voters that other members have sent.
     parts: Parts,
-    /// The other members; not all are voters.
+    /// The other members, including those that are no voters.
     others: BTreeMap<Arc<str>, Peer>,
-    /// The nodes that may announce each address, the best first.
+    /// The nodes that may announce each address, best first.
     candidates: BTreeMap<IpAddr, Vec<Arc<str>>>,
-    /// This member promises nothing before this time.
+    /// Until this time this member grants nothing, since it may have made promises before its start.
     mute_until: Nanos,
     promises: BTreeMap<IpAddr, Promise>,
-    /// The last question.
+    /// Id of the last question that this member sent.
     id: QuestionId,
     challenges: Challenges,
-    /// Numbers of recent questions, and when they were sent.
+    /// Numbers of recent questions, each with the time at which it was sent.
     sent: VecDeque<(u64, Nanos)>,
     evidence: Evidence,
     rights: BTreeMap<IpAddr, Right>,
-    /// Whether this member ends.
+    /// Whether this member is stopping, and no longer asks for addresses.
     retired: bool,
-    /// [`Ask::devices`] of this member.
+    /// The devices of this member, as in [`Ask::devices`].
     devices: Option<BTreeSet<String>>,
-    /// Whether those of another member have changed.
+    /// Whether the devices of another member have changed since the last [`Self::take_devices_changed`].
     devices_changed: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Peer {
-    /// When this member last accepted a question of it.
+    /// When this member last accepted a question from the peer; `None` if it never did.
     heard: Option<Nanos>,
     freshness: Freshness,
-    /// The last challenge that the member has given to this one.
+    /// The last challenge that the peer has given to this member.
     echo: Option<Challenge>,
-    /// When the member last became alive.
+    /// When the peer last became alive.
     since: Nanos,
-    /// The generation of the voters that it knows, and since when it is known to know it.
+    /// The generation of the voters that the peer knows, and since when it is known to know that.
     generation: (u64, Nanos),
-    /// Whether it has ended.
+    /// Whether the peer has announced that it stops.
     retired: bool,
-    /// The last [`Ask::devices`] of it.
+    /// The peer's last [`Ask::devices`].
     devices: Option<BTreeSet<String>>,
 }
 
@@ -188,8 +190,8 @@ impl Peer {
 }
 
 impl Leases {
-    /// The state of the member `this`, which starts at `now`. `incarnation` is a random number that no earlier start of
-    /// `this` has used.
+    /// Creates the state of the member `this`, which starts at `now`. `incarnation` is a random number that no earlier
+    /// start of `this` has used.
     pub fn new(
         this: Arc<str>,
         voters: Voters,
@@ -222,12 +224,12 @@ impl Leases {
         leases
     }
 
-    /// The voters that this member knows.
+    /// The voters that this member presently knows.
     pub const fn voters(&self) -> &Voters {
         &self.voters
     }
 
-    /// Replaces the voters by those of a newer generation; ignores others.
+    /// Replaces the voters by those of a newer generation; ignores an older or the same generation.
     pub fn set_voters(&mut self, voters: Voters, now: Nanos) {
         if voters.generation > self.voters.generation && voters.generation <= Voters::LAST {
             self.evidence.set_voters(&voters.names);
@@ -236,7 +238,7 @@ impl Leases {
         }
     }
 
-    /// Replaces the other members; voters always are members.
+    /// Replaces the other members; voters always count as members.
     pub fn set_members(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
         let names = names.into_iter().chain(self.voters.names.iter().cloned());
         let others = names.filter(|name| *name != self.this).map(|name| {
@@ -246,8 +248,8 @@ impl Leases {
         self.others = others.collect();
     }
 
-    /// Whether as many voters as must agree have known the present voters for longer than a promise lasts. Their
-    /// promises to members that know older ones have ended then.
+    /// Whether a quorum of the voters has known the present voters for longer than a promise lasts. Their promises to
+    /// members that know only older voters have then ended.
     pub fn may_change(&self, now: Nanos) -> bool {
         let Timing { promise, right, .. } = self.timing;
         let settled = |since: Nanos| now.saturating_sub(since) >= promise + (promise - right);
@@ -260,12 +262,13 @@ impl Leases {
         self.voters.names.iter().filter(knows).count() >= self.quorum(now)
     }
 
-    /// The voters that this member proposes. Voters propose one after the other, so that most proposals meet no rival.
+    /// The voters that this member proposes now, if any. Voters propose one after the other, so that most proposals
+    /// have no rival.
     pub fn proposal(&self, exists: impl Fn(&str) -> bool, now: Nanos) -> Option<Voters> {
         let mut alive = self.voters.names.iter().filter(|name| self.lives(name, now, 0));
         let rank = u64::try_from(alive.position(|name| *name == self.this)?).ok()?;
         let is_due = now.saturating_sub(self.voters_since) >= rank * self.timing.settle;
-        // A member that has just started promises nothing yet.
+        // A member that has just started does not count as alive: it promises nothing yet.
         let others = self.others.keys().filter(|name| self.lives(name, now, self.timing.promise));
         let next = self.voters.next(exists, others.chain([&self.this]))?;
         let is_due = is_due && !self.leaves_a_pair_apart(&next, now);
@@ -281,8 +284,8 @@ impl Leases {
         self.prefer == Prefer::Availability && becomes_pair && is_apart
     }
 
-    /// Ends this member: it gives back all addresses. Returns the questions that tell the others; the caller must stop
-    /// answering before it sends them.
+    /// Stops this member, which gives back all addresses. Returns the questions that report this to the other members;
+    /// the caller must stop answering for the addresses before it sends them.
     pub fn retire(&mut self, now: Nanos) -> Vec<Ask> {
         self.retired = true;
         self.tick(now)
@@ -301,12 +304,12 @@ impl Leases {
         self.devices = devices.filter(fits);
     }
 
-    /// The devices on which another member can announce, as it has said; `None` if it has not.
+    /// The devices on which another member can announce, as it has reported; `None` if it has not.
     pub fn devices(&self, member: &str) -> Option<&BTreeSet<String>> {
         self.others.get(member)?.devices.as_ref()
     }
 
-    /// Whether [`Self::devices`] of a member have changed since the last call.
+    /// Whether the devices of another member have changed since the last call of this function.
     pub const fn take_devices_changed(&mut self) -> bool {
         std::mem::replace(&mut self.devices_changed, false)
     }
@@ -317,13 +320,13 @@ impl Leases {
         std::iter::once(&self.this).chain(others)
     }
 
-    /// The member that should announce an address; `None` if no candidate is alive.
+    /// The member that should announce the address: the best candidate that is alive; `None` if none is.
     pub fn owner(&self, address: IpAddr, now: Nanos) -> Option<&Arc<str>> {
         let is_alive = |node: &&Arc<str>| self.lives(node, now, 0);
         self.candidates.get(&address)?.iter().find(is_alive)
     }
 
-    /// The rights that hold at `now`.
+    /// The rights of this member that are valid at `now`.
     pub fn rights(&self, now: Nanos) -> impl Iterator<Item = (IpAddr, Right)> {
         let rights = self.rights.iter().map(|(address, right)| (*address, *right));
         rights.filter(move |(_, right)| now < right.deadline)
@@ -341,7 +344,7 @@ impl Leases {
             self.rights.remove(address);
         }
         if !leaves.is_empty() {
-            // Answers to earlier questions may grant addresses that this member gives back now.
+            // Answers to earlier questions count no longer: they may grant addresses that this member now gives back.
             self.sent.clear();
         }
         self.sent.retain(|(_, at)| now.saturating_sub(*at) < self.timing.right);
@@ -354,14 +357,14 @@ impl Leases {
         asks
     }
 
-    /// These wishes as questions, of which each fits into a packet.
+    /// Splits the addresses to ask for and to give back into questions that fit into a packet each.
     fn questions(&mut self, wants: &[IpAddr], leaves: &[IpAddr], now: Nanos) -> Vec<Ask> {
         let split = |addresses: &[IpAddr]| chunks(addresses, |address| address.to_string().len());
         let wants = split(wants).into_iter().map(|wants| (wants, Vec::new()));
         let leaves = split(leaves).into_iter().map(|leaves| (Vec::new(), leaves));
         let mut parts: Vec<(Vec<IpAddr>, Vec<IpAddr>)> = wants.chain(leaves).collect();
         if parts.is_empty() {
-            // An empty question shows the other members that this one is alive.
+            // Without addresses, an empty question still shows the other members that this one is alive.
             parts.push((Vec::new(), Vec::new()));
         }
         let mut devices = self.devices.clone();
@@ -374,7 +377,7 @@ impl Leases {
         parts.into_iter().map(ask).collect()
     }
 
-    /// The question as it is sent to that member.
+    /// The question with what is specific to the receiver `to`: its challenge.
     pub fn addressed(&self, ask: &Ask, to: &str) -> Ask {
         Ask { echo: self.others.get(to).and_then(|peer| peer.echo), ..ask.clone() }
     }
@@ -403,7 +406,7 @@ impl Leases {
         }
         self.hear(from, now);
         let answer = self.vote(from, ask, now);
-        // One that has just started knows no voters: it must read them from the API server.
+        // A candidate with generation 0 has just started and must read the voters from the API server.
         let is_behind = (1..self.voters.generation).contains(&ask.generation);
         let news = self
             .voters
@@ -413,8 +416,8 @@ impl Leases {
         std::iter::once(answer).chain(news).collect()
     }
 
-    /// Processes the answer of another member. Only questions show that a member is alive: one that cannot announce
-    /// answers as well.
+    /// Processes another member's answer. An answer does not show that the member is alive: a member that cannot
+    /// announce also answers.
     pub fn answered(&mut self, from: &Arc<str>, answer: &Answer, now: Nanos) {
         let is_recent = self.sent_at(answer).is_some();
         let Some(peer) = self.others.get_mut(from).filter(|_| is_recent) else { return };
@@ -423,8 +426,8 @@ impl Leases {
         self.count(from, answer, now);
     }
 
-    /// Takes over voters of a newer generation. A member that has just started has to read voters from the API server
-    /// first: those of another member could be older than those that this one knew before.
+    /// Adopts voters of a newer generation from an answer. A member that has just started must first read voters from
+    /// the API server: another member's could be older than those that it knew before.
     fn learn(&mut self, answer: &Answer, now: Nanos) {
         let Some(part) = answer.voters.as_ref().filter(|_| self.voters.generation > 0) else { return };
         if let Some(voters) = self.parts.add(part).cloned() {
@@ -432,7 +435,7 @@ impl Leases {
         }
     }
 
-    /// When this member sent the question of the answer; `None` if it did not, or too long ago.
+    /// When this member sent the question that was answered; `None` if it did not, or too long ago.
     fn sent_at(&self, answer: &Answer) -> Option<Nanos> {
         let sent = self.sent.iter().filter(|_| answer.id.incarnation == self.id.incarnation);
         sent.copied().find(|(number, _)| *number == answer.id.number).map(|(_, at)| at)
@@ -451,7 +454,7 @@ impl Leases {
         !peer.retired && peer.heard.is_some_and(|heard| now.saturating_sub(heard) < self.timing.silence)
     }
 
-    /// Whether a member has been alive for at least `settled`.
+    /// Whether a member (this one or another) has been alive for at least `settled` nanoseconds.
     fn lives(&self, node: &Arc<str>, now: Nanos, settled: Nanos) -> bool {
         let heard = |peer: &Peer| {
             let is_settled = now.saturating_sub(peer.since) >= settled;
@@ -460,16 +463,16 @@ impl Leases {
         *node == self.this || self.others.get(node).is_some_and(heard)
     }
 
-    /// Whether a member has missed a change of the voters, so that no member that knows the change grants it anything.
+    /// Whether a peer has missed a change of the voters, so that no member that knows the change grants it anything.
     fn is_outdated(&self, peer: &Peer, now: Nanos) -> bool {
         let had_time = now.saturating_sub(self.voters_since) >= self.timing.promise;
         had_time && peer.generation.0 < self.voters.generation
     }
 
-    /// Whether this member asks for the address: it is the best candidate alive. If this member has the right, a better
-    /// candidate must have been alive for [`Timing::settle`] first.
+    /// Whether this member asks for the address, because it is the best candidate that is alive. If it has the right
+    /// already, it yields to a better candidate only after that has been alive for [`Timing::settle`].
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
-        // A late answer may grant an address that is no candidate any more.
+        // The address may have no candidates any more, and yet a late answer has granted it.
         let Some(candidates) = self.candidates.get(&address) else { return false };
         let has_right = self.rights.get(&address).is_some_and(|right| now < right.deadline);
         let settled = if has_right { self.timing.settle } else { 0 };
@@ -482,7 +485,8 @@ impl Leases {
             self.withdraw(*address, from);
         }
         let mut grants = Vec::new();
-        // An agent that has just started does not know which generation it had before: it waits for the present one.
+        // A candidate that has just started does not know the generation that it knew before: it must wait for the
+        // present one.
         let refuses = self.voters.names.is_empty() || ask.generation < self.voters.generation;
         for address in ask.wants.iter().filter(|_| !refuses) {
             let taken =
@@ -514,7 +518,7 @@ impl Leases {
             self.evidence.add(*address, voter, sent);
             let known = self.rights.get(address).filter(|right| now < right.deadline);
             if known.is_some_and(|right| right.deadline >= sent + self.timing.right) {
-                // A majority has granted this question or a later one already.
+                // The same or a later question has already been granted by a majority.
                 continue;
             }
             let since = known.map_or(now, |right| right.since);
@@ -526,7 +530,7 @@ impl Leases {
         }
     }
 
-    /// The number of voters that must agree.
+    /// The number of voters that must grant a question.
     fn quorum(&self, now: Nanos) -> usize {
         let is_gone = |peer: &Peer| {
             let silence = |heard| now.saturating_sub(heard) >= self.timing.promise;
@@ -550,7 +554,8 @@ mod tests {
         name.into()
     }
 
-    /// The member `b` of `a`, `b` and `c`, of which `a` is the best candidate for [`A`]; long after its start.
+    /// The state of `b`, one of the members `a`, `b` and `c`, long after its start. `a` is the best candidate for
+    /// [`A`].
     fn second_of_three() -> Leases {
         let names = ["a", "b", "c"].map(name);
         let voters = Voters { generation: 1, names: names.clone().into() };
@@ -564,12 +569,12 @@ mod tests {
         Ask { id, echo, wants: vec![A], leaves: vec![], generation: 1, retires: false, devices: None }
     }
 
-    /// The answer to a question of `a`, if there is one.
+    /// The answer to a question of `a`; `None` if the member does not answer.
     fn asked(leases: &mut Leases, ask: &Ask, now: Nanos) -> Option<Answer> {
         leases.asked(&name("a"), ask, now).pop()
     }
 
-    /// Has a question of `a` accepted, after the challenge.
+    /// Makes the member accept a question of a new incarnation of `a`, which echoes the challenge. Returns the answer.
     fn ask_of_a(leases: &mut Leases, incarnation: u64, now: Nanos) -> Answer {
         let refused = asked(leases, &ask(incarnation, 1, None), now).expect("an answer");
         assert_eq!(refused.grants, [] as [IpAddr; 0]);
@@ -597,7 +602,7 @@ mod tests {
         let retiring = Ask { wants: vec![], leaves: vec![A], retires: true, ..ask(7, 4, None) };
         assert!(asked(&mut leases, &recorded, now).is_some());
         assert!(asked(&mut leases, &retiring, now).is_some());
-        // `a` starts again.
+        // `a` restarts, with a new incarnation.
         now += SECOND;
         assert_eq!(ask_of_a(&mut leases, 8, now).grants, [A]);
         let copy = asked(&mut leases, &retiring, now).expect("a challenge");
@@ -721,7 +726,7 @@ mod tests {
         }
     }
 
-    /// CPU time of this thread, to a hundredth of a second.
+    /// CPU time of this thread, with a resolution of 10 ms.
     fn cpu_time() -> std::time::Duration {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -750,7 +755,7 @@ mod tests {
         }
         let took = cpu_time() - begin;
         println!("{took:?} of CPU for a second");
-        // A debug build takes less than 2 s.
+        // A debug build takes less than 2 s of CPU time.
         assert!(took < std::time::Duration::from_secs(5), "{took:?} of CPU for a second");
     }
 }

@@ -8,17 +8,17 @@ use crate::{
     load_balancer::{Labels, Pool, Selector},
 };
 
-/// The fields that advertisements of all kinds have.
+/// The fields that L2Advertisements and BGPAdvertisements have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scope {
-    /// `spec.ipAddressPools`: names of pools.
+    /// `spec.ipAddressPools`: names of the announced pools.
     pub(super) pools: BTreeSet<String>,
-    /// `spec.ipAddressPoolSelectors`
+    /// `spec.ipAddressPoolSelectors`: label selectors of the announced pools.
     pool_selectors: Vec<Selector>,
     nodes: Nodes,
 }
 
-/// `spec.nodeSelectors`: one of them must select the node, if there are any.
+/// `spec.nodeSelectors`: the nodes that announce. Without selectors all do, else those that one of them selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Nodes(Vec<Selector>);
 
@@ -36,14 +36,14 @@ impl Scope {
         })
     }
 
-    /// Whether the advertisement covers the pool: it names or selects the pool, or neither names nor selects any.
+    /// Whether the advertisement covers the pool: it names or selects the pool, or it names and selects none.
     pub(super) fn covers(&self, pool: &Pool) -> bool {
         let all = self.pools.is_empty() && self.pool_selectors.is_empty();
         all || self.pools.contains(&*pool.name)
             || self.pool_selectors.iter().any(|selector| selector.selects(&pool.labels))
     }
 
-    /// Whether a node with these labels announces.
+    /// Whether nodes with these labels shall announce.
     pub(super) fn selects_node(&self, labels: &Labels) -> bool {
         self.nodes.select(labels)
     }

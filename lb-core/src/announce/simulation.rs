@@ -20,7 +20,7 @@ const MILLISECOND: Nanos = 1_000_000;
 const SECOND: Nanos = 1_000 * MILLISECOND;
 const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-/// A generator of pseudo-random numbers (SplitMix64): the whole run follows from the seed.
+/// A generator of pseudo-random numbers (SplitMix64). Its seed determines the whole simulation.
 struct Random(u64);
 
 impl Random {
@@ -47,18 +47,18 @@ enum Body {
     Answer(Answer),
 }
 
-/// A member, and the right that its agent has written to the data plane of its node.
+/// A simulated member, and the right that its agent has written to the data plane of its node.
 struct Member {
     leases: Leases,
-    /// Its clock is `offset + time × (1000 + rate) / 1000`.
+    /// Offset of the member's clock, which shows `offset + time × (1000 + rate) / 1000`.
     offset: Nanos,
     rate: i64,
-    /// Its agent does nothing before this time; what it has written to the data plane stays in force.
+    /// Until this time the agent does nothing; what it has written to the data plane stays in force.
     paused_until: Nanos,
     alive: bool,
     next_tick: Nanos,
     written: Option<Right>,
-    /// Whether it reaches the API server.
+    /// Whether the member can reach the API server.
     has_api: bool,
 }
 
@@ -81,24 +81,25 @@ impl Member {
 struct World {
     members: Vec<Member>,
     names: Vec<Arc<str>>,
-    /// Messages in transit: time of arrival, number, receiver, sender.
+    /// Messages in transit: time of arrival, number in `bodies`, receiver, sender.
     wire: BinaryHeap<Reverse<(Nanos, u64, usize, usize)>>,
     bodies: BTreeMap<u64, Body>,
     sent: u64,
     random: Random,
-    /// The messages that an attacker without the key has recorded: receiver, sender, content. It replays this many of
-    /// them in each step.
+    /// Messages that an attacker without the key has recorded: receiver, sender, content. In each step the attacker
+    /// replays `replays` of them.
     recorded: Vec<(usize, usize, Body)>,
     replays: usize,
-    /// Percent of messages that are lost, and the longest delay.
+    /// Percentage of messages that are lost; `delay` is the longest delay of the others.
     loss: u64,
     delay: Nanos,
-    /// The side of each member. Members on different sides receive no messages from each other.
+    /// The side of the partition that each member is on. Members on different sides receive no messages from each
+    /// other.
     side: Vec<u64>,
     prefer: Prefer,
-    /// What the API server has: the voters, unless they were deleted, and the nodes.
+    /// The voters in the API server; `None` after their deletion.
     object: Option<Voters>,
-    /// The newest voters that it has had, and all generations of them.
+    /// The newest voters that the API server has had; `history` has those of all generations.
     voters: Voters,
     history: Vec<Voters>,
     nodes: BTreeSet<Arc<str>>,
@@ -108,12 +109,12 @@ struct World {
 const STEP: Nanos = 10 * MILLISECOND;
 
 impl World {
-    /// All members vote from the beginning.
+    /// A simulation in which all `count` members vote from the beginning.
     fn new(count: usize, seed: u64, prefer: Prefer, rate: i64) -> Self {
         Self::with_voters(count, count, seed, prefer, rate)
     }
 
-    /// Of `count` members the first `first` vote from the beginning.
+    /// A simulation of `count` members, of which the first `first` vote from the beginning.
     fn with_voters(count: usize, first: usize, seed: u64, prefer: Prefer, rate: i64) -> Self {
         let names: Vec<Arc<str>> = (0..count).map(|index| format!("n{index}").into()).collect();
         let voters = Voters { generation: 1, names: names[..first].iter().cloned().collect() };
@@ -176,12 +177,12 @@ impl World {
     }
 
     fn kill(&mut self, index: usize) {
-        // Keeps the right that the agent has written, as if only the agent had died: a dead machine would answer
-        // nothing.
+        // As if only the agent had died, keeps the right that it has written to the data plane. (A dead machine would
+        // answer nothing.)
         self.members[index].alive = false;
     }
 
-    /// The agent ends, and announces its end to the other members.
+    /// Stops the agent, which reports that to the other members.
     fn retire(&mut self, index: usize) {
         let member = &mut self.members[index];
         let now = member.clock(self.time);
@@ -217,7 +218,7 @@ impl World {
             }
             self.wire.pop();
             if self.members[to].alive && self.members[to].paused_until > self.time {
-                // The message waits in the socket of the paused agent.
+                // The agent is paused, so the message waits in its socket.
                 self.wire.push(Reverse((self.members[to].paused_until, number, to, from)));
                 continue;
             }
@@ -273,7 +274,7 @@ impl World {
                 let generation = self.object.as_ref().map(|voters| voters.generation);
                 let follows = |next: &Voters| generation.is_some_and(|known| next.generation == known + 1);
                 let next = member.leases.proposal(|name| self.nodes.contains(name), now).filter(follows);
-                // The API server compares and swaps.
+                // Writes the voters if the API server has those that the writer has read (compare and swap).
                 if let Some(next) = restored.or(next) {
                     (self.object, self.voters) = (Some(next.clone()), next.clone());
                     self.history.push(next);
@@ -287,8 +288,8 @@ impl World {
         }
     }
 
-    /// Whether a member that is not paused knows the newest voters and reaches the API server, so that it writes them
-    /// back at once.
+    /// Whether a member that is not paused knows the newest voters and reaches the API server: it writes them back at
+    /// once.
     fn voters_can_be_restored(&self) -> bool {
         let knows = |member: &Member| {
             let is_up = member.alive && member.paused_until <= self.time && member.has_api;
@@ -301,7 +302,7 @@ impl World {
         (0..self.members.len()).filter(|index| self.members[*index].answers(self.time)).collect()
     }
 
-    /// Runs for this long; asserts that no two members answer at any time.
+    /// Runs the simulation for `duration`; asserts that no two members answer at any time.
     fn run(&mut self, duration: Nanos) {
         let end = self.time + duration;
         while self.time < end {
@@ -311,7 +312,7 @@ impl World {
         }
     }
 
-    /// Runs until a member answers, at most for `most`; returns how long that took.
+    /// Runs until a member answers for the address, for at most `most`; returns how long that took.
     fn until_answered(&mut self, most: Nanos) -> Nanos {
         let start = self.time;
         while self.answering().is_empty() && self.time < start + most {
@@ -358,7 +359,7 @@ fn hung_owner_stops_before_another_begins() {
     }
 }
 
-/// The table of docs/announce.md: which member announces in which partition. Member 0 is the best one.
+/// Tests the table of docs/announce.md: which member announces in which partition. Member 0 is the best candidate.
 #[test]
 fn partitions_leave_one_owner_with_a_majority_and_none_without() {
     for (count, sides, expected) in [
@@ -443,7 +444,7 @@ fn voters_follow_the_nodes() {
     assert_eq!(world.voters.names, world.nodes, "one by one, so two of seven are a majority in the end");
 }
 
-/// The rest of the table of docs/announce.md: partitions while nodes come and go.
+/// Tests the rest of the table of docs/announce.md: partitions while nodes come and go.
 #[test]
 fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_go() {
     // n0 and n1, two of the three voters, lose the others and the API server; in the second run, their Nodes are
@@ -505,7 +506,7 @@ fn node_that_is_apart_from_two_of_three_voters_never_becomes_one_of_two() {
         world.run(60 * SECOND);
         assert_eq!(world.answering(), [0], "{prefer:?}");
     }
-    // A voter that is heard remains: the two may go on.
+    // The two still hear one other voter, so they may continue.
     let mut world = World::new(3, 5, Prefer::Availability, 5);
     world.run(8 * SECOND);
     world.kill(0);
@@ -557,7 +558,7 @@ fn voters_that_were_deleted_or_replaced_by_older_ones_return_and_the_owner_stays
         world.object = older.map(|index| world.history[index].clone());
         world.run(SECOND);
         assert_eq!((world.voters.generation, world.voters.names.len()), (generation + 1, 7));
-        // n0 was the only voter of the older generation; it starts again.
+        // n0, the only voter of the older generation, restarts.
         world.restart(0);
         world.run(10 * SECOND);
         assert_eq!(world.answering(), [0]);
@@ -599,7 +600,7 @@ fn replayed_messages_neither_prolong_the_life_of_a_dead_member_nor_end_the_right
             world.run(STEP);
             assert_eq!(world.answering(), [0], "seed {seed}");
         }
-        // All others restart as well, one after the other: none takes a recorded message for a new one.
+        // All other members restart, one after the other: none takes a recorded message for a new one.
         for index in [1, 2] {
             world.restart(index);
             world.run(3 * SECOND);
@@ -634,13 +635,14 @@ proptest! {
             match world.random.below(11) {
                 0 => world.kill(index),
                 1 if !world.members[index].alive || world.members[index].paused_until <= world.time => {
-                    // A restarted agent first empties the map: `restart` does the same.
+                    // `restart` empties the data plane's map, as a restarted agent does first.
                     world.restart(index);
                 }
                 2 | 3 => world.members[index].paused_until = world.time + world.random.below(4 * SECOND),
                 4 => world.side[index] = world.random.below(3),
                 5 if world.members[index].alive => world.retire(index),
-                // It may miss all changes, and after a restart not even know the voters.
+                // The member loses or regains the API server. It may miss all changes, and after a restart not even
+                // know the voters.
                 6 => world.members[index].has_api = world.random.chance(50),
                 7 => {
                     let name = world.names[index].clone();
@@ -648,8 +650,8 @@ proptest! {
                         world.nodes.insert(name);
                     }
                 }
-                // Only while a member can write the voters back: an agent that starts before that, and reaches no
-                // other, would believe the older ones.
+                // The voters are deleted only while a member can write them back: an agent that starts before that, and
+                // reaches no other member, would believe older ones.
                 8 if world.voters_can_be_restored() => world.object = None,
                 9 if world.voters_can_be_restored() => {
                     let old = world.random.below(world.history.len() as u64);
@@ -658,7 +660,7 @@ proptest! {
                 _ => world.side = vec![0; count],
             }
             if world.random.chance(20) {
-                // The members see a change of the candidates at different times.
+                // Members learn of changed candidates at different times.
                 let mut order = world.names.clone();
                 order.rotate_left(index);
                 let candidates = BTreeMap::from([(ADDRESS, order)]);

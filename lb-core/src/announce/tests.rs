@@ -121,7 +121,7 @@ fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
         (vec![local(&["n1", "n2"])], vec!["n1", "n2"]),
         (vec![local(&["n1", "n2"]), local(&["n2", "n3"])], vec!["n2"]),
         (vec![local(&["n1", "n2"]), cluster.clone()], vec!["n1", "n2"]),
-        // A Service without endpoints does not restrict the nodes.
+        // A Service without endpoints does not restrict which nodes announce.
         (vec![local(&["n1"]), local(&[])], vec!["n1"]),
     ] {
         let elected = elect(&all, &services);
@@ -176,8 +176,8 @@ fn invalid_and_unsupported_fields_are_refused_by_name() {
     }
 }
 
-/// The order of MetalLB 0.16 (internal/layer2 and speaker/layer2_controller.go sort by `sha256(node + "#" + address)`),
-/// computed with `printf 'n1#192.0.2.1' | sha256sum`.
+/// Compares the order with that of MetalLB 0.16 (`sha256(node + "#" + address)` in internal/layer2 and
+/// speaker/layer2_controller.go), computed with `printf 'n1#192.0.2.1' | sha256sum`.
 #[test]
 fn order_is_that_of_metallb() {
     let order = |address: &str| -> Vec<String> {
@@ -220,7 +220,7 @@ proptest! {
         prop_assert!(&*before == lost || before == after);
     }
 
-    /// Every node computes the same order.
+    /// Every node computes the same order of candidates.
     #[test]
     fn nodes_agree(last in 1u8..15, a in 0usize..3, b in 0usize..3) {
         let names = ["n1", "n2", "n3"];

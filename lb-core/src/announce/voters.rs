@@ -25,42 +25,42 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// The members whose promises count.
+/// The members whose promises count: a majority of them grants a right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Voters {
-    /// Grows with each change.
+    /// A number that grows with each change of the voters.
     pub generation: u64,
-    /// Their names.
+    /// Names of the voters' nodes.
     pub names: BTreeSet<Arc<str>>,
 }
 
-/// What an announcer hands to the task that writes the voters.
+/// What an announcer passes to the task that writes the voters to the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ballot {
-    /// The newest voters that the announcer knows, perhaps from other members.
+    /// The newest voters that the announcer knows, perhaps only from other members.
     pub known: Voters,
-    /// The voters that it proposes.
+    /// The voters that the announcer proposes to write; `None` for no change.
     pub next: Option<Voters>,
 }
 
-/// Some of the voters: as many as fit into one message.
+/// A part of the voters: as many as fit into one message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// [`Voters::generation`].
+    /// [`Voters::generation`] of the voters.
     pub generation: u64,
-    /// How many voters there are.
+    /// Number of all voters of the generation.
     pub count: usize,
     /// Names of the voters in this part.
     pub names: Vec<String>,
 }
 
-/// The parts of a generation that a member has received so far.
+/// The parts of the newest generation of voters that a member has received so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Parts(Voters);
 
 impl Parts {
-    /// Adds a part; returns the voters once all parts of a generation are there. Parts of an older generation than
-    /// another part are ignored.
+    /// Adds a part; returns the voters once all parts of their generation have been added. Ignores parts of an older
+    /// generation than that of another part.
     pub(super) fn add(&mut self, part: &Part) -> Option<&Voters> {
         if part.generation > self.0.generation {
             self.0 = Voters { generation: part.generation, names: BTreeSet::new() };
@@ -73,10 +73,10 @@ impl Parts {
 }
 
 impl Voters {
-    /// The highest generation that members accept. It leaves room for more changes than there will ever be.
+    /// The highest generation that members accept. There will never be as many changes.
     pub const LAST: u64 = u64::MAX / 2;
 
-    /// The number of voters that must agree.
+    /// Number of voters that form a majority.
     pub fn majority(&self) -> usize {
         self.names.len() / 2 + 1
     }
@@ -91,7 +91,7 @@ impl Voters {
     ) -> Option<Self> {
         let mut names = self.names.clone();
         let gone = names.iter().find(|name| !exists(name)).cloned();
-        // The last voter stays: without voters no proposal has a majority.
+        // The last voter stays even if its node is gone: without voters no proposal could get a majority.
         match gone.filter(|_| names.len() > 1) {
             Some(gone) => names.remove(&gone),
             None => {
@@ -106,15 +106,16 @@ impl Voters {
         self.generation.checked_add(1).filter(|next| *next <= Self::LAST)
     }
 
-    /// What an agent that knows these voters writes in place of what the API server has: the same voters in a new
-    /// generation, if the API server has none (`None`), older ones, or others of the same generation.
+    /// What an agent that knows these voters must write to the API server, which has `found`: the same voters in a new
+    /// generation, if `found` is `None`, older, or different in the same generation.
     pub fn restored(&self, found: Option<&Self>) -> Option<Self> {
         let is_valid = found.is_some_and(|found| found.generation > self.generation || found == self);
         let generation = self.next_generation().filter(|_| !is_valid && self.generation > 0)?;
         Some(Self { generation, names: self.names.clone() })
     }
 
-    /// The voters without a node, if the others are no majority and so can change nothing; otherwise none.
+    /// The voters whose node does not exist, if the others are no majority and so cannot change the voters; otherwise
+    /// none.
     pub fn lost(&self, exists: impl Fn(&str) -> bool) -> Vec<&Arc<str>> {
         let gone: Vec<&Arc<str>> = self.names.iter().filter(|name| !exists(name)).collect();
         if self.names.len() - gone.len() < self.majority() && !self.names.is_empty() {
@@ -124,12 +125,13 @@ impl Voters {
         }
     }
 
-    /// The next generation, without any voter. An agent that reads it writes one with its own node as the only voter.
+    /// The next generation, with no voters. An agent that reads it writes another one with its own node as the only
+    /// voter.
     pub fn vacated(&self) -> Option<Self> {
         Some(Self { generation: self.next_generation()?, names: BTreeSet::new() })
     }
 
-    /// The parts in which these voters are sent to another member.
+    /// These voters, split into parts that fit into one message each.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         let names: Vec<&Arc<str>> = self.names.iter().collect();
         let chunks = chunks(&names, |name| name.len());
@@ -144,10 +146,10 @@ impl Voters {
 /// Bytes of JSON that the names or addresses of one message may take. Together with the rest of the message, which has
 /// two names of nodes of up to 63 bytes, they fit into the 1,280 bytes that each IPv6 link carries.
 const LIST: usize = 600;
-/// Quotation marks and comma of an element.
+/// Bytes that each element of a JSON list takes in addition to its text: two quotation marks and a comma.
 const AROUND: usize = 3;
 
-/// Splits a list into parts that fit into one message each. `length` returns the length of an element as text.
+/// Splits a list into parts that fit into one message each. `length` returns the bytes of an element's text.
 pub(super) fn chunks<T: Clone>(list: &[T], length: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut chunks: Vec<Vec<T>> = Vec::new();
     let mut left = 0;

@@ -3,28 +3,28 @@
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
 
-/// `timeoutSeconds` of `ClientIP` affinity: three hours.
+/// Default of `timeoutSeconds` of `ClientIP` affinity, in seconds: three hours.
 const AFFINITY_SECONDS: i32 = 10_800;
 
 impl ObjectMeta {
-    /// The namespace; `default` if unset.
+    /// `metadata.namespace`; `default` if unset.
     pub fn namespace_or_default(&self) -> &str {
         or(&self.namespace, "default")
     }
 }
 
 impl ServiceSpec {
-    /// `type`; `ClusterIP` if unset.
+    /// `spec.type`; `ClusterIP` if unset.
     pub fn service_type(&self) -> &str {
         or(&self.type_, "ClusterIP")
     }
 
-    /// Whether the Service is a `LoadBalancer`.
+    /// Whether the Service is of type `LoadBalancer`.
     pub fn is_load_balancer(&self) -> bool {
         self.service_type() == "LoadBalancer"
     }
 
-    /// Whether the Service is an `ExternalName`, which has no addresses.
+    /// Whether the Service is of type `ExternalName`, which has no addresses.
     pub fn is_external_name(&self) -> bool {
         self.service_type() == "ExternalName"
     }
@@ -43,12 +43,12 @@ impl ServiceSpec {
         }
     }
 
-    /// Whether the Service has a port for health checks: a load balancer under `externalTrafficPolicy: Local`.
+    /// Whether the Service has a `healthCheckNodePort`: a load balancer under `externalTrafficPolicy: Local` has one.
     pub fn has_health_check_port(&self) -> bool {
         self.is_load_balancer() && self.external_traffic_policy.as_deref() == Some("Local")
     }
 
-    /// `clusterIPs` without its empty items, or `clusterIP` if no item is left.
+    /// The items of `clusterIPs` that are not empty, or `clusterIP` if there are none.
     pub fn requested_ips(&self) -> Vec<&str> {
         let list = self.cluster_ips.iter().flatten().map(String::as_str);
         let list: Vec<&str> = list.filter(|ip| !ip.is_empty()).collect();
@@ -81,7 +81,7 @@ impl ServicePort {
         or(&self.protocol, "TCP")
     }
 
-    /// `targetPort`; the number of the port if unset or 0.
+    /// `targetPort`; the port's own number if unset or 0.
     pub fn target(&self) -> IntOrString {
         match &self.target_port {
             None | Some(IntOrString::Int(0)) => IntOrString::Int(self.port),

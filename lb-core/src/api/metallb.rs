@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{ObjectMeta, tolerant};
 
-/// `metallb.io/v1beta1 IPAddressPool`
+/// The API object `metallb.io/v1beta1 IPAddressPool`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct IpAddressPool {
@@ -42,7 +42,7 @@ pub struct ServiceAllocation {
     pub service_selectors: Option<Vec<LabelSelector>>,
 }
 
-/// `metallb.io/v1beta1 L2Advertisement`
+/// The API object `metallb.io/v1beta1 L2Advertisement`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct L2Advertisement {
@@ -70,7 +70,7 @@ pub struct L2AdvertisementSpec {
     pub preferred_node_selectors: Option<Vec<serde_json::Value>>,
 }
 
-/// `meta/v1 LabelSelector`
+/// A label selector of Kubernetes, `meta/v1 LabelSelector`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LabelSelector {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{LabelSelector, ObjectMeta, tolerant};
 
-/// `metallb.io/v1beta1 BGPAdvertisement`
+/// The API object `metallb.io/v1beta1 BGPAdvertisement`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct BgpAdvertisement {
@@ -36,7 +36,7 @@ pub struct BgpAdvertisementSpec {
     pub service_selectors: Option<Vec<Value>>,
 }
 
-/// `metallb.io/v1beta2 BGPPeer`
+/// The API object `metallb.io/v1beta2 BGPPeer`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct BgpPeer {
@@ -81,7 +81,7 @@ pub struct BgpPeerSpec {
     pub dual_stack_address_family: Option<bool>,
 }
 
-/// `metallb.io/v1beta1 Community`
+/// The API object `metallb.io/v1beta1 Community`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Community {
@@ -109,7 +109,7 @@ pub struct CommunityAlias {
     pub value: String,
 }
 
-/// `metallb.io/v1beta1 BFDProfile`
+/// The API object `metallb.io/v1beta1 BFDProfile`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct BfdProfile {

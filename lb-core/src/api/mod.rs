@@ -47,24 +47,24 @@ pub struct ObjectMeta {
     /// `creationTimestamp`; the API server writes it as RFC 3339 in UTC, so texts compare as times.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub creation_timestamp: Option<String>,
-    /// Whether `deletionTimestamp` is set.
+    /// Whether `deletionTimestamp` is set: the object is being deleted.
     #[serde(rename = "deletionTimestamp", deserialize_with = "tolerant::is_present")]
     pub is_being_deleted: bool,
 }
 
 impl ObjectMeta {
-    /// The value of a label.
+    /// The value of the label with this name; `None` without it.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.as_ref()?.get(name).map(String::as_str)
     }
 
-    /// The value of an annotation.
+    /// The value of the annotation with this name; `None` without it.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.as_ref()?.get(name).map(String::as_str)
     }
 }
 
-/// `v1 Service`
+/// The API object `v1 Service`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Service {
@@ -113,10 +113,10 @@ pub struct ServiceSpec {
     /// `loadBalancerClass`; only for the allocation of load balancers' addresses.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub load_balancer_class: Option<String>,
-    /// `externalName`; only for validation and for names.
+    /// `externalName`; only for validation and DNS names.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub external_name: Option<String>,
-    /// `publishNotReadyAddresses`; only for names.
+    /// `publishNotReadyAddresses`; only for DNS names.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub publish_not_ready_addresses: Option<bool>,
 }
@@ -135,7 +135,7 @@ pub struct ServicePort {
     pub target_port: Option<IntOrString>,
 }
 
-/// A number or a name of a port.
+/// A port, by its number or its name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum IntOrString {
@@ -181,7 +181,7 @@ pub struct LoadBalancerIngress {
     pub ip_mode: Option<String>,
 }
 
-/// `discovery.k8s.io/v1 EndpointSlice`
+/// The API object `discovery.k8s.io/v1 EndpointSlice`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointSlice {
@@ -213,7 +213,7 @@ pub struct Endpoint {
     pub addresses: Vec<String>,
     #[serde(deserialize_with = "tolerant::value")]
     pub conditions: EndpointConditions,
-    /// `hostname`; only for names.
+    /// `hostname`; only for DNS names.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub hostname: Option<String>,
     pub node_name: Option<String>,
@@ -287,7 +287,7 @@ pub struct EndpointSubset {
 pub struct EndpointAddress {
     #[serde(deserialize_with = "tolerant::value")]
     pub ip: String,
-    /// `hostname`; only for names.
+    /// `hostname`; only for DNS names.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub hostname: Option<String>,
     pub node_name: Option<String>,
@@ -295,7 +295,7 @@ pub struct EndpointAddress {
     pub target_ref: ObjectReference,
 }
 
-/// `v1 Node`
+/// The API object `v1 Node`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Node {
@@ -357,7 +357,7 @@ pub struct NodeAddress {
     pub address: String,
 }
 
-/// `networking.k8s.io/v1 ServiceCIDR`
+/// The API object `networking.k8s.io/v1 ServiceCIDR`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ServiceCidr {

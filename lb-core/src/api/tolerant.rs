@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-/// A field whose type is no `Option`: `null` reads as the zero value of the type.
+/// Deserializes a field whose type is no `Option`: `null` reads as the zero value of the type.
 pub(super) fn value<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -14,7 +14,7 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A text that no error may quote.
+/// Deserializes a text that no error may quote, such as a password.
 pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     match Value::deserialize(deserializer)? {
         Value::Null => Ok(None),
@@ -25,7 +25,7 @@ pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
-/// A list: `null` is no list, and a `null` item is an item with all fields unset.
+/// Deserializes a list: `null` is no list, and a `null` item is an item with all fields unset.
 pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -35,15 +35,15 @@ where
     Ok(items.map(|items| items.into_iter().map(Option::unwrap_or_default).collect()))
 }
 
-/// A list of strings of which only some matter: an item of another type becomes an empty string.
+/// Deserializes a list of strings of which only some matter: an item of another type becomes an empty string.
 pub(super) fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let items: Option<Vec<Value>> = Option::deserialize(deserializer)?;
     let text = |item| if let Value::String(text) = item { text } else { String::new() };
     Ok(items.into_iter().flatten().map(text).collect())
 }
 
-/// A field in which a value of an unexpected type counts as absent, so that it does not make the whole object
-/// unreadable.
+/// Deserializes a field in which a value of an unexpected type counts as absent, so that it does not make the whole
+/// object unreadable.
 pub(super) fn lenient<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -52,8 +52,8 @@ where
     Ok(serde_json::from_value(Value::deserialize(deserializer)?).ok())
 }
 
-/// A map of strings, such as labels: a value `null` is the empty string, as in Go; values of other types are left out.
-/// Anything but a map counts as absent.
+/// Deserializes a map of strings, such as labels: a value `null` is the empty string, as in Go; values of other types
+/// are left out. Anything but a map counts as absent.
 pub(super) fn text_map<'de, D>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -67,7 +67,7 @@ where
     Ok(Some(map.into_iter().filter_map(text).collect()))
 }
 
-/// Whether there is a value, of whatever type.
+/// Deserializes whether a field has a value, of whatever type.
 pub(super) fn is_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(!Value::deserialize(deserializer)?.is_null())
 }

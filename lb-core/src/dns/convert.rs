@@ -12,7 +12,7 @@ use crate::{
     rules,
 };
 
-/// Annotation from before `publishNotReadyAddresses`.
+/// The annotation that had the meaning of `publishNotReadyAddresses` before that field existed.
 pub const TOLERATE_UNREADY: &str = "service.alpha.kubernetes.io/tolerate-unready-endpoints";
 
 /// Converts a Service. `cluster_ips` replaces the ones in the object, where another part of the agent allocates them.
@@ -36,7 +36,7 @@ pub fn service(service: &api::Service, cluster_ips: Option<&[IpAddr]>) -> Result
     Ok(NameChange::Service(name, named))
 }
 
-/// `None` for an ExternalName that is no name, such as an address.
+/// What the Service's name leads to; `None` for an `externalName` that is no DNS name, such as an address.
 fn target(spec: &api::ServiceSpec, cluster_ips: Option<&[IpAddr]>) -> Option<Target> {
     if spec.is_external_name() {
         let name = spec.external_name.as_deref().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Endpoints and the host names that they have below their Service.
+//! The endpoints of a Service, as far as DNS names depend on them, and the names of endpoints below their Service.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,9 +8,9 @@ use crate::model::ObjectName;
 /// The parts of an EndpointSlice that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedSlice {
-    /// The Service.
+    /// The Service that the slice belongs to.
     pub service: ObjectName,
-    /// The ports.
+    /// The ports of the slice's endpoints.
     pub ports: Vec<NamedPort>,
     /// The endpoints that are ready, and those that the Service may publish nevertheless.
     pub endpoints: Vec<NamedEndpoint>,
@@ -19,7 +19,7 @@ pub struct NamedSlice {
 /// The parts of an endpoint that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedEndpoint {
-    /// The address.
+    /// The endpoint's address.
     pub address: IpAddr,
     /// `hostname`, in lower case.
     pub hostname: Option<Box<str>>,
@@ -29,13 +29,13 @@ pub struct NamedEndpoint {
 }
 
 impl NamedEndpoint {
-    /// The label of the endpoint below its Service.
+    /// The label of the endpoint's name below its Service: its host name, or its address with dashes.
     pub(super) fn host(&self) -> String {
         self.hostname.as_deref().map_or_else(|| dashed(self.address), str::to_owned)
     }
 }
 
-/// An address as one label: dots and colons become dashes. A label must not begin or end with a dash, so `fd00::`
+/// An address as one DNS label: dots and colons become dashes. A label must not begin or end with a dash, so `fd00::`
 /// becomes `fd00--0`.
 pub(super) fn dashed(address: IpAddr) -> String {
     let mut label = address.to_string().replace(['.', ':'], "-");
@@ -48,7 +48,8 @@ pub(super) fn dashed(address: IpAddr) -> String {
     label
 }
 
-/// The address that a label spells: IPv4 if the label has three dashes, no two of them adjacent; otherwise IPv6.
+/// The address that a label of [`dashed`] stands for: IPv4 if it has three dashes, of which no two are adjacent; else
+/// IPv6.
 pub(super) fn undashed(label: &str) -> Option<IpAddr> {
     let dashes = label.bytes().filter(|byte| *byte == b'-').count();
     if dashes == 3 && !label.contains("--") {

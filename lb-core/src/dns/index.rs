@@ -16,31 +16,31 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// The DNS Service of most clusters: `ns.dns` resolves to its addresses.
+/// Namespace and name of the DNS Service of most clusters; `ns.dns` has its addresses.
 const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
-/// The namespace that always exists.
+/// The namespace that exists even if the index knows no object in it.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
-/// The names of all Services.
+/// All names of Services and their endpoints, with what they resolve to.
 #[derive(Debug)]
 pub struct Index {
     zone: Zone,
     namespaces: HashMap<Arc<str>, Namespace>,
-    /// The Service of each slice.
+    /// The Service that each slice belongs to.
     services: HashMap<ObjectName, ObjectName>,
-    /// The Services that have an address as a cluster IP or as a published endpoint.
+    /// For each address, the Services that have it as a cluster IP, or that publish an endpoint with it.
     reverse: HashMap<IpAddr, BTreeSet<ObjectName>>,
     unread: Unread,
 }
 
 #[derive(Debug, Default)]
 struct Namespace {
-    /// Whether there is a Namespace object.
+    /// Whether a Namespace object exists.
     declared: bool,
     entries: HashMap<Arc<str>, Entry>,
 }
 
-/// A Service and its slices; slices may come first.
+/// A Service and its slices; the slices may be known before the Service.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     pub(super) service: Option<NamedService>,
@@ -57,7 +57,7 @@ impl Entry {
         self.service.as_ref().map(|service| &service.target)
     }
 
-    /// The endpoints that have names, each with its slice.
+    /// The endpoints that have names, each with the slice that contains it.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = (&NamedSlice, &NamedEndpoint)> {
         let all = self.service.as_ref().is_some_and(|service| service.publishes_not_ready);
         let slices = self.slices.values();
@@ -79,33 +79,33 @@ impl Entry {
 /// What exists at a name, regardless of the type in the question. The type only selects records from it, so a name
 /// exists either for all types or for none.
 pub(super) enum Node<'a> {
-    /// Nothing but names below it.
+    /// There are names below this one, but no records.
     Empty,
     Apex,
     Version,
-    /// Addresses.
+    /// The addresses of an endpoint's name.
     Host(Addresses),
-    /// A Service with addresses.
+    /// A Service that resolves to addresses.
     Service(Owner<'a>),
     /// The target of an `ExternalName` Service, of which the name is an alias.
     Alias(&'a str),
-    /// Ports of a Service.
+    /// SRV records of ports of a Service.
     Ports(&'a PortRecords),
 }
 
 impl Index {
-    /// An index without any object.
+    /// Creates an index without any object.
     pub fn new(zone: Zone) -> Self {
         let (namespaces, services, reverse) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self { zone, namespaces, services, reverse, unread: Unread::default() }
     }
 
-    /// The zones.
+    /// The zones that the index answers for.
     pub const fn zone(&self) -> &Zone {
         &self.zone
     }
 
-    /// The zones, to change the ranges.
+    /// The zones that the index answers for, to change the ranges of reverse names.
     pub const fn zone_mut(&mut self) -> &mut Zone {
         &mut self.zone
     }
@@ -142,7 +142,7 @@ impl Index {
         }
     }
 
-    /// Changes the entry of a Service, and the reverse names that follow from it.
+    /// Changes the entry of a Service, and updates the reverse names that depend on it.
     fn change(&mut self, name: &ObjectName, change: impl FnOnce(&mut Entry)) {
         let namespace = self.namespaces.entry(name.namespace.clone()).or_default();
         let entry = namespace.entries.entry(name.name.clone()).or_default();
@@ -173,7 +173,7 @@ impl Index {
         }
     }
 
-    /// Answers a question for the name with these labels, which are in lower case.
+    /// Answers a question for the name that these labels form; they must be in lower case.
     pub fn lookup(&self, labels: &[&[u8]], kind: Kind) -> Answer {
         if let Some(labels) = self.zone.strip(labels) {
             let labels: Option<Vec<&str>> =
@@ -188,7 +188,7 @@ impl Index {
         Reverse::parse(labels).map_or(Answer::NotOurs, |name| self.reverse(&name, kind))
     }
 
-    /// What exists at a name of the cluster domain; `None` if neither it nor a name below it exists.
+    /// What exists at a name of the cluster domain; `None` if neither the name nor any name below it exists.
     fn node(&self, labels: &[&str]) -> Option<Node<'_>> {
         match labels {
             [] => Some(Node::Apex),
@@ -215,7 +215,7 @@ impl Index {
         Some(Owner { zone: &self.zone, namespace, name, service, entry })
     }
 
-    /// The addresses of `ns.dns`.
+    /// The addresses of the name `ns.dns`.
     fn name_servers(&self) -> Vec<IpAddr> {
         let [namespace, name] = DNS_SERVICE;
         let service = self.owner(namespace, name).map(|owner| owner.service);
@@ -225,7 +225,7 @@ impl Index {
         }
     }
 
-    /// The records of one type at a node of the cluster domain.
+    /// The records of type `kind` at a name of the cluster domain.
     fn select(&self, node: Node<'_>, kind: Kind) -> Answer {
         let zone = self.zone.name();
         let ttl = self.zone.ttl();
@@ -267,7 +267,7 @@ impl Index {
             }
         }
         match (self.zone.reverse_zone(name), name) {
-            // A name with too few labels may have names below it. A denial would hide them from a resolver that asks
+            // A name with too few labels may have names below it. To deny it would hide these from a resolver that asks
             // label by label.
             (Some(zone), Reverse::Network(_)) => Answer::NoData(zone),
             (Some(_), Reverse::Address(_)) if !self.unread.is_empty() => Answer::Unknown,
@@ -276,7 +276,7 @@ impl Index {
         }
     }
 
-    /// The name of the Service with this cluster IP, else those of the endpoints with this address.
+    /// The full name of the Service with this cluster IP, else the full names of the endpoints with this address.
     fn names_of(&self, address: IpAddr) -> Vec<String> {
         let services = self.reverse.get(&address).into_iter().flatten();
         let owners: Vec<Owner<'_>> =
@@ -289,12 +289,12 @@ impl Index {
     }
 }
 
-/// The answer to a question of type `ANY`, one `HINFO` record; nothing for other types.
+/// The answer to a question of type `ANY`: one `HINFO` record (RFC 8482). Empty for other types.
 fn any(kind: Kind) -> Vec<Data> {
     Vec::from_iter((kind == Kind::Any).then_some(Data::Hinfo))
 }
 
-/// Records, or their denial with the SOA of `zone`.
+/// An answer with the records, or if there are none, their denial with the SOA record of `zone`.
 fn answer(found: Found, zone: impl FnOnce() -> String) -> Answer {
     if found.records.is_empty() { Answer::NoData(zone()) } else { Answer::Found(found) }
 }

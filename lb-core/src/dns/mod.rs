@@ -27,47 +27,47 @@ use std::net::IpAddr;
 
 use crate::{model::ObjectName, protocol::Protocol};
 
-/// The change of one object, as far as names depend on it. `None` deletes it.
+/// The change of one object, reduced to what DNS names depend on. `None` means that the object was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameChange {
-    /// A Service.
+    /// A Service has changed.
     Service(ObjectName, Option<NamedService>),
-    /// An EndpointSlice, or a part of Endpoints.
+    /// An EndpointSlice, or a part of an Endpoints object, has changed.
     Slice(ObjectName, Option<NamedSlice>),
-    /// A Namespace, and whether there is such an object. A namespace that contains a Service or a slice exists even
-    /// without one.
+    /// A Namespace object has changed, and whether it exists. A namespace that contains a Service or a slice exists
+    /// even without one.
     Namespace(ObjectName, bool),
 }
 
 /// The parts of a Service that DNS names depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedService {
-    /// What its name leads to.
+    /// What the Service's name resolves to.
     pub target: Target,
-    /// The ports, with and without a name.
+    /// The Service's ports, with and without a name.
     pub ports: Vec<NamedPort>,
     /// `spec.publishNotReadyAddresses`: whether endpoints that are not ready have names.
     pub publishes_not_ready: bool,
 }
 
-/// What the name of a Service leads to.
+/// What the name of a Service resolves to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Its cluster IPs; none if it has not got them yet.
+    /// The Service's cluster IPs; empty if none are allocated yet.
     ClusterIps(Vec<IpAddr>),
-    /// Its endpoints: the Service is headless.
+    /// The endpoints, because the Service is headless.
     Endpoints,
-    /// Another name, without a dot at its end: `spec.externalName`.
+    /// Another name, without a dot at its end, from `spec.externalName`.
     Name(Box<str>),
 }
 
-/// A port of a Service or of a slice. `_NAME._protocol` below the Service's name has its SRV records.
+/// A port of a Service or of a slice. The name `_NAME._protocol` below the Service's name has its SRV records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
-    /// The name; empty for an unnamed port, which only SRV at the Service's own name lists.
+    /// Name of the port; empty for an unnamed port, which only the SRV records at the Service's own name include.
     pub name: Box<str>,
-    /// The protocol.
+    /// Transport protocol of the port.
     pub protocol: Protocol,
-    /// The number.
+    /// Number of the port.
     pub port: u16,
 }

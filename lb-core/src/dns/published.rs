@@ -1,4 +1,4 @@
-//! The records of a Service, computed when a question first needs them after a change of the Service.
+//! The DNS records of a Service, computed when a question first needs them after the Service has changed.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,7 +8,7 @@ use std::{
 
 use super::{Data, Kind, NamedPort, Target, index::Entry};
 
-/// The records of a Service, and of the names below it.
+/// Records of a Service and of the names below it, each group computed when first needed.
 #[derive(Debug, Default)]
 pub(super) struct Published {
     addresses: OnceLock<Addresses>,
@@ -16,30 +16,30 @@ pub(super) struct Published {
     ports: OnceLock<Ports>,
 }
 
-/// The address records of a name, in the order of the addresses.
+/// The address records (A and AAAA) of a name, sorted by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Addresses {
     v4: Arc<[Data]>,
     v6: Arc<[Data]>,
 }
 
-/// The hosts below a Service.
+/// The names of a headless Service's endpoints below the Service.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     by_label: HashMap<Box<str>, Addresses>,
     labels: HashMap<IpAddr, BTreeSet<Box<str>>>,
 }
 
-/// The SRV records of a Service.
+/// SRV records of a Service's ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    /// Those of all ports.
+    /// The SRV records of all ports, at the Service's own name.
     pub(super) all: PortRecords,
-    /// Those of the named ports, by protocol in lower case, and then by name.
+    /// SRV records of named ports, by protocol in lower case, then by port name.
     named: HashMap<String, HashMap<Box<str>, PortRecords>>,
 }
 
-/// The SRV records of a name, and the addresses of their targets.
+/// The SRV records of one name, and the address records of their targets.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PortRecords {
     pub(super) records: Arc<[Data]>,
@@ -47,7 +47,7 @@ pub(super) struct PortRecords {
 }
 
 impl Published {
-    /// The addresses of the Service's own name.
+    /// The address records at the Service's own name.
     pub(super) fn addresses(&self, entry: &Entry) -> &Addresses {
         self.addresses.get_or_init(|| match entry.target() {
             Some(Target::ClusterIps(ips)) => Addresses::new(ips.iter().copied()),
@@ -62,14 +62,14 @@ impl Published {
         self.hosts.get_or_init(|| Hosts::new(entry))
     }
 
-    /// The SRV records; `service` is the full name of the Service.
+    /// The SRV records of the Service's ports; `service` returns the full name of the Service.
     pub(super) fn ports(&self, entry: &Entry, service: impl FnOnce() -> String) -> &Ports {
         self.ports.get_or_init(|| Ports::new(entry, &service()))
     }
 }
 
 impl Addresses {
-    /// The records of these addresses, without duplicates.
+    /// Address records for these addresses, without duplicates.
     pub(super) fn new(addresses: impl Iterator<Item = IpAddr>) -> Self {
         let addresses: BTreeSet<IpAddr> = addresses.collect();
         let of =
@@ -77,7 +77,7 @@ impl Addresses {
         Self { v4: of(Kind::A), v6: of(Kind::Aaaa) }
     }
 
-    /// The records of a type, which is `A` or `AAAA`.
+    /// The address records of one type, `A` or `AAAA`.
     pub(super) fn of(&self, kind: Kind) -> Arc<[Data]> {
         Arc::clone(if kind == Kind::A { &self.v4 } else { &self.v6 })
     }
@@ -97,12 +97,12 @@ impl Hosts {
         Self { by_label, labels }
     }
 
-    /// The addresses of the endpoints with this label.
+    /// The address records of the endpoints with this label.
     pub(super) fn get(&self, label: &str) -> Option<&Addresses> {
         self.by_label.get(label)
     }
 
-    /// The labels of the endpoints with this address.
+    /// The labels of the endpoints that have this address.
     pub(super) fn labels(&self, address: IpAddr) -> impl Iterator<Item = &str> {
         self.labels.get(&address).into_iter().flatten().map(|label| &**label)
     }
@@ -130,18 +130,18 @@ impl Ports {
         drafts.finish()
     }
 
-    /// The records of a named port. `protocol` and `name` must be in lower case.
+    /// The SRV records of a named port. `protocol` and `name` must be in lower case.
     pub(super) fn get(&self, protocol: &str, name: &str) -> Option<&PortRecords> {
         self.named.get(protocol)?.get(name)
     }
 
-    /// Whether a named port has this protocol, so that there is a name below `_protocol`.
+    /// Whether a named port has this protocol, so that names below `_protocol` exist.
     pub(super) fn has(&self, protocol: &str) -> bool {
         self.named.contains_key(protocol)
     }
 }
 
-/// The addresses of the host that serves a port.
+/// The addresses of the host that an SRV record names.
 #[derive(Clone, Copy)]
 enum Hosted<'a> {
     ClusterIps(&'a [IpAddr]),
@@ -154,11 +154,11 @@ struct Drafts {
     named: HashMap<String, HashMap<Box<str>, Draft>>,
 }
 
-/// SRV records before their weight is known.
+/// The SRV records of one name, while their weight is still unknown.
 #[derive(Default)]
 struct Draft {
     targets: BTreeSet<(u16, String)>,
-    /// Pairs of a port and an address, which share the weight.
+    /// Number of pairs of port and address, by which the weight is divided.
     pairs: usize,
     additional: BTreeSet<(String, IpAddr)>,
 }
@@ -183,8 +183,8 @@ impl Drafts {
 }
 
 impl Draft {
-    /// Counts pairs as CoreDNS does: with cluster IPs, ports with the same number count once for each address; with
-    /// endpoints, each port of each endpoint counts.
+    /// Adds the records of a port. Counts pairs as CoreDNS does: with cluster IPs, ports with the same number count
+    /// once per address; with endpoints, each port of each endpoint counts.
     fn add(&mut self, port: u16, host: &str, addresses: Hosted<'_>) {
         let is_new = self.targets.insert((port, host.to_owned()));
         let (addresses, counts) = match addresses {
@@ -196,7 +196,7 @@ impl Draft {
     }
 
     fn finish(self) -> PortRecords {
-        // Their share of 100, at least 1, as in CoreDNS.
+        // Each record's share of 100, at least 1, as in CoreDNS.
         let weight = u16::try_from(100 / self.pairs.max(1)).unwrap_or(1).max(1);
         let records = self.targets.into_iter().map(|(port, target)| Data::Srv { weight, port, target });
         PortRecords { records: records.collect(), additional: self.additional.into_iter().collect() }

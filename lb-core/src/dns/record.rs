@@ -1,37 +1,37 @@
-//! Questions and answers, without their encoding.
+//! DNS questions and answers, independent of their encoding.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
-/// The type of a question, as far as names of Services depend on it.
+/// The record types that a question may ask for, as far as names of Services depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// IPv4 addresses.
+    /// An IPv4 address.
     A,
-    /// IPv6 addresses.
+    /// An IPv6 address.
     Aaaa,
-    /// The name that this name is an alias of.
+    /// The name of which the asked name is an alias.
     Cname,
-    /// Name servers of a zone.
+    /// A name server of a zone.
     Ns,
-    /// The name of an address.
+    /// The name that belongs to an address.
     Ptr,
-    /// The start of a zone.
+    /// The start of authority of a zone.
     Soa,
-    /// Ports and the hosts that serve them.
+    /// A port, and the host that serves it.
     Srv,
-    /// Texts.
+    /// A text.
     Txt,
-    /// Any type: whether the name exists (RFC 8482).
+    /// Any type: the answer only shows whether the name exists (RFC 8482).
     Any,
-    /// All others; no name has records of them.
+    /// Any other type: no name of ours has records of such a type.
     Other,
 }
 
 impl Kind {
-    /// All types.
+    /// All record types, in the order of declaration.
     pub const ALL: [Self; 10] = [
         Self::A,
         Self::Aaaa,
@@ -45,39 +45,39 @@ impl Kind {
         Self::Other,
     ];
 
-    /// The type of the records that hold this address.
+    /// The type of record that holds this address: `A` or `AAAA`.
     pub const fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::A } else { Self::Aaaa }
     }
 }
 
-/// The data of a record. Names have no dot at their end.
+/// The data of a DNS record. Names have no dot at their end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Data {
-    /// `A`
+    /// An `A` record: an IPv4 address.
     A(Ipv4Addr),
-    /// `AAAA`
+    /// An `AAAA` record: an IPv6 address.
     Aaaa(Ipv6Addr),
-    /// `CNAME`
+    /// A `CNAME` record: the target of an alias.
     Cname(String),
-    /// `HINFO` in answer to `ANY` (RFC 8482)
+    /// The `HINFO` record that answers a question of type `ANY` (RFC 8482).
     Hinfo,
-    /// `NS`
+    /// An `NS` record: the name of a name server.
     Ns(String),
-    /// `PTR`
+    /// A `PTR` record: the name that belongs to an address.
     Ptr(String),
-    /// `SOA` of the zone.
+    /// The `SOA` record of the zone.
     Soa,
-    /// `SRV`; the priority is always 0.
+    /// An `SRV` record; its priority is always 0.
     Srv {
-        /// The share of this record among those with the same owner.
+        /// Relative weight among the SRV records of the same name.
         weight: u16,
-        /// The port.
+        /// The port that the host serves.
         port: u16,
-        /// The host, which is never an alias.
+        /// Name of the host, which is never an alias.
         target: String,
     },
-    /// `TXT`
+    /// A `TXT` record: a text.
     Txt(&'static str),
 }
 
@@ -90,31 +90,31 @@ impl From<IpAddr> for Data {
     }
 }
 
-/// The answer to a question.
+/// The answer of the index to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Records of the name that was asked for.
+    /// Records of the asked name.
     Found(Found),
-    /// The name is an alias of this one: the answer has a CNAME record, and then the records of the alias's target.
+    /// The asked name is an alias of this one: the answer has a CNAME record, then the records of the alias's target.
     Alias(String),
-    /// The name, or a name below it, exists, but the name has no record of the requested type. The SOA of this zone
-    /// goes with the answer.
+    /// The name, or a name below it, exists, but has no record of the requested type. The answer carries the SOA record
+    /// of this zone.
     NoData(String),
-    /// Neither the name nor any name below it exists. The SOA of this zone goes with the answer.
+    /// Neither the name nor any name below it exists. The answer carries the SOA record of this zone.
     NxDomain(String),
-    /// The name is in a zone of ours. An object that cannot be read may have it.
+    /// The name is in one of our zones, but an object that cannot be read may have it: neither found nor denied.
     Unknown,
-    /// The name is in no zone of ours: another server has to answer.
+    /// The name is in none of our zones: another server has to answer.
     NotOurs,
 }
 
-/// Records that exist.
+/// Records that answer a question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Seconds for which clients may keep the records.
     pub ttl: u32,
-    /// The records, whose owner is the name in the question. Their order is the same in each answer.
+    /// The records, all at the asked name, in the same order in each answer.
     pub records: Arc<[Data]>,
-    /// Addresses of the hosts that the records name.
+    /// Names and addresses of the hosts that the records name, for the additional section.
     pub additional: Arc<[(String, IpAddr)]>,
 }

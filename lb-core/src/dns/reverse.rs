@@ -1,23 +1,23 @@
-//! Names below `in-addr.arpa` and `ip6.arpa`.
+//! Names for addresses, below `in-addr.arpa` and `ip6.arpa`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// A name below `in-addr.arpa` or `ip6.arpa`.
+/// A name below `in-addr.arpa` or `ip6.arpa`, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reverse {
-    /// A whole address.
+    /// The name of one address.
     Address(IpAddr),
-    /// The network above several addresses: a name with too few labels.
+    /// The name of a network: it has too few labels for an address.
     Network(IpNet),
-    /// Not a reverse name: a label is no valid number, or there are too many labels. The network is that of the valid
+    /// No reverse name: a label is no valid number, or there are too many labels. The network is that of the valid
     /// labels at the end.
     Malformed(IpNet),
 }
 
 impl Reverse {
-    /// `None` if the name is below neither zone. Labels are in lower case.
+    /// Parses a name whose labels are in lower case; `None` if it is below neither zone.
     pub(super) fn parse(labels: &[&[u8]]) -> Option<Self> {
         match labels {
             [rest @ .., b"in-addr", b"arpa"] => Some(Self::read(rest, 4, octet, v4)),
@@ -26,7 +26,7 @@ impl Reverse {
         }
     }
 
-    /// Reads up to `most` labels from the right.
+    /// Reads up to `most` labels as numbers, from the right.
     fn read(
         labels: &[&[u8]],
         most: usize,
@@ -51,7 +51,7 @@ impl Reverse {
         }
     }
 
-    /// Whether the addresses of the name, and of all names below it, are in the range.
+    /// Whether the range contains the addresses of this name and of all names below it.
     pub(super) fn is_within(&self, range: &IpNet) -> bool {
         match self {
             Self::Address(address) => range.contains(address),
@@ -60,8 +60,8 @@ impl Reverse {
     }
 }
 
-/// The largest zone that has the name and lies inside the range, without a dot at its end. A range that ends inside a
-/// label, such as /12, consists of several zones.
+/// The largest zone that contains the name and lies inside the range, without a dot at its end. A range whose prefix
+/// ends inside a label, such as a /12, consists of several zones.
 pub(super) fn zone(range: &IpNet, name: &Reverse) -> String {
     let address = match name {
         Reverse::Address(address) => *address,
@@ -83,14 +83,14 @@ pub(super) fn zone(range: &IpNet, name: &Reverse) -> String {
     }
 }
 
-/// A decimal number of at most 255, without leading zeros.
+/// Parses a decimal number of at most 255, without leading zeros.
 fn octet(label: &[u8]) -> Option<u8> {
     let text = std::str::from_utf8(label).ok()?;
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if plain { text.parse().ok() } else { None }
 }
 
-/// One hexadecimal digit.
+/// Parses one hexadecimal digit.
 fn nibble(label: &[u8]) -> Option<u8> {
     let [digit] = label else { return None };
     char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())

@@ -1,4 +1,4 @@
-//! The names of one Service, and of its ports and endpoints below it.
+//! The DNS names of one Service, and the names of its ports and endpoints below it.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use super::{
     published::{Addresses, Ports},
 };
 
-/// A Service that exists.
+/// A Service that exists, with its name and records.
 #[derive(Clone, Copy)]
 pub(super) struct Owner<'a> {
     pub(super) zone: &'a Zone,
@@ -19,7 +19,7 @@ pub(super) struct Owner<'a> {
 }
 
 impl<'a> Owner<'a> {
-    /// What exists at the name with these labels before the Service's own name.
+    /// What exists below the Service's name at `labels`, which come before that name; empty for the name itself.
     pub(super) fn node(self, labels: &[&str]) -> Option<Node<'a>> {
         match (&self.service.target, labels) {
             (Target::Name(target), []) => Some(Node::Alias(target)),
@@ -38,7 +38,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// The name, without a dot at its end.
+    /// The full name of the Service, without a dot at its end.
     pub(super) fn full_name(&self) -> String {
         format!("{}.{}.svc.{}", self.name, self.namespace, self.zone.name())
     }
@@ -55,7 +55,7 @@ impl<'a> Owner<'a> {
         matches!(&self.service.target, Target::ClusterIps(ips) if ips.contains(&address))
     }
 
-    /// The names of the endpoints with this address.
+    /// The full names of the endpoints that have this address.
     pub(super) fn hosts_of(&self, address: IpAddr) -> impl Iterator<Item = String> {
         let labels = self.entry.published.hosts(self.entry).labels(address);
         labels.map(|label| format!("{label}.{}", self.full_name()))

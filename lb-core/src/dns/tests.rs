@@ -1,4 +1,4 @@
-//! Each kind of name in turn, and properties of random worlds.
+//! Tests of each kind of name, and of properties of random sets of objects.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api;
 
-/// Applies API objects of any kind that has names.
+/// Applies an API object, given as JSON, to the index.
 fn apply(index: &mut Index, object: Value) {
     for change in changes(object) {
         index.apply(change);
@@ -58,7 +58,7 @@ fn index() -> Index {
     Index::new(zone.with_ranges(ranges).with_servers(vec!["192.0.2.1".parse().unwrap()]))
 }
 
-/// A Service of each kind.
+/// An index with one Service of each kind.
 fn world() -> Index {
     let mut index = index();
     let web_ports = json!([
@@ -113,7 +113,7 @@ fn ask(index: &Index, name: &str, kind: Kind) -> Answer {
     index.lookup(&labels, kind)
 }
 
-/// The answer as text: one record after the other, or what the denial is.
+/// The answer to a question as text: its records one after the other, or how it denies them.
 fn text(index: &Index, name: &str, kind: Kind) -> String {
     let full = if name.ends_with('.') { name.to_owned() } else { format!("{name}.cluster.local.") };
     match ask(index, &full, kind) {
@@ -498,7 +498,7 @@ fn objects() -> impl Strategy<Value = Vec<NameChange>> {
     prop::collection::vec(prop_oneof![a_service, a_slice], 0..12)
 }
 
-/// Every name that may exist in such a world, and some that never do.
+/// Every name that may exist with such objects, and some that never do.
 fn candidates() -> Vec<String> {
     let mut names: Vec<String> =
         ["", "svc", "pod", "n.svc", "n.pod", "dns", "ns.dns", "dns-version", "10-0-0-1.n.pod", "x"]

@@ -1,34 +1,35 @@
-//! Objects that cannot be read: their names are neither found nor denied.
+//! Objects that cannot be read: the index neither finds nor denies their names.
 
 use std::collections::BTreeSet;
 
 use super::index::DEFAULT_NAMESPACE;
 use crate::model::ObjectName;
 
-/// What is known about objects that exist, or may exist, and cannot be read.
+/// What is known about objects that cannot be read, although they exist or may exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
     /// Whether there may be an object of any name, for example in a file that cannot be read.
     pub anything: bool,
-    /// Services with an object that cannot be read.
+    /// Services of which some object cannot be read.
     pub services: BTreeSet<ObjectName>,
-    /// Words of manifests that define objects of unknown names. An object's name and namespace are words of its
-    /// manifest.
+    /// Words of manifests that define objects of unknown names. An object's name and namespace are among the words of
+    /// its manifest.
     pub words: Words,
 }
 
-/// Words that may be names.
+/// Words that may be names of objects or namespaces.
 pub type Words = BTreeSet<Box<str>>;
 
-/// The words of a manifest that may be names; `None` if it may contain names that are spelled in another way.
+/// The words of a manifest that may be names; `None` if the manifest may spell names in a way that hides them.
 pub fn words(manifest: &str) -> Option<Words> {
-    /// Escapes of YAML and JSON that can spell a letter or join two words, and the tag of base64.
+    /// Texts that may hide names: escapes of YAML and JSON that spell a letter or join two words, and the tag of
+    /// base64.
     const HIDING: [&str; 6] = ["\\x", "\\u", "\\U", "\\\n", "\\\r", "!binary"];
     if HIDING.iter().any(|hiding| manifest.contains(hiding)) {
         return None;
     }
-    // A word with a dot, an underscore or a slash is an address, a path or a key such as app.kubernetes.io/name, and no
-    // name.
+    // A word with a dot, an underscore or a slash is no name, but an address, a path, or a key such as
+    // app.kubernetes.io/name.
     let is_part = |character: char| character.is_ascii_alphanumeric() || "-._/".contains(character);
     let is_label = |word: &&str| {
         let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -38,13 +39,13 @@ pub fn words(manifest: &str) -> Option<Words> {
 }
 
 impl Unread {
-    /// Whether everything has been read.
+    /// Whether there is no unread object.
     pub fn is_empty(&self) -> bool {
         !self.anything && self.services.is_empty() && self.words.is_empty()
     }
 
-    /// Whether an object that cannot be read may have the name with these labels below the cluster domain, or a name
-    /// below it.
+    /// Whether an unread object may have the name that these labels form below the cluster domain, or a name below
+    /// that.
     pub(super) fn may_have(&self, labels: &[&str]) -> bool {
         match labels {
             [.., service, namespace, "svc"] => self.may_have_service(namespace, service),

@@ -1,4 +1,4 @@
-//! The zones that this server owns.
+//! The DNS zones that the server is authoritative for.
 
 use std::net::IpAddr;
 
@@ -6,29 +6,29 @@ use ipnet::IpNet;
 
 use super::reverse::{self, Reverse};
 
-/// TTL of `dns-version`, as in the specification.
+/// TTL of the record `dns-version` in seconds, as in the specification.
 pub(super) const VERSION_TTL: u32 = 28_800;
-/// The version of the specification.
+/// The version of the specification, which the record `dns-version` shows.
 pub(super) const VERSION: &str = "1.1.0";
-/// The longest TTL of the SOA record.
+/// Maximum TTL of the SOA record, in seconds.
 const SOA_TTL: u32 = 300;
-/// The most bytes of a name on the wire, including the length of its first label and the root label.
+/// Maximum length of a name on the wire in bytes, including length bytes and the root label.
 const LONGEST_NAME: usize = 255;
 
-/// The cluster domain, and the networks whose reverse names are ours.
+/// The cluster domain, and the networks whose reverse names the server owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// The cluster domain, in lower case and without a dot at its end.
     name: String,
-    /// Seconds for which clients may keep records.
+    /// Seconds for which clients may cache records.
     ttl: u32,
-    /// Ranges of cluster IPs: all their reverse names are ours.
+    /// Ranges of cluster IPs: the server owns all their reverse names.
     ranges: Vec<IpNet>,
-    /// Addresses of this server, for `ns.dns` if the DNS Service has no cluster IP.
+    /// Addresses of this server, which `ns.dns` has if the DNS Service has no cluster IP.
     servers: Vec<IpAddr>,
 }
 
-/// Why a name cannot be the cluster domain.
+/// Why a text cannot be the cluster domain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{name:?} is no domain name: labels of 1 to 63 letters, digits and hyphens, joined by dots, are expected"
@@ -51,19 +51,19 @@ impl Zone {
         Ok(Self { name: plain, ttl, ranges: Vec::new(), servers: Vec::new() })
     }
 
-    /// Owns the reverse names of these networks.
+    /// Makes the server own the reverse names of these networks.
     #[must_use]
     pub fn with_ranges(mut self, ranges: Vec<IpNet>) -> Self {
         self.ranges = ranges;
         self
     }
 
-    /// Replaces the networks whose reverse names are owned.
+    /// Replaces the networks whose reverse names the server owns.
     pub fn set_ranges(&mut self, ranges: Vec<IpNet>) {
         self.ranges = ranges;
     }
 
-    /// Sets the addresses of this server.
+    /// Sets the addresses of this server, for `ns.dns`.
     #[must_use]
     pub fn with_servers(mut self, servers: Vec<IpAddr>) -> Self {
         self.servers = servers;
@@ -75,12 +75,12 @@ impl Zone {
         &self.name
     }
 
-    /// Seconds for which clients may keep records and negative answers.
+    /// Seconds for which clients may cache records and negative answers.
     pub const fn ttl(&self) -> u32 {
         self.ttl
     }
 
-    /// TTL of the SOA record.
+    /// TTL of the SOA record, in seconds.
     pub fn soa_ttl(&self) -> u32 {
         self.ttl.min(SOA_TTL)
     }
@@ -89,7 +89,7 @@ impl Zone {
         &self.servers
     }
 
-    /// The labels before the cluster domain; `None` if the name is not in it. Compares labels, not ends of texts.
+    /// The labels before the cluster domain; `None` if the name is not in the cluster domain. Compares whole labels.
     pub(super) fn strip<'a, 'b>(&self, labels: &'a [&'b [u8]]) -> Option<&'a [&'b [u8]]> {
         let mut rest = labels;
         for wanted in self.name.rsplit('.') {
@@ -102,8 +102,8 @@ impl Zone {
         Some(rest)
     }
 
-    /// The zone of a reverse name in one of our ranges; `None` outside of these ranges, even if an address there has
-    /// names.
+    /// The zone of a reverse name, without a dot at its end, if one of the server's ranges contains it; else `None`,
+    /// even if an address there has names.
     pub(super) fn reverse_zone(&self, name: &Reverse) -> Option<String> {
         let range = self.ranges.iter().find(|range| name.is_within(range))?;
         Some(reverse::zone(range, name))

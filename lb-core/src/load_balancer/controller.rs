@@ -16,27 +16,27 @@ use super::{
 };
 use crate::{api, convert::ConvertError, model::ObjectName};
 
-/// The annotation in which the controller lists the addresses that it gave to a Service, separated by commas. By it the
-/// controller recognises these addresses after their pool is gone.
+/// Annotation in which the controller lists the addresses that it has given to a Service, separated by commas. By it
+/// the controller recognises these addresses after their pool is gone.
 pub const GIVEN: &str = "lb.dev/given-addresses";
 
-/// The load balancer Services of a cluster with their addresses, and the pools.
+/// The controller's state: pools, and the load balancer Services of the cluster with their addresses.
 #[derive(Debug, Default)]
 pub struct Controller {
-    /// The class of the Services that get addresses; `None` for those without a class.
+    /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     class: Option<String>,
     balancers: LoadBalancers,
     services: BTreeMap<ObjectName, Known>,
-    /// Each pool, with its `metadata.creationTimestamp`.
+    /// The pools, each with its `metadata.creationTimestamp`.
     pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
     unused_pools: Vec<PoolError>,
     namespaces: Namespaces,
     /// Networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
     pools_changed: bool,
-    /// Services that have changed since the last pass.
+    /// Services that have changed since the last pass, or whose state must be computed again.
     changed: BTreeSet<ObjectName>,
-    /// [`LoadBalancers::changes`] when waiting Services last requested addresses.
+    /// [`LoadBalancers::changes`] when the waiting Services last repeated their requests.
     asked_at: u64,
 }
 
@@ -44,88 +44,88 @@ pub struct Controller {
 #[derive(Debug)]
 struct Known {
     seen: Seen,
-    /// The Service's addresses before the last write: a watch may still report a version from before that write.
+    /// The Service's addresses before the last write: a watch may still report a version of the Service from before it.
     replaced: Option<Vec<IpAddr>>,
     refused: Option<AddressError>,
-    /// The problem with the Service's addresses, which an Event has reported; `None` if there was none in the last
-    /// pass for this Service.
+    /// The problem with the Service's addresses that an Event has reported; `None` if the last pass for this Service
+    /// found none.
     told: Option<String>,
 }
 
-/// The parts of a version of a Service that the controller reads.
+/// What the controller reads from a version of a Service.
 #[derive(Debug)]
 struct Seen {
     version: String,
     uid: String,
     request: Result<Option<Request>, ConvertError>,
-    /// The addresses in `status.loadBalancer.ingress`.
+    /// The IP addresses in `status.loadBalancer.ingress`.
     has: Vec<IpAddr>,
-    /// Whether `status.loadBalancer.ingress` is empty: it may also contain host names.
+    /// Whether `status.loadBalancer.ingress` is empty; it may also contain only host names.
     is_bare: bool,
-    /// The annotation [`GIVEN`].
+    /// The addresses in the annotation [`GIVEN`]; `None` without the annotation.
     given: Option<Vec<IpAddr>>,
 }
 
 /// How the controller treats a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// The controller gives the Service addresses.
+    /// The controller gives addresses to the Service.
     Serves,
-    /// The request of the Service is invalid, so the Service keeps what it has.
+    /// The Service's request is invalid, so the Service keeps the addresses that it has.
     Waits,
-    /// The Service is no longer a load balancer of this class, so the controller takes its own addresses back.
+    /// The Service is no longer a load balancer of this class, so the controller takes back the addresses that it gave.
     Leaves,
-    /// The controller leaves the Service alone: it is no load balancer of this class, or has addresses of another
-    /// controller.
+    /// The controller leaves the Service alone, because it is no load balancer of this class, or has addresses of
+    /// another controller.
     Foreign,
 }
 
-/// A compare-and-swap of a Service.
+/// A write of a Service's addresses, which the API server accepts only if the Service still has `version`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// The Service.
+    /// Name of the Service to write.
     pub service: ObjectName,
-    /// `metadata.resourceVersion` of the version that the write replaces.
+    /// `metadata.resourceVersion` of the version of the Service that the write replaces.
     pub version: String,
-    /// The new `status.loadBalancer.ingress`; `None` to leave it as it is.
+    /// The addresses to write to `status.loadBalancer.ingress`; `None` to leave that unchanged.
     pub ingress: Option<Vec<IpAddr>>,
-    /// The new annotation [`GIVEN`]; `None` to remove it.
+    /// The value to write to the annotation [`GIVEN`]; `None` to remove it.
     pub given: Option<String>,
     /// The Event to emit once the write has succeeded.
     pub notice: Option<Notice>,
 }
 
-/// An Event on a Service.
+/// A Kubernetes Event about a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The Service.
+    /// Name of the Service that the Event is about.
     pub service: ObjectName,
     /// `metadata.uid` of the Service.
     pub uid: String,
-    /// Whether the Event is a warning.
+    /// Whether the Event's type is Warning instead of Normal.
     pub is_warning: bool,
-    /// The reason in CamelCase.
+    /// The Event's `reason`, in CamelCase.
     pub reason: &'static str,
-    /// The text of the Event.
+    /// The Event's `note`, a text for people.
     pub note: String,
 }
 
 /// The result of a [`Controller::pass`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// The Services that must be written.
+    /// The Services to write.
     pub writes: Vec<Write>,
-    /// Events to emit now.
+    /// Events to emit now, independent of writes.
     pub notices: Vec<Notice>,
 }
 
 impl Controller {
-    /// A controller without objects. Only Services of this class get addresses; `None` means those without a class.
+    /// Creates a controller without objects. It serves Services of this class; `None` means those without a class.
     pub fn new(class: Option<&str>) -> Self {
         Self { class: class.map(str::to_owned), pools_changed: true, ..Self::default() }
     }
 
-    /// Takes a version of a Service, `None` if it is deleted.
+    /// Updates a Service; `None` means that it was deleted.
     pub fn set_service(&mut self, name: ObjectName, service: Option<&api::Service>) {
         let Some(service) = service else {
             self.services.remove(&name);
@@ -135,7 +135,7 @@ impl Controller {
         let seen = Seen::new(service, self.class.as_deref());
         self.changed.insert(name.clone());
         match self.services.get_mut(&name) {
-            // A new Service of the same name inherits nothing from the deleted one.
+            // The same Service, not a new one with the name of a deleted one: it keeps the controller's state.
             Some(known) if known.seen.uid == seen.uid => known.seen = seen,
             Some(_) | None => {
                 self.balancers.release(&name);
@@ -144,7 +144,7 @@ impl Controller {
         }
     }
 
-    /// Takes a pool with its `metadata.creationTimestamp`, `None` if it is deleted.
+    /// Updates a pool, given with its `metadata.creationTimestamp`; `None` means that it was deleted.
     pub fn set_pool(&mut self, name: ObjectName, pool: Option<(Option<String>, Pool)>) {
         match pool {
             Some(pool) => self.pools.insert(name, pool),
@@ -153,7 +153,7 @@ impl Controller {
         self.pools_changed = true;
     }
 
-    /// Takes the labels of a namespace, `None` if it is deleted.
+    /// Updates the labels of a namespace; `None` means that it was deleted.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
         match labels {
             Some(labels) => self.namespaces.0.insert(name.to_owned(), labels),
@@ -162,18 +162,19 @@ impl Controller {
         self.pools_changed = true;
     }
 
-    /// Sets the networks of cluster IPs and pods.
+    /// Sets the networks of cluster IPs and pods, which no pool may overlap.
     pub fn set_reserved(&mut self, reserved: Vec<AddressRange>) {
         self.pools_changed |= self.reserved != reserved;
         self.reserved = reserved;
     }
 
-    /// Whether there is a pool, used or not.
+    /// Whether there is any pool, even one that cannot be used.
     pub fn has_pools(&self) -> bool {
         !self.pools.is_empty()
     }
 
-    /// Computes the writes and Events that are due. Call it only when all pools, namespaces and Services are known.
+    /// Computes the writes and Events that are due. Must be called only when all pools, namespaces and Services are
+    /// known.
     pub fn pass(&mut self) -> Pass {
         self.use_pools();
         let mut due = std::mem::take(&mut self.changed);
@@ -210,14 +211,14 @@ impl Controller {
         }
     }
 
-    /// Records that a write has failed: the next pass computes it again.
+    /// Records that a write has failed, so that the next pass computes it again.
     pub fn failed(&mut self, service: &ObjectName) {
         if self.services.contains_key(service) {
             self.changed.insert(service.clone());
         }
     }
 
-    /// The problems with pools and Services, for `lb-agent status`.
+    /// The problems of pools and Services, as sentences for `lb-agent status`.
     pub fn conditions(&self) -> Vec<String> {
         let pools = self.unused_pools.iter().map(ToString::to_string);
         let services = self.services.iter().filter_map(|(name, known)| {
@@ -227,13 +228,13 @@ impl Controller {
         pools.chain(services).collect()
     }
 
-    /// How many addresses of each pool are in use.
+    /// How many addresses of each usable pool are in use.
     pub fn usage(&self) -> Vec<PoolUsage> {
         self.balancers.usage()
     }
 
-    /// Hands changed pools to [`LoadBalancers`], and marks every Service as changed. Older pools come first, so that
-    /// they stay in use if a new pool overlaps them.
+    /// Passes the pools to [`LoadBalancers`], and marks every Service as changed. Older pools come first, so that they
+    /// stay usable if a new pool overlaps them.
     fn use_pools(&mut self) {
         if !std::mem::take(&mut self.pools_changed) {
             return;
@@ -257,7 +258,7 @@ impl Controller {
             Ok(None) if given.is_some() => Role::Leaves,
             Ok(None) => Role::Foreign,
             // With a class, no other controller serves the Service. Without one, addresses that this controller did not
-            // give and that are in no pool come from a cloud.
+            // give and that are in no pool come from a cloud's controller.
             Ok(Some(_)) | Err(_) if self.class.is_none() && !is_bare && !has.iter().any(is_ours) => {
                 Role::Foreign
             }
@@ -266,12 +267,12 @@ impl Controller {
         }
     }
 
-    /// Records the addresses that the newest version of a Service has, unless the controller's own are newer.
+    /// Adopts the addresses in the newest version of a Service, unless the controller has given it newer ones.
     fn take_over(&mut self, name: &ObjectName) {
         let Some(known) = self.services.get(name) else { return };
         let has = &known.seen.has;
         let knows = self.balancers.addresses(name);
-        // A status that another writer has emptied counts as old: the Service gets its addresses back.
+        // An empty status also counts as stale: the Service gets its addresses back.
         let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
         let is_served = matches!(self.role(known), Role::Serves | Role::Waits);
         if has == knows || (is_served && is_stale) {
@@ -285,7 +286,7 @@ impl Controller {
     }
 
     fn assign(&mut self, asking: &BTreeSet<ObjectName>) {
-        // Without pools there is nothing to give, and the cluster does not use this controller.
+        // Without pools the cluster does not use this controller.
         if self.balancers.pools().is_empty() {
             return;
         }
@@ -301,7 +302,7 @@ impl Controller {
         }
     }
 
-    /// Whether a Service requests addresses again when one may have become free.
+    /// Whether a Service repeats its request when an address may have become free.
     fn waits(&self, name: &ObjectName, known: &Known) -> bool {
         let request = known.seen.request.as_ref().ok().and_then(Option::as_ref);
         let lacks =
@@ -309,7 +310,7 @@ impl Controller {
         (known.refused.is_some() || lacks) && self.role(known) == Role::Serves
     }
 
-    /// Adds the write and the Events of a Service.
+    /// Adds the write of a Service, and the Events about it, to the pass.
     fn conclude(&mut self, name: &ObjectName, pass: &mut Pass) {
         let Some(known) = self.services.get(name) else { return };
         match self.role(known) {
@@ -331,7 +332,7 @@ impl Controller {
         }
     }
 
-    /// The write that gives a Service its addresses; `None` if the Service has them already.
+    /// The write that gives a Service its addresses; `None` if the Service already has them in its status.
     fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
         let wanted = self.balancers.addresses(name);
         let Seen { version, uid, has, given, .. } = &known.seen;
@@ -356,7 +357,7 @@ impl Controller {
         })
     }
 
-    /// Adds an Event for each of two Services if one of them loses an address because the other also has it.
+    /// Adds an Event for each of two Services if one of them loses an address that the other also has.
     fn report_conflicts(&self, name: &ObjectName, known: &Known, pass: &mut Pass) {
         let wanted = self.balancers.addresses(name);
         for ip in known.seen.has.iter().filter(|ip| !wanted.contains(ip)) {
@@ -379,7 +380,7 @@ impl Controller {
         }
     }
 
-    /// The problem with the addresses of a Service, as reason and text of its Event; `None` without a problem.
+    /// The problem with a Service's addresses, as `reason` and `note` of an Event; `None` without a problem.
     fn trouble(&self, name: &ObjectName, known: &Known) -> Option<(&'static str, String)> {
         let trouble = match (self.role(known), &known.seen.request) {
             (Role::Serves, Ok(Some(request))) => self.balancers.trouble(request, known.refused.as_ref())?,
@@ -409,7 +410,7 @@ impl Seen {
     }
 }
 
-/// The write that removes the controller's addresses from a Service that it no longer serves.
+/// The write that removes the addresses given by the controller from a Service that it no longer serves.
 fn leaving(name: &ObjectName, known: &Known) -> Write {
     let Seen { version, has, given, .. } = &known.seen;
     let is_ours = |ip: &IpAddr| given.as_ref().is_some_and(|given| given.contains(ip));
@@ -423,7 +424,7 @@ fn leaving(name: &ObjectName, known: &Known) -> Write {
     }
 }
 
-/// The addresses in the annotation [`GIVEN`].
+/// Parses the addresses in the annotation [`GIVEN`].
 fn addresses_of(text: &str) -> Vec<IpAddr> {
     text.split(',').filter_map(|part| part.trim().parse().ok()).collect()
 }

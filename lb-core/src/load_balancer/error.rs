@@ -1,69 +1,70 @@
-//! Why a Service gets no address, and why a pool is not used.
+//! Why a Service gets no address, and why a pool cannot be used.
 
 use std::net::IpAddr;
 
 use super::{AddressRange, Pool, Terms};
 use crate::{family::Family, model::ObjectName};
 
-/// Why a Service gets no address, or not the one that it names.
+/// Why a Service gets no address, or not the address that it names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The Service has no cluster IP yet, so the families of its addresses are unknown.
     #[error("the Service has no cluster IP yet, which decides the families of its addresses")]
     NoClusterIp,
-    /// The Service names no pool, and no pool with `autoAssign` admits it. A Service that asks for an internal load
+    /// The Service names no pool, and no pool with `autoAssign` admits it. A Service that requests an internal load
     /// balancer needs an internal pool, any other Service a pool that is not internal.
     #[error("no pool gives addresses to this Service: {}", no_pool(*internal))]
     NoPool {
-        /// Whether the Service asks for an internal load balancer.
+        /// Whether the Service requests an internal load balancer.
         internal: bool,
     },
-    /// The pool that the Service names does not exist, or is not used.
+    /// The pool that the Service names does not exist, or cannot be used.
     #[error("there is no pool {0:?}")]
     UnknownPool(String),
-    /// `serviceAllocation` of the pool does not admit the Service.
+    /// The pool that the Service names does not admit it, by `serviceAllocation`.
     #[error("serviceAllocation of pool {0:?} does not admit this Service")]
     NotAdmitted(String),
-    /// The named address is in no used pool, or its pool avoids it.
+    /// The address that the Service names is in no usable pool, or its pool avoids that address.
     #[error("{0} is in no pool")]
     InNoPool(IpAddr),
-    /// The named address is in another pool than the named one.
+    /// The Service names an address and a pool, but the address is in another pool.
     #[error("{ip} is in pool {pool:?}, and the Service names pool {named:?}")]
     InOtherPool {
-        /// The named address.
+        /// The address that the Service names.
         ip: IpAddr,
-        /// The named pool.
+        /// Name of the pool that the Service names.
         named: String,
-        /// The pool of the address.
+        /// Name of the pool that contains the address.
         pool: String,
     },
-    /// Another Service has the address.
+    /// Another Service has the address, and does not share it.
     #[error("Service {by} has {ip}: {why}")]
     Taken {
-        /// The address.
+        /// The address that the Service requests.
         ip: IpAddr,
-        /// The Service that has it.
+        /// Name of the Service that has the address.
         by: ObjectName,
-        /// Why the two cannot share it.
+        /// Why the two Services cannot share the address.
         why: &'static str,
     },
     /// No pool that the Service may use has free addresses for it.
     #[error("no free address ({}) in {}", names(families), listed(pools))]
     Exhausted {
-        /// The pools that were tried.
+        /// Names of the pools that were tried.
         pools: Vec<String>,
-        /// The families of the Service.
+        /// The IP families in which the Service needs an address.
         families: Vec<Family>,
     },
 }
 
-/// A problem with an address that a Service keeps.
+/// A problem with an address that a Service nevertheless keeps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Concern {
-    /// No pool has the address any more.
+    /// No pool contains the address any more.
     #[error("{0} is in no pool; the Service keeps it until it is deleted")]
     NoPool(IpAddr),
-    /// The Service asks for an internal load balancer and has an address of another pool, or the reverse.
+    /// The Service requests an internal load balancer but has an address of a pool that is not internal, or the
+    /// reverse.
     #[error(
         "the Service asks for {} load balancer and keeps {ip} of pool {pool:?}, which is for {} ones; name a pool by the \
          annotation metallb.io/address-pool, or delete the Service and create it again",
@@ -71,11 +72,11 @@ pub enum Concern {
         if *internal { "public" } else { "internal" }
     )]
     OtherKind {
-        /// The address.
+        /// The address that the Service keeps.
         ip: IpAddr,
-        /// The pool of the address.
+        /// Name of the pool that contains the address.
         pool: String,
-        /// Whether the Service asks for an internal load balancer.
+        /// Whether the Service requests an internal load balancer.
         internal: bool,
     },
 }
@@ -83,21 +84,21 @@ pub enum Concern {
 /// A problem with the addresses of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// The Service gets no address, or not the one that it requests.
+    /// The Service gets no address, or not the address that it requests.
     #[error("{}{why}{}", if *keeps { "" } else { "no address: " }, if *keeps { "; the Service keeps the address that it has" } else { "" })]
     Refused {
-        /// The reason.
+        /// Why the request was refused.
         why: String,
         /// Whether the Service keeps an address that it has.
         keeps: bool,
     },
-    /// The Service has an address that it would not get now.
+    /// The Service keeps an address that it would not get now.
     #[error("{0}")]
     Concern(Concern),
 }
 
 impl Trouble {
-    /// The reason of an Event, in MetalLB's words where it has one.
+    /// The `reason` of an Event about the problem, in MetalLB's words if MetalLB has such an Event.
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "AllocationFailed",
@@ -107,40 +108,40 @@ impl Trouble {
     }
 }
 
-/// Why a pool is not used.
+/// Why a pool cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// The pool has addresses of another pool.
+    /// The pool overlaps another pool.
     #[error("pool {pool:?} is not used: its {range} overlaps {other_range} of pool {other:?}")]
     Overlap {
-        /// The pool that is not used.
+        /// Name of the pool that cannot be used.
         pool: String,
-        /// The overlapping range of this pool.
+        /// The range of this pool that overlaps.
         range: AddressRange,
-        /// The pool that is used.
+        /// Name of the other pool, which is used.
         other: String,
-        /// The overlapping range of the other pool.
+        /// The range of the other pool that overlaps.
         other_range: AddressRange,
     },
-    /// Another pool has the same name.
+    /// Another pool has the same name, which is given here.
     #[error("pool {0:?} is not used: there is another one of that name")]
     Twin(String),
-    /// The pool has addresses that cluster IPs or pods may have.
+    /// The pool contains addresses that cluster IPs or pods may have.
     #[error(
         "pool {pool:?} is not used: its {range} overlaps {reserved}, which is a network of cluster IPs or pods"
     )]
     Reserved {
-        /// The pool that is not used.
+        /// Name of the pool that cannot be used.
         pool: String,
-        /// The overlapping range of the pool.
+        /// The range of the pool that overlaps.
         range: AddressRange,
-        /// The network of cluster IPs or pods.
+        /// The overlapping network of cluster IPs or pods.
         reserved: AddressRange,
     },
 }
 
 impl PoolError {
-    /// Why the pool cannot be used beside the others; `None` if it can.
+    /// Why the pool cannot be used in addition to the pools `others`; `None` if it can.
     pub(super) fn of(pool: &Pool, others: &[Pool], reserved: &[AddressRange]) -> Option<Self> {
         let name = || pool.name.to_string();
         if others.iter().any(|other| other.name == pool.name) {

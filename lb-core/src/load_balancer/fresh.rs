@@ -1,4 +1,4 @@
-//! Finds addresses of the pools that no Service has had since the agent started.
+//! Finds fresh addresses in pools: those that no Service has had since the agent started.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -10,15 +10,15 @@ use super::{AddressRange, Pool};
 /// pools stay the same, giving all addresses of a range costs as many steps as it has addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fresh {
-    /// A range without a fresh address has no entry.
+    /// The lowest fresh address of each range; a range without one has no entry.
     lowest: BTreeMap<AddressRange, IpAddr>,
-    /// The number of addresses that searches have passed.
+    /// Number of addresses that all searches have checked, for a test.
     #[cfg(test)]
     pub(super) steps: usize,
 }
 
 impl Fresh {
-    /// Searches all ranges of the pools again. `was_given` returns whether a Service has or had the address.
+    /// Searches all ranges of the pools again. `was_given` says whether a Service has or had an address.
     pub(super) fn set_pools(&mut self, pools: &[Pool], was_given: impl Fn(IpAddr) -> bool) {
         self.lowest.clear();
         for pool in pools {
@@ -28,7 +28,7 @@ impl Fresh {
         }
     }
 
-    /// Records that a Service got an address.
+    /// Records that a Service got the address, and finds the next fresh one of its range.
     pub(super) fn given(&mut self, pools: &[Pool], ip: IpAddr, was_given: impl Fn(IpAddr) -> bool) {
         let ranges = pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, *range)));
         let found = ranges.into_iter().find(|(_, range)| range.contains(ip));
@@ -39,7 +39,7 @@ impl Fresh {
         }
     }
 
-    /// The lowest fresh address of the range.
+    /// The lowest fresh address of the range; `None` if it has none.
     pub(super) fn lowest(&self, range: &AddressRange) -> Option<IpAddr> {
         self.lowest.get(range).copied()
     }

@@ -38,11 +38,11 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 /// while its request stays the same, unless it has them in common with a Service that it may not share them with.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {
-    /// In the order in which they are tried for Services that name no pool.
+    /// The usable pools, in the order in which they are tried for Services that name no pool.
     pools: Vec<Pool>,
     namespaces: Namespaces,
-    /// The Services that have each address, with their terms for sharing; `None` for a remembered Service that has not
-    /// requested addresses yet.
+    /// For each address, the Services that have it, with their terms for sharing. The terms are `None` for a remembered
+    /// Service that has not requested addresses yet.
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
     /// The addresses of each Service, in the order of its families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
@@ -50,9 +50,9 @@ pub struct LoadBalancers {
     /// pool, the earliest released first, because hosts may still send packets for their former Service.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
-    /// The addresses that no Service has had so far, which are given first.
+    /// Addresses that no Service has had yet, which are given first.
     fresh: Fresh,
-    /// The number of releases, of changes of terms, and of changes of pools or namespaces.
+    /// Number of releases, of changes of terms, and of changes of pools or namespaces, so far.
     changes: u64,
 }
 
@@ -78,38 +78,38 @@ impl LoadBalancers {
         errors
     }
 
-    /// Replaces the labels of namespaces.
+    /// Replaces the labels of namespaces, by which pools admit Services.
     pub fn set_namespaces(&mut self, namespaces: Namespaces) {
         self.namespaces = namespaces;
         self.changes += 1;
     }
 
-    /// A number that grows whenever a Service without an address may get one now.
+    /// A number that grows whenever a Service that waits for an address may get one.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// The pools in use.
+    /// The pools that can be used.
     pub fn pools(&self) -> &[Pool] {
         &self.pools
     }
 
-    /// The addresses of a Service.
+    /// The addresses that a Service has.
     pub fn addresses(&self, service: &ObjectName) -> &[IpAddr] {
         self.services.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// The used pool whose ranges contain an address.
+    /// The usable pool that contains the address.
     pub fn pool_of(&self, ip: IpAddr) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(ip)))
     }
 
-    /// The Services that have an address.
+    /// The Services that have the address.
     pub fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectName> {
         self.holders.get(&ip).into_iter().flat_map(BTreeMap::keys)
     }
 
-    /// How many addresses of each pool are in use.
+    /// How many addresses of each usable pool are in use.
     pub fn usage(&self) -> Vec<PoolUsage> {
         let used = |pool: &Pool| {
             let ranges = pool.ranges.iter();
@@ -119,7 +119,7 @@ impl LoadBalancers {
         self.pools.iter().map(usage).collect()
     }
 
-    /// The problem with the addresses of a Service; `refused` is the error of its last request, if that failed.
+    /// The problem with a Service's addresses, if any; `refused` is the error of its last request, if that failed.
     pub fn trouble(&self, request: &Request, refused: Option<&AddressError>) -> Option<Trouble> {
         match refused {
             Some(error) => {
@@ -130,7 +130,7 @@ impl LoadBalancers {
         }
     }
 
-    /// The problem with the addresses that a Service keeps; `None` without a problem.
+    /// The problem with the addresses that a Service keeps, if any.
     fn concern(&self, request: &Request) -> Option<Concern> {
         let has = self.addresses(&request.service);
         for ip in has {
@@ -152,7 +152,7 @@ impl LoadBalancers {
     }
 
     /// Assigns addresses to many Services at once, independent of their order: first to those that name addresses, then
-    /// to the others, the oldest first, then by name. Returns the error of each request.
+    /// to the others, oldest first, then by name. Returns the error of each request.
     pub fn assign_all(&mut self, requests: &[Request]) -> Vec<Option<AddressError>> {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();
@@ -184,8 +184,8 @@ impl LoadBalancers {
         open
     }
 
-    /// Assigns to those Services of `open` that have addresses, after all of them have released theirs: Services that
-    /// name each other's addresses exchange them. Changes nothing unless all of them get what they name.
+    /// Assigns to those Services of `open` that have addresses, after all of them have released these, so that Services
+    /// which name each other's addresses exchange them. Changes nothing unless all of them get what they name.
     fn exchange(&mut self, requests: &[Request], open: &[usize], errors: &mut [Option<AddressError>]) {
         let holders: Vec<usize> = open
             .iter()
@@ -225,14 +225,14 @@ impl LoadBalancers {
         Ok(self.addresses(&request.service))
     }
 
-    /// Releases the addresses of a Service that is deleted, or is no load balancer any more.
+    /// Releases the addresses of a Service that was deleted, or is no load balancer any more.
     pub fn release(&mut self, service: &ObjectName) {
         for ip in self.services.remove(service).unwrap_or_default() {
             self.leave(ip, service);
         }
     }
 
-    /// Releases the addresses of all Services that do not exist.
+    /// Releases the addresses of all Services for which `exists` is false.
     pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> = self.services.keys().filter(|name| !exists(name)).cloned().collect();
         gone.iter().for_each(|service| self.release(service));
@@ -262,7 +262,7 @@ impl LoadBalancers {
         })
     }
 
-    /// The addresses that the Service names, if it may have them.
+    /// The addresses that the Service names, if it may have them; an error if not.
     fn named(&self, request: &Request) -> Result<Vec<IpAddr>, AddressError> {
         let current = self.addresses(&request.service);
         for ip in &request.addresses {
@@ -294,7 +294,7 @@ impl LoadBalancers {
         kept.retain(|ip| request.families.contains(&Family::of(*ip)));
         let first = *kept.first()?;
         let pool = self.pool_of(first);
-        // An address that is in no pool any more is also kept.
+        // A Service also keeps an address that no pool contains any more.
         let names_other = |name: &String| pool.is_some_and(|pool| *pool.name != **name);
         if request.pool.as_ref().is_some_and(names_other) || !kept.iter().all(|ip| self.is_free(request, *ip))
         {
@@ -318,7 +318,7 @@ impl LoadBalancers {
         Some(kept)
     }
 
-    /// The pools to try for a Service that names no address, in order.
+    /// The pools to try, in order, for a Service that names no address.
     fn candidates(&self, request: &Request) -> Result<Vec<&Pool>, AddressError> {
         if let Some(name) = &request.pool {
             let pool = self.pools.iter().find(|pool| *pool.name == **name);
@@ -343,12 +343,12 @@ impl LoadBalancers {
         }
     }
 
-    /// Whether no other Service has the address, or this Service may share it.
+    /// Whether the Service may have the address: no other Service has it, or they may share it.
     fn is_free(&self, request: &Request, ip: IpAddr) -> bool {
         self.opponent(request, ip).is_none()
     }
 
-    /// Checks that [`is_free`](Self::is_free) holds; the error has the reason.
+    /// Like [`is_free`](Self::is_free); the error says why the Service may not have the address.
     fn check_free(&self, request: &Request, ip: IpAddr) -> Result<(), AddressError> {
         let Some((by, terms)) = self.opponent(request, ip) else { return Ok(()) };
         let why = match terms {
@@ -358,7 +358,7 @@ impl LoadBalancers {
         Err(AddressError::Taken { ip, by: by.clone(), why })
     }
 
-    /// Another Service that has the address and does not share it with this one. If this Service also has the address,
+    /// Another Service that has the address and may not share it with this one. If this Service also has the address,
     /// it shares it with remembered Services until their terms are known.
     fn opponent(&self, request: &Request, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
         let holders = self.holders.get(&ip)?;
@@ -390,15 +390,15 @@ impl LoadBalancers {
         families.iter().map(one).collect()
     }
 
-    /// The lowest address in use that the Service may have.
+    /// The lowest address, of those in use, that the Service may share.
     fn shared(&self, pool: &Pool, range: &AddressRange, request: &Request) -> Option<IpAddr> {
-        // Without a key, an address is never shared: most Services have none, and need no search.
+        // Without a sharing key, the Service shares no address. Most Services have none and need no search.
         request.terms.key.as_ref()?;
         let held = self.holders.range(range.first()..=range.last()).map(|(ip, _)| *ip);
         held.into_iter().find(|ip| !pool.avoids(*ip) && self.is_free(request, *ip))
     }
 
-    /// Gives these addresses to the Service, and releases its others.
+    /// Gives these addresses to the Service, and releases its other addresses.
     fn replace(&mut self, service: &ObjectName, addresses: Vec<IpAddr>, terms: Option<&Terms>) {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
         let before = if addresses.is_empty() {
@@ -434,12 +434,12 @@ impl LoadBalancers {
     }
 }
 
-/// Whether some Service has or had an address.
+/// A function that says whether some Service has or had an address.
 fn was_given<H>(holders: &BTreeMap<IpAddr, H>, released: &BTreeMap<IpAddr, u64>) -> impl Fn(IpAddr) -> bool {
     |ip| holders.contains_key(&ip) || released.contains_key(&ip)
 }
 
-/// The load balancers' addresses that an earlier run of the agent left in the kernel.
+/// The load balancers' addresses that an earlier run of the agent left in the maps.
 pub fn known_addresses(contents: &Contents) -> BTreeMap<ObjectName, Vec<IpAddr>> {
     let mut known: BTreeMap<ObjectName, Vec<IpAddr>> = BTreeMap::new();
     for (service, ip) in contents.addresses(FrontendKind::LoadBalancer) {

@@ -19,38 +19,38 @@ use crate::{
     model::ObjectName,
 };
 
-/// The label of pools for load balancers that only internal clients use.
+/// Label of pools whose addresses only internal load balancers get.
 pub const INTERNAL: &str = "lb.dev/internal";
-/// The label that the API server gives to each namespace: the name of the namespace.
+/// Label of each namespace with its name, which the API server sets.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// A pool of addresses for load balancers.
+/// A pool of load balancers' addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// `metadata.name`
+    /// Name of the pool, from `metadata.name`.
     pub name: Arc<str>,
-    /// `metadata.labels`
+    /// Labels of the pool, from `metadata.labels`.
     pub labels: Labels,
-    /// `spec.addresses`, in their order.
+    /// The addresses of the pool, from `spec.addresses`, in the order given there.
     pub ranges: Vec<AddressRange>,
     /// `spec.autoAssign`: whether Services that name no pool get its addresses.
     pub auto_assign: bool,
     /// `spec.avoidBuggyIPs`: whether the pool gives no IPv4 address that ends in .0 or .255.
     pub avoid_buggy_ips: bool,
-    /// `spec.serviceAllocation`: the Services that may use the pool; all, if it is not set.
+    /// `spec.serviceAllocation`: which Services may use the pool; `None` for all.
     pub scope: Option<Scope>,
-    /// Whether the pool is for Services that ask for an internal load balancer, and no others unless they name it.
+    /// Whether only Services that request an internal load balancer, or that name the pool, get its addresses.
     pub internal: bool,
 }
 
-/// How many addresses of a pool are in use. A total that does not fit is `u64::MAX`.
+/// How many addresses of a pool are in use. Numbers that do not fit are `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// The name of the pool.
+    /// Name of the pool.
     pub pool: Arc<str>,
-    /// Addresses that Services have.
+    /// Number of addresses that Services have.
     pub used: u64,
-    /// Addresses that Services may have, used or not.
+    /// Number of addresses that Services can have, in use or not.
     pub total: u64,
 }
 
@@ -66,22 +66,22 @@ impl PoolUsage {
     }
 }
 
-/// `spec.serviceAllocation` of a pool.
+/// Which Services may use a pool: `spec.serviceAllocation`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Scope {
-    /// `priority`: pools with a smaller number come first; 0 comes last.
+    /// `priority`: pools with a smaller number are tried first, those with 0 last.
     pub priority: u32,
-    /// `namespaces`; the pool also serves those that one of `namespace_selectors` selects.
+    /// `namespaces` whose Services may use the pool, in addition to those that `namespace_selectors` select.
     namespaces: BTreeSet<String>,
-    /// `namespaceSelectors`
+    /// `namespaceSelectors`: select namespaces whose Services may use the pool.
     namespace_selectors: Vec<Selector>,
-    /// `serviceSelectors`: one of them must select the Service, if there are any.
+    /// `serviceSelectors`: if there are any, one of them must select the Service.
     service_selectors: Vec<Selector>,
 }
 
 impl Scope {
-    /// Whether a Service with these labels may use the pool. Selectors that select no namespace admit no Service
-    /// (MetalLB then admits every namespace).
+    /// Whether a Service with these labels may use the pool. If there are selectors and they select no namespace, they
+    /// admit no Service (MetalLB then admits every namespace).
     fn admits(&self, service: &ObjectName, labels: &Labels, namespaces: &Namespaces) -> bool {
         let any_namespace = self.namespaces.is_empty() && self.namespace_selectors.is_empty();
         let in_namespace = any_namespace || self.namespaces.contains(&*service.namespace) || {
@@ -93,12 +93,12 @@ impl Scope {
     }
 }
 
-/// The labels of all namespaces.
+/// The labels of all namespaces, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Namespaces(pub BTreeMap<String, Labels>);
 
 impl Namespaces {
-    /// The labels of a namespace. Every namespace has its name as a label, even if its object is not in the map.
+    /// The labels of a namespace. Its name is always one of them, even if the map does not have the namespace.
     fn labels(&self, namespace: &str) -> Labels {
         let mut labels = self.0.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());
@@ -107,7 +107,7 @@ impl Namespaces {
 }
 
 impl Pool {
-    /// A pool of these networks, for every Service that does not ask for an internal load balancer.
+    /// A pool of these networks, for all Services except those that request an internal load balancer.
     pub fn of_networks(name: &str, networks: &[IpNet]) -> Self {
         Self {
             name: name.into(),
@@ -154,7 +154,7 @@ impl Pool {
         })
     }
 
-    /// Whether the pool has the address and does not avoid it.
+    /// Whether the pool contains the address and does not avoid it.
     pub fn has(&self, ip: IpAddr) -> bool {
         !self.avoids(ip) && self.ranges.iter().any(|range| range.contains(ip))
     }
@@ -164,15 +164,15 @@ impl Pool {
         self.scope.as_ref().is_none_or(|scope| scope.admits(service, labels, namespaces))
     }
 
-    /// The order in which pools are tried for Services that name none: those with `serviceAllocation` by priority, then
-    /// the others, each by name.
+    /// Sort key by which pools are tried for Services that name none: first those with `serviceAllocation` by priority,
+    /// then the others, each group by name.
     pub(super) fn order(&self) -> (bool, u32, Arc<str>) {
-        // With 0, the priority is the lowest: 0 - 1 wraps to the largest number.
+        // Priority 0 is the lowest: `0 - 1` wraps to the greatest number.
         let priority = self.scope.as_ref().map(|scope| scope.priority.wrapping_sub(1));
         (priority.is_none(), priority.unwrap_or_default(), self.name.clone())
     }
 
-    /// Whether `avoidBuggyIPs` keeps the pool from giving the address, whose last byte is 0 or 255.
+    /// Whether the pool does not give this address because of `avoidBuggyIPs`: its last byte is 0 or 255.
     pub(super) fn avoids(&self, ip: IpAddr) -> bool {
         self.avoid_buggy_ips && matches!(ip, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
     }

@@ -1,4 +1,4 @@
-//! A range of addresses, as a pool writes it.
+//! A range of addresses, as a pool's `spec.addresses` contains them.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -9,69 +9,69 @@ use crate::{
     ip::{address, number, parse_ip, parse_network},
 };
 
-/// Addresses of one family, from the first to the last. Never empty.
+/// Consecutive addresses of one family, at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AddressRange {
     family: Family,
-    /// The first address as a number, of 32 bits for IPv4.
+    /// The first address as a number of 32 bits (IPv4) or 128 bits (IPv6).
     first: u128,
-    /// The last address, in the same form.
+    /// The last address as a number of 32 bits (IPv4) or 128 bits (IPv6).
     last: u128,
 }
 
 /// Why a text is no range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// The text has neither of the two forms.
+    /// The text is neither a CIDR nor two addresses with a hyphen.
     #[error("must be a CIDR (192.0.2.0/24; 192.0.2.1/32 for one address) or a range (192.0.2.10-192.0.2.20)")]
     Syntax,
-    /// The ends of the range are of different families.
+    /// First and last address are of different families.
     #[error("the first and the last address must be of one family")]
     Families,
-    /// The first address is above the last.
+    /// The first address is greater than the last.
     #[error("the first address must not be above the last")]
     Reversed,
 }
 
 impl AddressRange {
-    /// The family of the addresses.
+    /// The IP family of the addresses.
     pub const fn family(&self) -> Family {
         self.family
     }
 
-    /// Whether the address is in the range.
+    /// Whether the range contains the address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         Family::of(ip) == self.family && (self.first..=self.last).contains(&number(ip))
     }
 
-    /// Whether the two ranges have an address in common.
+    /// Whether the ranges have an address in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The lowest address.
+    /// The lowest address of the range.
     pub fn first(&self) -> IpAddr {
         address(self.family, self.first)
     }
 
-    /// The highest address.
+    /// The highest address of the range.
     pub fn last(&self) -> IpAddr {
         address(self.family, self.last)
     }
 
-    /// The number of addresses; one less for all of IPv6.
+    /// Number of addresses in the range; for all of IPv6, one less.
     pub const fn size(&self) -> u128 {
         (self.last - self.first).saturating_add(1)
     }
 
-    /// The number of addresses whose last byte has this value.
+    /// Number of addresses in the range whose last byte is `value`.
     pub(super) fn count_with_last_byte(&self, value: u8) -> u128 {
-        // The number of addresses below `end` with this last byte: one in each 256.
+        // The number of addresses below `end` whose last byte is `value`: one in each 256.
         let below = |end: u128| (end + 255 - u128::from(value)) / 256;
         below(self.last + 1) - below(self.first)
     }
 
-    /// The fewest networks that make up the range, lowest first.
+    /// The smallest list of networks that make up the range, lowest first.
     pub fn networks(&self) -> impl Iterator<Item = IpNet> + use<> {
         let (first, last) = (self.first(), self.last());
         let v4 = if let (IpAddr::V4(first), IpAddr::V4(last)) = (first, last) {
@@ -89,7 +89,7 @@ impl AddressRange {
         v4.chain(v6)
     }
 
-    /// All addresses, lowest first.
+    /// All addresses of the range, lowest first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let family = self.family;
         (self.first..=self.last).map(move |number| address(family, number))
@@ -112,7 +112,7 @@ impl From<IpNet> for AddressRange {
 impl FromStr for AddressRange {
     type Err = RangeError;
 
-    /// Parses a CIDR or two addresses with a hyphen between them. As in MetalLB, a CIDR means its whole network:
+    /// Parses a CIDR, or two addresses with a hyphen between them. As in MetalLB, a CIDR stands for its whole network:
     /// `198.51.100.10/24` has 256 addresses.
     fn from_str(text: &str) -> Result<Self, RangeError> {
         if let Some(net) = parse_network(text.trim()) {
@@ -213,7 +213,7 @@ mod tests {
         let range = |text: &str| text.parse::<AddressRange>().unwrap();
         assert!(range("192.0.2.0/24").overlaps(&range("192.0.2.255-192.0.3.1")));
         assert!(!range("192.0.2.0/24").overlaps(&range("192.0.3.0/24")));
-        // The numbers of these two overlap.
+        // As numbers, the addresses of these two ranges overlap.
         assert!(!range("0.0.0.0/0").overlaps(&range("::/96")));
     }
 }

@@ -11,60 +11,60 @@ use crate::{
     rules,
 };
 
-/// The prefixes of MetalLB's annotations: the present one, and that of its first releases.
+/// Prefixes of MetalLB's annotations: that of present releases, and that of the first ones.
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
-/// The request of a Service of type LoadBalancer for addresses.
+/// The request of a Service of type LoadBalancer for addresses, from its fields and annotations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The Service.
+    /// Name of the Service.
     pub service: ObjectName,
-    /// `metadata.creationTimestamp`; a manifest usually has none.
+    /// `metadata.creationTimestamp` of the Service; usually `None` for a manifest.
     pub created: Option<String>,
-    /// `metadata.labels`
+    /// `metadata.labels` of the Service.
     pub labels: Labels,
-    /// The families of the cluster IPs: the Service gets one address of each.
+    /// The families of the Service's cluster IPs: it gets one address of each.
     pub families: Vec<Family>,
-    /// Whether one address is enough if no pool has a free address of each family (`PreferDualStack`).
+    /// Whether one address is enough if no pool has free addresses of all families (`PreferDualStack`).
     pub one_family_is_enough: bool,
-    /// The addresses that the Service names.
+    /// The addresses that the Service names; empty if it names none.
     pub addresses: Vec<IpAddr>,
-    /// The pool that the Service names.
+    /// The pool that the Service names; `None` if it names none.
     pub pool: Option<String>,
-    /// Whether an annotation of a cloud asks for an internal load balancer.
+    /// Whether an annotation of a cloud requests an internal load balancer.
     pub internal: bool,
     /// The terms on which the Service shares an address with other Services.
     pub terms: Terms,
 }
 
-/// On which terms a Service shares an address.
+/// The terms on which a Service shares an address with others.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Terms {
-    /// The key that all sharers must have; `None` if the Service does not share its address.
+    /// The key that all sharers of the address must have; `None` if the Service does not share.
     pub key: Option<SharingKey>,
-    /// The ports of the Service: sharers have no port in common.
+    /// Protocols and ports of the Service; sharers must not have any in common.
     pub ports: BTreeSet<(Protocol, u16)>,
 }
 
-/// The properties that Services must have in common to share an address.
+/// What Services must have in common to share an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharingKey {
-    /// Annotation `allow-shared-ip`.
+    /// The value of MetalLB's annotation `allow-shared-ip`.
     pub text: String,
-    /// The selector of the Service under `externalTrafficPolicy: Local`: such Services must have the same pods, because
-    /// a packet goes to the pods of the node that it reaches. Empty under `Cluster`.
+    /// The Service's selector under `externalTrafficPolicy: Local`; empty under `Cluster`. Sharers must have the same
+    /// pods, because a packet goes to pods of the node that it reaches.
     pub pods: Vec<(String, String)>,
 }
 
 impl Terms {
-    /// Whether two Services may have one address.
+    /// Whether two Services with these terms may share an address.
     pub fn allow(&self, other: &Self) -> bool {
         self.key.is_some() && self.key == other.key && self.ports.is_disjoint(&other.ports)
     }
 }
 
-/// The name and the text of an annotation of MetalLB. If the Service has it under both prefixes, `metallb.io` counts,
-/// even if its text is empty.
+/// Name and value of one of MetalLB's annotations. If the Service has it under both prefixes, `metallb.io` counts, even
+/// with an empty value.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     PREFIXES.iter().find_map(|prefix| {
         let name = format!("{prefix}/{name}");
@@ -73,7 +73,7 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a s
     })
 }
 
-/// Whether requests may depend on the annotation of this name.
+/// Whether a request may depend on the annotation with this name.
 pub fn is_relevant(name: &str) -> bool {
     let of_metallb = name.split_once('/').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix));
     of_metallb || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
@@ -114,7 +114,7 @@ impl Request {
     }
 }
 
-/// The families of the cluster IPs.
+/// The families of the Service's cluster IPs.
 fn families(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<Family>, ConvertError> {
     let ips = spec.requested_ips().into_iter().enumerate().filter(|(_, ip)| *ip != "None");
     let mut families = Vec::new();
@@ -127,7 +127,7 @@ fn families(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<Family>, Con
     Ok(families)
 }
 
-/// The addresses that the Service names: one of each of its families, or none.
+/// The addresses that the Service names: one in each of its families, or none.
 fn addresses(
     object: &Object,
     metadata: &ObjectMeta,
@@ -174,7 +174,7 @@ fn terms(metadata: &ObjectMeta, spec: &api::ServiceSpec) -> Terms {
     let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
     let selector = spec.selector.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
     let pods: Vec<_> = if is_local { selector.collect() } else { Vec::new() };
-    // Two Services without a selector may have different pods.
+    // A Service without a selector may have any pods, so it shares only under `Cluster`.
     let shares = !is_local || !pods.is_empty();
     let key = text.filter(|text| !text.is_empty() && shares).map(|text| SharingKey { text, pods });
     let ports = spec.ports.iter().flatten().filter_map(|port| {

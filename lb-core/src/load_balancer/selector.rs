@@ -1,4 +1,4 @@
-//! Label selectors of Kubernetes.
+//! Kubernetes' label selectors.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::api;
 /// The labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// Which objects a selector selects, by their labels. One without requirements selects all.
+/// A label selector: which objects it selects. Without requirements it selects all.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Selector(Vec<Requirement>);
 
@@ -20,7 +20,7 @@ enum Requirement {
 }
 
 impl Selector {
-    /// Reads a selector; the error names the field within it, and why it is invalid.
+    /// Converts a selector of the API; the error has the name of an invalid field, and why it is invalid.
     pub(crate) fn new(selector: &api::LabelSelector) -> Result<Self, (String, String)> {
         let labels = selector.match_labels.iter().flatten();
         let mut all: Vec<Requirement> =

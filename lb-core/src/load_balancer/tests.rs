@@ -25,7 +25,7 @@ fn with_pools(pools: Vec<Pool>) -> LoadBalancers {
     all
 }
 
-/// A Service of type LoadBalancer; `other` is merged into the object.
+/// A Service of type LoadBalancer, into which `other` is merged.
 fn service(name: &str, other: Value) -> api::Service {
     let mut service = json!({
         "metadata": {"name": name, "namespace": "default", "annotations": {}, "labels": {}},
@@ -305,7 +305,7 @@ fn dual_stack_services_get_both_addresses_from_one_pool() {
     assert_eq!(given(&mut apart, &prefer), "2001:db8:1::");
     let mut one = with_pools(vec![v4()]);
     assert_eq!(given(&mut one, &prefer), "198.51.100.0");
-    // The pool gains the other family: the Service keeps its address and gets a second one.
+    // The pool gets addresses of the other family: the Service keeps its address and gets a second one.
     let wider = pool("a4", json!({"addresses": ["198.51.100.0/28", "2001:db8:1::/124"]}));
     assert_eq!(one.set_pools(vec![wider, both()], &[]), []);
     assert_eq!(given(&mut one, &prefer), "2001:db8:1::,198.51.100.0");
@@ -398,7 +398,7 @@ fn remembered_addresses_are_given_to_nobody_else() {
     assert_eq!(given(&mut all, &twin), "192.0.2.1");
 }
 
-/// A Service that names an address.
+/// The request of a Service that names the address `ip`.
 fn named(name: &str, ip: &str) -> Request {
     annotated(name, json!({"metallb.io/loadBalancerIPs": ip}))
 }
@@ -446,7 +446,7 @@ fn terms_of_a_refused_request_count() {
         (given(&mut all, &shared("a", 80)), given(&mut all, &shared("b", 443))),
         ("192.0.2.0".into(), "192.0.2.0".into())
     );
-    // The two have a port in common now, and there is no other address.
+    // The two Services now have a port in common, and the pool has no other address.
     assert!(all.assign(&shared("a", 443)).is_err());
     assert_eq!(all.addresses(&shared("a", 443).service), [] as [IpAddr; 0]);
 }
@@ -528,8 +528,8 @@ fn random_pools(ranges: &[(u8, u8)]) -> Vec<Pool> {
 }
 
 proptest! {
-    /// In any history: Services share an address only on equal terms; only its own requests change the addresses of a
-    /// Service; both indexes agree; and a restart that remembers all addresses, in any order, moves no Service.
+    /// In any history, Services share an address only on equal terms, only a Service's own requests change its
+    /// addresses, both indexes agree, and a restart that remembers all addresses, in any order, moves no Service.
     #[test]
     fn random_histories_give_no_address_twice_and_survive_restarts(history in operations(), seed: usize) {
         let mut all = with_pools(random_pools(&[(0, 5)]));
@@ -586,7 +586,7 @@ proptest! {
         }
         for name in &order {
             let before = all.addresses(name);
-            // A request that failed before may succeed now, and so may a request for a second family.
+            // After the restart, a request that failed before may succeed, as may one for a second family.
             if before.is_empty() || again.assign(&requests[*name]).is_err() {
                 continue;
             }

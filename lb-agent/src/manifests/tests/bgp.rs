@@ -1,4 +1,4 @@
-//! Objects that say what is announced by BGP.
+//! Tests of manifests that configure announcements by BGP.
 
 use super::Folder;
 use crate::manifests::Severity;

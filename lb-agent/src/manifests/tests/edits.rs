@@ -1,4 +1,4 @@
-//! Tests of edits of the folder.
+//! Tests of edits of the folder of manifests.
 
 use std::net::IpAddr;
 
@@ -178,7 +178,7 @@ fn addresses_and_node_ports_survive_a_restart() {
     }
 }
 
-/// The contents of a kernel in which the Service of that name has this node port.
+/// Contents of the maps in which the Service with that name has this node port.
 fn with_node_port(service: &str, node_port: u16) -> Contents {
     let mut contents = Contents::default();
     let name = ServicePortName {

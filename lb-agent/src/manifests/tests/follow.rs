@@ -1,4 +1,4 @@
-//! Tests of the folder on a real file system.
+//! Tests of the source on a real file system.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use tokio::{
 use super::{options, service};
 use crate::manifests::{Condition, ManifestsError, ManifestsOptions, Published, run};
 
-/// The source, running on a temporary folder.
+/// The running source, on a temporary folder.
 struct Source {
     root: TempDir,
     events: mpsc::Receiver<SourceEvent>,
@@ -29,7 +29,7 @@ struct Source {
 }
 
 impl Source {
-    /// Starts with these files and waits until they are read; returns the changes.
+    /// Starts the source with these files, each as name and text, and waits until they are read; returns the changes.
     async fn start(files: &[(&str, &str)]) -> (Self, Vec<String>) {
         let root = TempDir::new().unwrap();
         fs::create_dir(root.path().join("dir")).unwrap();
@@ -72,7 +72,7 @@ impl Source {
         }
     }
 
-    /// The next changes, which must come within a second.
+    /// The next changes, as text; they must come within a second.
     async fn changes(&mut self) -> Vec<String> {
         match self.event_of_objects(Duration::from_secs(1)).await {
             Some(SourceEvent::Changes(changes)) => changes.iter().map(show).collect(),
@@ -95,7 +95,7 @@ impl Source {
     }
 }
 
-/// `name:port` for an existing Service, `-name` for a deleted one.
+/// A change as text: `name:port` for an existing Service, `-name` for a deleted one.
 fn show(change: &Change) -> String {
     match change {
         Change::Service(name, Some(service)) => format!("{}:{}", name.name, service.ports[0].port),

@@ -1,5 +1,5 @@
-//! Objects as users of MetalLB have them, unchanged: the addresses and the announcements that MetalLB's documentation
-//! describes for such objects.
+//! Tests with objects as users of MetalLB have them, unchanged: addresses and announcements must be those that
+//! MetalLB's documentation describes.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -14,7 +14,7 @@ use lb_core::{
 
 use super::*;
 
-/// A Service of type LoadBalancer with one port; `more` are further lines of its `metadata` and `spec`.
+/// A Service of type LoadBalancer with one port; `metadata` and `spec` are further lines of these sections.
 fn balancer(name: &str, metadata: &str, spec: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\n{metadata}spec:\n  type: LoadBalancer\n  \
@@ -43,7 +43,7 @@ impl Folder {
         })
     }
 
-    /// The routes that a node offers while it serves these addresses.
+    /// The routes that the node `on` offers while it serves these addresses.
     fn routes(&self, on: &str, addresses: &[&str]) -> Vec<String> {
         let (advertised, (name, labels)) = (self.manifests.advertised(), node(on));
         let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
@@ -53,7 +53,7 @@ impl Folder {
         routes(&advertised, &holders, &name, &labels).keys().map(ToString::to_string).collect()
     }
 
-    /// BIRD's configuration on a node.
+    /// BIRD's configuration on the node `on`.
     fn bird(&self, on: &str) -> String {
         let advertised: Advertised = self.manifests.advertised();
         let configuration: Configuration = configuration(&advertised, 1080, &node(on).1);
@@ -174,7 +174,7 @@ spec:
     for service in ["dns-tcp", "dns-udp"] {
         assert_eq!(folder.addresses(service), ["1.2.3.4"], "{service}");
     }
-    // A third Service with a port that one of them has.
+    // A third Service has a port that one of the two has.
     folder.write(&[("dns-two.yaml", &dns("dns-two", "TCP"))]);
     let problems = folder.problems();
     assert!(

@@ -1,4 +1,4 @@
-//! Tests of the whole source.
+//! Tests of the source that reads a folder of manifests.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -36,7 +36,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
     }
 }
 
-/// The folder, and the objects that its changes have produced so far.
+/// The state of a folder under test, and the objects that its changes have produced so far.
 struct Folder {
     manifests: Manifests,
     services: BTreeMap<ObjectName, Service>,

@@ -1,4 +1,4 @@
-//! DNS names of the folder.
+//! Tests of the DNS names of Services in the folder.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ kind: Namespace
 metadata: {name: bare}
 ";
 
-/// The records of a name, or the answer without records, as text.
+/// The answer to a DNS question for `name`, as text: the records, or why there are none.
 fn lookup(index: &Index, name: &str) -> String {
     let name = format!("{name}.cluster.local");
     let labels: Vec<&[u8]> = name.split('.').map(str::as_bytes).collect();
@@ -95,7 +95,7 @@ fn names_are_not_collected_without_a_dns_server() {
     assert_eq!(Folder::of(&[("a.yaml", OBJECTS)]).update.names, []);
 }
 
-/// The cluster IP that the folder has allocated.
+/// The cluster IP that the folder has allocated to a Service.
 fn folder_ip(folder: &Folder, name: &str) -> IpAddr {
     folder.service(name).cluster_ips[0]
 }

@@ -1,4 +1,4 @@
-//! Load balancers get addresses from pools.
+//! Tests of how load balancers get addresses from pools.
 
 use super::*;
 use crate::manifests::Severity;
@@ -20,7 +20,7 @@ impl Folder {
     }
 }
 
-/// The state of the kernel after a run that gave one Service this address of a load balancer.
+/// Contents of the maps after a run in which one Service had this load balancer's address.
 fn contents_with(name: &str, address: &str) -> Contents {
     use lb_core::{capacity::Capacity, model::Policy, reconciler::Reconciler};
 

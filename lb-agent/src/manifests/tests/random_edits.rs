@@ -1,11 +1,11 @@
-//! Random sequences of edits have the same result as reading the final folder from scratch.
+//! Tests that random sequences of edits have the same result as a fresh read of the final folder.
 
 use proptest::prelude::*;
 
 use super::{Content, Edit, Folder, edit, service_at, slice};
 
-/// A random document, out of few possible ones, so that conflicts are frequent: Services that request few addresses,
-/// and EndpointSlices.
+/// A random document out of few possible ones, so that conflicts are frequent: EndpointSlices, and Services that
+/// request few addresses.
 fn document() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["a", "b", "c"]);
     prop_oneof![
@@ -25,8 +25,8 @@ fn file_edit() -> impl Strategy<Value = Edit> {
         .prop_map(|(file, content)| edit(file, content))
 }
 
-/// Whether all problems are objects that two documents define. Any other problem would leave a last good state in
-/// place.
+/// Whether all conditions are about objects that two documents define. Any other condition would leave a last good
+/// state in place, which a fresh read does not have.
 fn problems_are_only_disputes(folder: &Folder) -> bool {
     folder.problems().iter().all(|problem| problem.contains("is defined already in"))
 }
@@ -39,7 +39,7 @@ proptest! {
         let mut edited = Folder::new();
         let mut files = std::collections::BTreeMap::new();
         for batch in &batches {
-            // A batch contains each file once.
+            // Keeps one edit per file, as a batch must have.
             let batch: std::collections::BTreeMap<_, _> = batch.iter().map(|edit| (edit.file.clone(), edit.clone())).collect();
             let batch: Vec<Edit> = batch.into_values().collect();
             edited.apply(&batch);

@@ -1,13 +1,13 @@
-//! The errors that users see for manifests that the source rejects.
+//! Tests of the errors that users see for manifests that the source rejects.
 
 use super::{Folder, service, service_at, slice};
 
-/// The problems of a folder with one file `web.yaml`.
+/// The conditions of a folder that has only this text, as `web.yaml`.
 fn problems(text: &str) -> Vec<String> {
     Folder::of(&[("web.yaml", text)]).problems()
 }
 
-/// The problems of a Service `default/web` with this spec, without location and name.
+/// The conditions of a Service `default/web` with this spec, without location and name.
 fn spec(spec: &str) -> Vec<String> {
     let place = "services/web.yaml, document 1 (line 1), Service default/web: ";
     let text = format!("apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {spec}\n");
@@ -339,7 +339,7 @@ fn endpoint_slices_are_checked() {
             "{place} addressType: Unsupported value: \"ipv4\": supported values: \"FQDN\", \"IPv4\", \"IPv6\""
         )]
     );
-    // The folder rejects the whole slice, because its author can correct it. In an object from the API server, only
+    // The folder rejects the whole slice, because its author can correct it. Of an object from the API server, only
     // this endpoint would be left out.
     assert_eq!(
         problems(&good.replace("[10.0.0.1]", "[10.0.0.1]\n- addresses: [224.0.1.5]")),

@@ -1,4 +1,4 @@
-//! The examples of the Kubernetes documentation of Services, verbatim.
+//! Tests with the examples in the Kubernetes documentation of Services, verbatim.
 
 use lb_core::{model::Protocol, plan::Contents};
 

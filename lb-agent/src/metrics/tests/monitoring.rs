@@ -1,5 +1,5 @@
-//! Compares the dashboard, the alerts and the page of metrics with the metrics of the agent. (`deploy/lint/check.py`
-//! checks that their expressions are valid.)
+//! Checks that the dashboard, the alerts and docs/metrics.md name only metrics that the agent has.
+//! (`deploy/lint/check.py` checks that their expressions are valid.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ const RULES: &str = include_str!("../../../../deploy/alerts/lb-agent.rules.yaml"
 const DASHBOARD: &str = include_str!("../../../../deploy/grafana/lb-agent.json");
 const PAGE: &str = include_str!("../../../../docs/metrics.md");
 
-/// The prefixes of our metrics.
+/// Prefixes of the names of the agent's metrics.
 const OURS: [&str; 3] = ["lb_", "kubeproxy_", "kubernetes_"];
 
-/// Every expression of the alerts and the dashboard.
+/// Every PromQL expression in the alerts and the dashboard.
 fn expressions() -> Vec<String> {
     let rules: Value = serde_saphyr::from_str(RULES).unwrap();
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
@@ -33,12 +33,12 @@ fn expressions() -> Vec<String> {
     expressions
 }
 
-/// The words of an expression that may be names: of metrics, functions, labels.
+/// The words of an expression that may be names: of metrics, functions or labels.
 fn words(expression: &str) -> impl Iterator<Item = &str> {
     expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
 }
 
-/// The metric of this name, which may have a suffix of a histogram.
+/// The metric with this name, which may have a suffix that histograms add.
 fn find<'a>(metrics: &'a BTreeMap<String, Described>, name: &str) -> Option<&'a Described> {
     let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
     let histogram = histogram.and_then(|name| metrics.get(name)).filter(|metric| metric.kind == "histogram");
@@ -62,7 +62,7 @@ fn alerts_and_dashboard_use_existing_metrics() {
     assert!(expressions.len() > 30 && used.len() > 15, "{} expressions with {used:?}", expressions.len());
 }
 
-/// The outcomes that matchers of an expression name.
+/// For each matcher on the label `outcome` in an expression: the outcomes that it names.
 fn outcomes(expression: &str) -> Vec<BTreeSet<&str>> {
     let matchers = expression.match_indices("outcome=");
     matchers
@@ -86,8 +86,8 @@ fn alerts_and_dashboard_name_known_outcomes_and_show_every_drop() {
     assert!(named.contains(&drops), "the dashboard does not show all of {drops:?}");
 }
 
-/// The advice on the page: the metrics of each paragraph, and its text. `lb_x_*` stands for every metric with that
-/// prefix and no paragraph of its own.
+/// The advice in docs/metrics.md: for each paragraph the metrics that it is about, and its text. `lb_x_*` stands for
+/// every metric with that prefix which has no paragraph of its own.
 fn advice() -> Vec<(Vec<&'static str>, &'static str)> {
     let (_, advice) = PAGE.split_once("\n## When one moves\n").expect("the chapter of advice");
     let lines = advice.lines().filter_map(|line| line.strip_prefix("- `"));

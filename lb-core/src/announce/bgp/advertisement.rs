@@ -1,4 +1,4 @@
-//! MetalLB's `BGPAdvertisement`.
+//! MetalLB's `BGPAdvertisement`: which routes to pools are announced to which peers.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -12,23 +12,23 @@ use crate::{
     model::ObjectName,
 };
 
-/// Which pools are announced, as which routes, with which attributes, to which peers.
+/// An advertisement by BGP: which pools are announced, as which routes, with which attributes, to which peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BgpAdvertisement {
-    /// Namespace and name of the object.
+    /// Namespace and name of the BGPAdvertisement object.
     pub name: ObjectName,
     scope: Scope,
-    /// `spec.aggregationLength` and `spec.aggregationLengthV6`: the prefix lengths of the routes.
+    /// Prefix lengths of the routes for IPv4 and IPv6: `spec.aggregationLength` and `spec.aggregationLengthV6`.
     lengths: [u8; 2],
-    /// `spec.localPref`
+    /// `spec.localPref`: the local preference of the routes.
     pub(super) local_pref: u32,
-    /// `spec.communities`: values and names.
+    /// `spec.communities`: communities of the routes, as values or as names of Community objects.
     pub(super) communities: Vec<String>,
-    /// `spec.peers`: names of peers; empty for all.
+    /// `spec.peers`: names of the peers that get the routes; empty for all peers.
     pub(super) peers: BTreeSet<String>,
 }
 
-/// A set of routes: those with the prefix length `length` within `network`, whose own prefix is not longer.
+/// All routes with the prefix length `length` inside `network`, whose prefix length is not greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RouteSet {
     pub(super) network: IpNet,
@@ -76,27 +76,28 @@ impl BgpAdvertisement {
         })
     }
 
-    /// The names of pools that the advertisement gives.
+    /// Names of the pools that the advertisement names.
     pub(super) fn pools(&self) -> &BTreeSet<String> {
         &self.scope.pools
     }
 
-    /// Whether the pools are announced to this peer.
+    /// Whether this peer gets the routes.
     pub(super) fn is_for(&self, peer: &str) -> bool {
         self.peers.is_empty() || self.peers.contains(peer)
     }
 
-    /// Whether a node with these labels announces.
+    /// Whether nodes with these labels shall announce.
     pub(super) fn selects_node(&self, labels: &Labels) -> bool {
         self.scope.selects_node(labels)
     }
 
-    /// Whether `pool`, one of `pools`, is announced: it is in scope, and its routes are not refused.
+    /// Whether `pool`, one of `pools`, is announced: it is in scope, and there is no [`Self::refusal`] of its routes.
     pub(super) fn announces(&self, pool: &Pool, pools: &[Pool]) -> bool {
         self.scope.covers(pool) && self.refusal(pool, pools).is_none()
     }
 
-    /// Why no route leads to `pool`, one of `pools`, although it is in scope; with the field of the length.
+    /// Why `pool`, one of `pools`, gets no route although it is in scope, with the name of the field that sets the
+    /// prefix length.
     pub(super) fn refusal(&self, pool: &Pool, pools: &[Pool]) -> Option<(&'static str, String)> {
         if !self.scope.covers(pool) {
             return None;
@@ -112,7 +113,7 @@ impl BgpAdvertisement {
         Some((field(net.addr().is_ipv4()), why))
     }
 
-    /// A range of a pool that each route to its addresses would exceed.
+    /// A range of the pool that is smaller than each route to it would be.
     fn too_wide(&self, pool: &Pool) -> Option<AddressRange> {
         let fits = |range: &&AddressRange| {
             let length = self.length(range.first());
@@ -121,7 +122,7 @@ impl BgpAdvertisement {
         pool.ranges.iter().find(|range| !fits(range)).copied()
     }
 
-    /// A route to `pool` that has addresses of a pool out of scope.
+    /// A route to `pool` that also covers addresses of a pool which is out of scope, and that pool.
     fn stray<'a>(&self, pool: &Pool, pools: &'a [Pool]) -> Option<(IpNet, &'a Pool)> {
         let routes = self.route_sets(pool);
         pools.iter().filter(|other| !self.scope.covers(other)).find_map(|other| {
@@ -133,12 +134,12 @@ impl BgpAdvertisement {
         })
     }
 
-    /// The route by which the address is announced.
+    /// The route by which the address is announced: the network of the configured prefix length that contains it.
     pub(super) fn route(&self, address: IpAddr) -> IpNet {
         IpNet::new(address, self.length(address)).map_or_else(|_| address.into(), |net| net.trunc())
     }
 
-    /// All routes by which addresses of the pool may be announced.
+    /// All routes by which addresses of the pool can be announced.
     pub(super) fn route_sets(&self, pool: &Pool) -> BTreeSet<RouteSet> {
         let all = pool.ranges.iter().flat_map(AddressRange::networks);
         all.map(|network| {

@@ -24,35 +24,36 @@ use crate::{
     model::ObjectName,
 };
 
-/// Marks the routes that the agent offers (`rtnetlink(7)`, `rtm_protocol`).
+/// Protocol number of the agent's routes in the kernel (`rtnetlink(7)`, `rtm_protocol`), by which BIRD recognises them.
 pub const PROTOCOL: u8 = 109;
-/// Begins the session with a peer, before its name.
+/// The text that begins the session with a peer; the peer's name follows.
 const SESSION: &str = "\n# BGPPeer ";
-/// Precedes the router id.
+/// The text before the router id.
 const ROUTER_ID: &str = "router id ";
-/// Begins the options of BFD.
+/// The text that begins the options of BFD.
 const BFD: &str = "  bfd {";
-/// Seconds between two scans of the kernel's table, which find changes that no message has announced.
+/// Interval in seconds at which BIRD scans the kernel's table, to find changes that no netlink message has announced.
 const SCAN: u32 = 10;
 
-/// A configuration, as far as the objects are sound.
+/// The content of BIRD's configuration file for one node, as far as the objects are valid.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Configuration {
     table: u32,
     router_id: Option<Ipv4Addr>,
-    /// The sessions with the peers, by peer.
+    /// The text of each session, by peer.
     sessions: BTreeMap<ObjectName, String>,
-    /// The peers with errors, or to which an advertisement with an error applies: their sessions stay as they are.
+    /// Peers that have errors, or to which an advertisement with an error applies. Their sessions stay as the file has
+    /// them.
     pub held_back: BTreeSet<ObjectName>,
-    /// Objects that refer to missing objects or contradict others; and advertisements whose routes to a pool are
-    /// refused.
+    /// Errors: objects that refer to missing objects or contradict others, and advertisements whose routes to a pool
+    /// are refused.
     pub errors: Vec<ConvertError>,
-    /// Fields without the effect that they ask for: references to missing objects, and a local preference that another
-    /// advertisement overrides.
+    /// Warnings about fields without the intended effect: references to missing objects, and a local preference that
+    /// another advertisement overrides.
     pub warnings: Vec<ConvertError>,
 }
 
-/// The configuration for a node with these labels, whose routes are in the kernel's table `table`.
+/// Makes the configuration for a node with these labels; `table` is the kernel's routing table with the node's routes.
 pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Configuration {
     let result = Configuration { table, ..Configuration::default() };
     let mut builder = Builder { advertised, labels, result };
@@ -87,7 +88,7 @@ impl Configuration {
     }
 }
 
-/// The sessions of a text, by the name in the comment before each.
+/// The sessions in a configuration text, by the peer's name in the comment before each.
 pub(super) fn sessions_of(text: &str) -> BTreeMap<&str, &str> {
     let starts: Vec<usize> = text.match_indices(SESSION).map(|(start, _)| start).collect();
     let ends = starts.iter().skip(1).copied().chain([text.len()]);
@@ -99,7 +100,7 @@ pub(super) fn sessions_of(text: &str) -> BTreeMap<&str, &str> {
     starts.iter().zip(ends).map(session).collect()
 }
 
-/// The configuration without its passwords.
+/// The configuration text in which passwords are replaced.
 pub fn without_passwords(text: &str) -> String {
     let line = |line: &str| match line.split_once("password \"") {
         Some((before, _)) => format!("{before}password \"...\"; # hidden\n"),
@@ -108,7 +109,7 @@ pub fn without_passwords(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// An advertisement with its routes and attributes.
+/// An advertisement with its routes and with the values of its communities.
 struct Resolved<'a> {
     advertisement: &'a BgpAdvertisement,
     routes: BTreeSet<RouteSet>,
@@ -122,7 +123,7 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The advertisements of this node. Those with a higher local preference come later, and win.
+    /// The advertisements that apply to this node, sorted by local preference: the last one wins.
     fn advertisements(&mut self) -> Vec<Resolved<'a>> {
         let bgp = &self.advertised.bgp;
         let of_node = bgp.advertisements.values().filter(|it| it.selects_node(self.labels));
@@ -144,8 +145,8 @@ impl<'a> Builder<'a> {
         resolved
     }
 
-    /// `None` if a community has no value: without it, routes could go further than they may. An error holds back the
-    /// peers of the advertisement.
+    /// Looks up the values of an advertisement's communities. `None` if one has no value: without it, routes could
+    /// spread further than they may. An error holds back the peers of the advertisement.
     fn resolve(&mut self, advertisement: &'a BgpAdvertisement) -> Option<Resolved<'a>> {
         let object = Object::new("BGPAdvertisement", &advertisement.name);
         let mut errors = Vec::new();
@@ -174,7 +175,7 @@ impl<'a> Builder<'a> {
         is_known.then_some(Resolved { advertisement, routes, communities })
     }
 
-    /// The value of a community. Names come first, as in MetalLB.
+    /// The value of a community, given as name or value. A name takes precedence, as in MetalLB.
     fn community(&self, text: &str) -> Result<Community, String> {
         let named: Vec<_> =
             self.advertised.bgp.communities.values().filter_map(|names| names.get(text)).collect();
@@ -185,7 +186,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The sound peers of this node, with their profiles.
+    /// The valid peers of this node, each with its BFD profile.
     fn peers(&mut self) -> Vec<(&'a Peer, Option<BfdProfile>)> {
         let of_node: Vec<&Peer> =
             self.advertised.bgp.peers.values().filter(|peer| peer.selects_node(self.labels)).collect();
@@ -204,7 +205,7 @@ impl<'a> Builder<'a> {
         peers
     }
 
-    /// The profile of a peer, if it does not contradict the peers before it and the one that has the router id.
+    /// The BFD profile of a peer, if it contradicts neither earlier peers nor the one that sets the router id.
     fn resolve_peer(
         &self,
         peer: &Peer,
@@ -235,7 +236,7 @@ impl<'a> Builder<'a> {
         profile.copied().map(Some).ok_or("there is no such BFDProfile in the namespace of the peer")
     }
 
-    /// Warns of names of peers and pools that no object has.
+    /// Warns of names of peers and pools for which there is no object.
     fn check_references(&mut self) {
         let peers: BTreeSet<&str> = self.advertised.bgp.peers.keys().map(|name| &*name.name).collect();
         let pools: BTreeSet<&str> = self.advertised.pools.iter().map(|pool| &*pool.name).collect();
@@ -254,7 +255,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Whether both announce the same route to the same peer, with different preferences.
+/// Whether two advertisements announce the same route to the same peer with different local preferences.
 fn contradict(one: &Resolved<'_>, other: &Resolved<'_>) -> bool {
     let share_peer = one.advertisement.peers.is_empty()
         || other.advertisement.peers.is_empty()
@@ -268,7 +269,7 @@ fn is_twin(one: &Peer, other: &Peer) -> bool {
     (one.address, one.port, &one.vrf) == (other.address, other.port, &other.vrf)
 }
 
-/// Everything but the sessions.
+/// The configuration text before the first session.
 fn head(table: u32, router_id: Option<Ipv4Addr>, uses_bfd: bool) -> String {
     let mut text = "# lb-agent writes this file, and overwrites changes.\n\n".to_owned();
     if let Some(id) = router_id {
@@ -289,7 +290,7 @@ fn head(table: u32, router_id: Option<Ipv4Addr>, uses_bfd: bool) -> String {
     text
 }
 
-/// The words of a family.
+/// The words of BIRD's configuration that depend on the address family.
 struct Names {
     channel: &'static str,
     table: &'static str,
@@ -302,7 +303,7 @@ const fn names(family: Family) -> Names {
     }
 }
 
-/// Writes the session with a peer. Writing to a text never fails.
+/// Appends the session with a peer. (Writing to a text never fails.)
 fn session(
     text: &mut String,
     peer: &Peer,
@@ -352,7 +353,7 @@ fn session(
     writeln!(text, "}}")
 }
 
-/// Writes which routes of a family go to the peer, with which attributes.
+/// Appends the channel of an address family: which routes go to the peer, with which attributes.
 fn channel(
     text: &mut String,
     peer: &Peer,
@@ -384,7 +385,7 @@ fn channel(
     writeln!(text, "  }};")
 }
 
-/// The statements that set the attributes of an advertisement's routes.
+/// The filter statements that set the attributes of an advertisement's routes.
 fn attributes_of(it: &Resolved<'_>, routes: &BTreeSet<RouteSet>) -> String {
     let local_pref = it.advertisement.local_pref;
     let local_pref = (local_pref != 0).then(|| format!("bgp_local_pref = {local_pref};"));
@@ -402,7 +403,7 @@ fn attributes_of(it: &Resolved<'_>, routes: &BTreeSet<RouteSet>) -> String {
     format!("      if net ~ {} then {{ # BGPAdvertisement {name}\n{lines}      }}\n", patterns(routes))
 }
 
-/// A set of networks in the words of BIRD: those within a network that have a length.
+/// Sets of routes as BIRD's prefix patterns, such as `192.0.2.0/24{32,32}`.
 fn patterns(routes: &BTreeSet<RouteSet>) -> String {
     let pattern = |set: &RouteSet| {
         let RouteSet { network, length } = set;

@@ -1,4 +1,4 @@
-//! Values of BGP communities.
+//! Values of BGP communities, which routes carry.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -7,12 +7,12 @@ use crate::{
     convert::{ConvertError, Object, object_name},
 };
 
-/// A community of a route: `64512:100`, or a large one, `large:64512:1:2`.
+/// The value of a BGP community: `64512:100`, or a large one, `large:64512:1:2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Community {
-    /// RFC 1997
+    /// A community of RFC 1997: two numbers of 16 bits.
     Standard(u16, u16),
-    /// RFC 8092
+    /// A large community of RFC 8092: three numbers of 32 bits.
     Large(u32, u32, u32),
 }
 

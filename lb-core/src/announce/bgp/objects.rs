@@ -1,4 +1,4 @@
-//! The objects that say what is announced by BGP, and to whom.
+//! The MetalLB objects that say what is announced by BGP, and to whom.
 
 use std::collections::BTreeMap;
 
@@ -9,29 +9,29 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// A valid object.
+/// A valid object that concerns BGP.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// `BGPAdvertisement`
+    /// A `BGPAdvertisement`: which routes to announce to which peers.
     Advertisement(BgpAdvertisement),
-    /// `BGPPeer`
+    /// A `BGPPeer`: a router that learns routes from nodes.
     Peer(Box<Peer>),
-    /// `Community`: names of communities with their values.
+    /// A `Community` object: names of communities with their values.
     Communities(BTreeMap<String, Community>),
-    /// `BFDProfile`
+    /// A `BFDProfile`: how the failure of a router is detected.
     Profile(BfdProfile),
 }
 
-/// The valid objects, by name.
+/// All valid objects that concern BGP, by kind and name.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Objects {
-    /// `BGPAdvertisement`
+    /// The `BGPAdvertisement` objects.
     pub advertisements: BTreeMap<ObjectName, BgpAdvertisement>,
-    /// `BGPPeer`
+    /// The `BGPPeer` objects.
     pub peers: BTreeMap<ObjectName, Peer>,
-    /// `Community`: names of communities with their values.
+    /// The `Community` objects, each with names of communities and their values.
     pub communities: BTreeMap<ObjectName, BTreeMap<String, Community>>,
-    /// `BFDProfile`
+    /// The `BFDProfile` objects.
     pub profiles: BTreeMap<ObjectName, BfdProfile>,
 }
 
@@ -47,7 +47,7 @@ impl Objects {
         }
     }
 
-    /// Removes an object.
+    /// Removes an object; only the kind of `object` matters.
     pub fn remove(&mut self, name: &ObjectName, object: &Object) {
         match object {
             Object::Advertisement(_) => _ = self.advertisements.remove(name),

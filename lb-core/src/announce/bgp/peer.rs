@@ -17,17 +17,17 @@ use crate::{
     rules,
 };
 
-/// The hold time of MetalLB's own daemon, in seconds.
+/// Default hold time in seconds: that of MetalLB's own daemon.
 const HOLD: u64 = 90;
-/// The port of BGP.
+/// The default TCP port of a peer.
 const PORT: u16 = 179;
-/// The longest name of a protocol in BIRD is 63 bytes.
+/// Maximum length of the name of a protocol in BIRD, in bytes.
 const MAX_NAME: usize = 63;
 
-/// A router that learns routes from nodes.
+/// A router that learns routes from nodes by BGP.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Namespace and name of the object.
+    /// Namespace and name of the BGPPeer object.
     pub name: ObjectName,
     nodes: Nodes,
     pub(super) local_asn: NonZeroU32,
@@ -35,7 +35,7 @@ pub struct Peer {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     pub(super) source: Option<IpAddr>,
-    /// The hold time in seconds; 0 for sessions that never expire.
+    /// Hold time in seconds; 0 for a session that never expires.
     pub(super) hold: u64,
     /// Seconds between two keepalive messages.
     pub(super) keepalive: u64,
@@ -49,11 +49,11 @@ pub struct Peer {
     /// Whether the router must be in a network of the node: BFD over several hops needs a source address.
     pub(super) direct: bool,
     pub(super) vrf: Option<Quoted>,
-    /// Whether the session carries routes of both families.
+    /// Whether one session carries routes of IPv4 and IPv6.
     pub(super) both_families: bool,
 }
 
-/// Which AS the router must be of.
+/// The autonomous system that the router must belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RemoteAsn {
     Number(NonZeroU32),
@@ -61,18 +61,18 @@ pub(super) enum RemoteAsn {
     External,
 }
 
-/// How the failure of a router is detected.
+/// The intervals and limits with which BFD detects that a router has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BfdProfile {
-    /// The shortest interval at which this end accepts packets, in milliseconds.
+    /// Minimum interval, in milliseconds, at which this end is ready to receive BFD packets.
     pub(super) receive: u32,
-    /// The shortest interval at which this end sends packets, in milliseconds.
+    /// Minimum interval, in milliseconds, at which this end sends BFD packets.
     pub(super) transmit: u32,
     pub(super) multiplier: u32,
     pub(super) passive: bool,
 }
 
-/// Never shows the password.
+/// Shows what identifies the peer, never its password.
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peer")
@@ -129,7 +129,7 @@ impl Peer {
                 .clamp(1, 65535),
             router_id: router_id(&object, spec)?,
             password: password(&object, spec)?,
-            // BIRD takes sessions within an AS for multihop ones.
+            // By default BIRD treats a session within an AS as multihop, for which BFD needs a source address.
             direct: is_internal && bfd_profile.is_some() && source.is_none(),
             bfd_profile,
             graceful_restart: spec.enable_graceful_restart.unwrap_or(false),
@@ -140,7 +140,7 @@ impl Peer {
         })
     }
 
-    /// Whether a node with these labels connects to the router.
+    /// Whether nodes with these labels connect to the router.
     pub fn selects_node(&self, labels: &Labels) -> bool {
         self.nodes.select(labels)
     }
@@ -184,7 +184,7 @@ fn autonomous_systems(
     Ok((local.unwrap_or(of_node), remote))
 }
 
-/// Hold and keepalive time in seconds: one alone gives the other, by a factor of three.
+/// Hold time and keepalive interval in seconds. If only one is given, the other follows by the factor 3.
 fn timers(object: &Object, spec: &api::BgpPeerSpec) -> Result<(u64, u64), ConvertError> {
     let hold = seconds(object, "spec.holdTime", spec.hold_time.as_deref())?;
     let keepalive = seconds(object, "spec.keepaliveTime", spec.keepalive_time.as_deref())?;
@@ -210,7 +210,7 @@ fn seconds(object: &Object, field: &str, text: Option<&str>) -> Result<Option<u6
     }
 }
 
-/// Parses a duration as Go writes it, without fractions: `1m30s`.
+/// Parses a duration as Go writes it, such as `1m30s`, without fractions.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut sum = Duration::ZERO;
@@ -233,7 +233,7 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(sum)
 }
 
-/// The address of a single machine. Loopback addresses are allowed: a router may run on the node itself.
+/// Parses the address of a single machine. Loopback is allowed, because a router may run on the node itself.
 fn machine(object: &Object, field: &str, text: &str) -> Result<IpAddr, ConvertError> {
     let address = rules::stored_ip(text).map_err(|why| object.invalid(field, text, why))?;
     if !address.is_loopback() {
@@ -259,7 +259,7 @@ fn router_id(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Ipv4Addr
         .ok_or_else(|| object.invalid("spec.routerID", text, "must be an IPv4 address other than 0.0.0.0"))
 }
 
-/// The password. An error never shows it.
+/// The password of the session, if it has one. Errors never show it.
 fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, ConvertError> {
     let Some(text) = spec.password.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
     let password = Quoted::new(text).filter(|_| text.len() <= 80);
@@ -267,7 +267,7 @@ fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, 
     password.map(Some).ok_or_else(|| object.error("spec.password", why.to_owned()))
 }
 
-/// The device of a VRF. As in the kernel, its name has at most 15 bytes, and neither slashes, colons nor white space.
+/// The name of the VRF's device. As in the kernel, at most 15 bytes, without slashes, colons and white space.
 fn vrf(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, ConvertError> {
     let Some(name) = spec.vrf.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
     let is_device = name.len() <= 15 && !name.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace());

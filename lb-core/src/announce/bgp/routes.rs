@@ -1,4 +1,4 @@
-//! The routes that a node offers its BGP daemon.
+//! Decides which routes a node offers its BGP daemon.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,17 +11,17 @@ use ipnet::IpNet;
 use super::super::{advertisement::Advertised, holders::Holder};
 use crate::{load_balancer::Labels, model::ObjectName};
 
-/// Why a route is offered.
+/// Why a node offers a route.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// The Services that it leads to.
+    /// The Services with an address that the route leads to.
     pub services: BTreeSet<ObjectName>,
-    /// The advertisements that ask for it.
+    /// The advertisements that announce the route.
     pub advertisements: BTreeSet<ObjectName>,
 }
 
-/// The routes that the node `this`, which has these labels, offers: to addresses of Services that have an endpoint,
-/// under `externalTrafficPolicy: Local` one on this node, and that the kernel of the node serves.
+/// The routes that the node `this`, with these labels, offers: those to addresses that the kernel of the node serves,
+/// of Services with an endpoint; under `externalTrafficPolicy: Local`, an endpoint on this node.
 pub fn routes(
     advertised: &Advertised,
     holders: &BTreeMap<ObjectName, Holder>,
@@ -52,19 +52,19 @@ fn serves(holder: &Holder, this: &Arc<str>, address: IpAddr) -> bool {
         && holder.nodes.as_ref().is_none_or(|nodes| nodes.contains(this))
 }
 
-/// The routes of an earlier agent that this one has found, and of which it does not know yet whether it offers them: an
-/// object that cannot be read may be the one that asks for them.
+/// Routes that an earlier agent has left in the table, as long as it is unknown whether this agent offers them: an
+/// object that is not read yet may ask for them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Adopted(BTreeSet<IpNet>);
 
 impl Adopted {
-    /// The routes that are in the table when the agent starts.
+    /// Starts with the routes that are in the table when the agent starts.
     pub const fn new(found: BTreeSet<IpNet>) -> Self {
         Self(found)
     }
 
-    /// Drops the routes whose fate is known: those that are `wanted`, those to single addresses of Services none of
-    /// which the node `this` serves, and all once every object has been read.
+    /// Drops the routes whose fate is now known: those that are `wanted`, those to single addresses of Services of
+    /// which the node `this` serves none, and all routes once every object has been read (`is_complete`).
     pub fn settle(
         &mut self,
         wanted: &BTreeMap<IpNet, Offer>,
@@ -82,7 +82,7 @@ impl Adopted {
         });
     }
 
-    /// The routes that stay although they are not wanted.
+    /// The routes that stay in the table although they are not wanted.
     pub const fn routes(&self) -> &BTreeSet<IpNet> {
         &self.0
     }

@@ -38,7 +38,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// Adds an object; the first mistake in it is an error.
+/// Adds an object given as JSON. Returns the first error in it, or what is left out of it.
 fn add(advertised: &mut Advertised, object: &Value) -> Result<Vec<ConvertError>, ConvertError> {
     let of = |kind| object_name(kind, &read(&object["metadata"]));
     let bgp = &mut advertised.bgp;
@@ -106,7 +106,7 @@ fn testdata() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/announce/bgp/testdata")
 }
 
-/// `UPDATE_EXPECT=1` writes the files.
+/// `UPDATE_EXPECT=1` writes the golden files.
 #[test]
 fn bird_configurations_are_the_golden_files() {
     for name in ["empty", "minimal", "communities", "options"] {
@@ -127,7 +127,7 @@ fn bird_configurations_are_the_golden_files() {
     }
 }
 
-/// BIRD reads the file, if BIRD is installed.
+/// Asserts that BIRD accepts the configuration file, if BIRD is installed.
 fn assert_is_valid(file: &Path) {
     let checked = Command::new("bird").arg("-p").arg("-c").arg(file).output();
     let Ok(output) = checked else {
@@ -145,8 +145,8 @@ fn passwords_are_hidden() {
     assert!(!format!("{:?}", advertised(&objects)).contains("horse"));
 }
 
-/// What BIRD reads of a configuration, without the content of texts, symbols and comments. Panics at a character that
-/// the configuration needs for none of its statements.
+/// The configuration as BIRD's parser sees it: tokens, without the content of texts, symbols and comments. Panics at a
+/// character that no statement of the configuration needs.
 fn skeleton(text: &str) -> String {
     let mut found = String::new();
     let mut rest = text;
@@ -170,7 +170,7 @@ fn skeleton(text: &str) -> String {
     found
 }
 
-/// Mostly characters that mean something to BIRD.
+/// Random texts, mostly of characters that have a meaning to BIRD.
 fn hostile() -> impl Strategy<Value = String> {
     prop_oneof!["[ab1.-]{1,6}", "[ab \\n\\r\"';{}#/*\\\\.-]{1,6}", any::<String>()]
 }
@@ -212,7 +212,7 @@ proptest! {
         if let Some(text) = of(&namespace, names, &password, &vrf, &alias) {
             prop_assert_eq!(skeleton(&text), skeleton(&plain));
         }
-        // Each text alone, so that few runs are spent on objects that are refused.
+        // Tests each text alone, so that few runs are wasted on objects that are refused.
         for (index, name) in names.into_iter().enumerate() {
             let mut others = ["b", "c", "d", "e"];
             others[index] = name;
@@ -340,7 +340,7 @@ fn object_with_an_error_holds_back_its_peers_only() {
         (peer("s", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value", vec!["s"]),
         (peer("t", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value", vec!["t"]),
     ] {
-        // The other peer changes at the same time, and another one comes.
+        // Meanwhile the other peer changes, and a third one is added.
         let more =
             [broken, peer("r", "10.0.0.1", json!({"holdTime": "9s"})), peer("u", "10.0.0.4", json!({}))];
         let found = find(&[&sound[..], &more].concat());
@@ -356,7 +356,7 @@ fn object_with_an_error_holds_back_its_peers_only() {
         let is_new = now["metallb-system/r"].contains("hold time 9;");
         assert_eq!(is_new, !held_back.contains(&"r"), "{error}");
         assert!(now.contains_key("metallb-system/u") && !now.contains_key("metallb-system/t"), "{error}");
-        // After a restart the text is read from the file.
+        // A restarted agent knows the text only from the file.
         assert_eq!(found.text(&text, true), text, "{error}");
     }
 }
@@ -371,7 +371,8 @@ fn held_back_session_keeps_its_bfd_and_the_router_id() {
     assert_eq!(found.text(&last, true), last);
     let first = found.text("", true);
     assert!(!first.contains("protocol bgp") && !first.contains("protocol bfd"), "{first}");
-    // A peer whose object has not been read yet keeps its session, and one whose object has gone has none.
+    // Without complete objects, the peer that has not been read yet keeps its session; with them, a deleted peer has
+    // none.
     assert_eq!(configuration(&advertised(&[]), 1080, &labels()).text(&last, false), last);
     let gone = configuration(&advertised(&[]), 1080, &labels()).text(&last, true);
     assert!(!gone.contains("protocol bgp") && !gone.contains("protocol bfd"), "{gone}");
@@ -400,7 +401,7 @@ fn name_that_nothing_has_is_a_warning() {
 
 #[test]
 fn aggregate_with_addresses_of_a_pool_out_of_scope_is_refused() {
-    // The second /28 of pool `one` begins with its addresses, and ends with those of pool `two`.
+    // The second /28 begins with addresses of pool `one`, and ends with addresses of pool `two`.
     let pools = [pool("one", &["203.0.113.0-203.0.113.20"]), pool("two", &["203.0.113.21-203.0.113.63"])];
     let all =
         |spec: Value| [&pools[..], &[advertisement("a", spec), peer("r", "10.0.0.1", json!({}))]].concat();
@@ -494,16 +495,16 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&aggregate, &service), "203.0.113.0/28 2001:db8::/120");
     let too_wide = with(json!({"aggregationLength": 27}));
     assert_eq!(of(&too_wide, &service), "", "no part of a pool that a route would exceed is announced");
-    // An address that no pool has any more, and one whose Service has no endpoint.
+    // An address that belongs to no pool any more, and one whose Service has no endpoint.
     assert_eq!(of(&with(json!({})), &holder(&["192.0.2.1"], None)), "");
     assert_eq!(of(&with(json!({})), &Holder { is_served: false, ..service.clone() }), "");
-    // The kernel serves the Service at one of its addresses only.
+    // The kernel serves the Service at only one of its addresses.
     let partly = Holder { here: BTreeSet::from(["2001:db8::1".parse().unwrap()]), ..service };
     assert_eq!(of(&with(json!({})), &partly), "2001:db8::1/128");
     let local = |nodes: &[&str]| holder(&["203.0.113.1"], Some(nodes));
     assert_eq!(of(&with(json!({})), &local(&["n2"])), "");
     assert_eq!(of(&with(json!({})), &local(&["n1", "n2"])), "203.0.113.1/32");
-    // The aggregate stays as long as one of its addresses is served here.
+    // The aggregate route stays as long as this node serves one of its addresses.
     assert_eq!(found(&aggregate, &[local(&["n2"]), holder(&["203.0.113.9"], None)]), "203.0.113.0/28");
 }
 
@@ -520,7 +521,8 @@ fn routes_of_an_earlier_agent_stay_until_their_objects_are_known() {
         adopted.routes().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     };
     let mut adopted = Adopted::new(found);
-    // One is wanted, one is of a Service without an endpoint here, one is of a Service whose advertisement is unknown.
+    // One route is wanted, one leads to a Service without an endpoint here, one to a Service whose advertisement is
+    // unknown.
     let services = [holder(&["203.0.113.2"], Some(&["n2"])), holder(&["203.0.113.3"], None)];
     let left = after(&mut adopted, &["203.0.113.1/32"], &services, false);
     assert_eq!(left, "203.0.113.0/28 203.0.113.3/32 203.0.113.4/32");
@@ -533,7 +535,7 @@ fn routes_of_an_earlier_agent_stay_until_their_objects_are_known() {
 }
 
 proptest! {
-    /// Each served address is within a route, each route has a served address, and BIRD's filter lets the route pass.
+    /// Each served address is within a route, each route covers a served address, and BIRD's filter passes the route.
     #[test]
     fn routes_are_those_of_served_addresses(
         services in prop::collection::vec((0_u8..64, any::<bool>(), prop::option::of(any::<bool>())), 0..12),

@@ -1,16 +1,16 @@
-//! The parts of BIRD's configuration that come from names and texts of objects. BIRD has no escapes, so these types
-//! hold no character that could end their token.
+//! Types for the parts of BIRD's configuration that come from texts and names of objects. BIRD has no escapes, so these
+//! types hold no character that could end their token.
 
 use std::fmt;
 
 use crate::model::ObjectName;
 
-/// A text that BIRD can read between quotation marks; shown with them.
+/// A text that BIRD can read between quotation marks; displayed with them.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Quoted(String);
 
 impl Quoted {
-    /// `None` for a text with a quotation mark or a control character, such as the end of a line.
+    /// `None` for a text with a quotation mark or a control character (such as a line break), which BIRD cannot quote.
     pub(super) fn new(text: &str) -> Option<Self> {
         let is_safe = !text.chars().any(|c| c == '"' || c.is_control());
         is_safe.then(|| Self(text.to_owned()))
@@ -23,7 +23,7 @@ impl fmt::Display for Quoted {
     }
 }
 
-/// The name of an object within a comment or a symbol. Any character but letters, digits and dots is written as a
+/// The name of an object, for a comment or a symbol. Displays every character except letters, digits and dots as a
 /// hyphen, which changes no valid name.
 pub(super) struct Word<'a>(pub(super) &'a str);
 
@@ -34,12 +34,12 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// `namespace/name` for a comment.
+/// `namespace/name` of an object, for a comment.
 pub(super) fn comment(name: &ObjectName) -> String {
     format!("{}/{}", Word(&name.namespace), Word(&name.name))
 }
 
-/// The name of a peer's protocol in BIRD's configuration. A namespace has no dots, so different peers have different symbols.
+/// The name of BIRD's protocol for a peer. A namespace contains no dots, so different peers have different names.
 pub(super) fn symbol(name: &ObjectName) -> String {
     format!("'{}.{}'", Word(&name.namespace), Word(&name.name))
 }

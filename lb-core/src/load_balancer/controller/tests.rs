@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The Services of an API server, which takes writes by compare-and-swap.
+/// A mock API server with Services, which accepts a write only if it replaces the present version.
 #[derive(Clone, Default)]
 struct Server {
     version: u64,
@@ -19,7 +19,7 @@ fn read<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 }
 
 impl Server {
-    /// Creates a Service of type LoadBalancer, or changes it; `spec` is merged into its `spec`.
+    /// Creates a Service of type LoadBalancer, or changes it: merges `spec` into its `spec`.
     fn put(&mut self, service: &str, spec: Value) {
         self.version += 1;
         let uid = self.version.to_string();
@@ -36,13 +36,13 @@ impl Server {
         }
     }
 
-    /// Sets the status as another controller would.
+    /// Sets the status of a Service, as another controller would.
     fn set_ingress(&mut self, service: &str, ingress: Value) {
         self.put(service, json!({}));
         self.services.get_mut(&name(service)).unwrap()["status"]["loadBalancer"]["ingress"] = ingress;
     }
 
-    /// Applies a write. Returns whether the write met the version that it replaces.
+    /// Applies a write if the Service still has the version that it replaces; returns whether it does.
     fn write(&mut self, write: &Write) -> bool {
         let Some(object) = self.services.get_mut(&write.service) else { return false };
         if object["metadata"]["resourceVersion"] != json!(write.version) {
@@ -68,7 +68,7 @@ impl Server {
         ingress.as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(",")
     }
 
-    /// Shows the controller all Services, as a list does.
+    /// Passes all Services to the controller, as a list does.
     fn show(&self, controller: &mut Controller) {
         for (name, service) in &self.services {
             controller.set_service(name.clone(), Some(&read(service)));
@@ -78,7 +78,7 @@ impl Server {
         gone.into_iter().for_each(|name| controller.set_service(name, None));
     }
 
-    /// Applies the writes of passes until a pass has none; returns the reasons of all Events.
+    /// Runs passes and applies their writes until a pass has none; returns the reasons of all Events.
     fn settle(&mut self, controller: &mut Controller) -> Vec<String> {
         let mut reasons = Vec::new();
         for _ in 0..10 {
@@ -144,7 +144,7 @@ fn another_leader_moves_no_service_although_a_rival_waits() {
     let mut server = Server::default();
     ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
     server.settle(&mut with_pool(&["192.0.2.1/32", "192.0.2.2/32"]));
-    // "a" would get an address first if the others did not have theirs already.
+    // By its name "a" would get the first address, if the others did not have theirs already.
     server.put("a", json!({}));
     let mut next = with_pool(&["192.0.2.1/32", "192.0.2.2/32"]);
     assert_eq!(server.settle(&mut next), ["a AllocationFailed"]);
@@ -336,7 +336,7 @@ enum Happens {
     Delete(usize),
     Pool(u8, u8),
     NextLeader,
-    /// The leader computes writes from all Services, but only this many of its writes arrive.
+    /// The leader computes writes for all Services, but only this many of them arrive.
     Writes(usize),
 }
 
@@ -363,7 +363,7 @@ proptest! {
         let mut addresses = "192.0.2.0-192.0.2.5".to_owned();
         let leader = |addresses: &String| with_pool(&[addresses.as_str()]);
         let mut controller = leader(&addresses);
-        // Services that named or shared an address at some time, and so may move.
+        // Services that have named or shared an address at some time, so that their addresses may move.
         let mut askers = BTreeSet::new();
         for happens in history {
             let before = server.clone();
@@ -402,7 +402,7 @@ proptest! {
                     }
                 }
             }
-            // A write changes the addresses that a load balancer had only if the Service has requested something.
+            // A write changes a load balancer's addresses only if the Service has requested something.
             for service in touched {
                 let (old, new) = (&before.services[&service], &server.services[&service]);
                 let had = old["status"]["loadBalancer"]["ingress"].as_array().is_some_and(|list| !list.is_empty());
@@ -411,7 +411,7 @@ proptest! {
                 prop_assert!(!had || asks || !is_served || old["status"] == new["status"], "{old} {new}");
             }
         }
-        // In the end, everything settles, and no address is given twice.
+        // In the end everything settles, and no address belongs to two Services that may not share it.
         server.settle(&mut controller);
         let mut holders: BTreeMap<String, Vec<Request>> = BTreeMap::new();
         for object in server.services.values() {
