@@ -165,7 +165,7 @@ impl Kernel {
     }
 
     pub(crate) fn resolved(&self) -> Resolved {
-        // The programs read the fields for internal clients only with this flag.
+        // Programs read these fields only with this flag.
         let inside = |record: &Service, count| {
             if record.flags & service_flags::SHORT_CIRCUIT != 0 { count } else { 0 }
         };
