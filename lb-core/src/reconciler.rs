@@ -57,30 +57,29 @@ pub struct Reconciler {
     store: Store,
     claims: Claims,
     ids: Ids,
-    /// The labels of each address that is a backend of a Service.
+    /// The names (`ENDPOINT_NAMES`) that Services set for each address of a backend.
     labels: PerAddress<Arc<EndpointLabels>>,
-    /// The flags of each virtual address.
+    /// The flags (`VIPS`) that Services set for each virtual address.
     vips: PerAddress<Vip>,
-    /// Slots of `BACKENDS`.
+    /// The slots of `BACKENDS`, and which service port owns them.
     slices: Slices,
     /// The slots of `TABLES`. Released slots of both maps become free after the same grace period.
     tables: Slices,
     counters: ActiveFlowSlots,
     capacity: Capacity,
-    /// Whether entries of hash maps were freed that Services may wait for.
+    /// Whether entries of hash maps have become free for which Services may wait.
     has_freed: bool,
     mirror: Mirror,
-    /// Frontends that the agent found in the kernel and does not trust: replaced or removed by the first plan.
+    /// Frontends found at the start whose records are invalid: the first plan replaces or deletes them.
     distrusted: BTreeSet<ServiceKey>,
-    /// Ids that the agent found in the kernel although their name has another id, or that are 0: the first plan deletes
-    /// their labels.
+    /// Ids found at the start that are 0, or whose name has another id: the first plan deletes their labels.
     stale_ids: BTreeSet<u32>,
-    /// Source ranges of unknown service ports: the first plan deletes them.
+    /// Source ranges, found at the start, of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
-    /// Services that the agent found in the kernel and that the sources have not shown completely yet; once the sources
-    /// are complete, only those that they cannot read.
+    /// Services found at the start that the sources have not shown completely yet. Once the sources are complete, only
+    /// those that the sources cannot read.
     earlier: BTreeSet<ObjectName>,
-    /// Whether the sources have shown everything that can be read.
+    /// Whether the sources have sent everything that they can read.
     complete: bool,
     unread: Unread,
     node: Node,
@@ -89,51 +88,51 @@ pub struct Reconciler {
     holders: Holders,
     targets: Targets,
     slow_starts: SlowStarts<ObjectName>,
-    /// The time since the start of the agent, for slow starts.
+    /// Time since the start of the agent, by which slow starts are scheduled.
     now: Duration,
     endings: StaleUdp,
     rules: RulesOfServices,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
-    /// The Services to plan, with their ports, or `None` for ports that the plan must compute again: those of very many
-    /// Services take much memory.
+    /// The Services to plan, each with its ports, or with `None` if the plan must compute the ports again, because
+    /// those of very many Services would take much memory.
     due: BTreeMap<ObjectName, Option<Vec<Port>>>,
-    /// Whether the last plan was a part, and others follow.
+    /// Whether the last plan covered only some of the Services, so that further plans follow.
     partial: bool,
     in_flight: InFlight,
-    /// Number of endpoints' addresses when the maps were last rebuilt.
+    /// Number of addresses of endpoints when [`Self::compact`] last ran.
     compacted: usize,
 }
 
-/// If at most this many Services are dirty, a plan keeps their ports in memory; else it computes those of each Service
-/// again when it needs them.
+/// Maximum number of dirty Services whose ports a plan keeps in memory; with more, it computes the ports of each
+/// Service again when it needs them.
 const FEW: usize = Reconciler::PART;
 
-/// The Services of the last plan, until all of its steps are applied.
+/// The Services of the last plan, as long as not all of its steps are applied.
 #[derive(Clone, Debug, Default)]
 struct InFlight {
     steps: usize,
     services: Vec<ObjectName>,
 }
 
-/// Slots that are reserved for a Service whose plan is not finished yet.
+/// Slots that are reserved for a Service whose plan is not complete yet.
 #[derive(Default)]
 struct Reserved {
     backends: Vec<u32>,
     tables: Vec<u32>,
 }
 
-/// A frontend and the record it should have.
+/// A frontend, with the record that it should have in `SERVICES`.
 struct Target {
     key: ServiceKey,
     record: Service,
 }
 
-/// The name under which `Reconciler::vips` holds the node's own addresses. No Service has this name.
+/// The name under which `Reconciler::vips` has the node's own addresses; no Service can have it.
 fn no_service() -> ObjectName {
     ObjectName { namespace: Arc::default(), name: Arc::default() }
 }
 
-/// The error of a Service that asks for a slow start, although its scheduler has none.
+/// The error about a Service that requests a slow start although its scheduler does not support it.
 fn unsupported_slow_start(service: &model::Service, policy: &Policy) -> Option<AnnotationError> {
     let (period, scheduler) = (service.slow_start()?, service.scheduler(policy));
     let why = format!("the scheduler {scheduler} does not support it: use random, wrr, wlc, sed or nq");
@@ -142,8 +141,8 @@ fn unsupported_slow_start(service: &model::Service, policy: &Policy) -> Option<A
 }
 
 impl Reconciler {
-    /// Adopts the contents of the kernel. The first plan replaces or removes invalid elements (broken records,
-    /// overlapping slices, unknown ids).
+    /// Starts from the present contents of the maps. The first plan replaces or deletes invalid elements (broken
+    /// records, overlapping slices, unknown ids).
     pub fn new(contents: Contents, capacity: Capacity, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, capacity);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
@@ -183,7 +182,7 @@ impl Reconciler {
         }
     }
 
-    /// Stores changes for the next plan.
+    /// Stores changes of objects, for the next plan.
     pub fn handle(&mut self, changes: Vec<Change>) {
         let known = &self.mirror.contents().endpoint_labels;
         changes.into_iter().for_each(|change| self.store.apply(change, known));
@@ -197,10 +196,11 @@ impl Reconciler {
         }
     }
 
-    /// Sets the addresses of this node. If they changed, the next plan covers every Service.
+    /// Sets the addresses of this node. If they differ from the known ones, the next plan covers every Service.
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
-            // The addresses are in `VIPS` so that the programs never treat one as an unused cluster IP.
+            // `VIPS` also has the node's own addresses, so that the programs never take one for an unassigned cluster
+            // IP.
             let own = addresses.own.iter().map(|address| (*address, Vip { flags: 0 })).collect();
             self.vips.set(&no_service(), own);
             self.node.addresses = addresses;
@@ -208,8 +208,8 @@ impl Reconciler {
         }
     }
 
-    /// Sets the families in which the node can distinguish internal clients from external ones; before the first call,
-    /// none.
+    /// Sets the families in which the node can distinguish internal clients from external ones. Before the first call
+    /// there are none.
     pub fn set_detects_inside(&mut self, families: Families) {
         if self.node.detects_inside != families {
             self.node.detects_inside = families;
@@ -217,12 +217,12 @@ impl Reconciler {
         }
     }
 
-    /// Adopts the targets that an earlier agent has found unhealthy. Call it before the first plan.
+    /// Takes over the targets that an earlier agent has found unhealthy. Must be called before the first plan.
     pub fn adopt_unhealthy(&mut self, targets: impl IntoIterator<Item = probe::Target>) {
         self.node.unhealthy.extend(targets);
     }
 
-    /// Records which endpoints have become unhealthy (`true`) or usable again. The next plan covers the Services that use
+    /// Records which targets have become unhealthy (`true`) or usable again. The next plan covers the Services that use
     /// them.
     pub fn set_unhealthy(&mut self, changes: Vec<(probe::Target, bool)>) {
         for (target, is_unhealthy) in changes {
@@ -237,8 +237,8 @@ impl Reconciler {
         }
     }
 
-    /// The targets of health checks whose users have changed since the last call, with the Services that use them now;
-    /// without Services, the target is probed no more.
+    /// The health check targets whose set of Services has changed since the last call, with these Services; a target
+    /// without any is no longer probed.
     pub fn take_target_changes(&mut self) -> Vec<(probe::Target, Vec<ObjectName>)> {
         let changes = self.targets.take_changes();
         changes.iter().filter(|(_, users)| users.is_empty()).for_each(|(gone, _)| {
@@ -247,8 +247,8 @@ impl Reconciler {
         changes
     }
 
-    /// Brings the targets of a Service up to date. A new one begins with the verdict of a known one whose probes ask the
-    /// same: a changed interval changes no verdict.
+    /// Updates the health check targets of a Service. A new target starts with the verdict of a known one that probes
+    /// ask the same, so that a changed interval changes no verdict.
     fn set_targets(&mut self, service: &ObjectName, slices: &[EndpointSlice]) {
         let targets = desired::targets(self.store.service(service), slices);
         for new in self.targets.set(service, targets) {
@@ -265,12 +265,12 @@ impl Reconciler {
         self.slow_starts.due(now).cloned().for_each(|service| self.store.mark_dirty(service));
     }
 
-    /// The time since the start of the agent at which the next step of a slow start is due.
+    /// The time since the start of the agent at which the next step of a slow start is due; `None` without slow starts.
     pub fn next_step_of_slow_start(&self) -> Option<Duration> {
         self.slow_starts.next_step()
     }
 
-    /// Brings the slow starts of a Service up to date.
+    /// Updates the slow starts of a Service's endpoints.
     fn set_warming(&mut self, name: &ObjectName, slices: &[EndpointSlice]) {
         let supports =
             |service: &&model::Service| slow_start::is_supported(service.scheduler(&self.node.policy));
@@ -290,7 +290,7 @@ impl Reconciler {
         }
     }
 
-    /// Records that the sources have shown all objects: the next plan deletes everything else in the kernel.
+    /// Records that the sources have sent all objects: the next plan deletes everything else from the maps.
     pub fn sources_complete(&mut self) {
         self.sources_complete_but(&BTreeSet::new());
     }
@@ -312,7 +312,7 @@ impl Reconciler {
         self.delete_unknown_services();
     }
 
-    /// Lets the next plan delete addresses that no Service has. Addresses are not stored by Service: as long as one
+    /// Lets the next plan delete addresses that no Service has. Addresses are not stored per Service, so as long as one
     /// Service stays as the agent found it, all addresses stay.
     fn delete_unknown_services(&mut self) {
         if self.complete && self.earlier.is_empty() {
@@ -321,14 +321,14 @@ impl Reconciler {
         }
     }
 
-    /// The Services that stay as the agent found them, because the sources have not shown them completely yet, or
-    /// cannot read them.
+    /// The Services that stay as the agent found them at its start, because the sources have not shown them completely
+    /// yet, or cannot read them.
     pub const fn kept(&self) -> &BTreeSet<ObjectName> {
         &self.earlier
     }
 
-    /// Whether [`Self::plan`] may return steps: for example, an object changed, a plan failed, slots became free that a
-    /// Service waits for, or the agent has found invalid elements in the kernel.
+    /// Whether [`Self::plan`] may return steps: for example, an object has changed, a plan has failed, slots have
+    /// become free that a Service waits for, or the agent found invalid elements at its start.
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
             || self.partial
@@ -343,13 +343,13 @@ impl Reconciler {
             || self.tables.garbage().next().is_some()
     }
 
-    /// The steps from the kernel's contents to the desired state. Steps of the previous plan that were not applied
-    /// count as failed.
+    /// The steps that lead from the contents of the maps to the desired state. Steps of the previous plan that were not
+    /// applied count as failed.
     pub fn plan(&mut self) -> Plan {
         self.plan_part(usize::MAX)
     }
 
-    /// A good size for [`Self::plan_part`].
+    /// A good number of Services for [`Self::plan_part`].
     pub const PART: usize = 4096;
 
     /// Like [`Self::plan`], but plans about `services` Services of those that are due, which limits the use of memory.
@@ -404,7 +404,7 @@ impl Reconciler {
         plan
     }
 
-    /// Whether the last plan was a part, and others follow.
+    /// Whether the last plan covered only some of the Services, so that further plans follow.
     pub const fn is_partial(&self) -> bool {
         self.partial
     }
@@ -414,7 +414,7 @@ impl Reconciler {
         self.due.len()
     }
 
-    /// The next Service of a plan: one of `heirs`, else any that is due, if there `is_room` for it in the plan.
+    /// The next Service to plan: one of `heirs`, else any that is due if the plan has room for it (`is_room`).
     fn next_due(
         &mut self,
         heirs: &mut Vec<ObjectName>,
@@ -428,15 +428,15 @@ impl Reconciler {
         if is_room { self.due.pop_first() } else { None }
     }
 
-    /// The Services that own frontends which the kernel has for this Service. If they are due, they belong in the same
-    /// plan, which then gives them the frontend in one step.
+    /// The Services that shall own frontends which this Service has in the maps. If they are due, they belong into the
+    /// same plan, which then passes the frontends on in one step.
     fn heirs(&self, service: &ObjectName) -> Vec<ObjectName> {
         let owners = self.frontends_of(service).filter_map(|key| self.claims.owner(key));
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
-    /// Frees memory that insertions have left unused. Takes time for every object: call it when most objects have
-    /// changed.
+    /// Frees memory that is allocated but unused. Takes time for every object, so it should be called when most objects
+    /// have changed.
     pub fn compact(&mut self) {
         self.labels.compact();
         self.vips.compact();
@@ -444,8 +444,8 @@ impl Reconciler {
         self.compacted = self.labels.len();
     }
 
-    /// Like [`Self::compact`], but only if Services have at least half as many endpoints again as when it last did.
-    /// Returns whether it did.
+    /// Calls [`Self::compact`] if Services have at least half as many endpoints again as when that last ran. Returns
+    /// whether it ran.
     pub fn compact_if_grown(&mut self) -> bool {
         let has_grown = self.labels.len() > self.compacted + self.compacted / 2;
         if has_grown {
@@ -454,7 +454,7 @@ impl Reconciler {
         has_grown
     }
 
-    /// Records that a step of the last plan is in the kernel.
+    /// Records that a step of the last plan was applied.
     pub fn applied(&mut self, step: &Step) {
         self.mirror.apply(step);
         match step {
@@ -496,8 +496,8 @@ impl Reconciler {
         }
     }
 
-    /// Records that the remaining steps of the last plan will not be applied: the next plan computes the Services of
-    /// that plan again, and slots that were reserved for them are free again.
+    /// Records that the remaining steps of the last plan will not be applied. The next plan computes that plan's
+    /// Services again, and slots that were reserved for them are free again.
     pub fn failed(&mut self) {
         let InFlight { steps, services } = std::mem::take(&mut self.in_flight);
         if steps == 0 {
@@ -518,18 +518,18 @@ impl Reconciler {
         self.vips.failed();
     }
 
-    /// Returns the UDP frontends that have lost endpoints since the last call. Call it only when their plan is in the
-    /// kernel: before that, new flows may still go to the lost endpoints.
+    /// Returns the UDP frontends that have lost endpoints since the last call. Must be called only when their plan is
+    /// applied: before that, new flows may still go to the lost endpoints.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }
 
-    /// The endpoints that serve each UDP frontend, updated by each plan before its first step.
+    /// The endpoints of each UDP frontend; each plan updates them before its first step.
     pub const fn served(&self) -> &ServedUdp {
         self.endings.served()
     }
 
-    /// When the agent ends connections, as of the last [`Self::plan`].
+    /// After which times the agent ends connections, as of the last [`Self::plan`].
     pub const fn connection_rules(&self) -> &ConnectionRules {
         self.rules.rules()
     }
@@ -544,22 +544,23 @@ impl Reconciler {
         Some(self.slices.end_epoch())
     }
 
-    /// Frees the slots that were released up to the end of `epoch`, because no program can still read them. Marks
-    /// Services that wait for slots for the next plan.
+    /// Frees the slots that were released up to the end of `epoch`, because no program can still read them, and lets
+    /// the next plan cover the Services that wait for slots.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         self.slices.grace_elapsed(epoch);
         self.tables.grace_elapsed(epoch);
         self.wake(Condition::waits_for_slots);
     }
 
-    /// Marks Services for the next plan that wait for entries of hash maps, if entries were freed since the last call.
+    /// If entries of hash maps were freed since the last call, lets the next plan cover the Services that wait for
+    /// them.
     fn retry_waiting(&mut self) {
         if std::mem::take(&mut self.has_freed) {
             self.wake(Condition::waits_for_entries);
         }
     }
 
-    /// Marks Services for the next plan that have a condition for which `waits` returns true.
+    /// Lets the next plan cover the Services that have a condition for which `waits` returns true.
     fn wake(&mut self, waits: fn(&Condition) -> bool) {
         for (service, problems) in &self.problems {
             if problems.iter().any(waits) {
@@ -568,12 +569,13 @@ impl Reconciler {
         }
     }
 
-    /// Adopts the counters of flows that the kernel holds, left by an earlier run. Call it before the first plan.
+    /// Takes over the assignment of flow counters to endpoints from an earlier run. Must be called before the first
+    /// plan.
     pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, ServiceEndpoint)>) {
         counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
     }
 
-    /// Frees counters of flows that have ended: `counters` are all that flows in the kernel use.
+    /// Frees flow counters that are no longer used: `counters` are all those that existing flows use.
     pub fn flows_are_counted_by(&mut self, counters: &BTreeSet<u32>) {
         if self.counters.is_empty() {
             return;
@@ -584,37 +586,39 @@ impl Reconciler {
         }
     }
 
-    /// The kernel's contents.
+    /// The contents of the maps, as far as steps were applied.
     pub const fn contents(&self) -> &Contents {
         self.mirror.contents()
     }
 
-    /// The arena that shows which slots of `BACKENDS` are in use.
+    /// Which slots of `BACKENDS` are in use.
     pub const fn arena(&self) -> &Arena {
         self.slices.arena()
     }
 
-    /// The arena that shows which slots of `TABLES` are in use.
+    /// Which slots of `TABLES` are in use.
     pub const fn table_arena(&self) -> &Arena {
         self.tables.arena()
     }
 
-    /// The objects the sources have sent.
+    /// The objects that the sources have sent.
     pub const fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The Services with a `healthCheckNodePort` and the result of their checks, as of the last [`Self::plan`].
+    /// The Services with a `healthCheckNodePort`, with the number of their endpoints on this node, as of the last
+    /// [`Self::plan`].
     pub const fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         self.health_checks.checks()
     }
 
-    /// The Services with load balancers' addresses, as of the last [`Self::plan`] and [`Self::take_holders_changed`].
+    /// The Services that have load balancers' addresses, as of the last [`Self::plan`] and
+    /// [`Self::take_holders_changed`].
     pub const fn holders(&self) -> &BTreeMap<ObjectName, Holder> {
         self.holders.services()
     }
 
-    /// Brings [`Holder::here`] of the Services of the last plans up to date with the kernel. Returns whether
+    /// Updates [`Holder::here`] of the Services in the last plans from the contents of the maps. Returns whether
     /// [`Self::holders`] has changed since the last call.
     pub fn take_holders_changed(&mut self) -> bool {
         for service in self.holders.take_outdated() {
@@ -626,7 +630,7 @@ impl Reconciler {
         self.holders.take_changed()
     }
 
-    /// Whether the sources have shown everything that can be read.
+    /// Whether the sources have sent everything that they can read.
     pub const fn is_complete(&self) -> bool {
         self.complete
     }
@@ -636,19 +640,19 @@ impl Reconciler {
         self.health_checks.take_changed()
     }
 
-    /// The numbers of service ports that drop packets because none of their endpoints is on this node, as of the last
-    /// [`Self::plan`].
+    /// Number of service ports that drop packets because they have no endpoint on this node, for one family, as of the
+    /// last [`Self::plan`].
     pub const fn no_local_endpoints(&self, family: Family) -> NoLocalEndpoints {
         self.health_checks.no_local_endpoints(family)
     }
 
-    /// Every Service that is not served as the object demands, and why.
+    /// Why Services are not served as their objects demand.
     pub fn problems(&self) -> impl Iterator<Item = &Condition> {
         self.problems.values().flatten()
     }
 
-    /// Adds the Services to plan to those that are due: the dirty ones, and those whose frontends change their owner as a
-    /// result.
+    /// Adds the dirty Services to those that are due, and also the Services whose frontends change their owner because
+    /// of them.
     fn update_due(&mut self) {
         let mut dirty = self.store.take_dirty();
         dirty.retain(|service| self.is_shown(service));
@@ -673,8 +677,8 @@ impl Reconciler {
         }
     }
 
-    /// Whether the Service may be planned: the sources have shown it with an EndpointSlice, or it is not in `earlier`.
-    /// If they have shown it, removes it from `earlier`.
+    /// Whether the Service may be planned: the sources have sent it with an EndpointSlice, or it is not in `earlier`.
+    /// If they have, removes it from `earlier`.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.has_slices(name);
         if whole && self.earlier.remove(name) {
@@ -694,7 +698,7 @@ impl Reconciler {
         desired::desired(name, service, slices.iter(), &self.node)
     }
 
-    /// Plans one Service; returns the frontends that it owns. `None` if it keeps its present state.
+    /// Plans one Service; returns the frontends that it owns. `None` if the Service keeps its present state.
     fn plan_service(
         &mut self,
         service: &ObjectName,
@@ -746,7 +750,7 @@ impl Reconciler {
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
-    /// The new entries of hash maps that a Service with these targets needs; `steps` set the names of its ports.
+    /// The entries of hash maps that a Service with these targets adds; `steps` set the names of its ports.
     fn demand(
         &self,
         service: &ObjectName,
@@ -767,7 +771,7 @@ impl Reconciler {
         }
     }
 
-    /// Starts the list of conditions of a Service with its annotations that are invalid or have no effect.
+    /// Starts the list of conditions of a Service with those of its annotations that are invalid or have no effect.
     fn note_annotations(&mut self, service: &ObjectName) {
         let known = self.store.service(service);
         let settings = known.and_then(|service| service.settings.as_ref());
@@ -791,8 +795,8 @@ impl Reconciler {
         }
     }
 
-    /// The ports without the frontends that other service ports own, each of which becomes a condition; a port without
-    /// any frontend is left out.
+    /// Removes those frontends of the ports that other service ports own, and adds a condition for each. Leaves out
+    /// ports without any frontend.
     fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
         for port in &mut ports {
             port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
@@ -811,7 +815,7 @@ impl Reconciler {
         ports
     }
 
-    /// The id of a service port; adds the step that sets its name in the kernel unless the kernel has it.
+    /// The id of a service port; adds a step that sets the port's name in `SERVICE_NAMES` if that differs.
     fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
         let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
         if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
@@ -820,8 +824,8 @@ impl Reconciler {
         id
     }
 
-    /// Places each slice of a port that some frontend refers to: where its backends and table already are, or in new
-    /// slots, with the steps that fill them.
+    /// Finds slots for each slice of a port that some frontend refers to: those that hold its backends and table
+    /// already, or new slots, with the steps that fill these.
     fn place(
         &mut self,
         id: u32,
@@ -846,7 +850,7 @@ impl Reconciler {
         Ok(places)
     }
 
-    /// The backends with the counters of their flows, if the scheduler uses these.
+    /// The backends with their counters of active flows, if the scheduler needs these.
     fn counted<'a>(
         &mut self,
         id: u32,
@@ -901,7 +905,7 @@ impl Reconciler {
     }
 
     /// Frees the slots reserved for a Service that keeps its present state because a map is full, and records the
-    /// condition. Returns `None`.
+    /// condition. Always returns `None`.
     fn is_full<T>(
         &mut self,
         full: (Full, Remaining),
@@ -962,7 +966,7 @@ impl Reconciler {
         }
     }
 
-    /// Adds the steps that release or delete what a Service has in the kernel and no longer needs once its targets are
+    /// Adds the steps that release or delete what a Service has in the maps and no longer needs once its targets are
     /// written.
     fn retire(
         &mut self,
@@ -997,7 +1001,7 @@ impl Reconciler {
         nameless.into_iter().for_each(|id| self.ids.free(id));
     }
 
-    /// The frontends a Service has in the kernel.
+    /// The frontends that a Service has in the maps.
     fn frontends_of(&self, service: &ObjectName) -> impl Iterator<Item = ServiceKey> {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }

@@ -1,4 +1,4 @@
-//! Turns a desired port with its id and slots into map elements.
+//! Makes elements of maps of a desired service port, its id and its slots.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -12,21 +12,21 @@ use crate::{
     plan::EndpointLabels,
 };
 
-/// The slots of one slice of a port.
+/// Where one slice of a service port is in the maps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placement {
-    /// The slots of the backends, in `BACKENDS`.
+    /// Slots of `BACKENDS` that hold the slice's backends.
     pub(crate) backends: SlotRange,
-    /// The slots of the scheduler's table, in `TABLES`.
+    /// Slots of `TABLES` that hold the scheduler's table for these backends.
     pub(crate) table: SlotRange,
 }
 
 impl Placement {
-    /// No slots: for a slice that no frontend refers to, and for a frontend without a slice.
+    /// No slots: for a slice that no frontend refers to, or a frontend without backends.
     pub(crate) const NOWHERE: Self = Self { backends: SlotRange::NONE, table: SlotRange::NONE };
 }
 
-/// The record of a frontend; `places` are the slots of its port's slices.
+/// The record of a frontend for `SERVICES`; `places` are the slots of its port's slices.
 pub(crate) fn record(id: u32, places: &[Placement], port: &Port, frontend: &Frontend) -> Service {
     let place = |slice: Option<usize>| {
         slice.and_then(|slice| places.get(slice)).copied().unwrap_or(Placement::NOWHERE)
@@ -55,21 +55,21 @@ pub(crate) fn count(backends: &[Backend]) -> u32 {
     u32::try_from(backends.len()).unwrap_or(u32::MAX)
 }
 
-/// The networks that may use the frontends of a port that filter by source.
+/// The source ranges of a port, for the frontends that admit only clients in these.
 pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = SourceRangeKey> {
     let ranges = port.source_ranges.iter().filter(|range| port.checks_sources(Family::of(range.addr())));
     ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
 }
 
-/// The labels of the addresses of a Service's backends: in order, each once.
+/// The labels of the addresses of a Service's backends: each address once, in ascending order.
 pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
     let mut labels = ports.iter().flat_map(|port| port.endpoint_labels.iter().cloned()).collect();
     desired::unique_labels(&mut labels);
     labels
 }
 
-/// The flags of the virtual addresses of a Service: in order, each once. If the node itself has the address, the
-/// programs leave packets to ports that no Service has to the node's stack.
+/// The flags of a Service's virtual addresses: each address once, in ascending order. At an address of the node itself,
+/// the programs leave packets to ports that no Service has to the node's stack.
 pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);
@@ -79,7 +79,8 @@ pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
             _ if node.addresses.is_own(&address) => 0,
             FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
             FrontendKind::LoadBalancer => vip_flags::ECHO,
-            // Such an address often belongs to another node or machine, which answers for itself.
+            // Such an address often belongs to another node or machine, which itself answers at ports that no Service
+            // has.
             FrontendKind::ExternalIp | FrontendKind::NodePort => 0,
         };
         vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;

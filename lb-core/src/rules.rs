@@ -12,21 +12,21 @@ use std::{
 
 use crate::{ip::parse_ip, protocol::Protocol};
 
-/// The values of `spec.type` of a Service.
+/// The valid values of `spec.type` of a Service.
 pub const SERVICE_TYPES: [&str; 4] = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-/// The values of `protocol` of a port.
+/// The valid values of `protocol` of a port.
 pub const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
-/// The values of `spec.internalTrafficPolicy` and `spec.externalTrafficPolicy` of a Service.
+/// The valid values of `spec.internalTrafficPolicy` and `spec.externalTrafficPolicy` of a Service.
 pub const TRAFFIC_POLICIES: [&str; 2] = ["Cluster", "Local"];
-/// The values of `spec.sessionAffinity` of a Service.
+/// The valid values of `spec.sessionAffinity` of a Service.
 pub const SESSION_AFFINITIES: [&str; 2] = ["ClientIP", "None"];
-/// The values of `spec.ipFamilies[]` of a Service.
+/// The valid values of `spec.ipFamilies[]` of a Service.
 pub const IP_FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
-/// The values of `spec.ipFamilyPolicy` of a Service.
+/// The valid values of `spec.ipFamilyPolicy` of a Service.
 pub const IP_FAMILY_POLICIES: [&str; 3] = ["PreferDualStack", "RequireDualStack", "SingleStack"];
-/// The values of `status.loadBalancer.ingress[].ipMode` of a Service.
+/// The valid values of `status.loadBalancer.ingress[].ipMode` of a Service.
 pub const IP_MODES: [&str; 2] = ["Proxy", "VIP"];
-/// The values of `addressType` of an EndpointSlice.
+/// The valid values of `addressType` of an EndpointSlice.
 pub const ADDRESS_TYPES: [&str; 3] = ["FQDN", "IPv4", "IPv6"];
 
 /// The error for a text that is no IP address.
@@ -61,7 +61,7 @@ pub fn affinity_seconds(seconds: i32) -> Result<u32, &'static str> {
     valid.ok_or(AFFINITY_RANGE)
 }
 
-/// The transport protocol of this name.
+/// The transport protocol with this name; `None` if there is none.
 pub fn protocol(name: &str) -> Option<Protocol> {
     Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == name)
 }
@@ -132,7 +132,7 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Go's `IsLinkLocalMulticast`: `ff02::/16`, with any flags.
+/// Whether the address is in `ff02::/16`, with any flags, as Go's `IsLinkLocalMulticast` says.
 fn is_link_local_multicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[..3] == [224, 0, 0],
@@ -140,44 +140,44 @@ fn is_link_local_multicast(address: IpAddr) -> bool {
     }
 }
 
-/// The error for a value that breaks a rule. Strings are quoted, numbers are not.
+/// The API server's error text for a value that breaks a rule. Strings are quoted, numbers are not.
 pub fn invalid(value: impl Debug, why: impl Display) -> String {
     format!("Invalid value: {value:?}: {why}")
 }
 
-/// The error for a field that is not set; `why` may be empty.
+/// The API server's error text for a required field that is not set; `why` may be empty.
 pub fn required(why: &str) -> String {
     let colon = if why.is_empty() { "" } else { ": " };
     format!("Required value{colon}{why}")
 }
 
-/// The error for an unknown value of an enum.
+/// The API server's error text for an unknown value of an enum.
 pub fn unsupported(value: &str, supported: &[&str]) -> String {
     let supported: Vec<_> = supported.iter().map(|value| format!("{value:?}")).collect();
     format!("Unsupported value: {value:?}: supported values: {}", supported.join(", "))
 }
 
-/// The error for the second of two values that must differ.
+/// The API server's error text for the second of two values that must differ.
 pub fn duplicate(value: impl Debug) -> String {
     format!("Duplicate value: {value:?}")
 }
 
-/// The error for the second of two ports with the same number and protocol.
+/// The API server's error text for the second of two ports with the same number and protocol.
 pub fn duplicate_port(number: i32, protocol: &str) -> String {
     format!("Duplicate value: port {number}, protocol {protocol}")
 }
 
-/// The error for a field that may not be set on this object.
+/// The API server's error text for a field that may not be set on this object.
 pub fn forbidden(why: impl Display) -> String {
     format!("Forbidden: {why}")
 }
 
-/// The error for a node port on a Service that has none.
+/// The API server's error text for a node port on a Service of a type that has none.
 pub fn no_node_port(service_type: &str) -> String {
     forbidden(format_args!("may not be used when `type` is '{service_type}'"))
 }
 
-/// The error for a list that is too long.
+/// The API server's error text for a list that is too long.
 pub fn too_many(count: usize, limit: usize) -> String {
     format!("Too many: {count}: must have at most {limit} items")
 }

@@ -1,4 +1,4 @@
-//! The slices of an arena that service ports own: of backends, or of scheduler tables.
+//! Which service port owns which slots of an arena, for backends or scheduler tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(crate) struct Slices {
     slices: BTreeMap<u32, Slice>,
     by_id: BTreeSet<(u32, u32)>,
     unpublished: BTreeSet<u32>,
-    /// Slots that an invalid record refers to; they go through quarantine before they are used.
+    /// Slots that an invalid record refers to; after the record is gone, they pass quarantine before they are used.
     garbage: BTreeSet<SlotRange>,
 }
 
@@ -33,8 +33,8 @@ impl Slices {
         }
     }
 
-    /// Adopts a slice of an earlier run; true also if it is adopted already, false if a different slice uses part of
-    /// it.
+    /// Takes over a slice of an earlier run. True also if that was done before; false if another slice uses some of its
+    /// slots.
     pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
         let SlotRange { base, count } = range;
         if let Some(known) = self.slices.get(&base) {
@@ -48,17 +48,17 @@ impl Slices {
         free
     }
 
-    /// Whether the slice of a service port starts at `base`.
+    /// Whether a slice of some service port starts at `base`.
     pub(crate) fn has(&self, base: u32) -> bool {
         self.slices.contains_key(&base)
     }
 
-    /// Excludes from allocation the slots that an invalid record refers to.
+    /// Keeps slots that an invalid record refers to from being allocated.
     pub(crate) fn distrust(&mut self, range: SlotRange) {
         self.garbage.extend(self.arena.claim_rest(range));
     }
 
-    /// Slots to release as soon as no record refers to them.
+    /// The slots that invalid records refer to, to be released when these records are gone.
     pub(crate) fn garbage(&self) -> impl Iterator<Item = SlotRange> {
         self.garbage.iter().copied()
     }
@@ -77,12 +77,12 @@ impl Slices {
         bases.filter_map(|base| Some(SlotRange { base, count: self.slices.get(&base)?.count }))
     }
 
-    /// Records that a frontend refers to the slice: from now on programs may read it.
+    /// Records that a frontend now refers to the slice, so that programs may read it.
     pub(crate) fn publish(&mut self, base: u32) {
         self.unpublished.remove(&base);
     }
 
-    /// Releases a slice that no frontend refers to any more.
+    /// Releases a slice that no frontend refers to any more; its slots are free after a grace period.
     pub(crate) fn release(&mut self, base: u32) {
         if let Some(range) = self.arena.release(base) {
             self.garbage.remove(&range);
@@ -90,7 +90,7 @@ impl Slices {
         }
     }
 
-    /// Frees a reserved slice that no frontend ever referred to.
+    /// Frees a reserved slice at once, because no frontend has ever referred to it.
     pub(crate) fn discard(&mut self, base: u32) {
         if self.unpublished.contains(&base) {
             self.arena.discard(base);
@@ -98,7 +98,7 @@ impl Slices {
         }
     }
 
-    /// Frees all reserved slices that no frontend refers to; returns them.
+    /// Frees all reserved slices that no frontend has ever referred to; returns them.
     pub(crate) fn discard_unpublished(&mut self) -> Vec<SlotRange> {
         let bases = std::mem::take(&mut self.unpublished);
         let discarded = bases.into_iter().filter_map(|base| {

@@ -11,24 +11,24 @@ use lb_common::{Backend, Scheduler};
 
 use crate::endpoint_key::EndpointKey;
 
-/// The warming endpoints of a Service, each with the percentage of its weight that it has now: 1 to 99.
+/// The endpoints of a Service in slow start, each with the percentage of its weight that it has now, 1 to 99.
 pub type Shares = BTreeMap<EndpointKey, u32>;
 
-/// The percentage of endpoints that are not warming.
+/// The percentage of endpoints that are not in slow start.
 const FULL: u32 = 100;
 
-/// The time between two steps: this part of the slow start, but at least [`SHORTEST_STEP`].
+/// Number of steps of a slow start; a step takes at least [`SHORTEST_STEP`], so a short slow start has fewer.
 const STEPS: u32 = 20;
 const SHORTEST_STEP: Duration = Duration::from_secs(1);
 
-/// Whether the scheduler supports slow start: its shares follow the weights, and a change of weights moves no client
-/// that it would send to the same backend again.
+/// Whether the scheduler supports slow start: its shares follow weights, and a change of weights moves no client that
+/// it would otherwise send to the same backend again.
 pub(crate) const fn is_supported(scheduler: Scheduler) -> bool {
     scheduler.is_weighted() && !matches!(scheduler, Scheduler::SourceHash | Scheduler::Maglev)
 }
 
-/// Multiplies the weights of backends by their percentages, unless all or none of them are warming: then the weights
-/// stay as they are.
+/// Multiplies the weights of backends by their percentages; leaves them if all or none of the backends are in slow
+/// start.
 pub(crate) fn apply(shares: &Shares, backends: &mut [Backend]) {
     let share = |backend: &Backend| shares.get(&(backend.address, backend.port)).copied().unwrap_or(FULL);
     let used = || backends.iter().filter(|backend| backend.weight != 0);
@@ -38,19 +38,19 @@ pub(crate) fn apply(shares: &Shares, backends: &mut [Backend]) {
     }
 }
 
-/// The slow starts of all Services, by their names. Times are since the start of the agent.
+/// The slow starts of all Services, by Service. Times are durations since the start of the agent.
 #[derive(Clone, Debug)]
 pub(crate) struct SlowStarts<Name> {
     services: BTreeMap<Name, Known>,
-    /// When the next step of each Service with warming endpoints is due.
+    /// When the next step of each Service with a slow start is due.
     steps: BTreeSet<(Duration, Name)>,
 }
 
-/// The endpoints of a Service: which of them are usable, and which are warming.
+/// The endpoints of a Service that are usable, and those of them that are in slow start.
 #[derive(Clone, Debug, Default)]
 struct Known {
     usable: BTreeSet<EndpointKey>,
-    /// Since when the warming endpoints are usable.
+    /// Since when each endpoint in slow start is usable.
     since: BTreeMap<EndpointKey, Duration>,
     next_step: Option<Duration>,
 }
@@ -62,8 +62,8 @@ impl<Name> Default for SlowStarts<Name> {
 }
 
 impl<Name: Ord + Clone> SlowStarts<Name> {
-    /// Sets which endpoints of a Service are usable at `now`, and returns those that are warming. An endpoint begins to
-    /// warm when it becomes usable while others are. The first ones of a Service are at full weight at once.
+    /// Sets which endpoints of a Service are usable at `now`; returns the shares of those in slow start. A slow start
+    /// begins when an endpoint becomes usable while others are; the first ones of a Service have full weight at once.
     pub(crate) fn set(
         &mut self,
         service: &Name,
@@ -86,25 +86,25 @@ impl<Name: Ord + Clone> SlowStarts<Name> {
         known.since.iter().map(|(key, since)| (*key, percentage(age(*since), period))).collect()
     }
 
-    /// Forgets a Service that is gone or has no slow start.
+    /// Removes a Service that was deleted or has no slow start any more.
     pub(crate) fn remove(&mut self, service: &Name) {
         if let Some(Known { next_step: Some(step), .. }) = self.services.remove(service) {
             self.steps.remove(&(step, service.clone()));
         }
     }
 
-    /// When the next step of any Service is due.
+    /// When the next step of any Service is due; `None` without slow starts.
     pub(crate) fn next_step(&self) -> Option<Duration> {
         self.steps.first().map(|(step, _)| *step)
     }
 
-    /// The Services with a step that is due at `now`: [`Self::set`] makes it.
+    /// The Services with a step that is due at `now`; the caller must call [`Self::set`] for each.
     pub(crate) fn due(&self, now: Duration) -> impl Iterator<Item = &Name> {
         self.steps.iter().take_while(move |(step, _)| *step <= now).map(|(_, service)| service)
     }
 }
 
-/// The percentage after `age` of a slow start that takes `period`.
+/// The percentage of its weight that an endpoint has at `age` of a slow start that takes `period`.
 fn percentage(age: Duration, period: Duration) -> u32 {
     let percent = u128::from(FULL) * age.as_millis() / period.as_millis().max(1);
     u32::try_from(percent).unwrap_or(FULL).clamp(1, FULL - 1)
@@ -127,7 +127,7 @@ mod tests {
         (Address::from_v4([10, 1, 0, last]), 80)
     }
 
-    /// What [`SlowStarts::set`] returns: the last byte of each warming endpoint's address, and its percentage.
+    /// Calls [`SlowStarts::set`]; returns the last byte of each address in slow start, and its percentage.
     fn set(starts: &mut SlowStarts<&'static str>, usable: &[u8], seconds: u64) -> Vec<(u8, u32)> {
         let usable: BTreeSet<EndpointKey> = usable.iter().map(|last| key(*last)).collect();
         let shares = starts.set(&WEB, PERIOD, usable.clone(), at(seconds));

@@ -1,5 +1,5 @@
-//! Finds stale UDP flows: flows to an endpoint that their service port has lost. No closing packet ends them, so the
-//! agent deletes them (`pkg/proxy/conntrack/cleanup.go` in kube-proxy).
+//! Finds stale UDP flows: flows to an endpoint that their service port has lost. No packet closes them, so the agent
+//! deletes them (as kube-proxy does in `pkg/proxy/conntrack/cleanup.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     model::ObjectName,
 };
 
-/// UDP frontends that have lost endpoints: flows to an endpoint that does not serve them now are stale, see
+/// UDP frontends that have lost endpoints. Their flows to endpoints that do not serve them at present are stale, see
 /// [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
@@ -27,17 +27,17 @@ pub type StaleFrontends = BTreeSet<ServiceKey>;
 pub struct ServedUdp(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
 
 impl ServedUdp {
-    /// Whether flows of the frontend to this endpoint are stale; false for a deleted frontend.
+    /// Whether flows of the frontend to this endpoint are stale. False for a deleted frontend.
     pub fn has_lost(&self, frontend: &ServiceKey, endpoint: EndpointKey) -> bool {
         self.by(frontend).is_some_and(|serving| !serving.contains(&endpoint))
     }
 
-    /// The endpoints that serve this frontend; `None` for a deleted one.
+    /// The endpoints that serve this frontend at present; `None` for a deleted frontend.
     pub fn by(&self, frontend: &ServiceKey) -> Option<Serving> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(frontend).cloned()
     }
 
-    /// Replaces the frontends of a Service. Keeps those of `before` that another Service has taken over.
+    /// Replaces the frontends of a Service. Frontends of `before` that another Service has taken over stay.
     fn replace(&self, before: &Frontends, now: &Frontends) {
         let mut served = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for (frontend, serving) in before {
@@ -96,7 +96,7 @@ impl StaleUdp {
         }
     }
 
-    /// Records that the kernel does not hold the Service as planned: new flows may still go to endpoints that it has
+    /// Records that the Service is not in the maps as planned, so that new flows may still go to endpoints that it has
     /// lost.
     pub(crate) fn failed(&mut self, service: &ObjectName) {
         if let Some(before) = self.known.remove(service) {
@@ -104,7 +104,7 @@ impl StaleUdp {
         }
     }
 
-    /// Returns the frontends found since the last call.
+    /// Returns the frontends that have lost endpoints since the last call.
     pub(crate) fn take(&mut self) -> StaleFrontends {
         std::mem::take(&mut self.moved)
     }

@@ -1,4 +1,4 @@
-//! The latest state of every object from the sources, and the Services that changed.
+//! The latest state of every object from the sources, and which Services have changed.
 
 mod slice;
 
@@ -20,20 +20,20 @@ use crate::{
 /// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    /// Boxed, because the nodes of the tree are half empty.
+    /// The Services, by name. Boxed, because nodes of the tree are half empty.
     services: BTreeMap<ObjectName, Box<Service>>,
-    /// Slices by their Service, sorted by their own name. Most Services have one, for which a map would cost a
-    /// kilobyte.
+    /// The slices of each Service, sorted by their names. A list, because most Services have one slice, for which a map
+    /// would take a kilobyte.
     slices: BTreeMap<ObjectName, Vec<StoredSlice>>,
-    /// The Service of each slice.
+    /// The Service that each slice belongs to.
     service_of: HashMap<ObjectName, ObjectName>,
     dirty: BTreeSet<ObjectName>,
     strings: Strings,
 }
 
 impl Store {
-    /// Stores a change. An object that equals the stored one makes nothing dirty. An endpoint whose labels `known` also
-    /// has shares them.
+    /// Stores a change. An object that equals the stored one makes no Service dirty. An endpoint whose labels `known`
+    /// also has at its address shares these.
     pub fn apply(&mut self, change: Change, known: &Labels) {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),
@@ -41,7 +41,7 @@ impl Store {
         }
     }
 
-    /// The Service of that name.
+    /// The Service with this name.
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
         self.services.get(name).map(AsRef::as_ref)
     }
@@ -51,7 +51,7 @@ impl Store {
         self.stored_slices(service).iter().map(|slice| slice.read(service)).collect()
     }
 
-    /// Whether a Service has an EndpointSlice.
+    /// Whether there is an EndpointSlice of the Service.
     pub fn has_slices(&self, service: &ObjectName) -> bool {
         !self.stored_slices(service).is_empty()
     }
@@ -62,12 +62,12 @@ impl Store {
         self.stored_slices(service).iter().for_each(|slice| slice.share_labels(labels));
     }
 
-    /// Number of Services with virtual addresses, and number of EndpointSlices.
+    /// Number of stored Services (all have virtual addresses), and number of EndpointSlices.
     pub fn len(&self) -> (usize, usize) {
         (self.services.len(), self.service_of.len())
     }
 
-    /// The environment variables of processes in `namespace`.
+    /// The environment variables for processes in `namespace`.
     pub fn environment(&self, namespace: &str) -> Environment {
         let master = ObjectName::new(environment::MASTER.0, environment::MASTER.1);
         let first = ObjectName::new(namespace, "");
@@ -76,17 +76,17 @@ impl Store {
         environment::environment(services.chain(master).map(|(name, service)| (name, &**service)), namespace)
     }
 
-    /// Whether some Service is dirty.
+    /// Whether some Service is dirty, that is, must be planned.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// Marks a Service as dirty.
+    /// Marks a Service as dirty, so that the next plan covers it.
     pub fn mark_dirty(&mut self, service: ObjectName) {
         self.dirty.insert(service);
     }
 
-    /// Marks every Service as dirty.
+    /// Marks every Service as dirty, so that the next plan covers all.
     pub fn mark_all_dirty(&mut self) {
         self.dirty.extend(self.services.keys().cloned());
     }
@@ -115,7 +115,7 @@ impl Store {
         self.dirty.insert(name);
     }
 
-    /// The Service; if its annotations about health checks are invalid, with the last valid check.
+    /// The Service with its last valid health check, if its annotations about health checks are now invalid.
     fn with_last_good_check(&self, name: &ObjectName, mut service: Service) -> Service {
         let is_invalid = |settings: &&mut Arc<ServiceSettings>| {
             settings.annotation_errors.iter().any(|error| convert::is_about_health(error.annotation))

@@ -1,4 +1,4 @@
-//! Keeps one copy of each string: thousands of endpoints share a few nodes, zones, hints and namespaces.
+//! Keeps one copy of equal strings: thousands of endpoints share a few nodes, zones, hints and namespaces.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -7,20 +7,20 @@ use std::{
 
 use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
 
-/// Strings and hints that objects share.
+/// Strings and topology hints that many objects have in common.
 #[derive(Clone, Debug, Default)]
 pub struct Strings {
     strings: HashSet<Arc<str>>,
-    /// The next removal of unused strings starts at this number of strings.
+    /// Number of strings from which on unused ones are removed.
     sweep_at: usize,
     hints: BTreeSet<Arc<Hints>>,
-    /// The next removal of unused hints starts at this number of hints.
+    /// Number of hints from which on unused ones are removed.
     sweep_hints_at: usize,
 }
 
 impl Strings {
-    /// Lets an object share the strings of earlier ones that most objects have in common: those of endpoints except for
-    /// names of pods, and those of ports.
+    /// Replaces strings of a change by equal ones of earlier objects: those of endpoints except for names of pods, and
+    /// those of ports.
     pub fn share(&mut self, change: &mut Change) {
         match change {
             Change::Service(_, service) => service.iter_mut().for_each(|service| self.service(service)),
@@ -28,7 +28,7 @@ impl Strings {
         }
     }
 
-    /// Lets a name share its namespace with earlier ones.
+    /// Replaces the namespace in a name by an equal string of earlier names.
     pub fn share_namespace(&mut self, name: ObjectName) -> ObjectName {
         ObjectName { namespace: self.intern(&name.namespace), name: name.name }
     }
@@ -43,7 +43,7 @@ impl Strings {
         }
     }
 
-    /// The name of the Service stays as it is.
+    /// Shares the strings of a slice's ports and endpoints. The name of its Service stays as it is.
     pub(crate) fn slice(&mut self, slice: &mut EndpointSlice) {
         for port in &mut slice.ports {
             port.name = self.intern(&port.name);
@@ -51,7 +51,8 @@ impl Strings {
         slice.endpoints.iter_mut().for_each(|endpoint| self.endpoint(endpoint));
     }
 
-    /// Names of pods are unique, so to keep them here would only cost memory.
+    /// Shares the strings of an endpoint, except for the pod's name: those are unique, so to keep them would only cost
+    /// memory.
     fn endpoint(&mut self, endpoint: &mut Endpoint) {
         endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
         endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));

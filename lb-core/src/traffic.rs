@@ -17,26 +17,26 @@ use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
 
 use crate::active_flow_slots::ServiceEndpoint;
 
-/// Walks without any entry of a backend after which its sums expire: one hour, if walks are five seconds apart.
+/// Number of walks without an entry of a backend after which its sums expire: an hour, if walks are five seconds apart.
 const SILENCE: u32 = 720;
 
 /// Packets and bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Packets; one that a device will cut into segments counts as one.
+    /// Number of packets; a packet that a device will cut into segments (GSO) counts as one.
     pub packets: u64,
-    /// Bytes of these packets, network headers included.
+    /// Number of bytes in these packets, including IP headers.
     pub bytes: u64,
 }
 
-/// Counts since the start, or between two points in time.
+/// Traffic since the start, or between two points in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Flows that have begun: connections, or UDP flows.
+    /// Number of flows (connections, or UDP flows) that have begun.
     pub flows: u64,
-    /// Packets and bytes from clients.
+    /// Packets and bytes that clients have sent.
     pub sent: Volume,
-    /// Packets and bytes from backends.
+    /// Packets and bytes that backends have sent.
     pub answered: Volume,
 }
 
@@ -80,12 +80,12 @@ impl Sub for Traffic {
     }
 }
 
-/// The sums of one backend of one service port, or of a whole service port.
+/// The traffic of one backend of a service port, or of all its backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Traffic since the first walk.
+    /// Traffic since the ledger's first walk.
     pub total: Traffic,
-    /// Flows that were not over at the last walk.
+    /// Number of flows that were not over at the last walk.
     pub active: u64,
 }
 
@@ -97,18 +97,20 @@ impl AddAssign for Tally {
     }
 }
 
-/// The sums of all backends. The hasher shortens the keys of entries; clients must not be able to predict it.
+/// Traffic sums of all backends. Its hasher shortens the keys of flow table entries, so clients must not be able to
+/// predict it.
 #[derive(Debug, Default)]
 pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
     backends: BTreeMap<ServiceEndpoint, Backend>,
-    /// Sums of expired backends of services that have other backends: the sums of such a service never decrease.
+    /// Sums of expired backends, by service port, so that the sums of a service port with other backends never
+    /// decrease.
     expired: BTreeMap<u32, Traffic>,
     walk: u32,
 }
 
-/// The counters of an entry at the last walk.
+/// The counters of a flow table entry at the last walk that found it.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     packets: u32,
@@ -123,18 +125,18 @@ struct Backend {
 }
 
 impl<S: BuildHasher> Ledger<S> {
-    /// Begins a walk through the entries. Counts from before the first walk are not added.
+    /// Begins a walk through the flow table. The first walk only records the counters and adds nothing.
     pub fn begin(&mut self) {
         self.walk = self.walk.wrapping_add(1).max(1);
         self.backends.values_mut().for_each(|backend| backend.tally.active = 0);
     }
 
-    /// Adds what an entry has counted; `peer` is the other entry of the same flow, if there is one. An entry may be
-    /// passed twice in a walk.
+    /// Adds what a flow table entry has counted since the last walk; `peer` is the other entry of the same flow, if
+    /// there is one. A walk may pass an entry twice.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
         if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 || flow_flags::is_of_node(flow.flags) {
-            // The first flow of a masqueraded connection counts the same packets as the second one; connections of the
-            // node itself are of no Service.
+            // The first flow of a masqueraded connection counts the same packets as the second one; the node's own
+            // connections belong to no Service.
             return;
         }
         let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
@@ -150,8 +152,8 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// Ends a walk: drops the last counters of entries that it has not visited, as these no longer exist, and the sums
-    /// of backends that had no entry for `SILENCE` walks.
+    /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and the sums of
+    /// backends that have had no entry for [`SILENCE`] walks.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
@@ -165,12 +167,12 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// The sums of each backend that had a flow recently.
+    /// The sums of each backend of a service port that had a flow recently.
     pub fn backends(&self) -> impl Iterator<Item = (&ServiceEndpoint, &Tally)> {
         self.backends.iter().map(|(endpoint, backend)| (endpoint, &backend.tally))
     }
 
-    /// The sums of each service port, by its id.
+    /// The sums of each service port, by the port's id.
     pub fn services(&self) -> BTreeMap<u32, Tally> {
         let of_expired = |(id, total): (&u32, &Traffic)| (*id, Tally { total: *total, active: 0 });
         let mut services: BTreeMap<u32, Tally> = self.expired.iter().map(of_expired).collect();
@@ -181,7 +183,7 @@ impl<S: BuildHasher> Ledger<S> {
     }
 }
 
-/// The backend of an entry, and its service port.
+/// The backend, and the id of its service port, that an entry belongs to.
 const fn endpoint_of(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
     let (address, port) = if flow.is_reply() {
         (key.source, key.source_port)
@@ -191,17 +193,17 @@ const fn endpoint_of(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
     ServiceEndpoint { service: flow.service, address, port }
 }
 
-/// Whether the flow is not over. If its other entry (`peer`) is missing, only the phase that `flow` shows counts.
+/// Whether the flow is not over. Without its other entry (`peer`), only the phase that `flow` shows counts.
 fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
     let unknown = Flow { seen: 0, ..*flow };
     !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
 }
 
-/// The traffic of an entry since the walk that recorded `before`.
+/// The traffic that an entry has counted since the walk that recorded `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
     let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;
-    // A smaller count shows that another entry has taken the place of this one.
+    // If the counter is smaller than before, another flow has reused the entry.
     let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
         None => (whole, begun),
         Some(before) => {
@@ -232,7 +234,7 @@ mod tests {
 
     type Sums = Ledger<BuildHasherDefault<DefaultHasher>>;
 
-    /// Both entries of a flow from this port to this backend.
+    /// Forward and reverse key and entries of a flow from this client port to this backend.
     fn pair(port: u16, backend: u8) -> (Tuple, Flow, Flow) {
         let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
         let from = Tuple::new(client, vip, port, 80, protocol::TCP);
@@ -288,7 +290,7 @@ mod tests {
         let before = all(&ledger);
         walk(&mut ledger, &[]);
         assert_eq!(all(&ledger), Tally { active: 0, ..before });
-        // A new flow reuses the port of the first one.
+        // A new flow uses the port of the first one again.
         walk(&mut ledger, &[flow]);
         assert_eq!(all(&ledger).total, Traffic { flows: 2, sent: volume(2, 1000), ..Traffic::default() });
     }

@@ -1,18 +1,18 @@
-//! How the endpoints of a Service are checked.
+//! The health check of a Service's endpoints: what to probe, and how results count.
 
 use std::{fmt, num::NonZeroU16, str::FromStr, sync::Arc, time::Duration};
 
 use crate::protocol::Protocol;
 
-/// A health check, as the annotations of a Service set it.
+/// A health check of endpoints, as the annotations of a Service define it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Check {
-    /// What a probe sends, and which answers are good.
+    /// What a probe sends, and which answers count as good.
     pub kind: Kind,
     /// The port that probes go to. With a port, the check applies to every port of the Service; without, probes go to
     /// the port of the endpoint, and the check applies to ports of one protocol only ([`Kind::protocol`]).
     pub port: Option<NonZeroU16>,
-    /// When probes are sent, and how many results decide.
+    /// When probes are sent, and how many results change the verdict.
     pub timing: Timing,
     /// Whether a probe over TCP begins with a PROXY protocol header, of the command LOCAL: the endpoint expects a header
     /// on each connection.
@@ -34,19 +34,20 @@ impl Check {
     }
 }
 
-/// What a probe sends, and which answers are good.
+/// What a probe sends, and which answers count as good.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Connects; an established connection is good.
+    /// A TCP connection; good if it is established.
     Tcp,
-    /// `GET` of this path over HTTP/1.1; status 200 to 399 is good.
+    /// An HTTP/1.1 request `GET` for this path; good with a status from 200 to 399.
     Http(Arc<str>),
-    /// As [`Self::Http`], over TLS. Certificates are not verified.
+    /// Like [`Self::Http`], over TLS. The certificate is not verified.
     Https(Arc<str>),
-    /// `grpc.health.v1.Health/Check` of this service, empty for the whole server; `SERVING` is good.
+    /// A gRPC call `grpc.health.v1.Health/Check` for this service, empty for the whole server; good if it answers
+    /// `SERVING`.
     Grpc(Arc<str>),
-    /// Asks for this name over UDP; empty for the name servers of the root. Every answer except `SERVFAIL` and
-    /// `REFUSED` is good.
+    /// A DNS question for this name over UDP; an empty name asks for the name servers of the root. Every answer is good
+    /// except `SERVFAIL` and `REFUSED`.
     Dns(Arc<str>),
 }
 
@@ -69,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// What follows the port in the annotation.
+    /// The text that follows the port in the annotation: path, service or name.
     fn path(&self) -> String {
         match self {
             Self::Tcp => String::new(),
@@ -80,16 +81,16 @@ impl Kind {
     }
 }
 
-/// When probes are sent, and how many results decide.
+/// When probes are sent, and how many results change the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timing {
-    /// From the start of one probe to the start of the next.
+    /// Time from the start of one probe to the start of the next.
     pub interval: Duration,
-    /// A probe without an answer in this time has failed; less than `interval`.
+    /// Time without an answer after which a probe has failed; less than `interval`.
     pub timeout: Duration,
-    /// This many good results in a row make an unhealthy endpoint healthy; at least 1.
+    /// Number of good results in a row that make an unhealthy endpoint healthy; at least 1.
     pub healthy: u8,
-    /// This many failures in a row make a healthy endpoint unhealthy; at least 1.
+    /// Number of failures in a row that make a healthy endpoint unhealthy; at least 1.
     pub unhealthy: u8,
 }
 
@@ -100,18 +101,18 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The interval while results contradict the verdict: the verdict should follow soon.
+    /// The shorter interval while results contradict the verdict, so that the verdict changes soon.
     pub fn fast(&self) -> Duration {
         self.interval.min(self.timeout)
     }
 }
 
-/// Kind and port of a check as users write them: `KIND[://[:PORT][/PATH]]`.
+/// Kind and port of a check in the syntax of the annotation: `KIND[://[:PORT][/PATH]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The kind, with its path.
+    /// The kind of probe, with its path, service or name.
     pub kind: Kind,
-    /// The port.
+    /// The port to probe; `None` for the endpoint's own port.
     pub port: Option<NonZeroU16>,
 }
 
@@ -149,14 +150,14 @@ impl FromStr for Probe {
     }
 }
 
-/// Whether a DNS query can ask for the name; the empty one is the root.
+/// Whether a DNS question can contain the name; the empty name is the root.
 fn is_name(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     name.is_empty() || name.len() < 254 && name.split('.').all(|label| (1..64).contains(&label.len()))
 }
 
 impl fmt::Display for Check {
-    /// Kind, port and path as users write them.
+    /// Writes kind, port and path in the syntax of the annotation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.kind.path();
         write!(f, "{}", self.kind.name())?;

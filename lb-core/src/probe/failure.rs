@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-/// Why a probe has failed.
+/// The failure of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The kind of failure.
+    /// Which kind of failure it is.
     pub reason: Reason,
-    /// The details, such as `status 500`, for people.
+    /// Details for people, such as `status 500`.
     pub text: String,
 }
 
 impl Failure {
-    /// A failure with these details.
+    /// Makes a failure with these details.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Self { reason, text: text.into() }
     }
@@ -27,28 +27,28 @@ impl fmt::Display for Failure {
 /// The kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The endpoint has refused or reset the connection.
+    /// The endpoint has refused or reset the TCP connection.
     Refused,
-    /// No answer within the timeout.
+    /// The endpoint has not answered within the timeout.
     Timeout,
-    /// This node has no route to the endpoint, or another error of its kernel.
+    /// This node has no route to the endpoint, or its kernel reports another error.
     Unreachable,
-    /// No TLS session.
+    /// No TLS session could be established.
     Tls,
-    /// An HTTP status outside 200 to 399.
+    /// The answer has an HTTP status outside 200 to 399.
     Status,
-    /// A gRPC status, or a server that does not serve.
+    /// The answer has a gRPC error status, or a health other than `SERVING`.
     Grpc,
-    /// A response code of DNS.
+    /// The answer has the DNS response code `SERVFAIL` or `REFUSED`.
     Dns,
-    /// An answer that is not of the protocol.
+    /// The answer does not follow the protocol of the probe.
     Protocol,
-    /// This node could not send the probe, for example for lack of file descriptors: no result.
+    /// This node could not send the probe, for example for lack of file descriptors; it does not count as a result.
     Local,
 }
 
 impl Reason {
-    /// The value of the label `result` of metrics.
+    /// The kind of failure as the value of the metrics' label `result`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Refused => "refused",

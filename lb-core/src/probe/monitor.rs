@@ -1,4 +1,4 @@
-//! The state of every target: when the next probe is due, and what the results mean.
+//! The state of every probed target: when its next probe is due, and what its results mean.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,12 +13,12 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// How far a round may begin early or late, in hundredths of the interval. The second round is spread over a whole
-/// interval: the first rounds of all endpoints of a node that starts are close together.
+/// Percentage of the interval by which a probe may be early or late. (The second probe of a target is spread over a
+/// whole interval, because at the start of a node all first probes are close together.)
 const JITTER: u64 = 10;
 const FIRST_JITTER: u64 = 50;
 
-/// Whether an endpoint gets new flows.
+/// Whether an endpoint gets new flows, by the results of its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Verdict {
     /// No result yet: the endpoint gets new flows, and the first result decides.
@@ -31,7 +31,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The name in outputs and metrics.
+    /// The verdict's name in outputs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -41,25 +41,25 @@ impl Verdict {
     }
 }
 
-/// What the probes of a target have shown.
+/// What the probes of a target have shown so far.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct State {
-    /// The verdict.
+    /// Whether the target gets new flows.
     pub verdict: Verdict,
-    /// Seconds since the Unix epoch at which the verdict began; 0 while it is unknown.
+    /// When the verdict began, in seconds since the Unix epoch; 0 while it is unknown.
     pub since: u64,
-    /// The last failure, unless enough good results followed.
+    /// Text of the last failure; `None` if enough good results followed it.
     pub failure: Option<String>,
-    /// Results in a row that contradict the verdict.
+    /// Number of results in a row that contradict the verdict.
     contrary: u8,
 }
 
-/// An unhealthy target, to be kept for the next agent.
+/// What the next agent must know about an unhealthy target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Seconds since the Unix epoch at which it became unhealthy.
+    /// When the target became unhealthy, in seconds since the Unix epoch.
     pub since: u64,
-    /// The last failure.
+    /// Text of the last failure.
     pub failure: String,
 }
 
@@ -68,27 +68,27 @@ struct Watched {
     users: Vec<ObjectName>,
     state: State,
     round: u64,
-    /// When the next probe is due, or the present one began.
+    /// When the next probe is due; while a probe runs, when it began.
     at: Duration,
     is_probed: bool,
 }
 
-/// All targets. Times are durations since any fixed moment; the caller has the clock.
+/// The state of all targets. Times are durations since any fixed instant; the caller has the clock.
 #[derive(Clone, Debug, Default)]
 pub struct Monitor {
-    /// Makes the schedules of nodes differ.
+    /// A number that differs between nodes, so that they probe an endpoint at different times.
     seed: u64,
     watched: BTreeMap<Target, Watched>,
     due: BTreeSet<(Duration, Target)>,
-    /// What an earlier agent knew of targets that no Service has used since.
+    /// Targets that an earlier agent found unhealthy, and that no Service of this agent has used yet.
     remembered: BTreeMap<Target, Memory>,
-    /// Numbers of targets by [`Verdict`].
+    /// Number of targets with each [`Verdict`].
     counts: [usize; 3],
 }
 
 impl Monitor {
-    /// A monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent stopped: they
-    /// stay so until good results follow.
+    /// Creates a monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent
+    /// stopped: they stay unhealthy until good results follow.
     pub fn new(seed: u64, remembered: BTreeMap<Target, Memory>) -> Self {
         Self { seed, remembered, ..Self::default() }
     }
@@ -132,12 +132,12 @@ impl Monitor {
         }
     }
 
-    /// When the next probe is due; `None` without targets, or while all are probed.
+    /// When the next probe is due; `None` without targets, or while all targets are being probed.
     pub fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The next target whose probe is due. The caller probes it, and passes the result to [`Self::finish`].
+    /// The next target whose probe is due, if any. The caller must probe it, and pass the result to [`Self::finish`].
     pub fn start(&mut self, now: Duration) -> Option<Target> {
         let (at, _) = self.due.first()?;
         if *at > now {
@@ -160,7 +160,7 @@ impl Monitor {
         unix: u64,
     ) -> Option<&State> {
         let seed = self.seed;
-        // The target may have gone, and perhaps come back, since the probe began.
+        // The target may have been removed, and perhaps added again, since the probe began.
         let watched = self.watched.get_mut(target).filter(|watched| watched.is_probed)?;
         let before = watched.state.verdict;
         if !matches!(&result, Err(failure) if failure.reason == Reason::Local) {
@@ -185,17 +185,17 @@ impl Monitor {
         self.counts[verdict as usize]
     }
 
-    /// Every target, with the Services that use it and its state.
+    /// Every target, with the Services that use it, and with its state.
     pub fn targets(&self) -> impl Iterator<Item = (&Target, &[ObjectName], &State)> {
         self.watched.iter().map(|(target, watched)| (target, &watched.users[..], &watched.state))
     }
 
-    /// The Services that use a target.
+    /// The Services that use the target; empty for an unknown target.
     pub fn users(&self, target: &Target) -> &[ObjectName] {
         self.watched.get(target).map_or(&[], |watched| &watched.users)
     }
 
-    /// The unhealthy targets, to be kept for the next agent.
+    /// All unhealthy targets, for the next agent.
     pub fn unhealthy(&self) -> BTreeMap<Target, Memory> {
         let unhealthy = self.watched.iter().filter(|(_, it)| it.state.verdict == Verdict::Unhealthy);
         let memory =
@@ -231,12 +231,12 @@ fn hash(seed: u64, target: &Target, round: u64) -> u64 {
     of_endpoint(seed.wrapping_add(round), &Address::from(target.address), target.port.into())
 }
 
-/// A part of `whole` that depends on the hash.
+/// A part of the duration `whole`, chosen by the hash.
 fn part(hash: u64, whole: Duration) -> Duration {
     whole.mul_f64((hash >> 11) as f64 / (1_u64 << 53) as f64)
 }
 
-/// `pause`, longer or shorter by at most `percent` hundredths of it.
+/// The duration `pause`, made longer or shorter by at most `percent` percent, chosen by the hash.
 fn jittered(pause: Duration, percent: u64, hash: u64) -> Duration {
     let most = pause.mul_f64(percent as f64 / 100.0);
     pause.saturating_sub(most) + part(hash, most * 2)
@@ -265,7 +265,7 @@ mod tests {
         Err(Failure::new(Reason::Refused, "connection refused"))
     }
 
-    /// A monitor of one target, driven round by round.
+    /// A monitor with one target, which the test probes round by round.
     struct Bed {
         monitor: Monitor,
         target: Target,
@@ -279,7 +279,8 @@ mod tests {
             Self { monitor, target: target(1, 10), now: S }
         }
 
-        /// One round; returns the new verdict if it changed, and the time since the last round.
+        /// Probes the target once, with this result. Returns the new verdict if it changed, and the time since the last
+        /// probe.
         fn round(&mut self, result: Result<(), Failure>) -> (Option<Verdict>, Duration) {
             let due = self.monitor.next_due().unwrap();
             let pause = due - self.now;
@@ -428,7 +429,7 @@ mod tests {
             let target = monitor.start(due).unwrap();
             monitor.finish(&target, Ok(()), due, 0);
         }
-        // 1000 each second on average.
+        // On average, 1000 probes start in each second.
         assert!(starts[30..].iter().all(|starts| (500..1500).contains(starts)), "{starts:?}");
         assert_eq!(monitor.count(Verdict::Healthy), 10_000);
     }

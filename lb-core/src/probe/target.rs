@@ -1,4 +1,4 @@
-//! What is probed.
+//! What a probe is sent to.
 
 use std::{net::IpAddr, net::SocketAddr, sync::Arc};
 
@@ -6,15 +6,15 @@ use super::check::Check;
 use crate::endpoint_key::EndpointKey;
 use crate::protocol::Protocol;
 
-/// An address and port with its check: what is probed, and what has a verdict. Services with equal checks share the
-/// targets of common endpoints.
+/// An endpoint's address and port with a check: what is probed, and what has a verdict. Services with equal checks
+/// share the targets of common endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
-    /// The endpoint's address.
+    /// Address of the endpoint.
     pub address: IpAddr,
     /// The port that probes go to.
     pub port: u16,
-    /// The check.
+    /// The health check to perform.
     pub check: Arc<Check>,
 }
 
@@ -25,14 +25,14 @@ impl Target {
         Some(Self { address: address.into(), port, check: check.clone() })
     }
 
-    /// The address and port that probes go to.
+    /// Address and port that probes go to.
     pub const fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 }
 
-/// A target whose probes ask the same as those of `target`. `before` and `after` are the targets on both sides of it, in
-/// order.
+/// A target at the same endpoint that asks the same as `target`, perhaps at another interval. `before` and `after` are
+/// the known targets before and after `target` in sorted order.
 pub(crate) fn alike<'a>(
     before: impl DoubleEndedIterator<Item = &'a Target>,
     after: impl Iterator<Item = &'a Target>,

@@ -1,22 +1,22 @@
-//! The targets of all Services.
+//! The probed targets of all Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::target::Target;
 use crate::model::ObjectName;
 
-/// Which Services use which targets, updated Service by Service. Services without a check take no room.
+/// Which Services use which targets, updated Service by Service. Services without a health check take no memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Targets {
     of_service: BTreeMap<ObjectName, BTreeSet<Target>>,
     users: BTreeMap<Target, Vec<ObjectName>>,
-    /// The targets whose users changed since the last [`Self::take_changes`].
+    /// The targets whose set of Services changed since the last [`Self::take_changes`].
     changed: BTreeSet<Target>,
 }
 
 impl Targets {
-    /// Sets the targets of a Service; none for a Service without a check, and for a deleted one. Returns those that no
-    /// Service has used before.
+    /// Replaces the targets of a Service; a Service that has no health check, or was deleted, has none. Returns those
+    /// that no Service used before.
     pub(crate) fn set(&mut self, service: &ObjectName, targets: BTreeSet<Target>) -> Vec<Target> {
         let before = if targets.is_empty() {
             self.of_service.remove(service)
@@ -44,12 +44,13 @@ impl Targets {
         new
     }
 
-    /// The Services that use a target.
+    /// The Services that use the target.
     pub(crate) fn users(&self, target: &Target) -> &[ObjectName] {
         self.users.get(target).map_or(&[], Vec::as_slice)
     }
 
-    /// The targets whose users have changed since the last call, with their users; without users, the target is gone.
+    /// The targets whose set of Services has changed since the last call, with these Services; a target without any is
+    /// gone.
     pub(crate) fn take_changes(&mut self) -> Vec<(Target, Vec<ObjectName>)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().map(|target| (target.clone(), self.users(&target).to_vec())).collect()

@@ -1,7 +1,7 @@
-//! The syntax of names in Kubernetes (`k8s.io/apimachinery/pkg/util/validation`). Each function returns why a name is
-//! invalid; `None` for a valid one.
+//! Checks the syntax of names in Kubernetes (`k8s.io/apimachinery/pkg/util/validation`). Each function returns why a
+//! name is invalid; `None` for a valid name.
 
-/// Checks the name of a Service: a DNS-1035 label.
+/// Checks the name of a Service, which must be a DNS label of RFC 1035.
 pub fn dns_1035_label(name: &str) -> Option<String> {
     let fits = name.starts_with(|first: char| first.is_ascii_lowercase()) && is_label(name);
     too_long(name, 63).or_else(|| {
@@ -14,7 +14,7 @@ pub fn dns_1035_label(name: &str) -> Option<String> {
     })
 }
 
-/// Checks the name of a namespace or a port: an RFC 1123 label.
+/// Checks the name of a namespace or a port, which must be a DNS label of RFC 1123.
 pub fn dns_1123_label(name: &str) -> Option<String> {
     too_long(name, 63).or_else(|| {
         (!is_label(name)).then(|| {
@@ -26,7 +26,7 @@ pub fn dns_1123_label(name: &str) -> Option<String> {
     })
 }
 
-/// Checks the name of most other objects: an RFC 1123 subdomain.
+/// Checks the name of most other objects, which must be a DNS subdomain of RFC 1123.
 pub fn dns_1123_subdomain(name: &str) -> Option<String> {
     too_long(name, 253).or_else(|| {
         (!name.split('.').all(is_label)).then(|| {
@@ -38,7 +38,7 @@ pub fn dns_1123_subdomain(name: &str) -> Option<String> {
     })
 }
 
-/// Checks a named `targetPort`: an IANA service name (RFC 6335).
+/// Checks the name of a `targetPort`, which must be an IANA service name (RFC 6335).
 pub fn port_name(name: &str) -> Option<String> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let why = if name.len() > 15 {

@@ -7,10 +7,10 @@ use crate::{
     plan::EndpointLabels,
 };
 
-/// The labels of addresses, as the kernel holds them.
+/// The labels that the map `ENDPOINT_NAMES` has, by address.
 pub(super) type Labels = BTreeMap<IpAddr, Arc<EndpointLabels>>;
 
-/// An EndpointSlice without the name of its Service.
+/// An EndpointSlice in less memory, without the name of its Service.
 #[derive(Clone, Debug)]
 pub(super) struct StoredSlice {
     pub(super) name: ObjectName,
@@ -18,8 +18,8 @@ pub(super) struct StoredSlice {
     endpoints: Box<[StoredEndpoint]>,
 }
 
-/// An [`Endpoint`]. Its names are those that the kernel keeps for its address, unless these are cut, so both share
-/// them.
+/// An [`Endpoint`] in less memory. Its names are those that `ENDPOINT_NAMES` has for its address, unless these are cut,
+/// so that both share them.
 #[derive(Clone, Debug)]
 struct StoredEndpoint {
     address: IpAddr,
@@ -33,13 +33,13 @@ struct StoredEndpoint {
 const _: () = assert!(size_of::<StoredEndpoint>() == 40);
 
 impl StoredSlice {
-    /// Shares the names of endpoints with `known`.
+    /// Converts a slice; endpoints share their names with `known`.
     pub(super) fn new(name: ObjectName, slice: EndpointSlice, known: &Labels) -> Self {
         let endpoints = slice.endpoints.into_iter().map(|endpoint| StoredEndpoint::new(endpoint, known));
         Self { name, ports: slice.ports.into(), endpoints: endpoints.collect() }
     }
 
-    /// The slice, which is one of this Service.
+    /// Converts back to the model's slice, which belongs to the Service `service`.
     pub(super) fn read(&self, service: &ObjectName) -> EndpointSlice {
         EndpointSlice {
             service: service.clone(),
@@ -48,7 +48,7 @@ impl StoredSlice {
         }
     }
 
-    /// Replaces labels by the equal ones of an endpoint. `labels` are in order of their addresses.
+    /// Replaces labels by equal ones of an endpoint of this slice. `labels` are sorted by address.
     pub(super) fn share_labels(&self, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
         for StoredEndpoint { address, names, .. } in &self.endpoints {
             let Ok(place) = labels.binary_search_by_key(address, |(address, _)| *address) else { continue };

@@ -26,7 +26,7 @@ pub(super) fn table(maglev: Maglev, backends: &[Backend], turns: &[u32]) -> Vec<
     table
 }
 
-/// A backend's permutation of the table: the size is a prime, so any step visits every entry.
+/// A walk through a backend's permutation of the table's entries. The table's size is a prime, so any step visits all.
 struct Walk {
     at: u32,
     step: u32,
@@ -76,7 +76,7 @@ mod tests {
         Maglev { size, ..Maglev::default() }
     }
 
-    /// The backend of each entry.
+    /// The backend that each entry of the table leads to.
     fn chosen(maglev: Maglev, backends: &[Backend]) -> Vec<Backend> {
         let table = table(Scheduler::Maglev, maglev, backends).unwrap();
         table.into_iter().map(|place| backends[place as usize]).collect()
@@ -90,7 +90,7 @@ mod tests {
         shares
     }
 
-    /// The algorithm must not change: nodes of different versions must agree on the table.
+    /// The algorithm must never change: nodes with different versions must have the same table.
     #[test]
     fn table_never_changes() {
         let table = table(Scheduler::Maglev, sized(TableSize::ALL[0]), &even(3)).unwrap();
@@ -110,7 +110,8 @@ mod tests {
         }
     }
 
-    /// The share of entries that change although their backend stays, when one of `count` backends is removed.
+    /// The share of entries that lead to another backend, although their own stays, after one of `count` backends is
+    /// removed.
     fn disruption(size: TableSize, count: u32, removed: u32) -> f64 {
         let mut backends = even(count);
         let before = chosen(sized(size), &backends);
@@ -172,7 +173,7 @@ mod tests {
             for (place, weight) in (0..).zip(&weights) {
                 let share = table.iter().filter(|entry| **entry == place).count() as f64;
                 let fair = 2039.0 * f64::from(*weight) / f64::from(total);
-                // Long sequences of turns are rounded (4096 entries), and the last repetition is cut.
+                // Sequences of turns are rounded to about 4096 entries, and the last repetition in the table is cut.
                 prop_assert!((share - fair).abs() <= 3.0, "place {} of weight {}: {} of {}", place, weight, share, fair);
             }
         }

@@ -1,5 +1,5 @@
-//! Precomputed tables for schedulers that need more than the list of backends: a list of positions in a slice, so that
-//! a choice is one lookup.
+//! Computes tables for schedulers that need more than the list of backends. A table is a list of positions in a slice
+//! of backends, so that the choice of a backend is one lookup.
 
 mod maglev;
 mod shares;
@@ -12,15 +12,15 @@ use std::{
 
 use lb_common::{Backend, Scheduler, hash::DEFAULT_SEED};
 
-/// The only entry of a table whose backends all have weight 0: a position that no backend has.
+/// The only entry of the table if all backends have weight 0: a position that no backend has.
 pub const NOBODY: u32 = u32::MAX;
 
-/// Number of entries of a Maglev table: a prime, so that every permutation visits every entry.
+/// Number of entries of a Maglev table. It is a prime, so every permutation visits every entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableSize(u32);
 
 impl TableSize {
-    /// The allowed sizes: those of IPVS, and of Cilium.
+    /// The allowed sizes: those that IPVS and Cilium have.
     pub const ALL: [Self; 10] = [
         Self(251),
         Self(509),
@@ -39,7 +39,8 @@ impl TableSize {
         self.0
     }
 
-    /// This size, or if it has fewer entries than there are backends, the next size that has enough, else the largest.
+    /// This size or, if there are more backends than entries, the next size that has enough entries, else the largest
+    /// size.
     fn holding(self, backends: usize) -> Self {
         let holds = |size: &Self| *size >= self && size.0 as usize >= backends;
         Self::ALL.into_iter().find(holds).unwrap_or(Self(131_071))
@@ -47,7 +48,7 @@ impl TableSize {
 }
 
 impl Default for TableSize {
-    /// With this size, no share exceeds the average by more than 1 %, for up to 163 backends of equal weight.
+    /// With up to 163 backends of equal weight, no backend's share exceeds the average by more than 1 % at this size.
     fn default() -> Self {
         Self(16_381)
     }
@@ -59,7 +60,7 @@ impl fmt::Display for TableSize {
     }
 }
 
-/// The error for a number that is no size of a table.
+/// The error for a number that is not an allowed size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownSize;
 
@@ -80,12 +81,12 @@ impl FromStr for TableSize {
     }
 }
 
-/// The parameters of Maglev tables; nodes that serve the same service need the same ones.
+/// Parameters of Maglev tables. Nodes that serve the same Service must have the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
-    /// Number of entries.
+    /// Number of entries of a table.
     pub size: TableSize,
-    /// The seed of the hash of backends.
+    /// Seed of the hash that places backends in the table.
     pub seed: u64,
 }
 
@@ -117,16 +118,16 @@ pub fn table(scheduler: Scheduler, maglev: Maglev, backends: &[Backend]) -> Opti
     Some(if is_consistent { maglev::table(maglev, backends, &turns) } else { turns })
 }
 
-/// The digest of a table, to compare it with another one.
+/// Size and hash of a table, to compare tables without storing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// Number of entries.
+    /// Number of entries of the table.
     pub count: u32,
     digest: u64,
 }
 
 impl Digest {
-    /// The digest of a table. Comparable within one process only.
+    /// Computes the digest of a table. Digests can be compared only within one process.
     pub fn of(table: &[u32]) -> Self {
         let mut hasher = DefaultHasher::new();
         table.hash(&mut hasher);

@@ -1,6 +1,6 @@
-//! Turns in proportion to weights, as evenly mixed as they can be.
+//! Computes a sequence of turns: each backend occurs in proportion to its weight, as evenly mixed as possible.
 
-/// Approximate limit on the entries of a sequence of turns, unless there are more backends.
+/// Approximate maximum length of a sequence of turns; exceeded if there are more backends.
 const LONGEST: usize = 4096;
 
 /// A sequence in which each index of `weights` occurs in proportion to its weight and is spread evenly: the `k`-th turn
@@ -14,7 +14,7 @@ pub(super) fn turns(weights: &[u32]) -> Vec<u32> {
         turns.extend((0..weight).map(|nth| Turn { at: 2 * nth + 1, of: weight, place }));
     }
     turns.sort_unstable_by(|a, b| {
-        // Compares a.at / a.of with b.at / b.of.
+        // Compares the fractions `a.at / a.of` and `b.at / b.of`.
         (a.at * b.of).cmp(&(b.at * a.of)).then_with(|| (b.of, a.place).cmp(&(a.of, b.place)))
     });
     turns.into_iter().map(|turn| turn.place).collect()
@@ -34,7 +34,7 @@ fn reduced(weights: &[u32]) -> Vec<u64> {
     if total <= room {
         return weights;
     }
-    // Rounds to the nearest number; the product of a u32 and a number of backends fits into 64 bits.
+    // Rounds to the nearest integer. The product of a u32 and a number of backends fits into 64 bits.
     let scaled = |weight: u64| (weight * room + total / 2) / total;
     weights.into_iter().map(|weight| if weight == 0 { 0 } else { scaled(weight).max(1) }).collect()
 }
@@ -94,7 +94,7 @@ mod tests {
             }
         }
 
-        /// In every part of the sequence, each backend's number of turns differs from its share by at most two.
+        /// In each part of the sequence, a backend's number of turns differs from its share by at most two.
         #[test]
         fn every_stretch_of_turns_is_fair(weights in proptest::collection::vec(1u32..20, 1..8), from: u16, length: u16) {
             let turns = turns(&weights);

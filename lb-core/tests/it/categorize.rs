@@ -14,19 +14,20 @@ use lb_core::{
 
 const NODE: &str = "node-1";
 
-/// One case of the table.
+/// One case of kube-proxy's table.
 struct Case {
     name: &'static str,
     zone: Option<&'static str>,
-    /// Some of `iTP`, `eTP` (the policies that are `Local`) and `NP` (there is a node port).
+    /// Which of `iTP`, `eTP` (these policies are `Local`) and `NP` (there is a node port) apply to the service port.
     service: &'static str,
-    /// `address state…`, where a state is `ready`, `serving`, `terminating`, `here`, `zones=a,b` or `nodes=a,b`.
+    /// The endpoints, each as `address state…`; states are `ready`, `serving`, `terminating`, `here`, `zones=a,b`,
+    /// `nodes=a,b`.
     endpoints: &'static [&'static str],
-    /// The endpoints of the cluster; `None` if the service port never uses that list.
+    /// The endpoints expected for the policy Cluster; `None` if the service port never uses that list.
     cluster: Option<&'static [&'static str]>,
-    /// The endpoints of this node; `None` if the service port never uses that list.
+    /// The endpoints expected for the policy Local; `None` if the service port never uses that list.
     local: Option<&'static [&'static str]>,
-    /// Whether there is a usable endpoint anywhere.
+    /// Whether an endpoint is usable on any node.
     any: bool,
 }
 
@@ -173,14 +174,14 @@ fn port_of(case: &Case) -> Port {
     desired(&name, &service, [&slice].into_iter(), &node).remove(0)
 }
 
-/// The last bytes of a slice's addresses.
+/// The last bytes of the addresses in a slice of backends.
 fn shown(port: &Port, slice: Option<usize>) -> Vec<String> {
     let last = |backend: &Backend| backend.address.v4_bytes()[3].to_string();
     slice.map_or_else(Vec::new, |slice| port.slices[slice].iter().map(last).collect())
 }
 
-/// The backends of a frontend, as two lists: first those chosen by the policy Local, then those chosen by the policy
-/// Cluster or for internal clients. `None` if the frontend has no such list.
+/// The backends of a frontend, as two lists: first those that the policy Local chooses, then those that the policy
+/// Cluster chooses or that are for internal clients. `None` if the frontend has no such list.
 fn lists(port: &Port, frontend: &Frontend, is_local: bool) -> (Option<Vec<String>>, Option<Vec<String>>) {
     let own = Some(shown(port, frontend.slice));
     match (is_local, frontend.has(service_flags::SHORT_CIRCUIT)) {
@@ -207,7 +208,7 @@ fn endpoints_are_categorized_as_by_kube_proxy() {
             let drops = is_local && case.any && local.as_ref().is_some_and(Vec::is_empty);
             assert_eq!(frontend.has(service_flags::DROP_WITHOUT_BACKENDS), drops, "{}", case.name);
         }
-        // The port has exactly these lists, without duplicates.
+        // The port must have exactly the expected lists, each once.
         let lists: BTreeSet<Vec<String>> =
             [cluster, local].into_iter().flatten().filter(|list| !list.is_empty()).collect();
         let slices: Vec<Vec<String>> =

@@ -1,4 +1,4 @@
-//! The verdict on a client's connection, from the contents of the kernel: the decisions of the data plane without
+//! Computes the verdict on a client's connection from the contents of the maps: the decisions of the data plane without
 //! packets.
 
 use std::net::IpAddr;
@@ -9,32 +9,33 @@ use lb_core::family::Family;
 
 use crate::kernel::{Kernel, Node};
 
-/// The origin of a connection.
+/// Where a connection comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A pod of the cluster: its packets enter through a device of internal clients.
+    /// A pod of the cluster with this address: its packets enter through a device of internal clients.
     Pod(&'static str),
-    /// A process on the node's network: the socket hooks translate its calls before there is a packet.
+    /// A process in the node's network namespace: the socket hooks translate its system calls before there is a packet.
     Process,
-    /// A machine outside the cluster.
+    /// A machine outside the cluster with this address.
     Outside(&'static str),
 }
 
 /// The verdict on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The connection goes to one of these, with the client's own address or with the node's.
+    /// The connection goes to one of these backends, with the node's address if `masqueraded`, else with the client's
+    /// own.
     To { backends: Vec<String>, masqueraded: bool },
     /// The connection is rejected.
     Reject,
     /// The packet is dropped.
     Drop,
-    /// The packet passes untouched.
+    /// The packet passes without translation.
     Pass,
 }
 
 impl Node {
-    /// Returns the verdict on a TCP connection.
+    /// The verdict on a TCP connection of `client` to this address and port.
     pub(crate) fn connect(&self, client: Client, to: &str, port: u16) -> Verdict {
         let key = ServiceKey::new(ip(to).into(), port, protocol::TCP);
         let Some(record) = self.kernel.maps.frontends.get(&key) else {

@@ -1,4 +1,4 @@
-//! Which Services have rules about the end of connections, and the flags of their frontends.
+//! Tests which Services have rules about the end of connections, and which flags their frontends have.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Turns `tests/golden/*.yaml` into the contents of the kernel as text, stored next to each file.
+//! Computes the contents of the maps for each `tests/golden/*.yaml`, and compares them with the text next to the file.
 //! `UPDATE_EXPECT=1 cargo test` writes the text.
 
 use std::{
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::kernel::Node;
 
-/// The settings of the node in a golden manifest: a document of kind `Node` with its own fields.
+/// The state of the node in a golden manifest: a document of kind `Node` with fields of our own.
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NodeDocument {
@@ -29,7 +29,7 @@ struct NodeDocument {
     #[serde(default)]
     name: String,
     zone: Option<String>,
-    /// All addresses of the node; the first one of each family is the primary one.
+    /// All addresses of the node; the first one of each family is its primary address.
     #[serde(default)]
     addresses: Vec<IpAddr>,
     /// The addresses that serve node ports; all addresses if unset.
@@ -73,7 +73,7 @@ fn difference(manifest: &Path) -> Option<String> {
     (found != expected).then(|| format!("{}\n--- expected\n{expected}--- found\n{found}", manifest.display()))
 }
 
-/// A node that has read these documents, and the errors of invalid ones.
+/// A node that has read these YAML documents, and the errors of invalid ones.
 pub(crate) fn node_of(yaml: &str) -> (Node, Vec<String>) {
     let mut documents: Vec<Value> = serde_saphyr::from_multiple(yaml).expect("YAML");
     let is_node = |document: &Value| document["kind"] == "Node";

@@ -1,4 +1,4 @@
-//! Which endpoints get new flows while this node finds some of them unhealthy.
+//! Tests which endpoints get new flows while this node finds some of them unhealthy.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) fn target(last: u8) -> Target {
     Target { address: [10, 1, 0, last].into(), port: 8080, check: check(10) }
 }
 
-/// An endpoint 10.1.0.LAST; those with an odd number are on this node.
+/// The endpoint `10.1.0.last`; endpoints with an odd number are on this node.
 pub(super) fn endpoint(last: u8) -> Endpoint {
     Endpoint {
         address: [10, 1, 0, last].into(),
@@ -71,7 +71,7 @@ fn port(service: &Service, endpoints: Vec<Endpoint>, unhealthy: &[u8]) -> Port {
     desired(&name(), service, [&slice(endpoints)].into_iter(), &node(unhealthy)).remove(0)
 }
 
-/// The last bytes of the backends that clients get.
+/// The last bytes of the addresses of the backends that `slice` selects for each frontend.
 fn backends(port: &Port, slice: impl Fn(&Frontend) -> Option<usize>) -> Vec<u8> {
     let slice = port.frontends.first().and_then(slice);
     let backends = slice.map_or(&[][..], |slice| &port.slices[slice]);
@@ -176,7 +176,7 @@ pub(super) fn reconciler(service: Service) -> Reconciler {
     reconciler
 }
 
-/// Plans, and applies every step.
+/// Makes a plan, and applies all its steps.
 pub(super) fn plan(reconciler: &mut Reconciler) {
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
 }

@@ -1,4 +1,4 @@
-//! A fake kernel of ordered maps. It fails the test when a step breaks an invariant that the data plane relies on.
+//! A fake kernel, whose maps are ordered. It fails the test when a step breaks an invariant that the data plane needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,42 +20,43 @@ use lb_core::{
     {capacity::Capacity, reconciler::Reconciler},
 };
 
-/// Number of plans after which a state must be settled.
+/// Maximum number of plans until a state must be settled.
 const ROUNDS: usize = 10;
-/// The most addresses that a node of these tests has. The agent writes them even to a full `VIPS`.
+/// Maximum number of addresses of the node in these tests. The agent writes them even to a full `VIPS`.
 const OWN_ADDRESSES: u32 = 4;
-/// Slots of `TABLES` for each slot of `BACKENDS`.
+/// Number of slots of `TABLES` per slot of `BACKENDS`.
 const TABLE_SLOTS: u32 = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kernel {
-    /// The maps; `backends` keeps every value that was ever written, as an array does.
+    /// The contents of the maps; `backends` keeps every value that was ever written, as an array does.
     pub(crate) maps: Contents,
-    /// `TABLES`, as an array; `maps.tables` are the digests of the tables that are read back.
+    /// The entries of `TABLES`, an array; `maps.tables` has digests of the tables that can be read back.
     entries: BTreeMap<u32, u32>,
-    /// Records that programs may still hold, and the epoch that covers the removal of each.
+    /// Replaced records that running programs may still hold, with the epoch that covers their removal.
     stale: Vec<(Option<Epoch>, Service)>,
 }
 
-/// The backends of each frontend.
+/// For each frontend, the backends that it leads to.
 pub(crate) type Resolved = BTreeMap<ServiceKey, Lead>;
 
-/// The backends of a frontend, without ids and slots.
+/// Where a frontend leads, independent of ids and slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lead {
     pub(crate) kind: u8,
     pub(crate) flags: u16,
-    /// The backends of external clients, or of all clients.
+    /// The backends that external clients get; without a short circuit, those of all clients.
     pub(crate) backends: Vec<Backend>,
-    /// With a short circuit, the backends of internal clients.
+    /// The backends that internal clients get, if there is a short circuit.
     pub(crate) inside: Vec<Backend>,
     pub(crate) scheduler: u8,
-    /// The scheduler's table for the clients that get `backends`: positions in `backends`; empty if there is none.
+    /// The scheduler's table of positions in `backends`; empty if there is none.
     pub(crate) table: Vec<u32>,
     pub(crate) inside_table: Vec<u32>,
 }
 
-/// Networks: each address with its prefix length, which counts an IPv4 address as v4-mapped, as in the map's key.
+/// Networks as address and prefix length; an IPv4 prefix length also counts the 96 bits of a v4-mapped address, as in
+/// the map's key.
 pub(crate) type Networks = BTreeSet<(IpAddr, u32)>;
 
 impl Kernel {
@@ -128,7 +129,7 @@ impl Kernel {
         }
     }
 
-    /// Asserts that no frontend refers to these slots, and that no running program may have found them.
+    /// Asserts that no frontend refers to these slots, and that no running program may read them.
     fn assert_unread(&self, base: u32, end: u32) {
         let current = self.maps.frontends.values().flat_map(ends_of);
         let stale = self.stale.iter().flat_map(|(_, record)| ends_of(record));
@@ -148,8 +149,8 @@ impl Kernel {
         self.stale.retain(|(of, ..)| of.is_none_or(|of| of > epoch));
     }
 
-    /// The contents that the agent reads at its start. No program holds old records then: an agent waits for a grace
-    /// period before it reads them.
+    /// The contents of the maps at the start of an agent. Programs hold no old records then, because an agent first
+    /// waits for a grace period.
     pub(crate) fn read_back(&mut self) -> Contents {
         self.stale.clear();
         let mut contents = self.maps.clone();
@@ -165,7 +166,7 @@ impl Kernel {
     }
 
     pub(crate) fn resolved(&self) -> Resolved {
-        // Programs read these fields only with this flag.
+        // Programs read the fields for internal clients only if the record has this flag.
         let inside = |record: &Service, count| {
             if record.flags & service_flags::SHORT_CIRCUIT != 0 { count } else { 0 }
         };
@@ -184,7 +185,7 @@ impl Kernel {
     fn backends(&self, base: u32, count: u32) -> Vec<Backend> {
         (base..base + count)
             .map(|slot| *self.maps.backends.get(&slot).expect("a frontend refers to a slot never written"))
-            // The number of a counter is arbitrary: see `assert_counters`.
+            // The numbers of counters are arbitrary; `assert_counters` checks them.
             .map(|backend| Backend { active_flows_slot: 0, ..backend })
             .collect()
     }
@@ -194,7 +195,7 @@ impl Kernel {
         (base..base + count).map(entry).collect()
     }
 
-    /// The networks that may use each frontend with source ranges.
+    /// The source ranges of each frontend that has some.
     pub(crate) fn admitted(&self) -> BTreeMap<ServiceKey, Networks> {
         let filters = |record: &&Service| record.flags & service_flags::SOURCE_RANGES != 0;
         let frontends = self.maps.frontends.iter().filter(|(_, record)| filters(record));
@@ -209,7 +210,7 @@ impl Kernel {
         ranges.map(|range| (range.range.address.into(), range.prefix_length - 32)).collect()
     }
 
-    /// The contents without ids and slots, in a stable order.
+    /// The contents of the maps as text, without ids and slots, in a stable order.
     pub(crate) fn dump(&self) -> String {
         let mut blocks: Vec<String> =
             self.maps.frontends.iter().map(|(key, record)| self.dump_frontend(key, record)).collect();
@@ -275,7 +276,7 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// Shows a short table entry by entry, and a long one as the share of each backend.
+    /// A table as text: entry by entry if it is short, else as the share of each backend.
     fn dump_table(&self, base: u32, count: u32) -> String {
         let table = self.table(base, count);
         if table.len() < 32 {
@@ -325,13 +326,13 @@ fn shown(backend: &Backend) -> String {
     text
 }
 
-/// A reconciler and the kernel it drives.
+/// A reconciler, and the fake kernel to which its plans are applied.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) reconciler: Reconciler,
     pub(crate) kernel: Kernel,
     capacity: Capacity,
-    /// The node's state that the reconciler has received.
+    /// The state of the node that the reconciler has been given.
     pub(crate) node: model::Node,
     epochs: Vec<Epoch>,
 }
@@ -357,7 +358,7 @@ impl Node {
         node
     }
 
-    /// A node whose sources have not shown everything yet.
+    /// A node whose sources have not sent all objects yet.
     pub(crate) fn started_incomplete_on(kernel: Kernel, slots: u32) -> Self {
         Self::incomplete(kernel, Capacity::of_arenas(slots, slots * TABLE_SLOTS), Policy::default())
     }
@@ -372,7 +373,7 @@ impl Node {
         }
     }
 
-    /// Restarts the agent: the test must send every object again, but not the node's state.
+    /// Restarts the agent. The test must send every object again, but not the node's state.
     pub(crate) fn restart(&mut self) {
         let model::Node { policy, zone, addresses, detects_inside, unhealthy, warming: _ } =
             std::mem::take(&mut self.node);
@@ -400,14 +401,14 @@ impl Node {
         self.reconciler.set_detects_inside(families);
     }
 
-    /// Plans and applies the first `steps` of the plan; the rest fails. Checks every prefix.
+    /// Makes a plan and applies its first `steps` steps; the rest fails. Checks the invariants after each step.
     pub(crate) fn sync_some(&mut self, steps: usize) -> Plan {
         let plan = self.reconciler.plan();
         self.apply_some(plan, steps)
     }
 
-    /// Plans this number of Services at a time and applies each part. Stops when the kernel has taken `steps` steps of a
-    /// part that has more. Asserts that a frontend which exists before and after exists all the time.
+    /// Plans this number of Services at a time, and applies each part; stops when the kernel has taken `steps` steps of
+    /// a part that has more. Asserts that a frontend which exists before and after exists all the time.
     pub(crate) fn sync_parts(&mut self, services: usize, steps: usize) {
         let lasting = self.lasting();
         loop {
@@ -421,7 +422,7 @@ impl Node {
         }
     }
 
-    /// The frontends that the kernel has now and after a whole plan; none if a map is too full for that plan.
+    /// The frontends that the maps have both now and after a complete plan; none if a map is too full for that plan.
     fn lasting(&self) -> BTreeSet<ServiceKey> {
         let plan = self.reconciler.clone().plan();
         if plan.problems.iter().any(|problem| problem.waits_for().is_some()) {
@@ -450,7 +451,7 @@ impl Node {
         plan
     }
 
-    /// Asserts that no hash map holds more than the kernel would accept.
+    /// Asserts that no hash map has more entries than the kernel would accept.
     fn assert_room(&self) {
         let Contents { frontends, service_labels, source_ranges, vips, .. } = &self.kernel.maps;
         for (entries, capacity) in [
@@ -497,7 +498,7 @@ impl Node {
         }
     }
 
-    /// Plans and applies until nothing is left to do, and checks that nothing leaked.
+    /// Makes and applies plans until none has a step, and asserts that no slot or id leaked.
     pub(crate) fn settle(&mut self) {
         for _ in 0..ROUNDS {
             self.sync();
@@ -514,7 +515,7 @@ impl Node {
         self.assert_mirror();
     }
 
-    /// Asserts that every endpoint of every service port with a counting scheduler has one counter of its own.
+    /// Asserts that every endpoint of a service port whose scheduler counts flows has a counter of its own.
     fn assert_counters(&self) {
         let mut counters = BTreeMap::new();
         for record in self.kernel.maps.frontends.values() {
@@ -532,8 +533,8 @@ impl Node {
         assert_eq!(endpoints.len(), counters.len(), "an endpoint with two counters");
     }
 
-    /// Whether the Service keeps its old state because a map is full. Its name then stays, even if another Service owns
-    /// its frontends meanwhile.
+    /// Whether the Service keeps its old state because a map is full. Its name then stays in the map, even if another
+    /// Service owns its frontends meanwhile.
     fn waits(&self, service: &ObjectName) -> bool {
         let mut waiting = self.reconciler.problems().filter(|problem| problem.waits_for().is_some());
         waiting.any(|problem| problem.service() == service)
@@ -562,7 +563,7 @@ impl Node {
         }
     }
 
-    /// The results of the health checks, as one text.
+    /// The results of all health checks, as text.
     pub(crate) fn dump_health(&self) -> String {
         let mut text = String::new();
         for (name, check) in self.reconciler.health_checks() {
@@ -585,7 +586,7 @@ impl Node {
         text
     }
 
-    /// Asserts that the reconciler's mirror equals the kernel.
+    /// Asserts that the reconciler's mirror equals the fake kernel's maps.
     fn assert_mirror(&self) {
         assert_eq!(*self.reconciler.contents(), self.kernel.clone().read_back());
     }
@@ -593,12 +594,12 @@ impl Node {
 
 type Admitted = (Resolved, BTreeMap<ServiceKey, Networks>);
 
-/// First slot and end of each slice that a record refers to.
+/// First slot, and slot after the last one, of each slice of backends that a record refers to.
 fn ends_of(record: &Service) -> impl Iterator<Item = (u32, u32)> {
     slices_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
 }
 
-/// First slot and end of each table that a record refers to.
+/// First slot, and slot after the last one, of each table that a record refers to.
 fn table_ends(record: &Service) -> impl Iterator<Item = (u32, u32)> {
     tables_of(record).map(|range| (range.base, range.base.saturating_add(range.count)))
 }

@@ -27,7 +27,7 @@ fn node(settings: &str, objects: &str) -> Node {
     node
 }
 
-/// A load balancer with a node port. `number` distinguishes it from others.
+/// A Service of type LoadBalancer with a node port; `number` is part of its name and addresses.
 fn service(number: u8, spec: &str) -> String {
     format!(
         "kind: Service
@@ -43,7 +43,7 @@ status: {{loadBalancer: {{ingress: [{{ip: 1.2.3.{number}}}]}}}}
     )
 }
 
-/// An EndpointSlice; the state of a ready endpoint on this node, for example, is `here ready`.
+/// An EndpointSlice of Service `number`; each endpoint is an address and a state, such as `here ready`.
 fn slice(number: u8, endpoints: &[(&str, &str)]) -> String {
     let endpoints: Vec<String> = endpoints
         .iter()
@@ -128,7 +128,7 @@ fn masquerade_of(node: &Node, number: u8, all: bool, detects: bool) {
     check(node, POD, cluster_ip(number), &to(internal, all));
     check(node, Process, cluster_ip(number), &to(internal, false));
     check(node, OUTSIDE, cluster_ip(number), &to(internal, all || detects));
-    // A client that is known to be a pod is internal, so eTP Local does not apply to it.
+    // A client that is known to be a pod is internal, so `externalTrafficPolicy: Local` does not apply to it.
     let of_pod = if external_local && !detects { &both[..1] } else { both };
     let of_outside = if external_local { &both[..1] } else { both };
     for address in [node_port(number), load_balancer(number)] {
@@ -140,7 +140,7 @@ fn masquerade_of(node: &Node, number: u8, all: bool, detects: bool) {
     check(node, POD, loopback(number), &Pass);
 }
 
-/// `TestNoEndpointsReject`, with every kind of address.
+/// kube-proxy's `TestNoEndpointsReject`, with every kind of address.
 #[test]
 fn no_endpoints_reject() {
     for policy in ["", "externalTrafficPolicy: Local", "internalTrafficPolicy: Local"] {
@@ -155,7 +155,7 @@ fn no_endpoints_reject() {
     }
 }
 
-/// One line of the tables of terminating endpoints: the endpoints, and the verdicts on internal and external clients.
+/// A case of the tests of terminating endpoints: the endpoints, and the verdicts on internal and external clients.
 struct Line {
     endpoints: &'static [(&'static str, &'static str)],
     inside: Verdict,
@@ -174,7 +174,7 @@ fn lines(local: bool) -> Vec<Line> {
         Line { endpoints, inside: verdict(cluster, !local), outside }
     };
     vec![
-        // Ready endpoints exist: terminating ones are not used. Under Local each node decides for itself.
+        // While there are ready endpoints, terminating ones are not used. Under Local each node decides for itself.
         line(
             &[
                 ("10.0.1.1", "here ready"),
@@ -210,7 +210,7 @@ fn lines(local: bool) -> Vec<Line> {
     ]
 }
 
-/// `TestTerminatingEndpointsTrafficPolicyLocal` and `…Cluster`.
+/// kube-proxy's `TestTerminatingEndpointsTrafficPolicyLocal` and `…Cluster`.
 #[test]
 fn terminating_endpoints_by_traffic_policy() {
     for (local, policy) in [(true, "externalTrafficPolicy: Local"), (false, "externalTrafficPolicy: Cluster")]
@@ -225,7 +225,7 @@ fn terminating_endpoints_by_traffic_policy() {
     }
 }
 
-/// `TestInternalTrafficPolicy`.
+/// kube-proxy's `TestInternalTrafficPolicy`.
 #[test]
 fn internal_traffic_policy() {
     let endpoints = &[("10.0.1.1", "here ready"), ("10.0.1.2", "ready"), ("10.0.1.3", "ready")];
@@ -242,7 +242,7 @@ fn internal_traffic_policy() {
     }
 }
 
-/// `TestExternalTrafficPolicyLocal` and `…Cluster`.
+/// kube-proxy's `TestExternalTrafficPolicyLocal` and `…Cluster`.
 #[test]
 fn external_traffic_policy() {
     let endpoints = slice(1, &[("10.180.0.1", "ready"), ("10.180.2.1", "here ready")]);
@@ -264,7 +264,7 @@ fn external_traffic_policy() {
     }
 }
 
-/// `TestLoadBalancerIngressRouteTypeProxy`.
+/// kube-proxy's `TestLoadBalancerIngressRouteTypeProxy`.
 #[test]
 fn load_balancer_ingress_route_type() {
     for (mode, expected) in [
@@ -305,7 +305,7 @@ fn load_balancer_source_ranges() {
     }
 }
 
-/// A port that no Service has: a cluster IP rejects, other virtual addresses leave the packet untouched.
+/// At a port that no Service has, a cluster IP rejects, and other virtual addresses leave the packet untouched.
 #[test]
 fn unlisted_ports() {
     let node = node("", &service(1, "externalIPs: [192.168.99.11]"));
@@ -315,7 +315,7 @@ fn unlisted_ports() {
     assert_eq!(node.connect(POD, "172.30.0.99", 80), Pass);
 }
 
-/// `TestHealthCheckNodePortWhenTerminating` and `TestNoEndpointsMetric`.
+/// kube-proxy's `TestHealthCheckNodePortWhenTerminating` and `TestNoEndpointsMetric`.
 #[test]
 fn health_checks_and_missing_local_endpoints() {
     let local = "externalTrafficPolicy: Local\n  healthCheckNodePort: 32000";
@@ -339,8 +339,8 @@ fn health_checks_and_missing_local_endpoints() {
     }
 }
 
-/// After a Service has changed from any type to any other, the maps are those of a Service that had the last type from
-/// the start.
+/// When a Service has changed from any type to any other, the maps are those of a Service that has had the last type
+/// from the start.
 #[test]
 fn type_transitions() {
     let types = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "headless"];
@@ -402,7 +402,8 @@ fn labels_exclude_services() {
     }
 }
 
-/// The agent may reach the API server through `default/kubernetes`: its last endpoints stay, even after a restart.
+/// The agent may reach the API server through `default/kubernetes`, so that Service's last endpoints stay, even after a
+/// restart.
 #[test]
 fn api_server_endpoints_survive_an_empty_update() {
     let name = |text: &str| text.replace("svc1", "kubernetes");

@@ -1,4 +1,4 @@
-//! Tests of the whole control plane, against a fake kernel of a few maps.
+//! Tests of the whole control plane against a fake kernel, which has only the maps.
 
 mod categorize;
 mod client;

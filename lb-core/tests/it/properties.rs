@@ -1,4 +1,4 @@
-//! Invariants that hold for any events in any order.
+//! Tests of invariants that must hold for any events in any order.
 
 use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey, Vip};
 use lb_core::{
@@ -24,7 +24,7 @@ enum Event {
     Addresses(NodeAddresses),
     DetectsInside(Families),
     Sync,
-    /// Only the first steps of the plan reach the kernel.
+    /// Only this many steps of the plan are applied; the others fail.
     FailAfter(usize),
     EndEpoch,
     Grace,
@@ -46,7 +46,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     collection::vec(event, 0..60)
 }
 
-/// Plays all events; returns the node and the resulting world.
+/// Plays all events; returns the node, and the objects that exist in the end.
 fn live(slots: u32, policy: Policy, events: &[Event]) -> (Node, World) {
     live_on(Node::with_policy(slots, policy), events)
 }
@@ -79,7 +79,7 @@ fn live_on(mut node: Node, events: &[Event]) -> (Node, World) {
     (node, world)
 }
 
-/// The kernel's contents of a node like `like` that has received only these changes.
+/// The contents of the maps, as text, of a node like `like` that has received only these changes.
 fn dump_of(changes: Vec<Change>, like: &model::Node) -> String {
     let mut node = Node::with_policy(PLENTY, like.policy.clone());
     node.set_zone(like.zone.as_deref());
@@ -111,7 +111,7 @@ proptest! {
         prop_assert_eq!(node.kernel.read_back(), Contents { vips: own, ..Contents::default() });
     }
 
-    /// The last events come together, so that the plan has several parts.
+    /// The last events come together, so that one plan has several parts.
     #[test]
     fn a_plan_in_parts_ends_in_the_same_state(
         slots in prop_oneof![2 => Just(PLENTY), 1 => 1..12_u32], policy in world::policy(), before in events(),
@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(node.reconciler.problems().count(), 0);
     }
 
-    /// The kernel never refuses a step, which would block all other Services.
+    /// The kernel never refuses a step because a map is full, which would block all other Services.
     #[test]
     fn full_maps_are_never_overfilled_and_leak_nothing(
         (frontends, names, source_ranges, vips) in (1..12_u32, 1..6_u32, 1..4_u32, 1..8_u32), policy in world::policy(),
@@ -215,7 +215,8 @@ proptest! {
     }
 }
 
-/// Records that overlap, refer to unwritten or nonexistent slots, or have broken seals or unknown ids.
+/// Contents of maps with invalid records: they overlap, refer to unwritten or nonexistent slots, or have broken seals
+/// or unknown ids.
 fn garbage() -> impl Strategy<Value = Contents> {
     let base = prop_oneof![8 => 0..20_u32, 1 => 990..1010_u32, 1 => Just(u32::MAX)];
     let count = prop_oneof![8 => 0..6_u32, 1 => Just(u32::MAX)];

@@ -1,5 +1,5 @@
-//! Tests that the work for one change does not grow with the number of Services (`examples/scale.rs` measures the
-//! time).
+//! Tests that the work for one change does not grow with the number of Services. (`examples/scale.rs` measures the
+//! time.)
 
 use lb_core::model::{
     Change, Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, Service, ServicePort,
@@ -61,13 +61,13 @@ fn one_changed_endpoint_among_many_services_costs_five_steps() {
     assert_eq!(plan.steps.iter().filter(|step| backends(step)).count(), 1);
 }
 
-/// A plan of so many Services does not keep their ports in memory: it computes them once for the claims of all
-/// Services, and again for the steps of each.
+/// A plan of very many Services does not keep their ports in memory: it computes them for the claims of all Services,
+/// and again for the steps of each.
 #[test]
 fn very_many_services_in_one_plan_are_planned_as_in_several() {
     const SERVICES: u32 = 5000;
     let mut all = changes(SERVICES, 2);
-    // The last Service claims the address of the first one.
+    // The last Service also claims the address of the first one.
     let Change::Service(of_first, first) = service(0) else { unreachable!() };
     let Change::Service(of_last, _) = service(SERVICES - 1) else { unreachable!() };
     all.push(Change::Service(of_last.clone(), first));

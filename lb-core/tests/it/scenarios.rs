@@ -1,4 +1,4 @@
-//! Tests of single situations.
+//! Tests of the control plane in single situations.
 
 use lb_common::{NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
@@ -82,7 +82,7 @@ fn backends_are_switched_in_one_update_between_writing_and_releasing() {
     assert_eq!(kinds(&node.sync()), expected);
 }
 
-/// A Service with the scheduler `wrr` and a weight for the first endpoint.
+/// A Service with the scheduler `wrr` and this weight for the first endpoint, 10.0.0.1.
 fn weighted(of: &str, last: u8, weight: u32) -> Change {
     let Change::Service(name, Some(plain)) = service(of, last) else { panic!("a Service") };
     let settings = ServiceSettings {
@@ -178,12 +178,12 @@ fn services_not_shown_yet_stay_until_the_sources_are_complete() {
     let first = node(100, objects);
     let before = first.kernel.maps.clone();
     let mut node = Node::started_incomplete_on(first.kernel, 100);
-    // So far the sources have shown Service `b`, but neither its endpoints nor Service `a`.
+    // So far the sources have sent Service `b` without its endpoints, and not Service `a`.
     node.reconciler.handle(vec![service("b", 2)]);
     assert_eq!(kinds(&node.sync()), Vec::<&str>::new());
     assert_eq!(node.kernel.maps, before);
     assert_eq!(node.reconciler.kept().len(), 2);
-    // Once a Service is shown completely, it is treated like any other.
+    // Once a Service has been sent with its endpoints, it is planned like any other.
     node.reconciler.handle(vec![slice("b", &[3])]);
     node.sync();
     node.reconciler.handle(vec![slice("b", &[])]);
@@ -230,7 +230,7 @@ fn service_with_an_unreadable_slice_keeps_the_endpoints_of_that_slice() {
             .map(|backend| backend.address.v4_bytes()[3])
             .collect::<Vec<_>>()
     };
-    // Endpoint 2 has left its slice since, and the other slice cannot be read.
+    // Meanwhile endpoint 2 has left its slice; the other slice cannot be read.
     node.reconciler.handle(vec![service("a", 1), slice_named("a-1", "a", &[1, 5])]);
     node.reconciler.sources_complete_but(&[name("a")].into());
     node.sync();
@@ -310,13 +310,13 @@ fn service_is_here_at_the_addresses_that_the_kernel_serves() {
     let mut node = node(3, [objects("a", 1, &[1, 2]), objects("b", 2, &[3, 4])].concat());
     assert_eq!(here(&mut node, "a"), ["203.0.113.1"]);
     assert_eq!(here(&mut node, "b"), [""; 0], "two slots are taken, and one is too few");
-    // The kernel refuses the first step of the update that makes room.
+    // The kernel refuses the first step of the update that makes room for the Service.
     node.reconciler.handle(vec![slice("a", &[]), slice("b", &[3])]);
     node.sync_some(0);
     assert_eq!((here(&mut node, "a"), here(&mut node, "b")), (vec!["203.0.113.1".to_owned()], Vec::new()));
     node.settle();
     assert_eq!((here(&mut node, "a"), here(&mut node, "b")), (Vec::new(), vec!["203.0.113.2".to_owned()]));
-    // A restart finds the Service in the kernel.
+    // After a restart the agent finds the Service in the maps.
     node.restart();
     node.reconciler.handle(objects("b", 2, &[3]).to_vec());
     node.reconciler.plan();
@@ -333,7 +333,7 @@ fn service_without_free_frontend_entry_delays_no_other() {
     let full = |service| Condition::FrontendsFull { service, wanted: 1, free: 0, slots: 2 };
     assert_eq!(plan.problems, [full(name("c"))]);
     assert_eq!(node.kernel.resolved().len(), 2);
-    // Services that have an entry may still change their endpoints and their address.
+    // Services that have an entry can still change their endpoints and their address.
     node.reconciler.handle(vec![slice("b", &[4]), service("a", 5)]);
     node.settle();
     let dump = node.kernel.dump();
@@ -356,7 +356,7 @@ fn service_whose_address_does_not_fit_delays_no_other() {
     let full = |service| Condition::VipsFull { service, wanted: 1, free: 0, slots: 2 };
     assert_eq!(plan.problems, [full(name("c"))]);
     assert_eq!(node.kernel.resolved().len(), 2);
-    // An address that replaces another one of the Service needs no second entry.
+    // An address that replaces another one of the same Service needs no further entry.
     node.reconciler.handle(vec![service("a", 5)]);
     node.settle();
     assert!(node.kernel.dump().contains("a/TCP ClusterIP 10.96.0.5:80"), "{}", node.kernel.dump());
@@ -409,7 +409,7 @@ fn node_port_added_later_is_written_beside_the_name() {
     assert!(matches!(&plan.steps[0], Step::PutServiceLabels(_, labels) if labels.node_port == Some(30080)));
 }
 
-/// A load balancer with an address of its own.
+/// A Service of type LoadBalancer with an address of its own and these source ranges.
 fn load_balancer(of: &str, ranges: &[&str]) -> Change {
     let Change::Service(of, Some(mut service)) = service(of, 1) else { unreachable!() };
     service.ports[0].node_port = Some(30_080);

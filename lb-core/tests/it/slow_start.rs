@@ -1,4 +1,4 @@
-//! Weights of endpoints that have become usable a short time ago.
+//! Tests of slow start: the weights of endpoints that have become usable a short time ago.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn set_endpoints(reconciler: &mut Reconciler, endpoints: &[u8]) {
     reconciler.handle(vec![Change::EndpointSlice(name, Some(slice))]);
 }
 
-/// The last byte and the weight of each backend.
+/// The last byte of each backend's address, and the backend's weight.
 fn weights(reconciler: &Reconciler) -> Vec<(u8, u32)> {
     let contents = reconciler.contents();
     let record = contents.frontends.values().next().expect("a frontend");

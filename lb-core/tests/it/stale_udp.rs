@@ -47,8 +47,8 @@ fn slice(endpoints: Vec<Endpoint>) -> Change {
     Change::EndpointSlice(name(), Some(EndpointSlice { service: name(), ports, endpoints }))
 }
 
-/// For the frontend: the last bytes of the addresses of the endpoints whose flows stay; `None` if the reconciler does
-/// not report the frontend.
+/// For the only UDP frontend: the last bytes of the addresses whose flows stay; `None` if the reconciler does not
+/// report the frontend.
 fn kept(node: &mut Node) -> Option<Vec<u8>> {
     node.settle();
     let moved: StaleFrontends = node.reconciler.take_stale_frontends();
@@ -100,8 +100,7 @@ fn serving_terminating_endpoint_keeps_its_flows_until_removed() {
     node.settle();
     node.reconciler.take_stale_frontends();
     assert_eq!(after(&mut node, slice(vec![terminating(1), endpoint(2)])), None);
-    // No frontend refers to the endpoint any more: its removal changes nothing in the maps, but its flows must be
-    // deleted.
+    // No frontend refers to the endpoint any more, so its removal changes no map, but its flows must be deleted.
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
 }
 
@@ -153,7 +152,7 @@ fn endpoint_added_during_deletion_of_stale_flows_keeps_its_flows() {
     let mut node = node(dns(vec![endpoint(1)]));
     assert_eq!(kept(&mut node), Some(vec![1]));
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
-    // While the agent waits for the grace period before it deletes the flows, another endpoint is added.
+    // Another endpoint is added while the agent waits for the grace period before it deletes the flows.
     let served = node.reconciler.served().clone();
     let lost = |last| served.has_lost(&frontend(), (Address::from_v4([10, 0, 0, last]), 5353));
     assert!(lost(1) && !lost(2) && lost(3));

@@ -1,5 +1,4 @@
-//! Random sets of API objects, and the contents that the kernel's maps must have for them, computed in the simplest
-//! way.
+//! Random sets of API objects, and the contents of the maps that follow from them, computed in the simplest way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +22,7 @@ use proptest::{collection, prelude::*, sample};
 
 use crate::kernel::{Lead, Networks, Resolved};
 
-/// The objects that exist.
+/// The API objects that exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     services: BTreeMap<ObjectName, Service>,
@@ -48,7 +47,7 @@ impl World {
         }
     }
 
-    /// All objects as the events that a source sends when it starts.
+    /// All objects, as the changes that a source sends at its start.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let services = self.services.iter().map(|(name, s)| Change::Service(name.clone(), Some(s.clone())));
         let slices = self.slices.iter().map(|(name, s)| Change::EndpointSlice(name.clone(), Some(s.clone())));
@@ -60,7 +59,7 @@ impl World {
         services.chain(self.slices.keys().map(|name| Change::EndpointSlice(name.clone(), None))).collect()
     }
 
-    /// The expected backends of each frontend: straight from the rules, without regard to speed.
+    /// The expected backends of each frontend, computed directly from the rules, without regard to speed.
     pub(crate) fn expected(&self, node: &Node) -> Resolved {
         let mut owners: BTreeMap<ServiceKey, (usize, ServicePortName)> = BTreeMap::new();
         let mut expected = Resolved::new();
@@ -147,7 +146,7 @@ impl World {
         Lead { kind: kind as u8, flags, backends, inside, scheduler: scheduler as u8, table, inside_table }
     }
 
-    /// The networks that may use each frontend with source ranges.
+    /// The expected source ranges of each frontend that has some.
     pub(crate) fn admitted(&self, node: &Node) -> BTreeMap<ServiceKey, Networks> {
         let mut all = BTreeMap::new();
         for (key, lead) in self.expected(node) {
@@ -159,7 +158,7 @@ impl World {
         all
     }
 
-    /// The Service that owns a load balancer address: the smallest name.
+    /// The Service that owns a load balancer's address: the one with the smallest name.
     fn owner(&self, key: ServiceKey, node: &Node) -> &Service {
         let claims = self.services.iter().flat_map(|(name, service)| {
             service.ports.iter().map(move |port| {
@@ -170,7 +169,7 @@ impl World {
         claims.min_by_key(|(name, ..)| name.clone()).expect("an owner").1
     }
 
-    /// The expected flags of each virtual address, and of each of the node's own addresses.
+    /// The expected flags in `VIPS` of each virtual address, and of each of the node's own addresses.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
         let mut vips: BTreeMap<IpAddr, Vip> =
             node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
@@ -219,7 +218,7 @@ fn best<'a>(versions: &[&'a Endpoint]) -> Option<&'a Endpoint> {
     versions.iter().max_by_key(order).copied()
 }
 
-/// Every address and port at which the node serves a service port, with its kind.
+/// Every address and port at which the node serves a service port, with the kind of address.
 fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKind, ServiceKey)> {
     let external = &service.external;
     let node_ports: &[IpAddr] = if port.node_port.is_some() { &node.addresses.node_ports } else { &[] };
@@ -246,7 +245,7 @@ fn strength(kind: FrontendKind) -> usize {
     [ClusterIp, LoadBalancer, ExternalIp, NodePort].iter().position(|k| *k == kind).expect("a kind")
 }
 
-/// The networks that may use a load balancer's address; `None` means all.
+/// The source ranges of a load balancer's address; `None` means that all clients are admitted.
 fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks> {
     let v4 = key.address.is_v4();
     let ranges: Vec<IpNet> =
@@ -266,7 +265,7 @@ fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks>
 
 type Found<'a> = (Address, u16, &'a Endpoint);
 
-/// The backends under the traffic policy `Cluster`.
+/// The backends that the traffic policy `Cluster` selects.
 fn cluster(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let ready: Vec<&Found<'_>> = endpoints.iter().filter(|(.., e)| e.ready).collect();
     let for_node = |e: &Endpoint| e.hints.as_ref().is_some_and(|h| h.nodes.contains(&node.policy.node_name));
@@ -287,7 +286,7 @@ fn cluster(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     chosen.into_iter().map(|found| backend(found, node)).collect()
 }
 
-/// The backends under the traffic policy `Local`.
+/// The backends that the traffic policy `Local` selects.
 fn local(endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let here: Vec<&Found<'_>> = endpoints.iter().filter(|(.., e)| is_here(e, node)).collect();
     let mut chosen: Vec<&Found<'_>> = here.iter().filter(|(.., e)| e.ready).copied().collect();
@@ -313,7 +312,7 @@ fn backend((address, port, endpoint): &Found<'_>, node: &Node) -> Backend {
     Backend { address: *address, port: *port, flags, weight: 1, active_flows_slot: 0 }
 }
 
-/// The backends with the weights that the annotation of the Service sets.
+/// The backends with the weights that the Service's annotation sets.
 fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) -> Vec<Backend> {
     let Some(ServiceSettings { weights, .. }) = service.settings.as_deref() else { return backends };
     let weight = |backend: &Backend| {
@@ -328,7 +327,7 @@ fn weighted(backends: Vec<Backend>, endpoints: &[Found<'_>], service: &Service) 
     backends.into_iter().map(|b| Backend { weight: weight(&b).unwrap_or(1), ..b }).collect()
 }
 
-/// Sets the flag `PEER` of backends on other nodes with a known name.
+/// Sets the flag `PEER` on backends that are on other nodes with a known name.
 fn peers(backends: Vec<Backend>, endpoints: &[Found<'_>], node: &Node) -> Vec<Backend> {
     let own = &node.policy.node_name;
     let is_peer = |b: &Backend| {
@@ -372,7 +371,7 @@ fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
     sample::select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local])
 }
 
-/// A random subset of these values, in their order.
+/// A random subset of these values, parsed, in their order.
 fn some_of<T: std::str::FromStr<Err: std::fmt::Debug> + Clone + std::fmt::Debug + 'static>(
     values: &[&str],
 ) -> impl Strategy<Value = Vec<T>> {
@@ -437,7 +436,7 @@ fn settings() -> impl Strategy<Value = std::sync::Arc<ServiceSettings>> {
     let weights = collection::btree_map(sample::select(members), 0..4_u32, 0..4);
     (prop::option::of(scheduler()), weights, prop::option::of(mode())).prop_map(
         |(scheduler, weights, north_south)| {
-            // The smallest size, because the test checks everything after every step.
+            // The smallest table size, because the test checks all entries after every step.
             let table_size = Some(TableSize::ALL[0]);
             ServiceSettings { scheduler, table_size, north_south, weights, ..ServiceSettings::default() }
                 .into()
@@ -472,7 +471,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     )
 }
 
-/// A random policy. Its node name occurs in some endpoints (`x`), in none, or is empty.
+/// A random policy. Its node name is that of some endpoints (`x`), of none, or empty.
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
     let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
@@ -522,7 +521,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
     )
 }
 
-/// One random change of an object.
+/// A random change of one object.
 pub(crate) fn change() -> impl Strategy<Value = Change> {
     let services = sample::select(vec!["a", "b", "c"]);
     let service_change = (services, prop::option::weighted(0.8, service()))
