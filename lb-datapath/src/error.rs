@@ -16,7 +16,7 @@ pub enum DatapathError {
     /// Another agent has locked the folder.
     #[error("another lb-agent ({holder}) uses {folder}: stop it, or give this one its own --bpffs")]
     Locked {
-        /// The folder of the data plane, `DIR/lb`.
+        /// The folder `DIR/lb`.
         folder: PathBuf,
         /// The holder's pid and command, as far as `/proc` shows them.
         holder: String,
@@ -42,7 +42,7 @@ pub enum DatapathError {
          which begins with empty ones"
     )]
     Unpinned {
-        /// The folder of one map layout, `DIR/lb/vN`.
+        /// The folder `DIR/lb/vN`.
         folder: PathBuf,
         /// Names of the maps.
         maps: String,
@@ -53,7 +53,7 @@ pub enum DatapathError {
          run `lb-agent cleanup` to remove the old data plane, then start again"
     )]
     Layout {
-        /// The path of the pin.
+        /// The pin.
         path: PathBuf,
         /// The pinned map's type and sizes.
         found: String,
@@ -71,7 +71,7 @@ pub enum DatapathError {
     /// The verifier or the loader refused a program.
     #[error("the kernel refused BPF program {program}: {reason}; run `lb-agent check`")]
     Program {
-        /// The name of the program.
+        /// The program's name.
         program: &'static str,
         /// The error and the end of the verifier's log.
         reason: String,
@@ -82,7 +82,7 @@ pub enum DatapathError {
          neither an XDP program nor GRO: attach a program there (any that passes packets on), or use --xdp generic"
     )]
     NoWayOut {
-        /// The name of the device.
+        /// The device.
         device: String,
     },
     /// A device has VLANs and strips their tags before XDP programs see the frames.
@@ -91,7 +91,7 @@ pub enum DatapathError {
          devices: switch that off (ethtool -K {device} rxvlan off), or use --xdp off"
     )]
     StripsTags {
-        /// The name of the device.
+        /// The device.
         device: String,
     },
     /// An operation on a map failed.
@@ -99,7 +99,7 @@ pub enum DatapathError {
     Map {
         /// The operation, as a verb.
         action: &'static str,
-        /// The name of the map.
+        /// The map's name.
         map: &'static str,
         /// The error of the kernel.
         source: io::Error,

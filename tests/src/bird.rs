@@ -63,7 +63,7 @@ pub fn start(netns: &Netns, folder: &Path, name: &str) -> Result<Daemon> {
 /// A router that learns routes from nodes, and spreads packets over those with equal routes.
 #[derive(Clone, Copy, Debug)]
 pub struct Router<'a> {
-    /// The addresses of the machine in the network of the nodes, IPv4 first.
+    /// Its addresses in the network of the nodes, IPv4 first.
     pub addresses: [&'a str; 2],
     /// The same networks without the number of a node, which follows: `10.9.0.` and `fd00:9::`.
     pub networks: [&'a str; 2],

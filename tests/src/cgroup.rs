@@ -28,7 +28,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Creates a control group.
+    /// Creates a group.
     pub fn create(name: &str) -> Result<Self> {
         let path = own_group().context("finding the cgroup2 folder of this process")?.join(name);
         let cleanup = Cleanup::of(Resource::Cgroup(path.clone()));

@@ -29,9 +29,9 @@ pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 pub enum Resource {
     /// A named network namespace.
     Netns(String),
-    /// A process, which is killed.
+    /// A process.
     Process(u32),
-    /// A folder, which is removed with all mounts on it or below.
+    /// A folder, with all mounts on it or below.
     Folder(PathBuf),
     /// A control group without children.
     Cgroup(PathBuf),
@@ -168,7 +168,7 @@ pub fn on_interrupt() {
     });
 }
 
-/// Forgets all resources, so that they outlive this process.
+/// Unregisters all resources, so that they outlive this process.
 pub fn keep_everything() {
     live().resources.clear();
 }

@@ -40,7 +40,7 @@ const HELD_BACK: u64 = 4;
 /// The answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The name that the server gives itself.
+    /// The server's name.
     pub server: String,
     /// The client's address that the server received: it differs from `local` if a node masqueraded the packets.
     pub seen: SocketAddr,
@@ -114,7 +114,7 @@ impl Connection {
         Ok(Self { reader: BufReader::with_capacity(pattern::MAX_PIECE, stream), to })
     }
 
-    /// The socket of the connection.
+    /// The socket.
     pub fn stream(&self) -> &TcpStream {
         self.reader.get_ref()
     }

@@ -79,7 +79,7 @@ pub enum PodLink {
 /// How the client is connected to node1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientLink {
-    /// A veth device.
+    /// A veth.
     Ethernet,
     /// A veth to a router and another one from there to node1.
     Routed,
@@ -102,7 +102,7 @@ pub struct Pod {
     pub name: String,
     /// The node that runs the pod.
     pub node: String,
-    /// The namespace of the pod.
+    /// The pod's namespace.
     pub netns: Netns,
     /// The pod's addresses: IPv4, IPv6.
     pub addresses: [IpAddr; 2],
@@ -156,7 +156,7 @@ pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
 /// Client, nodes and pods; dropping it removes all of them.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The namespace of the external client.
+    /// The external client.
     pub client: Netns,
     /// A second external client, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
     pub other_client: Option<Netns>,

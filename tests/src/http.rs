@@ -14,9 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The response of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The status code of the answer.
+    /// The status code.
     pub code: u16,
-    /// The headers of the answer, with names in lower case.
+    /// Header names in lower case, with their values.
     pub headers: Vec<(String, String)>,
     /// Everything after the headers.
     pub body: String,

@@ -20,12 +20,12 @@ impl Manifests {
         Ok(Self { folder })
     }
 
-    /// The folder of manifests.
+    /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Writes or replaces the manifest `NAME.yaml` in one step.
+    /// Writes or replaces `NAME.yaml` in one step.
     pub fn write(&self, name: &str, yaml: &str) -> io::Result<()> {
         let temporary = self.folder.join(format!(".{name}.tmp"));
         fs::write(&temporary, yaml)?;
@@ -37,7 +37,7 @@ impl Manifests {
         self.write(&service.name, &service.yaml())
     }
 
-    /// Removes the manifest `NAME.yaml`.
+    /// Removes `NAME.yaml`.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         fs::remove_file(self.folder.join(format!("{name}.yaml")))
     }
@@ -49,11 +49,11 @@ const MOST_ENDPOINTS: usize = 1000;
 /// An endpoint of a service: the addresses of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoint {
-    /// The name of the pod.
+    /// The pod's name.
     pub pod: String,
-    /// The name of the node.
+    /// The node's name.
     pub node: String,
-    /// The addresses of the endpoint, at most one of each family.
+    /// The addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
     /// `conditions.ready`
     pub ready: bool,

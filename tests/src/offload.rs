@@ -14,15 +14,15 @@ nix::ioctl_readwrite_bad!(
     libc::ifreq
 );
 
-/// Work that the kernel leaves to a network device.
+/// An offload.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum Offload {
     /// Checksums of sent packets (`ETHTOOL_STXCSUM`).
     TransmitChecksum = 0x17,
-    /// Segmentation of TCP (`ETHTOOL_STSO`).
+    /// TCP segmentation (`ETHTOOL_STSO`).
     TcpSegmentation = 0x1f,
-    /// Segmentation by the kernel just before the device (`ETHTOOL_SGSO`).
+    /// Generic segmentation (`ETHTOOL_SGSO`).
     Segmentation = 0x24,
     /// VLAN tags beside frames instead of in them, in both directions (`ETHTOOL_SFLAGS`). [`set`] can only switch it
     /// off.

@@ -45,7 +45,7 @@ impl Resolver {
         Ok(sorted(text.lines().filter_map(|line| line.split_whitespace().next())))
     }
 
-    /// Runs `dig` with these arguments; returns what it prints.
+    /// What `dig` prints.
     pub fn dig(&self, arguments: &[&str]) -> io::Result<String> {
         let output = self.output(&[&["dig", "+tries=1", "+time=3"], arguments].concat())?;
         // dig exits with 9 if no server answers.

@@ -96,7 +96,7 @@ impl Acceptor {
             }
             let (name, connections) = (Arc::clone(&self.name), Arc::clone(&self.connections));
             spawn(move || {
-                // A client that closes its connection is no error of the server.
+                // A client that closes its connection is no error.
                 let _ended = serve_connection(stream, &name, canonical(peer));
                 lock(&connections).remove(&number);
             });

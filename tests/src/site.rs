@@ -47,7 +47,7 @@ pub const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointT
 pub const MAGLEV_AND_DSR: [&str; 6] =
     ["--scheduler", "mh", "--north-south-mode", "dsr", "--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
-/// How the agents of the site announce addresses.
+/// What agents announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Announcement {
     /// Nothing: the router has static routes.

@@ -125,7 +125,7 @@ pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
 /// Forbids fragmentation of packets from this socket (`IP_PMTUDISC_DO`).
 pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     let (level, name) = MTU_DISCOVER.of(socket)?;
-    // `IPV6_PMTUDISC_DO` has the same value as `IP_PMTUDISC_DO`.
+    // IPV6_PMTUDISC_DO has the same value.
     let value: libc::c_int = libc::IP_PMTUDISC_DO;
     // SAFETY: the kernel reads four bytes of `value`.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
@@ -173,7 +173,7 @@ pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
 /// An entry of a socket's error queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedError {
-    /// The number of the error, such as `EMSGSIZE`.
+    /// The error number, such as `EMSGSIZE`.
     pub errno: nix::Error,
     /// Whether an ICMP or ICMPv6 message caused it, rather than this host.
     pub from_icmp: bool,

@@ -23,7 +23,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Begins the measurement.
+    /// Starts to measure.
     pub fn start() -> Self {
         Self { start: Instant::now(), stalled: stalled() }
     }

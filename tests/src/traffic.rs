@@ -91,9 +91,9 @@ struct Client {
 /// Results of one client.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// How many transactions have succeeded.
+    /// Successful transactions.
     pub transactions: u64,
-    /// How many transactions have failed.
+    /// Failed transactions.
     pub failures: u64,
     /// The first failures, each with its time since the start of the traffic.
     pub reasons: Vec<(Duration, String)>,

@@ -24,7 +24,7 @@ const BUFFER: usize = 16 * 1024;
 const SLOW_PIECE: usize = 2 * 1024;
 /// Pause between two looks at all connections.
 const ROUND: Duration = Duration::from_millis(100);
-/// The length of a round once the downloads hurry.
+/// The same, once the downloads hurry.
 const SHORT_ROUND: Duration = Duration::from_millis(5);
 
 /// Downloads that run at the same time, each over its own connection. One thread reads all of them.
@@ -45,9 +45,9 @@ struct Shared {
 /// What a client knows of a download.
 #[derive(Clone, Debug)]
 pub struct Download {
-    /// The address that the client connects from.
+    /// The client's address.
     pub local: SocketAddr,
-    /// The address that the client connects to.
+    /// The address to which it connected.
     pub to: SocketAddr,
     /// The name of the server that answered.
     pub server: String,
@@ -55,7 +55,7 @@ pub struct Download {
     pub received: u64,
     /// The longest time without a byte.
     pub longest_pause: Duration,
-    /// How the download has ended; `None` while it runs.
+    /// How it ended; `None` while it runs.
     pub end: Option<Result<(), String>>,
 }
 
@@ -71,7 +71,7 @@ impl Download {
 pub struct Sample {
     /// The end of the round.
     pub at: Instant,
-    /// Bytes that the download has received.
+    /// Bytes received.
     pub bytes: u64,
     /// Downloads that received at least one byte, or had ended well before.
     pub moving: usize,
@@ -135,7 +135,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection, and the bytes that it has received.
+/// A connection, and what it has received.
 struct Reader {
     stream: TcpStream,
     bytes: u64,

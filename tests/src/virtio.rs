@@ -16,7 +16,7 @@ pub const END_NAMES: [&str; 2] = ["a", "b"];
 /// The devices of the network namespace that sees this mount of sysfs.
 const DEVICES: &str = "/sys/class/net";
 
-/// Two virtio network cards that are connected to each other.
+/// Two connected cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The number, unique in a guest.
@@ -58,7 +58,7 @@ impl Pair {
 #[derive(Debug)]
 pub struct Cards {
     pair: Pair,
-    /// The namespaces that the cards were moved to, with their names there.
+    /// Where the cards are, and their names there.
     moved: Vec<(Netns, String)>,
 }
 

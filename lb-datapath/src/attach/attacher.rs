@@ -54,9 +54,9 @@ impl AttachMode {
 /// A tc hook of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AttachPoint {
-    /// Index of the network device.
+    /// Interface index.
     pub index: u32,
-    /// Name of the network device, if it is known.
+    /// Interface name, if it is known.
     pub name: Option<String>,
     /// Direction of the hook.
     pub direction: Direction,

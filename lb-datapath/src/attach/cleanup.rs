@@ -20,9 +20,9 @@ use crate::{
 pub struct Removed {
     /// Programs on devices: tcx links and clsact filters.
     pub attachments: usize,
-    /// How many pinned programs were removed.
+    /// Pinned programs.
     pub programs: usize,
-    /// How many pinned maps were removed.
+    /// Pinned maps.
     pub maps: usize,
     /// Number of ports whose reservation was removed, so that the kernel may give them to sockets again.
     pub ports: usize,

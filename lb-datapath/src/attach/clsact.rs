@@ -26,7 +26,7 @@ use crate::{
 /// The job of one of our filters. A hook has at most one filter of each map layout for each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The filter whose program serves Services.
+    /// Serves Services.
     Serve,
     /// Answers ARP requests and neighbour solicitations for announced addresses. This filter is normally created after
     /// that of [`Role::Serve`], with the same priority, so it runs first: the kernel runs such filters in reverse order
@@ -53,7 +53,7 @@ const ALL_PROTOCOLS: u32 = 0x0003_u16.to_be() as u32;
 /// Number of priorities to try: a filter of another kind may occupy one.
 const PRIORITIES: u16 = 16;
 
-/// A filter of this project, and its device.
+/// One of our filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) program_id: u32,

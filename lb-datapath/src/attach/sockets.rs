@@ -24,7 +24,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// A program of this project that is attached to a control group.
+/// One of our programs in a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAttachment {
     /// Name of the program.

@@ -17,7 +17,7 @@ use crate::{
 /// A tc hook of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcxHook<'a> {
-    /// Index of the network device.
+    /// Interface index.
     pub(crate) index: u32,
     /// The device's name in errors.
     pub(crate) device: &'a str,

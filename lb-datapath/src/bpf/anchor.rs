@@ -39,7 +39,7 @@ pub struct Anchor {
 /// The result of [`Anchor::rescue`].
 #[derive(Debug)]
 pub struct Rescued {
-    /// How many objects are pinned.
+    /// Number of pins.
     pub pins: usize,
     /// Locks out other agents as long as it exists.
     _lock: Lock,

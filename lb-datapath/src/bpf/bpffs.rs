@@ -81,7 +81,7 @@ impl Folder {
         &self.bpffs
     }
 
-    /// The folder of the data plane, `DIR/lb`.
+    /// `DIR/lb`
     pub(crate) fn root(&self) -> PathBuf {
         self.bpffs.join("lb")
     }

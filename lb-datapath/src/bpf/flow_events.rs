@@ -8,7 +8,7 @@ use lb_common::FlowEvent;
 
 use crate::error::DatapathError;
 
-/// The name of the ring buffer's map.
+/// The ring buffer.
 pub(crate) const MAP: &str = "FLOW_EVENTS";
 /// How many events found no room.
 const LOST: &str = "FLOW_EVENTS_LOST";

@@ -26,7 +26,7 @@ pub struct Globals {
     pub hash_seed: u64,
     /// Retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
-    /// Whether packets of all flows bypass the stack once their next hop is known (`--forwarding direct`).
+    /// Whether packets bypass the stack wherever their route is known.
     pub direct: bool,
 }
 

@@ -242,7 +242,7 @@ pub(crate) const ON_DEMAND: [&str; 6] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketHook {
     pub(crate) program: &'static str,
-    /// The attach type, from `enum bpf_attach_type` of include/uapi/linux/bpf.h.
+    /// From `enum bpf_attach_type`.
     pub(crate) attach_type: u32,
 }
 

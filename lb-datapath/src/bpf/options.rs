@@ -21,18 +21,18 @@ pub enum BpfLogLevel {
     Error = 1,
     /// Conditions that an administrator should know.
     Warn = 2,
-    /// The programs log rare events.
+    /// Rare events.
     Info = 3,
-    /// The programs log new flows.
+    /// New flows.
     Debug = 4,
-    /// The programs log every packet.
+    /// Everything.
     Trace = 5,
 }
 
 /// Sizes of the maps in entries. A map that is pinned already keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities {
-    /// How many frontends `SERVICES` has room for.
+    /// Frontends.
     pub services: u32,
     /// Slots of the backend arena.
     pub backends: u32,
@@ -179,7 +179,7 @@ pub enum XdpOption {
     Native,
     /// All wire devices: if the driver does not run XDP, the kernel does, on skbs.
     Generic,
-    /// The programs attach to no device.
+    /// No device.
     #[default]
     Off,
 }
@@ -198,7 +198,7 @@ pub enum SocketScope {
 pub struct SocketOptions {
     /// Folder of the control group (cgroup v2); only its processes are served.
     pub cgroup: PathBuf,
-    /// Which sockets of the processes in the control group are served.
+    /// Which sockets of those processes are served.
     pub scope: SocketScope,
 }
 

@@ -105,7 +105,7 @@ impl Programs {
         // A thread that panicked while it held the lock has left the map of loaded programs consistent.
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Inner { ebpf, loaded } = &mut *inner;
-        // Several devices may need the same program, which is loaded once.
+        // Several devices may need the same program.
         let missing: BTreeSet<&'static str> =
             names.iter().copied().filter(|name| !loaded.contains_key(name)).collect();
         let mut failed = BTreeMap::new();

@@ -51,7 +51,7 @@ impl Cursor {
     }
 }
 
-/// Why a command on many elements of a map ended before the last one.
+/// Why a batch ended before its last element.
 pub(crate) enum BatchError {
     /// The kernel has no batches for this map.
     Unsupported,
@@ -68,7 +68,7 @@ pub(crate) struct RawMap {
     /// Name of the map for error messages.
     name: &'static str,
     fd: OwnedFd,
-    /// Type and sizes of the map, as the kernel reports them.
+    /// Type and sizes as the kernel reports them.
     pub(crate) shape: Shape,
     batches: AtomicBool,
 }
@@ -138,7 +138,7 @@ impl RawMap {
         )))
     }
 
-    /// Reads the value of `key` into `value`; returns false if the map lacks the key.
+    /// Reads the value of `key`. Returns whether there is one.
     pub(crate) fn get(&self, key: &[u8], value: &mut [u8]) -> Result<bool, DatapathError> {
         self.read(Command::MapLookup, Some(key), value).map_err(|error| self.error("read from", error))
     }

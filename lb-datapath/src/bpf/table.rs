@@ -53,14 +53,14 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.fd()
     }
 
-    /// The value of `key`; `None` if the map lacks the key.
+    /// The value of `key`, if there is one.
     pub fn get(&self, key: &K) -> Result<Option<V>, DatapathError> {
         let mut value = V::zeroed();
         let found = self.map.get(bytes_of(key), bytes_of_mut(&mut value))?;
         Ok(found.then_some(value))
     }
 
-    /// Creates an element with `key`, unless there is one; returns whether it was created.
+    /// Creates `key` unless it exists. Returns whether it was created.
     pub fn insert_new(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
         match self.map.update(bytes_of(key), bytes_of(value), NO_EXIST) {
             Ok(()) => Ok(true),
@@ -69,7 +69,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Replaces the value of `key`; returns false if the map lacks the key.
+    /// Replaces the value of `key`. Returns whether there was one.
     pub(crate) fn replace(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
         match self.map.update(bytes_of(key), bytes_of(value), EXIST) {
             Ok(()) => Ok(true),
@@ -78,12 +78,12 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Deletes the element with `key`; returns false if the map lacks the key.
+    /// Deletes `key`. Returns whether it existed.
     pub fn remove(&self, key: &K) -> Result<bool, DatapathError> {
         self.map.delete(bytes_of(key)).map_err(|error| self.map.error("delete from", error))
     }
 
-    /// Deletes the element with `key`, and returns its value; `None` if the map lacks the key.
+    /// Deletes `key`, and returns the value that it had.
     pub(crate) fn take(&self, key: &K) -> Result<Option<V>, DatapathError> {
         let mut value = V::zeroed();
         let found = self.map.take(bytes_of(key), bytes_of_mut(&mut value))?;

@@ -18,7 +18,7 @@ use crate::{
 /// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeResult {
-    /// The kernel or the machine has the feature.
+    /// The feature works.
     Ok,
     /// The data plane works without the feature, but slower or not for everything.
     Degraded,
@@ -73,7 +73,7 @@ const MAP_TYPES: [(MapType, &str); 5] = [
     (MapType::RingBuf, "ring buffer"),
 ];
 
-/// Probes all features. No probe leaves a change in the kernel.
+/// Runs all probes. They leave no changes in the kernel.
 pub fn check(bpffs: &Path) -> Vec<Probe> {
     vec![
         kernel(),

@@ -22,16 +22,16 @@ use crate::{
 pub struct Objects {
     /// The programs, by id.
     pub programs: Vec<ProgramObject>,
-    /// The maps that the programs use, by their ids.
+    /// The maps that they use, by id.
     pub maps: Vec<MapObject>,
-    /// The links that are pinned, which attach the programs.
+    /// The pinned links.
     pub links: Vec<LinkObject>,
     /// Objects that could not be read, and why: only CAP_SYS_ADMIN may open objects that are not pinned.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
-/// A loaded program, as the kernel describes it.
+/// A program.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProgramObject {
@@ -51,7 +51,7 @@ pub struct ProgramObject {
     pub maps: Vec<u32>,
 }
 
-/// A map, as the kernel describes it.
+/// A map.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapObject {
@@ -71,7 +71,7 @@ pub struct MapObject {
     pub memory: Option<u64>,
 }
 
-/// A pinned link, as the kernel describes it.
+/// A pinned link.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkObject {

@@ -61,7 +61,7 @@ pub struct Pinned {
 /// How full a map is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapFill {
-    /// The name of the map.
+    /// The map's name.
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
@@ -72,7 +72,7 @@ pub struct MapFill {
 /// A program in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
-    /// The name of the program, or why it is unknown.
+    /// The program's name, or why it is unknown.
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,
@@ -109,28 +109,28 @@ impl ProgramStatus {
 /// One of our tc programs that serve Services, on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Index of the network device.
+    /// Interface index.
     pub index: u32,
-    /// Name of the network device.
+    /// Interface name.
     pub device: String,
     /// Direction of the hook.
     pub direction: Direction,
     /// How the program is attached.
     pub mode: AttachMode,
-    /// The program that is attached.
+    /// The program.
     pub program: ProgramStatus,
 }
 
 /// Our XDP program on a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpAttachment {
-    /// Index of the network device.
+    /// Interface index.
     pub index: u32,
-    /// Name of the network device.
+    /// Interface name.
     pub device: String,
     /// How the device runs the program.
     pub mode: XdpMode,
-    /// The program that is attached.
+    /// The program.
     pub program: ProgramStatus,
 }
 
@@ -218,7 +218,7 @@ impl Pinned {
         Monitor::open(&self.folder)
     }
 
-    /// The counters of packets, by their outcome.
+    /// The packet counters.
     pub const fn stats(&self) -> &Stats {
         &self.stats
     }

@@ -28,7 +28,7 @@ impl RunTime {
 /// Runs of a program in an interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
-    /// The name of the program.
+    /// The program's name.
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,

@@ -140,9 +140,9 @@ impl AnnouncedRoutes {
 /// What [`AnnouncedRoutes::update`] has done.
 #[derive(Debug, Default)]
 pub struct RouteUpdate {
-    /// How many routes the last change has added.
+    /// How many routes it has added.
     pub added: usize,
-    /// How many routes the last change has removed.
+    /// How many routes it has removed.
     pub removed: usize,
     /// The routes that are not as they should be, with the reason.
     pub refused: Vec<(Range, String)>,

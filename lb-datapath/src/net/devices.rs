@@ -29,9 +29,9 @@ impl DeviceKind {
 /// The header that packets of a device begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// Frames begin with an Ethernet header.
+    /// An Ethernet header.
     Ethernet,
-    /// Frames begin with the IP header: tun, WireGuard, IPIP and other tunnels.
+    /// The IP header: tun, WireGuard, IPIP and other tunnels.
     Ip,
 }
 
@@ -57,7 +57,7 @@ pub struct Device {
     pub index: u32,
     /// Name of the interface when it was listed.
     pub name: String,
-    /// What the device leads to.
+    /// The device's role.
     pub kind: DeviceKind,
     /// The header that the device's packets begin with.
     pub layer: Layer,

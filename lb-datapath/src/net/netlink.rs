@@ -15,7 +15,7 @@ const DUMP_ATTEMPTS: u32 = 10;
 
 /// The messages of a netlink protocol.
 pub(crate) trait Message: NetlinkSerializable + NetlinkDeserializable + Clone {
-    /// The protocol of the netlink socket that carries these messages, such as `NETLINK_ROUTE`.
+    /// `NETLINK_…`: the protocol of the socket that carries these messages.
     const PROTOCOL: isize;
 }
 

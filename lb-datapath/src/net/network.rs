@@ -27,12 +27,12 @@ pub struct Network {
     pub routes_by_destination: bool,
 }
 
-/// A network device, as the kernel lists it.
+/// A device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Index of the network device.
+    /// Interface index.
     pub index: u32,
-    /// Name of the network device.
+    /// Interface name.
     pub name: String,
     /// Hardware type: an `ARPHRD_` number.
     pub hardware: u16,
@@ -42,7 +42,7 @@ pub struct Link {
     pub up: bool,
     /// MTU: bytes of the largest IP packet.
     pub mtu: u32,
-    /// The MAC address of the device, if its link layer has such addresses.
+    /// The MAC address, if the link layer has such addresses.
     pub mac: Option<[u8; 6]>,
     /// Whether the device is a bridge.
     pub is_bridge: bool,
@@ -70,7 +70,7 @@ pub struct Link {
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// The address of the device; for a point-to-point link, the local one.
+    /// The address; for a point-to-point link, the local one.
     pub ip: IpAddr,
     /// Prefix length in bits.
     pub prefix: u8,
@@ -90,7 +90,7 @@ pub struct DefaultRoute {
     pub device: u32,
     /// Whether the route is in the main table. Other tables apply only to packets that a policy rule selects.
     pub main: bool,
-    /// Metric of the route; the kernel uses the route with the lowest one.
+    /// Metric; the kernel uses the route with the lowest one.
     pub metric: u32,
     /// The route's preferred source address.
     pub source: Option<IpAddr>,

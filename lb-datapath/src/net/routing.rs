@@ -53,7 +53,7 @@ pub(super) fn is_by_destination(route: &RouteMessage) -> bool {
 
 /// [`is_by_destination`] for the payload of an event, which is not parsed as a whole: a node may have a million routes.
 pub(super) fn event_is_by_destination(payload: &[u8]) -> bool {
-    /// Bytes of `struct rtmsg`.
+    /// `struct rtmsg`
     const HEADER: usize = 12;
     /// `RTN_UNICAST`
     const UNICAST: u8 = 1;

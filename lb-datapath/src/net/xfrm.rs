@@ -134,10 +134,10 @@ impl PolicyWatcher {
     }
 }
 
-/// The messages about IPsec policies: what they request, and what the kernel answers.
+/// Requests and answers.
 #[derive(Clone, Copy, Debug)]
 enum Xfrm {
-    /// Lists all IPsec policies.
+    /// Lists all policies.
     List,
     /// A policy; `None` if it does not encrypt packets that leave.
     Policy(Option<OutPolicy>),

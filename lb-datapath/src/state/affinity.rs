@@ -38,7 +38,7 @@ struct Census {
 /// The access of a GC pass to the map. Programs change the map at any time, between any two of these calls.
 trait Clients {
     fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError>;
-    /// Deletes the entry of a client; returns false if there was none.
+    /// Deletes a client. Returns whether it existed.
     fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError>;
 }
 

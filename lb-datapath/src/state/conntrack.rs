@@ -37,7 +37,7 @@ pub type Ledger = traffic::Ledger<RandomState>;
 
 /// A receiver of all flows of Services that a GC pass finds.
 pub trait FlowWalk {
-    /// Begins a pass through the flow table at the time `now`.
+    /// A pass begins.
     fn begin(&mut self, now: Tick);
     /// A flow: the key of its forward entry, and its entries. A flow in a tunnel has no reverse entry, and that of any other
     /// may be lost. A pass may find a flow twice.
@@ -61,7 +61,7 @@ pub struct Conntrack {
 pub struct Connection {
     /// The tuple of packets from the client to the virtual address.
     pub from: Tuple,
-    /// The entry of the direction from the client to the backend.
+    /// The forward entry.
     pub forward: Flow,
     /// The reverse entry. A flow in a tunnel has none; if another flow lacks it, a GC pass restores it.
     pub reply: Option<Flow>,
@@ -75,7 +75,7 @@ pub struct Connection {
 pub struct GcReport {
     /// Entries that the pass has read: one for a flow in a tunnel, two for any other flow.
     pub entries: usize,
-    /// How many flows go through a tunnel.
+    /// Flows in tunnels.
     pub tunnelled: usize,
     /// Flows that were deleted: expired or evicted.
     pub expired: usize,
@@ -529,7 +529,7 @@ impl Conntrack {
 #[derive(Default)]
 struct EntryIndex {
     hasher: RandomState,
-    /// The entries of the walk, by the digest of their key.
+    /// Entries by the digest of their key.
     entries: HashMap<u64, IndexedEntry>,
     /// Number of active flows by slot of `ACTIVE`.
     active_flows: BTreeMap<u32, i64>,

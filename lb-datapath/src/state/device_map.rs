@@ -11,7 +11,7 @@ use crate::{
     net::devices::{Device, DeviceKind, Layer},
 };
 
-/// Writes the map `DEVICES`. Only one instance may be in use at a time.
+/// Writes `DEVICES`. Use one instance at a time.
 #[derive(Debug)]
 pub struct DeviceMap {
     map: Table<u32, DeviceInfo>,

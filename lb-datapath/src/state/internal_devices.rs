@@ -7,7 +7,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// Writes the map `INSIDE_DEVICES`. Only one instance may be in use at a time.
+/// The map `INSIDE_DEVICES`. Use one instance at a time.
 #[derive(Debug)]
 pub struct InternalDevices {
     map: Table<u32, u32>,

@@ -8,7 +8,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The counters of packets: the map `STATS`.
+/// The map `STATS`.
 pub struct Stats {
     counters: PerCpuArray<MapData, u64>,
 }

@@ -55,7 +55,7 @@ struct DiagRequest {
     protocol: u8,
     extensions: u8,
     zero: u8,
-    /// The TCP states of the sockets that are listed, one bit for each state.
+    /// Requested states, one bit for each.
     states: u32,
     id: SocketId,
 }
@@ -183,7 +183,7 @@ impl UdpSockets {
     }
 }
 
-/// Destroys a socket; returns false if it no longer existed.
+/// Destroys a socket. Returns whether it still existed.
 fn destroy(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
     match netlink.execute(Diag::Destroy(socket), 0) {
         Ok(()) => Ok(true),
@@ -220,7 +220,7 @@ mod tests {
     fn answer(family: u8, remote: [u32; 4]) -> Vec<u8> {
         let mut answer = DiagMessage { family, ..DiagMessage::zeroed() };
         answer.id = SocketId { remote_port: 5353_u16.to_be(), remote, cookie: [7, 1], ..SocketId::zeroed() };
-        // In an answer of the kernel, other fields follow: timeouts, queues, attributes.
+        // Other fields follow: timeouts, queues, attributes.
         [bytemuck::bytes_of(&answer), &[9; 60]].concat()
     }
 

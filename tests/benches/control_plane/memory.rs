@@ -14,9 +14,9 @@ use lb_tests::bench::machine::{field, kibibytes};
 /// Resident memory of a process in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Resident {
-    /// The current size of the agent's memory.
+    /// Current size.
     pub(crate) now: u64,
-    /// The largest size that the agent's memory has had.
+    /// Largest size.
     pub(crate) peak: u64,
 }
 

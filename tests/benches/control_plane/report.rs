@@ -16,7 +16,7 @@ pub(crate) struct Report {
     size: Size,
     runs: u32,
     changes_per_run: u32,
-    /// The path of the measured agent.
+    /// The measured program.
     agent: PathBuf,
     machine: Machine,
     /// Load average of the last minute at the end of the benchmark.

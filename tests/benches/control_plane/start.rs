@@ -24,7 +24,7 @@ use crate::{
 
 /// The Services of the node.
 const SIZE: Size = Size { services: 100, endpoints: 5 };
-/// How long a start may take, in seconds.
+/// Limit in seconds.
 const LIMIT: f64 = 0.7;
 /// Time in which the agent finishes what it does in the background after a start.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -15,7 +15,7 @@ use crate::{
 pub(crate) struct Quantity {
     /// The measured values, in the unit of their quantity.
     pub(crate) absolute: Samples,
-    /// The ratio of each round.
+    /// Ratios by round.
     pub(crate) ratio: Samples,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Meter {
 /// The result of a [`Meter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// How long the measurement took.
+    /// Wall-clock time.
     pub(crate) wall: Duration,
     /// CPU time of this process and of ksoftirqd.
     pub(crate) cpu: Duration,

@@ -31,11 +31,11 @@ pub(crate) const PODS: [&str; 2] = ["pod", "serving"];
 
 /// The node and its neighbours. Dropping it removes all of them.
 pub(crate) struct Node {
-    /// The namespace of the node, in a control group of its own.
+    /// The node, in its own cgroup.
     pub(crate) node: Netns,
-    /// The namespace of the pod whose connections are measured.
+    /// The client pod.
     pub(crate) pod: Netns,
-    /// The namespace of the external client.
+    /// The external client.
     pub(crate) outside: Netns,
     /// The cgroup to which the agent attaches the socket hooks.
     pub(crate) cgroup: Cgroup,

@@ -38,7 +38,7 @@ pub(crate) struct Report {
     pub(crate) repeated: u32,
     /// Number of bursts that were dropped: a candidate then has no sample of a round.
     pub(crate) dropped: u32,
-    /// The bursts of all rounds that were quiet enough.
+    /// All accepted bursts.
     pub(crate) bursts: Vec<Bursts>,
 }
 

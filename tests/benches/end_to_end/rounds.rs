@@ -30,7 +30,7 @@ const DISTURBANCE: f64 = 0.05;
 /// A combination to measure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Candidate {
-    /// The load balancer that is measured.
+    /// The load balancer.
     pub(crate) system: System,
     /// The path from client to server.
     pub(crate) way: Way,
@@ -58,7 +58,7 @@ impl Candidate {
 /// One burst of one candidate.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
-    /// The workload of the burst.
+    /// The workload.
     pub(crate) measure: Measure,
     pub(crate) round: u32,
     /// Transactions, datagrams or bytes per second.
@@ -81,9 +81,9 @@ pub(crate) struct Sample {
 
 /// All candidates and their nodes.
 pub(crate) struct Field {
-    /// The family of the addresses: IPv4 or IPv6.
+    /// IPv4 or IPv6.
     pub(crate) family: Family,
-    /// The nodes, each with its load balancer.
+    /// The nodes, with their load balancers.
     pub(crate) nodes: Vec<Node>,
     /// The combinations to compare.
     pub(crate) candidates: Vec<Candidate>,

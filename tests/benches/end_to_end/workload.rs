@@ -36,7 +36,7 @@ pub(crate) struct Size {
 
 /// All Services of a cluster.
 pub(crate) struct Workload {
-    /// The family of the addresses: IPv4 or IPv6.
+    /// IPv4 or IPv6.
     pub(crate) family: Family,
     /// The Services, in the order in which sequential rules are tried.
     services: Vec<Service>,

@@ -22,7 +22,7 @@ use crate::{
 /// A minimal baseline program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Baseline {
-    /// The program returns at once.
+    /// Returns at once.
     Return,
     /// Parses, swaps MAC addresses, and looks up a flow that does not exist.
     Miss,

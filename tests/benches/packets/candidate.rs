@@ -111,7 +111,7 @@ impl Candidate {
         self.kind
     }
 
-    /// The packet that the candidate's program runs on.
+    /// The candidate's packets.
     pub(crate) const fn frame(&self) -> &Frame {
         &self.frame
     }
@@ -147,7 +147,7 @@ pub(crate) fn load(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<()> {
     result.with_context(|| format!("loading the program {name} (are you root?)"))
 }
 
-/// The program of this name in a loaded object.
+/// A loaded program.
 pub(crate) fn program<'a>(ebpf: &'a Ebpf, name: &str) -> anyhow::Result<&'a ProgramFd> {
     let program = ebpf.program(name).with_context(|| format!("the object has no program {name}"))?;
     program.fd().with_context(|| format!("the program {name} is not loaded"))

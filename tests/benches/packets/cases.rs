@@ -95,7 +95,7 @@ pub(crate) struct Case {
     pub(crate) section: Section,
     /// Name of the data plane's program.
     pub(crate) program: &'static str,
-    /// What the tables say about the packet.
+    /// The packet, as tables show it.
     pub(crate) packet: String,
     pub(crate) frame: Frame,
     pub(crate) expected: Expected,
@@ -146,7 +146,7 @@ impl Action {
 /// The packet that must leave the program, with correct checksums.
 #[derive(Clone, Copy)]
 pub(crate) enum Becomes {
-    /// The packet leaves unchanged.
+    /// The unchanged packet.
     Same,
     /// A packet to this address.
     To(SocketAddr),
@@ -154,7 +154,7 @@ pub(crate) enum Becomes {
     ToPort(u16),
     /// A packet from this address.
     From(SocketAddr),
-    /// The packet becomes a TCP RST to its sender.
+    /// A TCP RST to its sender.
     Reset,
 }
 
@@ -446,11 +446,11 @@ impl Cases<'_> {
 struct Exchange {
     /// The packet from the client to the backend, between the hooks.
     between: Frame,
-    /// Source and destination of the packet after it has left the node.
+    /// The addresses of the same packet beyond egress.
     outside: Seen,
     /// The packet from the backend.
     answer: Frame,
-    /// The packet between the two hooks.
+    /// The same packet between the hooks.
     inside: Frame,
 }
 

@@ -29,7 +29,7 @@ use crate::{
     frames::NODE,
 };
 
-/// The programs whose verification is measured.
+/// The measured programs.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
 /// Pod networks of a node. No client of the benchmark is in them.
@@ -216,7 +216,7 @@ fn network((address, prefix): (IpAddr, u8)) -> Network {
     Network::new(address.into(), prefix)
 }
 
-/// How many packets had each outcome.
+/// Packets by outcome.
 #[derive(Debug)]
 pub(crate) struct Counters(Vec<u64>);
 

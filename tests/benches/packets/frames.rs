@@ -129,7 +129,7 @@ impl Frame {
         self.device
     }
 
-    /// How many flows the packets belong to.
+    /// Number of flows.
     pub(crate) const fn count(&self) -> u32 {
         self.flows
     }
@@ -193,9 +193,9 @@ fn build(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Resu
 /// The contents of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The source of the packet.
+    /// The packet's source.
     pub(crate) from: SocketAddr,
-    /// The destination of the packet.
+    /// The packet's destination.
     pub(crate) to: SocketAddr,
     /// Whether the packet is a TCP RST.
     pub(crate) is_reset: bool,

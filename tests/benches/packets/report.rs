@@ -32,19 +32,19 @@ pub(crate) struct Report {
     pub(crate) builds: Vec<String>,
     /// The cases. Times are CPU time in nanoseconds per packet.
     pub(crate) cases: Vec<Row>,
-    /// The results of two CPUs that use one table.
+    /// Two CPUs on one table.
     pub(crate) two_cpus: Vec<two_cpus::Row>,
     /// The cost of loading, of each build.
     pub(crate) verifier: Vec<Vec<Cost>>,
 }
 
-/// The results of one case.
+/// One case.
 #[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) section: Section,
     pub(crate) program: String,
     pub(crate) packet: String,
-    /// The name of the fastest baseline.
+    /// The fastest baseline.
     #[serde(rename = "floor_program")]
     baseline_program: &'static str,
     /// The overhead: a program that returns at once, with the same packets.
@@ -207,7 +207,7 @@ const HEADER: [&str; 12] = [
 ];
 
 impl Report {
-    /// A report without results.
+    /// An empty report.
     pub(crate) fn new(machine: Machine, cpu: usize, plan: Plan, builds: Vec<String>) -> Self {
         let load_after = machine.load_before;
         let (rounds, slice) = (plan.rounds, plan.slice.as_secs_f64());

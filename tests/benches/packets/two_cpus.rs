@@ -22,7 +22,7 @@ use crate::{
     world::{Ip, MANY, NEW, Objects, Population, WIRE, World},
 };
 
-/// One case on two CPUs.
+/// One measurement.
 struct Contest {
     build: String,
     program: &'static str,
@@ -30,7 +30,7 @@ struct Contest {
     ip: Ip,
     /// The program with the packets of each CPU.
     sides: [Candidate; 2],
-    /// How many packets each CPU runs in one measurement.
+    /// Packets of each CPU in one measurement.
     count: u32,
     /// Index of the data plane; `None` for a baseline.
     datapath: Option<usize>,
@@ -46,7 +46,7 @@ pub(crate) struct Row {
     pub(crate) build: String,
     pub(crate) program: String,
     pub(crate) packets: String,
-    /// The results while one CPU runs and the other is idle.
+    /// One CPU runs, the other is idle.
     pub(crate) alone: Samples,
     /// Both CPUs run at once.
     pub(crate) together: Samples,
@@ -60,7 +60,7 @@ struct Load {
     packets: &'static str,
     /// The packets of each CPU.
     frames: [Frame; 2],
-    /// The baseline that runs the same packets, if there is one.
+    /// The baseline with the same packets.
     baseline: Option<Baseline>,
     counted: Option<Outcome>,
 }

@@ -43,7 +43,7 @@ pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::Maglev,
 ];
 
-/// The family of the addresses.
+/// An address family.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ip {
     V4,
@@ -63,7 +63,7 @@ impl fmt::Display for Ip {
     }
 }
 
-/// The addresses of the cases in one family.
+/// Addresses of one family.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
     /// A Service with one backend, over TCP and UDP.
@@ -82,7 +82,7 @@ pub(crate) struct Family {
     pub(crate) backend: SocketAddr,
     /// The backend beyond another device.
     far: SocketAddr,
-    /// The address of this node.
+    /// This node's address.
     node: SocketAddr,
 }
 

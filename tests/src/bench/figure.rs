@@ -9,11 +9,11 @@ use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Durations in seconds.
+    /// Seconds.
     Seconds,
-    /// Sizes in bytes.
+    /// Bytes.
     Bytes,
-    /// Numbers without a unit.
+    /// A plain number.
     Count,
 }
 

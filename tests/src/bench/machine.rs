@@ -12,7 +12,7 @@ pub struct Machine {
     pub cpu: String,
     /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// Memory of the machine in bytes.
+    /// Memory in bytes.
     pub memory: u64,
     /// Release of the kernel.
     pub kernel: String,

@@ -20,15 +20,15 @@ pub struct Plot {
     pub bars: Vec<Bar>,
 }
 
-/// One bar of a plot.
+/// One bar.
 pub struct Bar {
     /// Name of the quantity.
     pub label: String,
-    /// The smallest value that the bar shows.
+    /// Smallest value.
     pub min: f64,
     /// Median, where the bar ends.
     pub median: f64,
-    /// The greatest value that the bar shows.
+    /// Greatest value.
     pub max: f64,
     /// Whether the bar is a reference for the others.
     pub is_reference: bool,

@@ -29,7 +29,7 @@ pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
 
 /// A node with an API server, and an agent that can be started.
 pub(crate) struct Bed {
-    /// The server of this repository; `None` if the tests use a real one.
+    /// The in-repo server, unless a real one is used.
     server: Option<ApiServer>,
     pub(crate) cluster: Cluster,
     /// The namespace of all objects of this test: other tests may use the same server.
@@ -81,7 +81,7 @@ impl Bed {
         self
     }
 
-    /// The server of this repository.
+    /// The in-repo server.
     pub(crate) fn server(&self) -> &ApiServer {
         self.server.as_ref().expect("a test that needs faults uses the in-repo server")
     }

@@ -28,7 +28,7 @@ const PROTOCOL: &str = "v5.channel.k8s.io";
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
-/// Most bytes of output in one message.
+/// Bytes in one message.
 const MESSAGE: usize = 16 * 1024;
 
 /// How the server treats a command that a client runs in a Pod.
@@ -38,7 +38,7 @@ pub(crate) enum PodExec {
     Runs { netns: Netns, bpffs: PathBuf },
     /// The node never answers.
     Silent,
-    /// The API server refuses the client the right to run commands.
+    /// The client may not run it.
     Forbidden,
 }
 

@@ -47,7 +47,7 @@ impl Calendar {
         Self { began: Instant::now(), at: clock_gettime(ClockId::CLOCK_REALTIME).unwrap() }
     }
 
-    /// The correct time, without the shift of this test.
+    /// The correct time.
     fn right(&self) -> TimeSpec {
         self.at + TimeSpec::from_duration(self.began.elapsed())
     }

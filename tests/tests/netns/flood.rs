@@ -15,7 +15,7 @@ use nix::libc;
 /// client.
 pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
 
-/// The kind of a forged packet.
+/// A forged packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forged {
     Syn,

@@ -88,7 +88,7 @@ fn source_port_exhaustion_is_counted_and_recovers() {
         let udp = NodePort(1).of(1, (Protocol::Udp, family));
         assert_eq!(ask_udp(lan.netns("client"), udp, 8).unwrap().server, "pod3");
         connections.iter_mut().for_each(|connection| assert_eq!(connection.ask().unwrap().server, "pod3"));
-        // A closed connection frees its source port at once.
+        // A closed connection frees its port at once.
         connections.pop();
         assert_eq!(ask_http(lan.netns("client"), to).unwrap().server, "pod3");
     }

@@ -43,7 +43,7 @@ impl Supervisor {
         Agent::spawn_by(&bed.cluster.node1, bed.cluster.agent_settings(1), &starter).unwrap()
     }
 
-    /// The next message that the agent sends to its supervisor.
+    /// The next message.
     fn next(&self) -> io::Result<String> {
         let mut buffer = [0; 4096];
         let length = self.socket.recv(&mut buffer)?;

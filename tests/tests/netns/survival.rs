@@ -56,7 +56,7 @@ impl Paths {
     }
 }
 
-/// The downloads that have not received everything.
+/// Those of the downloads that have not received everything.
 fn broken(downloads: &[Download]) -> Vec<&Download> {
     downloads.iter().filter(|download| !download.is_complete()).collect()
 }

@@ -82,7 +82,7 @@ fn masqueraded_tcp_connection_is_tracked_from_syn_to_both_fins() {
         assert_eq!(node.ip(), family.node());
         assert!((FIRST_PORT..FIRST_PORT + 20_000).contains(&node.port()), "{node}");
         bed.assert_flows(2);
-        // A retransmission is translated as the first SYN was.
+        // A retransmission is translated the same way.
         assert_eq!(source_of(&there(bed, family, &syn, false)), node);
         back(bed, family, client, &Packet::tcp(backend, node, 5000, b"").syn().ack(1001));
         there(bed, family, &Packet::tcp(client, vip, 1001, b"GET").ack(5001), false);

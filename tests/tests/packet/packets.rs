@@ -78,7 +78,7 @@ pub(crate) enum Transport {
     Raw(IpNumber),
 }
 
-/// Constructors of packets.
+/// Constructors.
 impl Packet {
     fn new(source: IpAddr, destination: IpAddr, transport: Transport, payload: &[u8]) -> Self {
         let ip = match (source, destination) {
@@ -312,7 +312,7 @@ impl Packet {
         Tuple::new(source, destination, source_port, destination_port, self.protocol().0)
     }
 
-    /// The bytes of the whole frame.
+    /// The whole frame.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Some(Ethernet { destination, source, tags }) = &self.ethernet {

@@ -121,7 +121,7 @@ impl Connection {
         assert!(flows.values().all(Flow::has_proxy_header));
     }
 
-    /// Sends SYN and SYN-ACK, and checks what becomes of them.
+    /// SYN and SYN-ACK.
     #[track_caller]
     fn begin(&self, bed: &mut Testbed) {
         bed.send(Hook::Ingress, &self.syn()).passes(NewFlow, &self.syn().to(self.backend));
@@ -290,7 +290,7 @@ fn selective_acknowledgements_are_shifted() {
         };
         let segment = with_options(&tcp.backend(5001, 0, b"x"), &of(0));
         tcp.replies(bed, &segment, &with_options(&tcp.reduced(&segment), &of(tcp.length)));
-        // The selective acknowledgements of the client are about bytes of the backend, so they stay.
+        // The client's own ones are about bytes of the backend.
         let segment = with_options(&tcp.client(0, &[]), &of(0));
         tcp.forwards(bed, &segment, &tcp.shifted(&segment));
     });

@@ -12,7 +12,7 @@ use super::{
     wire::{Mode, each_on_wires},
 };
 
-/// Packets and bytes that an entry has counted.
+/// Packets and bytes.
 type Counted = (u32, u64);
 
 fn counted(flow: &Flow) -> Counted {

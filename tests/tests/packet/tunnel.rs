@@ -144,7 +144,7 @@ fn connection_is_tunnelled_by_xdp_and_by_tc() {
                     bed.arrive_at_tc(packet).goes_out(Tunnelled, &expected);
                     assert_one_entry(bed, packet, *phase);
                 }
-                // The client begins a new connection from the same port.
+                // The client reuses its port.
                 let again = Packet::tcp(client, vip, 77_000, b"").syn();
                 let run = bed.arrive(mode, &again);
                 run.leaves(XDP_TX, NewTunnelledFlow, &sent(bed, kind, family, &again));

@@ -84,7 +84,7 @@ fn routed_tcp_connection_leaves_in_both_directions() {
                 };
                 bed.arrive(mode, &packet).leaves(XDP_TX, Routed, &routed(&expected));
             }
-            // The client begins a new connection from the same port.
+            // The client reuses its port.
             let run = bed.arrive(mode, &syn);
             begins(bed, family, &syn, run);
             bed.assert_flows(1);

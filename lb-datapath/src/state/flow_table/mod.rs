@@ -44,7 +44,7 @@ pub struct FlowTable {
     overflow: Table<Tuple, Flow>,
 }
 
-/// An entry of the flow table with its version, as it was read.
+/// An entry as it was read.
 #[derive(Debug)]
 pub struct ReadEntry<'a> {
     /// The flow at the time of reading.

@@ -79,7 +79,7 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
-    /// What the program has printed so far.
+    /// What it has printed.
     pub(super) fn text(&self) -> String {
         fs::read_to_string(&self.file).unwrap()
     }
@@ -331,7 +331,7 @@ impl Bed {
         let mut command = self.nodes[number - 1].command("ip");
         let daemon = Daemon::start_with_log(command.args(["monitor", "route"]), &file).unwrap();
         let monitor = Monitor { _daemon: daemon, file };
-        // The server shows a change once it listens.
+        // It shows a change once it listens.
         let node = &self.nodes[number - 1];
         let shows = || {
             node.ip("route replace blackhole 198.18.0.1\nroute del blackhole 198.18.0.1\n").unwrap();
@@ -444,7 +444,7 @@ fn frr_config(table: u32) -> String {
     )
 }
 
-/// Asks FRR, whose sockets are in `dir`; returns its answer.
+/// What FRR answers.
 pub(super) fn vtysh(dir: &Path, command: &str) -> String {
     let output = Command::new("vtysh").arg("--vty_socket").arg(dir).args(["-c", command]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()

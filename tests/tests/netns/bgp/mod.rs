@@ -36,7 +36,7 @@ fn three() -> Bed {
 #[test]
 fn router_spreads_connections_over_the_nodes_that_serve() {
     let mut bed = three();
-    // The attributes of the route are those of the advertisements.
+    // Attributes are those of the advertisements.
     let route = bed.birdc("router", &["show", "route", "all", "for", VIP]);
     assert!(route.contains("203.0.113.1/32") && route.contains("(64500,100)"), "{route}");
     assert!(route.contains("(64500, 1, 2)") && !route.contains("(64500,28)"), "{route}");

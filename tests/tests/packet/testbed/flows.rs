@@ -48,7 +48,7 @@ impl Testbed {
         key.into_iter().for_each(|key| self.remove_entry(&key));
     }
 
-    /// Replaces all entries of the flow table by these.
+    /// Replaces all entries.
     pub(crate) fn restore_flows(&mut self, flows: &BTreeMap<Tuple, Flow>) {
         self.clear_flows();
         for (key, flow) in flows {

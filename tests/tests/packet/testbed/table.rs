@@ -130,7 +130,7 @@ impl Testbed {
         self.put("FLOW_TABLE", 0, Header { overflow: header.overflow - 1, ..header });
     }
 
-    /// Removes all entries of the flow table.
+    /// Removes all entries.
     pub(crate) fn clear_flows(&mut self) {
         let used: Vec<u32> =
             (0..self.slots().len()).filter(|index| self.slot(*index) != Slot::zeroed()).collect();
