@@ -73,7 +73,7 @@ pub struct Sample {
     pub at: Instant,
     /// Number of bytes that all downloads received in the round.
     pub bytes: u64,
-    /// Number of downloads that received at least one byte, or had ended successfully before.
+    /// Number of downloads that received at least one byte in the round, or have ended successfully.
     pub moving: usize,
     /// Number of downloads that have failed so far.
     pub failed: usize,

@@ -63,7 +63,7 @@ fn entries_without_a_free_slot_are_put_into_the_overflow() {
     assert_eq!(table.get(&entries(1)[0].0).unwrap(), None);
 }
 
-/// Makes all new entries go to the overflow, by filling the flow table's slots.
+/// Makes all new entries go to the overflow, by the flag `takes_all` in the header of the flow table.
 pub(crate) fn insert_into_overflow_only(sandbox: &Sandbox) {
     let map = Map::Array(MapData::from_pin(sandbox.pin("FLOW_TABLE")).unwrap());
     let mut headers = Array::<_, Header>::try_from(map).unwrap();

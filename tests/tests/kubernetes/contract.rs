@@ -175,7 +175,7 @@ fn restarted_agent_catches_up() {
     bed.wait_served("changes made without an agent", LIMIT, &["b 2 7", "c 3"]);
 }
 
-/// Tests reach a real server in the same way: by a forwarder in the agent's namespace, and only through the API.
+/// Tests reach a real server through a forwarder in the agent's namespace, as this test does, and only through the API.
 #[test]
 fn api_server_outside_the_node_is_reached() {
     let mut server = ApiServer::start(None);
