@@ -50,7 +50,7 @@ pub struct Datapath {
     conntrack: Conntrack,
     filter: Arc<Filter>,
     attach: AttachMode,
-    /// The control group whose sockets are served.
+    /// Folder of the cgroup whose sockets are served; `None` for no sockets.
     cgroup: Option<PathBuf>,
     logger: Logger,
     flow_events: Option<FlowEvents>,
@@ -81,8 +81,8 @@ impl Datapath {
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         let filter = Arc::new(Filter::open(&folder)?);
         filter.flows().prepare()?;
-        // The filter is turned off until the agent has rebuilt it: programs of another build may have inserted entries
-        // that the filter lacks.
+        // Turns the filter off until the agent has rebuilt it: programs of another build may have inserted entries
+        // without marks in the filter.
         filter.turn_off();
         match &mut handover {
             Some(handover) => handover.fill(&filter)?,
@@ -108,7 +108,7 @@ impl Datapath {
         })
     }
 
-    /// The maps of the control plane.
+    /// The maps that the control plane writes.
     pub const fn maps(&self) -> &ServiceMaps {
         &self.maps
     }
@@ -118,13 +118,13 @@ impl Datapath {
         self.conntrack.clone()
     }
 
-    /// Opens the session affinity of clients. The handle stays valid without this [`Datapath`]. Use one at a time: each
-    /// compares the map with its own previous pass.
+    /// Opens the map of clients with session affinity. The handle stays valid without this [`Datapath`]. Only one may
+    /// be used at a time: each compares the map with its own previous pass.
     pub fn affinity(&self) -> Result<AffinityTable, DatapathError> {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
 
-    /// Opens the connected UDP sockets of this network namespace. The handle stays valid without this [`Datapath`].
+    /// Opens the map of connected UDP sockets. The handle stays valid without this [`Datapath`].
     pub fn udp_sockets(&self) -> Result<UdpSockets, DatapathError> {
         UdpSockets::open(&self.folder)
     }
@@ -139,7 +139,7 @@ impl Datapath {
         SettingsMap::open(&self.folder, &self.filter)
     }
 
-    /// Opens the devices of internal clients. The handle stays valid without this [`Datapath`].
+    /// Opens the map of devices of internal clients. The handle stays valid without this [`Datapath`].
     pub fn internal_devices(&self) -> Result<InternalDevices, DatapathError> {
         InternalDevices::open(&self.folder)
     }
@@ -149,38 +149,38 @@ impl Datapath {
         PortReservation::new(self.folder.clone())
     }
 
-    /// A handle that attaches the tc programs to devices, in the network namespace of this thread. Use one instance at
-    /// a time.
+    /// A handle that attaches the tc programs to devices, in the network namespace of this thread. Only one may be used
+    /// at a time.
     pub fn attacher(&self) -> Result<Attacher, DatapathError> {
         Attacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
 
-    /// A handle that attaches the XDP program to devices, in the network namespace of this thread. Use one instance at
-    /// a time.
+    /// A handle that attaches the XDP program to devices, in the network namespace of this thread. Only one may be used
+    /// at a time.
     pub fn xdp_attacher(&self) -> XdpAttacher {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
     /// A handle that attaches the program that answers for announced addresses to devices, in the network namespace of
-    /// this thread. Use one instance at a time.
+    /// this thread. Only one may be used at a time.
     pub fn announce_attacher(&self) -> Result<AnnounceAttacher, DatapathError> {
         AnnounceAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
 
-    /// Opens the addresses that the node announces. The handle stays valid without this [`Datapath`]. Use one at a
-    /// time.
+    /// Opens the maps of announced addresses. The handle stays valid without this [`Datapath`]. Only one may be used at
+    /// a time.
     pub fn announcements(&self) -> Result<Announcements, DatapathError> {
         Announcements::open(&self.folder)
     }
 
     /// Opens the map of devices: which frames are for the node, and on which devices packets may bypass the stack. The
-    /// handle stays valid without this [`Datapath`]. Use one instance at a time.
+    /// handle stays valid without this [`Datapath`]. Only one may be used at a time.
     pub fn device_map(&self) -> Result<DeviceMap, DatapathError> {
         DeviceMap::open(&self.folder, self.forwarding)
     }
 
-    /// Attaches the socket programs to the control group of [`Options::sockets`], or detaches them if there is none.
-    /// Call it when the maps are complete: the programs reject Services that are not in the maps yet.
+    /// Attaches the socket programs to the cgroup of [`Options::sockets`], or detaches them if that is `None`. Must be
+    /// called when the maps are complete: the programs reject Services that are not in the maps yet.
     pub fn attach_sockets(&self) -> Result<(), DatapathError> {
         self.socket_attacher().sync()
     }
@@ -191,18 +191,19 @@ impl Datapath {
         SocketAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.cgroup.clone())
     }
 
-    /// The log of the programs, if [`Options::bpf_log`] is set. Flush it whenever its descriptor is readable.
+    /// The log of the programs, if [`Options::bpf_log`] is set; `None` after the first call. Must be flushed whenever
+    /// its descriptor is readable.
     pub const fn take_logger(&mut self) -> Option<BpfLogger> {
         self.logger.0.take()
     }
 
-    /// The events for a flow log, if [`Options::flow_log`] is set.
+    /// The events for a flow log, if [`Options::flow_log`] is set; `None` after the first call.
     pub const fn take_flow_events(&mut self) -> Option<FlowEvents> {
         self.flow_events.take()
     }
 
-    /// Takes over the flows of an agent with another map layout and removes its data plane. Call it once, after our
-    /// programs are attached to all devices.
+    /// Takes over the flows of an agent with another map layout, and removes its data plane. Must be called once, after
+    /// our programs are attached to all devices.
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
         handover.finish(&self.filter, || self.attach_sockets())?;
@@ -221,13 +222,13 @@ impl Datapath {
         clsact::remove_earlier()
     }
 
-    /// A handle that detects whether the BPF file system was unmounted or covered, or pins were removed, and can pin
+    /// A handle that detects that the BPF file system was unmounted or covered, or that pins were removed, and can pin
     /// everything again.
     pub fn anchor(&self) -> Result<Anchor, DatapathError> {
         Anchor::new(self.folder.clone(), Arc::clone(&self.programs))
     }
 
-    /// The BPF file system with the pins.
+    /// Path of the BPF file system with the pins.
     pub fn bpffs(&self) -> &Path {
         self.folder.bpffs()
     }

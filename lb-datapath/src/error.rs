@@ -1,27 +1,27 @@
 use std::{io, path::PathBuf};
 
-/// An operation of the agent on the kernel that failed.
+/// Why an operation of the agent on the kernel has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// An operation on a file, a folder or a pin failed.
+    /// An operation on a file, folder or pin failed.
     #[error("cannot {action} {path}: {source}{}", hint(source))]
     File {
         /// The operation, as a verb.
         action: &'static str,
-        /// The file, folder or pin.
+        /// Path of the file, folder or pin.
         path: PathBuf,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// Another agent has locked the folder.
     #[error("another lb-agent ({holder}) uses {folder}: stop it, or give this one its own --bpffs")]
     Locked {
-        /// The folder `DIR/lb`.
+        /// Path of the folder `DIR/lb`.
         folder: PathBuf,
-        /// The holder's pid and command, as far as `/proc` shows them.
+        /// Pid and command of the process that holds the lock, as far as `/proc` shows them.
         holder: String,
     },
-    /// Another monitor already reads the events.
+    /// Another monitor already reads the events; the text describes its process.
     #[error("another monitor ({0}) reads the events: stop it, or watch its output")]
     Watched(String),
     /// No data plane is pinned at this path.
@@ -29,7 +29,7 @@ pub enum DatapathError {
         "no data plane in {0}: start `lb-agent run`, or give the --bpffs that the agent was started with"
     )]
     Absent(PathBuf),
-    /// No BPF file system is mounted at this path.
+    /// No BPF file system is mounted at this path, so nothing can be pinned there.
     #[error(
         "no BPF file system is mounted at {0}, so there are no pins: a running agent pins everything again once one is \
          (mount -t bpf bpf {0}), and `lb-agent run` mounts one itself; or give the --bpffs that the agent was started with"
@@ -42,20 +42,20 @@ pub enum DatapathError {
          which begins with empty ones"
     )]
     Unpinned {
-        /// The folder `DIR/lb/vN`.
+        /// Path of the folder `DIR/lb/vN`.
         folder: PathBuf,
-        /// Names of the maps.
+        /// Names of the maps without a pin.
         maps: String,
     },
-    /// A pinned map has another type or other sizes than this version uses.
+    /// A pinned map has another type or other sizes than this version needs.
     #[error(
         "pinned map {path} is a {found}, this lb-agent needs a {wanted}: \
          run `lb-agent cleanup` to remove the old data plane, then start again"
     )]
     Layout {
-        /// The pin.
+        /// Path of the pin.
         path: PathBuf,
-        /// The pinned map's type and sizes.
+        /// Type and sizes that the pinned map has.
         found: String,
         /// The type and sizes that this version needs.
         wanted: String,
@@ -65,15 +65,15 @@ pub enum DatapathError {
         "the BPF object in this binary does not match its code: {0}; this is a bug of the build: build lb-agent again"
     )]
     Object(String),
-    /// The maps could not be created.
+    /// The maps could not be created; contains the loader's error.
     #[error("cannot create the BPF maps: {0}; run `lb-agent check`")]
     Maps(#[from] aya::EbpfError),
-    /// The verifier or the loader refused a program.
+    /// The verifier or the loader has refused a program.
     #[error("the kernel refused BPF program {program}: {reason}; run `lb-agent check`")]
     Program {
         /// The program's name.
         program: &'static str,
-        /// The error and the end of the verifier's log.
+        /// The error, with the end of the verifier's log.
         reason: String,
     },
     /// A veth drops the frames that a native XDP program sends through it.
@@ -82,7 +82,7 @@ pub enum DatapathError {
          neither an XDP program nor GRO: attach a program there (any that passes packets on), or use --xdp generic"
     )]
     NoWayOut {
-        /// The device.
+        /// Name of the veth device.
         device: String,
     },
     /// A device has VLANs and strips their tags before XDP programs see the frames.
@@ -91,7 +91,7 @@ pub enum DatapathError {
          devices: switch that off (ethtool -K {device} rxvlan off), or use --xdp off"
     )]
     StripsTags {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// An operation on a map failed.
@@ -101,7 +101,7 @@ pub enum DatapathError {
         action: &'static str,
         /// The map's name.
         map: &'static str,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// A request over netlink failed.
@@ -109,7 +109,7 @@ pub enum DatapathError {
     Netlink {
         /// The operation, as a verb and its object.
         action: String,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// A program could not be attached to a device, or the programs on it could not be listed.
@@ -121,10 +121,10 @@ pub enum DatapathError {
         hook: String,
         /// Name or index of the device.
         device: String,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
-    /// The cookie of the network namespace is unknown; the programs identify the node's sockets by it.
+    /// The cookie of the network namespace, by which the programs identify sockets of the node, cannot be read.
     #[error(
         "cannot read the cookie of this network namespace (SO_NETNS_COOKIE): {0}; it takes kernel 5.14 or newer"
     )]
@@ -137,23 +137,23 @@ pub enum DatapathError {
         "cannot count runs of BPF programs: {source}; it takes kernel 5.8 or newer, and root with CAP_SYS_ADMIN"
     )]
     RunTime {
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
-    /// A control group cannot be opened, or a program cannot be attached to it.
+    /// A cgroup cannot be opened, or a program cannot be attached to it.
     #[error("cannot {action} control group {path}: {source}{}", hint(source))]
     Cgroup {
         /// The operation, as a verb.
         action: &'static str,
-        /// The folder of the group.
+        /// Path of the cgroup's folder.
         path: PathBuf,
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
-    /// Waiting for a grace period failed; see [`crate::grace`].
+    /// The wait for a grace period failed, see [`crate::grace`].
     #[error("cannot wait for running BPF programs to end: {source}{}", hint(source))]
     Grace {
-        /// The error of the kernel.
+        /// Error that the kernel returned.
         source: io::Error,
     },
 }
@@ -168,7 +168,7 @@ impl DatapathError {
     }
 }
 
-/// Advice about an error of the kernel; empty if there is none.
+/// Advice about an error that the kernel returned; empty if there is none.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (run as root, or with CAP_BPF and CAP_NET_ADMIN)",
@@ -180,7 +180,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// The error and its causes, joined by `: `.
+/// The texts of an error and its causes, joined by `: `.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source())
         .map(ToString::to_string)

@@ -27,7 +27,7 @@ mod inspect;
 mod net;
 mod state;
 
-/// A name or glob of devices.
+/// A name of a device, or a glob that matches names.
 pub use glob::Pattern as DevicePattern;
 
 pub use self::{

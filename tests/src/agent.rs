@@ -1,4 +1,4 @@
-//! The agent as a process inside a node's namespace.
+//! Runs the agent as a process inside a node's namespace.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,19 +19,19 @@ use nix::{
 
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
-/// Time limit until `/healthz` answers 200, and until a stopping agent has exited.
+/// How long to wait until `/healthz` answers 200, and until a stopping agent has exited.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Address of the agent's `/healthz` inside its namespace.
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
-/// Path of the agent's binary: `$LB_AGENT`, else `release/lb-agent` in Cargo's target folder.
+/// Path of the agent's executable: `$LB_AGENT`, else `release/lb-agent` in Cargo's target folder.
 pub fn binary() -> PathBuf {
     binary_at("LB_AGENT", "release/lb-agent")
 }
 
-/// An agent whose maps have another layout: `$LB_NEXT_AGENT`, else `next-layout/lb-agent` in Cargo's target folder, to
-/// which `cargo xtask test` copies it.
+/// Path of an agent whose maps have another layout: `$LB_NEXT_AGENT`, else `next-layout/lb-agent` in Cargo's target
+/// folder, to which `cargo xtask test` copies it.
 pub fn next_binary() -> PathBuf {
     binary_at("LB_NEXT_AGENT", "next-layout/lb-agent")
 }
@@ -46,22 +46,22 @@ fn binary_at(variable: &str, in_target: &str) -> PathBuf {
     path.canonicalize().unwrap_or(path)
 }
 
-/// Arguments and files of an agent.
+/// Arguments and files with which an agent runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `--node-name`
+    /// Value of `--node-name`.
     pub node_name: String,
-    /// `--manifests`
+    /// Value of `--manifests`: the folder of manifests.
     pub manifests: PathBuf,
-    /// `--bpffs`, where the agent mounts a BPF file system
+    /// Value of `--bpffs`, where the agent mounts a BPF file system.
     pub bpffs: PathBuf,
-    /// `--cgroup`; `None` is the agent's default
+    /// Value of `--cgroup`; `None` leaves the agent's default.
     pub cgroup: Option<PathBuf>,
-    /// File that receives the agent's standard output and error
+    /// File that receives the agent's standard output and error.
     pub log: PathBuf,
-    /// Further arguments of `run`
+    /// Further arguments of `lb-agent run`.
     pub arguments: Vec<String>,
-    /// A binary to use instead of [`binary`]
+    /// Executable to run instead of [`binary`].
     pub binary: Option<PathBuf>,
 }
 
@@ -111,8 +111,7 @@ impl Agent {
             command.arg("--cgroup").arg(cgroup);
         }
         command.args(&settings.arguments);
-        // Starts the agent in its own process group, so that Ctrl-C reaches only the test program, which then cleans
-        // up.
+        // In its own process group, so that Ctrl-C reaches only the test program, which then cleans up.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let (child, cleanup) =
             Cleanup::spawn(&mut command).with_context(|| format!("starting {}", binary.display()))?;

@@ -1,4 +1,4 @@
-//! BIRD in the namespaces of nodes and routers, and other processes that end with a test.
+//! Runs BIRD, and other processes that end with a test, in the namespaces of nodes and routers.
 
 use std::{
     fs::File,
@@ -60,26 +60,26 @@ pub fn start(netns: &Netns, folder: &Path, name: &str) -> Result<Daemon> {
     Daemon::start_with_log(&mut command, &path("log"))
 }
 
-/// A router that learns routes from nodes, and spreads packets over those with equal routes.
+/// The configuration of a router that learns routes from nodes, and spreads packets over nodes with equal routes.
 #[derive(Clone, Copy, Debug)]
 pub struct Router<'a> {
-    /// Its addresses in the network of the nodes, IPv4 first.
+    /// The router's addresses in the network of the nodes, IPv4 first.
     pub addresses: [&'a str; 2],
-    /// The same networks without the number of a node, which follows: `10.9.0.` and `fd00:9::`.
+    /// The addresses of that network without the number of the node, which follows: `10.9.0.` and `fd00:9::`.
     pub networks: [&'a str; 2],
-    /// The numbers of the nodes go from 1 to this one.
+    /// Number of nodes; they are numbered from 1.
     pub nodes: usize,
-    /// The port of BGP, on both sides.
+    /// TCP port of BGP, on both sides.
     pub port: u16,
-    /// The password of the IPv4 sessions.
+    /// Password of the IPv4 sessions; `None` without one.
     pub password: Option<&'a str>,
-    /// Whether BFD watches the nodes: it notices a dead one after 300 ms.
+    /// Whether BFD watches the nodes, which notices a dead one after 300 ms.
     pub bfd: bool,
 }
 
-/// The AS of the nodes.
+/// Number of the autonomous system of the nodes.
 pub const NODES_AS: u32 = 64_500;
-/// The AS of the router.
+/// Number of the autonomous system of the router.
 pub const ROUTER_AS: u32 = 64_501;
 
 impl Router<'_> {

@@ -14,15 +14,15 @@ use serde_json::{Value, json};
 
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
-/// Name and version of the npm package that finds what people with a disability cannot use. `cargo xtask setup` unpacks
-/// it in its cache.
+/// Name and version of the npm package (axe-core) that finds barriers for people with disabilities. `cargo xtask setup`
+/// unpacks it in its cache.
 pub const AXE: &str = "axe-core-4.14.1";
 
-/// The port of chromedriver in the browser's namespace.
+/// Address of chromedriver in the browser's namespace.
 const DRIVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9515);
-/// Time limit of one command of the driver, and of its start.
+/// Timeout of one command of chromedriver, and of its start.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Arguments of the browser: nothing but the pages of the tests, and no request of its own.
+/// Arguments of the browser: it shows only the pages of the tests, and sends no requests of its own.
 const ARGUMENTS: [&str; 12] = [
     "--headless=new",
     "--no-sandbox",
@@ -38,7 +38,7 @@ const ARGUMENTS: [&str; 12] = [
     "--no-proxy-server",
 ];
 
-/// A browser with one page. Dropping it ends the browser.
+/// A running browser with one page. Dropping this ends the browser.
 #[derive(Debug)]
 pub struct Browser {
     netns: Netns,
@@ -47,7 +47,8 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts a browser in `netns`, whose loopback device must be up. `folder` gets its empty profile.
+    /// Starts a browser in `netns`, whose loopback device must be up. `folder` gets the browser's profile, which is
+    /// empty.
     pub fn start(netns: &Netns, folder: &Path) -> Result<Self> {
         let mut command = netns.command("chromedriver");
         command.arg(format!("--port={}", DRIVER.port())).stdout(Stdio::null()).stderr(Stdio::null());
@@ -75,7 +76,7 @@ impl Browser {
         self.ask("/url", &json!({ "url": url })).map(drop)
     }
 
-    /// Runs the body of a function in the page and returns its result. A promise is waited for.
+    /// Runs `script`, the body of a function, in the page; returns its result. Waits if that is a promise.
     pub fn run(&self, script: &str) -> Result<Value> {
         self.ask("/execute/sync", &json!({ "script": script, "args": [] }))
     }
@@ -89,13 +90,13 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &media)
     }
 
-    /// The visible part of the page as PNG.
+    /// A PNG image of the visible part of the page.
     pub fn screenshot(&self) -> Result<Vec<u8>> {
         let answer = self.send("GET", &format!("/session/{}/screenshot", self.session), &Value::Null)?;
         Ok(STANDARD.decode(answer.as_str().context("a screenshot is text")?)?)
     }
 
-    /// Errors of the page since the last call: exceptions, refused files, breaches of the content security policy.
+    /// Errors of the page since the last call: exceptions, blocked files, violations of the content security policy.
     pub fn errors(&self) -> Result<Vec<String>> {
         let entries = self.ask("/se/log", &json!({ "type": "browser" }))?;
         let entries = entries.as_array().cloned().unwrap_or_default();
@@ -103,7 +104,7 @@ impl Browser {
         Ok(severe.map(|entry| entry["message"].to_string()).collect())
     }
 
-    /// Presses keys in the element that has the focus.
+    /// Sends key presses to the element that has the focus.
     pub fn press(&self, keys: &str) -> Result<()> {
         let actions = keys.chars().flat_map(|key| {
             ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key.to_string() }))
@@ -132,7 +133,7 @@ impl Browser {
     }
 }
 
-/// Sends a request to the driver; returns the body of its answer.
+/// Sends an HTTP request to chromedriver; returns the body of its answer.
 fn exchange(netns: &Netns, method: &str, path: &str, body: &Value) -> io::Result<String> {
     let mut stream = netns.run(|| TcpStream::connect_timeout(&DRIVER, PATIENCE))?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -142,7 +143,7 @@ fn exchange(netns: &Netns, method: &str, path: &str, body: &Value) -> io::Result
         stream,
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )?;
-    // The driver keeps the connection open, so the answer ends where its head says.
+    // chromedriver keeps the connection open, so the answer ends where its header says.
     let (mut text, mut part) = (Vec::new(), [0; 16 << 10]);
     loop {
         if let Some(body) = complete(&text) {
@@ -155,7 +156,7 @@ fn exchange(netns: &Netns, method: &str, path: &str, body: &Value) -> io::Result
     }
 }
 
-/// The body of an answer that has arrived as a whole.
+/// The body of an answer, once it has arrived completely; `None` before.
 fn complete(bytes: &[u8]) -> Option<String> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();

@@ -20,7 +20,7 @@ use crate::cleanup::{Cleanup, Resource};
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A control group below that of this process. Clones share the group; dropping the last one removes it.
+/// A cgroup below that of this process. Clones share it; dropping the last one removes it.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     path: Arc<Path>,
@@ -28,7 +28,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Creates a group.
+    /// Creates a cgroup with this name.
     pub fn create(name: &str) -> Result<Self> {
         let path = own_group().context("finding the cgroup2 folder of this process")?.join(name);
         let cleanup = Cleanup::of(Resource::Cgroup(path.clone()));
@@ -40,23 +40,23 @@ impl Cgroup {
         Ok(Self { path: path.into(), _cleanup: Arc::new(cleanup) })
     }
 
-    /// The folder of the group.
+    /// Path of the cgroup's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file `cgroup.threads`: writing `0` to it moves the writing thread into the group.
+    /// Path of the file `cgroup.threads`: a thread that writes `0` to it moves into the cgroup.
     pub(crate) fn threads(&self) -> PathBuf {
         self.path.join("cgroup.threads")
     }
 
-    /// Moves this thread into the group.
+    /// Moves this thread into the cgroup.
     pub fn enter(&self) -> io::Result<()> {
         fs::write(self.threads(), "0")
     }
 }
 
-/// The cgroup2 folder of this process.
+/// Path of the folder of this process's own cgroup.
 pub(crate) fn own_group() -> io::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -70,14 +70,13 @@ pub(crate) fn own_group() -> io::Result<PathBuf> {
     Ok(mount.join(group.ok_or_else(|| io::Error::other("/proc/self/cgroup names no cgroup2 folder"))?))
 }
 
-/// The ids of the threads in a group; none if they cannot be read. SIGKILL to the id of a thread ends its whole
-/// process.
+/// Ids of the threads in a cgroup; empty if they cannot be read. SIGKILL to the id of a thread kills its whole process.
 pub(crate) fn members(path: &Path) -> Vec<u32> {
     let threads = fs::read_to_string(path.join("cgroup.threads")).unwrap_or_default();
     threads.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Removes a group. The kernel keeps an exited thread in its group for a moment.
+/// Removes a cgroup. The kernel keeps an exited thread in its cgroup for a moment, so this retries.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         match fs::remove_dir(path) {

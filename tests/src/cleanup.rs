@@ -21,19 +21,19 @@ use nix::{
 
 use crate::cgroup;
 
-/// The folder in which `ip netns` stores names of namespaces.
+/// Folder in which `ip netns` stores names of namespaces.
 pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 
 /// A resource of this machine that can outlive the process that created it.
 #[derive(Clone, Debug)]
 pub enum Resource {
-    /// A named network namespace.
+    /// A network namespace with a name below `/run/netns`.
     Netns(String),
-    /// A process.
+    /// A process, by its id.
     Process(u32),
-    /// A folder, with all mounts on it or below.
+    /// A folder, with all mounts at or below it.
     Folder(PathBuf),
-    /// A control group without children.
+    /// A cgroup without child groups.
     Cgroup(PathBuf),
 }
 
@@ -49,10 +49,11 @@ impl Resource {
     }
 }
 
-/// Removes the name of a namespace. The kernel frees the namespace when no process, socket or open file refers to it.
+/// Removes the name of a namespace. The kernel frees the namespace when no process, socket or open file refers to it
+/// any more.
 fn remove_netns(name: &str) -> io::Result<()> {
     let path = Path::new(NETNS_FOLDER).join(name);
-    // A name whose namespace is not mounted is an ordinary file.
+    // A name on which no namespace is mounted is an ordinary file.
     match umount2(&path, MntFlags::MNT_DETACH) {
         Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
         Err(error) => return Err(error.into()),
@@ -68,7 +69,7 @@ fn remove_folder(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_dir_all(path))
 }
 
-/// Mount points at or below `path`, in the order of `/proc/self/mounts`.
+/// Mount points at or below `path`, in the order in which they were mounted.
 pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
@@ -90,7 +91,7 @@ fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Registered resources, in the order of their registration.
+/// Resources that are registered, in the order of registration.
 struct Live {
     next: u64,
     resources: BTreeMap<u64, Resource>,
@@ -110,19 +111,20 @@ impl Live {
     }
 }
 
-/// Removes a resource when it is dropped.
+/// A guard that removes a resource when it is dropped.
 #[derive(Debug)]
 pub struct Cleanup {
     id: u64,
 }
 
 impl Cleanup {
-    /// Registers a resource that the caller creates next.
+    /// Registers a resource that the caller is about to create.
     pub fn of(resource: Resource) -> Self {
         live().add(resource)
     }
 
-    /// Starts a process and registers it under one lock, so that the handler of [`on_interrupt`] cannot miss it.
+    /// Starts a process and registers it, under one lock, so that the handler of [`on_interrupt`] cannot miss the
+    /// process.
     pub fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
         let mut live = live();
         let child = command.spawn()?;
@@ -130,7 +132,7 @@ impl Cleanup {
         Ok((child, cleanup))
     }
 
-    /// Unregisters the resource without removing it: the caller has removed it, or keeps it.
+    /// Unregisters the resource without removing it: the caller has removed it or wants to keep it.
     pub fn disarm(self) {
         live().resources.remove(&self.id);
     }
@@ -151,13 +153,13 @@ fn remove_or_say(resource: &Resource) {
     }
 }
 
-/// Installs a handler: SIGINT, SIGTERM and SIGHUP remove all registered resources and end the process with code 130.
+/// Installs a handler of SIGINT, SIGTERM and SIGHUP that removes all registered resources and exits with code 130.
 pub fn on_interrupt() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let handler = || {
             eprintln!("interrupted: cleaning up");
-            // The lock is held until the exit, so that no thread creates another resource.
+            // Holds the lock until the exit, so that no thread registers another resource.
             let live = live();
             live.resources.values().rev().for_each(remove_or_say);
             exit(130);
@@ -168,12 +170,12 @@ pub fn on_interrupt() {
     });
 }
 
-/// Unregisters all resources, so that they outlive this process.
+/// Unregisters all resources, so that they outlive the process.
 pub fn keep_everything() {
     live().resources.clear();
 }
 
-/// Removes namespaces with their processes, folders and control groups of test processes that no longer exist.
+/// Removes what test processes that no longer exist have left: namespaces with their processes, folders, cgroups.
 pub fn remove_stale() -> Result<()> {
     for name in names_in(Path::new(NETNS_FOLDER)).filter(|name| is_stale(name)) {
         remove_namespace_and_processes(&name)?;
@@ -182,11 +184,12 @@ pub fn remove_stale() -> Result<()> {
     for name in names_in(&temporary).filter(|name| is_stale(name)) {
         remove_folder_and_mounts(&temporary.join(name))?;
     }
-    // Without cgroup2 there are no groups to remove.
+    // Without cgroup2 there are no cgroups to remove.
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // The group may have processes whose namespace has lost its name; the loop over names does not find them.
+        // Processes in the cgroup may be in a namespace that has lost its name, which the loop over names does not
+        // find.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
         }
@@ -200,8 +203,7 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// Whether the name begins with a prefix as [`crate::netns::unique_prefix`] makes it, for a process that no longer
-/// exists.
+/// Whether the name begins with a prefix of [`crate::netns::unique_prefix`] for a process that no longer exists.
 fn is_stale(name: &str) -> bool {
     let mut parts = name.split('-');
     let (Some("lb"), Some(pid), Some(number)) = (parts.next(), parts.next(), parts.next()) else {

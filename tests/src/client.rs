@@ -1,4 +1,4 @@
-//! Clients for the servers of [`crate::server`].
+//! Clients of the servers in [`crate::server`].
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -18,33 +18,33 @@ use nix::sys::socket::{
 
 use crate::{netns::Netns, pattern, socket::connect_by_first_syn};
 
-/// Time limit of a client's single operation.
+/// Timeout of each single operation of a client, on a fast machine.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// [`PATIENCE`] times [`crate::patience`], but at most five times: a client that expects no answer waits the whole
-/// limit.
+/// Timeout of each single operation on this machine: [`PATIENCE`] times [`crate::patience`], but at most five times,
+/// because a client that expects no answer waits for all of it.
 pub fn limit() -> Duration {
     PATIENCE * crate::patience().min(5)
 }
 
-/// Error kind of a refused connection or datagram.
+/// The kind of error that a refused connection or datagram gives.
 pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
-/// Most bytes that a slow download reads between two pauses, and the length of a pause.
+/// Maximum number of bytes that a slow download reads between two pauses, and the length of a pause.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
-/// A slow download leaves about 1/4 of its bytes unread until [`Transfer::hurry`], so that it does not end earlier. For
-/// 100 MB that is more than socket buffers hold, so the rest still needs packets.
+/// Divisor of the bytes (1/4) that a slow download leaves unread until [`Transfer::hurry`], so that it does not end
+/// earlier. Of 100 MB, that is more than socket buffers hold, so the rest still needs packets.
 const HELD_BACK: u64 = 4;
 
-/// The answer of a server.
+/// What a server of the testbed has answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The server's name.
+    /// Name of the server.
     pub server: String,
-    /// The client's address that the server received: it differs from `local` if a node masqueraded the packets.
+    /// The client's address as the server saw it; it differs from `local` if a node has masqueraded the packets.
     pub seen: SocketAddr,
-    /// The local address of the client's socket.
+    /// The client's own address: that of its socket.
     pub local: SocketAddr,
 }
 
@@ -69,7 +69,7 @@ pub const fn any_address(like: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection to an HTTP server, for any number of requests.
+/// A client's connection to an HTTP server, for any number of requests.
 #[derive(Debug)]
 pub struct Connection {
     reader: BufReader<TcpStream>,
@@ -77,22 +77,22 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects from `netns` to `to`.
+    /// Connects to `to` from the namespace `netns`.
     pub fn open(netns: &Netns, to: SocketAddr) -> io::Result<Self> {
         netns.run(|| Self::open_here(to))
     }
 
-    /// Connects to `to` from the namespace of this thread.
+    /// Connects to `to` from this thread's namespace.
     pub fn open_here(to: SocketAddr) -> io::Result<Self> {
         Self::on(TcpStream::connect_timeout(&to, limit())?, to)
     }
 
-    /// Connects from a local port that other connections may share.
+    /// Connects from a local port that other connections may also use.
     pub fn open_from_port(netns: &Netns, port: u16, to: SocketAddr) -> io::Result<Self> {
         Self::open_from(netns, SocketAddr::new(any_address(to.ip()), port), to)
     }
 
-    /// Connects from a local address and port that other connections may share.
+    /// Connects from a local address and port that other connections may also use.
     pub fn open_from(netns: &Netns, source: SocketAddr, to: SocketAddr) -> io::Result<Self> {
         let connect_from = || {
             let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -114,7 +114,7 @@ impl Connection {
         Ok(Self { reader: BufReader::with_capacity(pattern::MAX_PIECE, stream), to })
     }
 
-    /// The socket.
+    /// The connection's socket.
     pub fn stream(&self) -> &TcpStream {
         self.reader.get_ref()
     }
@@ -125,7 +125,7 @@ impl Connection {
         self.receive_answer()
     }
 
-    /// Sends this number of bytes of the pattern; the server compares each of them.
+    /// Sends this number of bytes of the [`pattern`]; the server compares each of them.
     pub fn upload(&mut self, bytes: u64) -> io::Result<Answer> {
         self.send_head("PUT /upload", bytes)?;
         let mut sent = 0;
@@ -137,7 +137,7 @@ impl Connection {
         self.receive_answer()
     }
 
-    /// Sends a piece of the pattern, expects it back and returns the server's name.
+    /// Sends a piece of the [`pattern`] and expects the same bytes back; returns the server's name.
     pub fn echo(&mut self, offset: u64, bytes: usize) -> io::Result<String> {
         let piece = pattern::at(offset, bytes);
         self.send_head("POST /echo", piece.len() as u64)?;
@@ -151,20 +151,20 @@ impl Connection {
         Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes came back changed"))
     }
 
-    /// Receives this number of bytes of the pattern, compares each of them and returns the server's name.
+    /// Receives this number of bytes of the [`pattern`], and compares each; returns the server's name.
     pub fn download(&mut self, bytes: u64) -> io::Result<String> {
         self.receive_content(&format!("GET /download/{bytes}"), &Progress::default())
     }
 
-    /// Requests this number of bytes of the pattern. Returns the server's name, the bytes that have arrived so far, and the
-    /// stream from which the others can be read.
+    /// Requests this number of bytes of the [`pattern`]. Returns the server's name, the bytes that have arrived so far,
+    /// and the stream on which the rest will arrive.
     pub(crate) fn begin_download(mut self, bytes: u64) -> io::Result<(String, Vec<u8>, TcpStream)> {
         self.send_head(&format!("GET /download/{bytes}"), 0)?;
         let (_, server) = self.receive_head()?;
         Ok((server, self.reader.buffer().to_vec(), self.reader.into_inner()))
     }
 
-    /// Starts a download in the background that reads at most 10 MB/s and, unless it fails, does not end before
+    /// Starts a download in the background, which reads at most 10 MB/s and, unless it fails, does not end before
     /// [`Transfer::hurry`].
     pub fn download_slowly(mut self, bytes: u64) -> Transfer {
         let progress = Arc::new(Progress::default());
@@ -206,7 +206,7 @@ impl Connection {
         self.reader.get_mut().write_all(head.as_bytes())
     }
 
-    /// Returns the content length and the field `Server` of the next answer.
+    /// Reads the head of the next answer; returns its content length and its field `Server`.
     fn receive_head(&mut self) -> io::Result<(u64, String)> {
         let (mut bytes, mut server) = (None, String::new());
         loop {
@@ -232,14 +232,14 @@ impl Connection {
     }
 }
 
-/// State that a download shares with its [`Transfer`].
+/// State that a background download shares with its [`Transfer`].
 #[derive(Debug, Default)]
 struct Progress {
     received: AtomicU64,
     slow: AtomicBool,
 }
 
-/// A download in the background.
+/// Handle of a download in the background.
 #[derive(Debug)]
 pub struct Transfer {
     progress: Arc<Progress>,
@@ -248,17 +248,17 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Bytes received so far.
+    /// Number of bytes received so far.
     pub fn received(&self) -> u64 {
         self.progress.received.load(Ordering::Relaxed)
     }
 
-    /// Makes the download receive the rest as fast as possible.
+    /// Makes the download receive the rest as fast as possible, so that it ends.
     pub fn hurry(&self) {
         self.progress.slow.store(false, Ordering::Relaxed);
     }
 
-    /// Total length in bytes.
+    /// Total number of bytes of the download.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -275,12 +275,12 @@ impl Transfer {
     }
 }
 
-/// Opens a connection, requests the server's name and closes it.
+/// Opens a connection, requests the server's name, and closes the connection.
 pub fn ask_http(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::open(netns, to)?.ask()
 }
 
-/// Like [`ask_http`], but also fails if the kernel retransmitted the SYN: see [`connect_by_first_syn`].
+/// Like [`ask_http`], but fails if the kernel had to retransmit the SYN, see [`connect_by_first_syn`].
 pub fn ask_http_by_first_syn(netns: &Netns, to: SocketAddr) -> io::Result<Answer> {
     Connection::on(netns.run(|| connect_by_first_syn(to, limit()))?, to)?.ask()
 }
@@ -290,14 +290,14 @@ pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
     Connection::open_here(to)?.ask()
 }
 
-/// A UDP socket in `netns` that is connected to `to`, with a read timeout.
+/// A UDP socket in `netns`, connected to `to`, with the read timeout [`limit`].
 pub fn udp_socket(netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
-    // Above the kernel's default range of ephemeral ports: other sockets get such a port only by binding it.
+    // Above the kernel's default range of ephemeral ports: sockets get such a port only if they bind it.
     static PORTS: PortsInTurn = PortsInTurn::new(61_000..=65_535);
     PORTS.udp_socket(netns, to)
 }
 
-/// Hands out client ports of UDP sockets in turn. A UDP flow outlives its socket; with a random port a new socket might
+/// Gives UDP client sockets ports in turn. A UDP flow outlives its socket, so with a random port a new socket might
 /// continue the flow of an earlier one.
 #[derive(Debug)]
 pub struct PortsInTurn {
@@ -306,12 +306,13 @@ pub struct PortsInTurn {
 }
 
 impl PortsInTurn {
-    /// Hands out ports of this range.
+    /// A source of the ports in this range.
     pub const fn new(ports: RangeInclusive<u16>) -> Self {
         Self { ports, taken: AtomicUsize::new(0) }
     }
 
-    /// Returns a UDP socket in `netns` that is connected to `to`, with a read timeout, bound to the next free port.
+    /// A UDP socket in `netns` that is bound to the next free port and connected to `to`, with the read timeout
+    /// [`limit`].
     pub fn udp_socket(&self, netns: &Netns, to: SocketAddr) -> io::Result<UdpSocket> {
         netns.run(|| {
             for _ in self.ports.clone() {
@@ -330,12 +331,12 @@ impl PortsInTurn {
     }
 }
 
-/// Like [`udp_socket`], in the namespace of this thread and from any port.
+/// Like [`udp_socket`], but in this thread's namespace and from any port.
 pub fn udp_socket_here(to: SocketAddr) -> io::Result<UdpSocket> {
     udp_socket_from(SocketAddr::new(any_address(to.ip()), 0), to)
 }
 
-/// Like [`udp_socket_here`], from this address.
+/// Like [`udp_socket_here`], from the address and port `source`.
 pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(source)?;
     socket.connect(to)?;
@@ -343,8 +344,8 @@ pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSock
     Ok(socket)
 }
 
-/// Sends `payload` over a connected socket and expects it back. The socket does not receive replies from any other
-/// address.
+/// Sends `payload` on a connected socket and expects it back. The socket receives replies from the connected address
+/// only.
 pub fn echo(socket: &UdpSocket, payload: &[u8]) -> io::Result<Answer> {
     socket.send(payload)?;
     let mut buffer = vec![0; 65_536];
@@ -356,7 +357,7 @@ pub fn echo(socket: &UdpSocket, payload: &[u8]) -> io::Result<Answer> {
     Answer::parse(&String::from_utf8_lossy(&buffer[..line]), socket.local_addr()?)
 }
 
-/// Sends one datagram of the pattern, `bytes` long, from a new socket and expects it back.
+/// Sends a datagram with `bytes` bytes of the [`pattern`] from a new socket, and expects it back.
 pub fn ask_udp(netns: &Netns, to: SocketAddr, bytes: usize) -> io::Result<Answer> {
     echo(&udp_socket(netns, to)?, pattern::at(0, bytes))
 }

@@ -27,36 +27,36 @@ use crate::{
     server::{self, Server},
 };
 
-/// HTTP port of pods, as in the examples of the Kubernetes documentation.
+/// TCP port of the pods' HTTP servers, as in the examples of the Kubernetes documentation.
 pub const HTTP_PORT: u16 = 9376;
-/// UDP echo port of pods.
+/// UDP port of the pods' echo servers.
 pub const UDP_PORT: u16 = 5353;
-/// A port on which pods do not listen.
+/// A port on which no server of a pod listens.
 pub const CLOSED_PORT: u16 = 9999;
 
-/// The client's addresses.
+/// Addresses of the external client, IPv4 first.
 pub const CLIENT: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 2)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 2)),
 ];
 
-/// The second client's addresses.
+/// Addresses of the second external client, IPv4 first.
 pub const OTHER_CLIENT: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 2)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x203, 0, 0x113, 0, 0, 0, 2)),
 ];
 
-/// Networks of load balancer IPs and external IPs in a cluster with [`ClientLink::Lan`].
+/// Networks of load balancers' addresses and external IPs in a cluster with [`ClientLink::Lan`].
 pub const EXTERNAL: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
 
-/// The wiring of a cluster.
+/// How the machines of a cluster are connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Wiring {
-    /// How the client is connected.
+    /// How the external client is connected.
     pub link: ClientLink,
-    /// How pods are connected.
+    /// How pods are connected to their nodes.
     pub pods: PodLink,
-    /// Whether the nodes' reverse path filters are strict (`rp_filter=1`), or off.
+    /// Whether the nodes have strict reverse path filters (`rp_filter=1`), or none.
     pub strict: bool,
 }
 
@@ -66,28 +66,28 @@ impl From<ClientLink> for Wiring {
     }
 }
 
-/// How pods are connected to their node.
+/// How pods are connected to their nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodLink {
-    /// Like the CNI plugin `ptp`: a veth whose host side carries the gateway's address, with a host route to the pod.
+    /// Like the CNI plugin `ptp`: a veth whose host side has the gateway's address, and a host route to the pod.
     PointToPoint,
     /// Like the CNI plugin `bridge`: the host sides are ports of the bridge `cni0`, which has the gateway's address.
     /// Pods of one node reach each other without the node's routing.
     Bridge,
 }
 
-/// How the client is connected to node1.
+/// How the external client is connected to node1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientLink {
-    /// A veth.
+    /// By a veth.
     Ethernet,
-    /// A veth to a router and another one from there to node1.
+    /// By a veth to a router, and another veth from there to node1.
     Routed,
-    /// An 802.1Q device on a veth.
+    /// By a VLAN device (802.1Q, with this VLAN id) on a veth.
     Vlan(u16),
-    /// A TAP device; the client's frames carry an 802.1p priority tag (VLAN 0).
+    /// By a TAP device; the client's frames carry an 802.1p priority tag (VLAN 0).
     PriorityTagged,
-    /// A TUN device: no Ethernet header.
+    /// By a TUN device, whose packets have no Ethernet header.
     Layer3,
     /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device to other machines,
     /// `eth0`, with the default route, and the client's route to node2 bypasses node1. A second client is connected to
@@ -95,16 +95,16 @@ pub enum ClientLink {
     Lan,
 }
 
-/// A pod: a namespace with servers.
+/// A pod: a network namespace with servers.
 #[derive(Debug)]
 pub struct Pod {
-    /// The pod's name, which its servers put into their answers.
+    /// Name of the pod, which its servers put into their answers.
     pub name: String,
-    /// The node that runs the pod.
+    /// Name of the node that runs the pod.
     pub node: String,
-    /// The pod's namespace.
+    /// Network namespace of the pod.
     pub netns: Netns,
-    /// The pod's addresses: IPv4, IPv6.
+    /// Addresses of the pod: IPv4, then IPv6.
     pub addresses: [IpAddr; 2],
     servers: Vec<Server>,
 }
@@ -115,12 +115,12 @@ impl Pod {
         self.addresses[usize::from(like.is_ipv6())]
     }
 
-    /// The pod's HTTP server in the family of `like`.
+    /// Address and port of the pod's HTTP server, in the family of `like`.
     pub fn http(&self, like: IpAddr) -> SocketAddr {
         SocketAddr::new(self.address(like), HTTP_PORT)
     }
 
-    /// The pod's UDP server in the family of `like`.
+    /// Address and port of the pod's UDP server, in the family of `like`.
     pub fn udp(&self, like: IpAddr) -> SocketAddr {
         SocketAddr::new(self.address(like), UDP_PORT)
     }
@@ -142,40 +142,40 @@ impl Pod {
         Ok(())
     }
 
-    /// Stops the pod's servers; the pod stays.
+    /// Stops the pod's servers; the pod's namespace stays.
     pub fn stop_serving(&mut self) {
         self.servers.clear();
     }
 }
 
-/// Starts the servers of a pod, HTTP and UDP, in the namespace.
+/// Starts a pod's servers (HTTP and UDP) in the namespace.
 pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
     Ok(vec![server::http(netns, name, HTTP_PORT)?, server::udp_echo(netns, name, UDP_PORT)?])
 }
 
-/// Client, nodes and pods; dropping it removes all of them.
+/// The client, nodes and pods of a test. Dropping this removes all of them.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The external client.
+    /// Network namespace of the external client.
     pub client: Netns,
-    /// A second external client, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
+    /// Network namespace of a second external client, with [`ClientLink::Lan`]; its addresses are [`OTHER_CLIENT`].
     pub other_client: Option<Netns>,
-    /// The router between client and node1, with [`ClientLink::Routed`] and [`ClientLink::Lan`].
+    /// Network namespace of the router between client and node1, with [`ClientLink::Routed`] or [`ClientLink::Lan`].
     pub router: Option<Netns>,
-    /// The node to which the client's packets for Services go, unless [`Self::route_services_to`] changes it.
+    /// The node that receives the client's packets for Services, unless [`Self::route_services_to`] changes that.
     pub node1: Netns,
-    /// Another node: connected to node1, or with [`ClientLink::Lan`] to the router.
+    /// The second node: connected to node1, or with [`ClientLink::Lan`] to the router.
     pub node2: Netns,
-    /// Nodes from node3 on: see [`Self::add_node`].
+    /// The nodes from node3 on, which [`Self::add_node`] has added.
     more_nodes: Vec<Netns>,
     /// pod1 and pod2 on node1, pod3 and pod4 on node2, then those added later.
     pub pods: Vec<Pod>,
-    /// The folder of manifests.
+    /// The folder of manifests, which the agents of all nodes read.
     pub manifests: Manifests,
     prefix: String,
     folder: PathBuf,
     wiring: Wiring,
-    /// A control group for each node and its pods, in the order of the nodes; `None` in a demo.
+    /// A cgroup for each node and its pods, in the order of the nodes; `None` in a demo.
     cgroups: Option<Vec<Cgroup>>,
     _pump: Option<Pump>,
     _folder: Cleanup,
@@ -235,7 +235,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A cluster for a test: unique names, a folder below the system's temporary folder, a control group for each node.
+    /// Creates a cluster for a test: with unique names, a temporary folder, and a cgroup for each node.
     pub fn for_test(wiring: impl Into<Wiring>) -> Result<Self> {
         cleanup::on_interrupt();
         cleanup::remove_stale()?;
@@ -245,7 +245,7 @@ impl Cluster {
         Self::create_in(Some(cgroups), &prefix, &std::env::temp_dir().join(&prefix), wiring.into())
     }
 
-    /// The folder of manifests, logs and bpffs.
+    /// Path of the folder with manifests, logs and BPF file systems.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -255,7 +255,7 @@ impl Cluster {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// Default settings of the agent on `node`.
+    /// Default settings for an agent on node number `node`.
     pub fn agent_settings(&self, node: u8) -> Settings {
         Settings {
             node_name: format!("node{node}"),
@@ -268,17 +268,17 @@ impl Cluster {
         }
     }
 
-    /// Mount point of the bpffs of the agent on `node`.
+    /// Mount point of the BPF file system for the agent on node number `node`.
     pub fn bpffs(&self, node: u8) -> PathBuf {
         self.folder.join(format!("bpffs{node}"))
     }
 
-    /// The control group of `node` and its pods; `None` in a demo.
+    /// The cgroup of node number `node` and its pods; `None` in a demo.
     pub fn cgroup(&self, node: u8) -> Option<&Cgroup> {
         self.cgroups.as_ref().map(|cgroups| &cgroups[usize::from(node) - 1])
     }
 
-    /// The namespace of `node`.
+    /// The namespace of node number `node`.
     pub fn node(&self, node: u8) -> &Netns {
         match node {
             1 => &self.node1,
@@ -287,7 +287,7 @@ impl Cluster {
         }
     }
 
-    /// Adds a node without pods and returns its number. Only with [`ClientLink::Lan`].
+    /// Adds a node without pods; returns its number. Only with [`ClientLink::Lan`].
     pub fn add_node(&mut self) -> Result<u8> {
         let number = u8::try_from(self.more_nodes.len() + 3)?;
         let name = format!("{}-node{number}", self.prefix);
@@ -307,12 +307,12 @@ impl Cluster {
         Ok(number)
     }
 
-    /// Starts the agent on `node` and waits until it has synchronised.
+    /// Starts an agent on node number `node`, and waits until it has synchronised.
     pub fn start_agent(&self, node: u8) -> Result<Agent> {
         Agent::start(self.node(node), self.agent_settings(node))
     }
 
-    /// Adds a pod with its servers to `node`; `number` (1 to 89) determines its addresses.
+    /// Adds a pod with servers to node number `node`; `number` (1 to 89) determines the pod's addresses.
     pub fn add_pod(&mut self, name: &str, node: u8, number: u8) -> Result<()> {
         let netns = host(&format!("{}-{name}", self.prefix))?.within(self.cgroup(node));
         let on = self.node(node);
@@ -362,7 +362,7 @@ impl Cluster {
              route add default via 172.18.0.1\nroute add default via fd00:172:18::1\n")
     }
 
-    /// Creates the bridge for the pods of each node.
+    /// Creates a bridge for the pods on each node.
     fn bridge_pods(&self) -> Result<()> {
         for node in [1, 2] {
             let (gateway4, gateway6) = gateways(node);
@@ -374,7 +374,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Connects the LAN; the router has .254 towards the nodes.
+    /// Connects nodes, clients and router to the LAN; the router's address towards the nodes ends with .254.
     fn connect_lan(&self) -> Result<()> {
         let (Some(router), Some(other)) = (&self.router, &self.other_client) else { return Ok(()) };
         veth((&self.client, "eth0"), (router, "eth0"))?;
@@ -403,8 +403,8 @@ impl Cluster {
         self.wire_lan_node(number, veth)
     }
 
-    /// Replaces the veth between a node and the router by what `connect` creates between its two ends: device names in
-    /// network namespaces. Only with [`ClientLink::Lan`].
+    /// Replaces the veth between a node and the router by what `connect` creates between its ends, given as namespace
+    /// and device name. Only with [`ClientLink::Lan`].
     pub fn rewire_lan_node(
         &self,
         number: u8,
@@ -441,7 +441,7 @@ impl Cluster {
         ))
     }
 
-    /// Adds routes on `node` that lead to the pods of `other`.
+    /// Adds routes on node `node` to the pods of node `other`.
     fn add_pod_routes(&self, node: u8, other: u8) -> Result<()> {
         self.node(node).ip(&format!(
             "route add 10.244.{other}.0/24 via 172.18.0.{other}\n\
@@ -482,8 +482,8 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Connects a node whose device was down, which has lost its IPv6 addresses and all routes by it. Only with
-    /// [`ClientLink::Lan`].
+    /// Restores addresses and routes of a node whose device was down, which has deleted its IPv6 addresses and all
+    /// routes. Only with [`ClientLink::Lan`].
     pub fn reconnect_lan_node(&self, number: u8) -> Result<()> {
         let node = self.node(number);
         node.ip(&format!(
@@ -494,7 +494,7 @@ impl Cluster {
         others.into_iter().try_for_each(|other| self.add_pod_routes(number, other))
     }
 
-    /// Connects the client to node1, or to its router, and assigns the addresses of the link.
+    /// Connects the client to node1 or to its router, and sets the addresses of the link.
     fn connect_client(&mut self, link: ClientLink) -> Result<()> {
         let (client, node1) = (&self.client, &self.node1);
         let mut device = "eth0".to_owned();
@@ -512,7 +512,7 @@ impl Cluster {
                 }
             }
             ClientLink::PriorityTagged => {
-                // The tag has priority 5 and VLAN 0.
+                // The priority tag: priority 5 in the upper bits, VLAN 0.
                 self._pump = Some(pump::connect((client, "eth0"), (node1, "eth0"), Layer::Tagged(5 << 13))?);
             }
             ClientLink::Layer3 => {
@@ -526,8 +526,8 @@ impl Cluster {
         ))
     }
 
-    /// Connects client — router — node1; the router has .1 towards the client, and 203.0.113.0/24 is between router and
-    /// node1.
+    /// Connects client, router and node1 in a row. The router's address towards the client ends with .1; 203.0.113.0/24
+    /// is between router and node1.
     fn connect_routed_client(&self) -> Result<()> {
         let Some(router) = &self.router else { return Ok(()) };
         veth((&self.client, "eth0"), (router, "eth0"))?;
@@ -547,12 +547,12 @@ impl Cluster {
     }
 }
 
-/// The gateways of the pods of a node.
+/// The pods' gateways on a node: IPv4, IPv6.
 fn gateways(node: u8) -> (String, String) {
     (format!("10.244.{node}.1"), format!("fd00:10:244:{node}::1"))
 }
 
-/// The default routes of a node, to the router of the LAN.
+/// `ip` commands that set a node's default routes, which lead to the router of the LAN.
 const fn default_routes() -> &'static str {
     "route add default via 172.18.0.254\nroute add default via fd00:172:18::fe\n"
 }
@@ -566,8 +566,8 @@ fn address_client(client: &Netns, device: &str) -> Result<()> {
     ))
 }
 
-/// A namespace without duplicate address detection and without rate limits for ICMP errors to one destination, so that
-/// no test waits for either. Reverse path filters are off.
+/// Creates a namespace without duplicate address detection and without rate limits for ICMP errors to one destination,
+/// so that no test waits for either, and without reverse path filters.
 fn host(name: &str) -> Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[
@@ -583,13 +583,13 @@ fn host(name: &str) -> Result<Netns> {
     Ok(netns)
 }
 
-/// Makes a namespace forward packets.
+/// Makes a namespace forward packets; returns it.
 fn router(netns: &Netns) -> Result<Netns> {
     netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
     Ok(netns.clone())
 }
 
-/// Creates a veth between two namespaces, with the kernel's default offloads.
+/// Creates a veth pair between two namespaces, with the kernel's default offloads.
 pub fn veth((first, name): (&Netns, &str), (second, peer): (&Netns, &str)) -> Result<()> {
     let (first, second) = (first.name(), second.name());
     netns::ip(&format!("link add {name} netns {first} type veth peer name {peer} netns {second}\n"))

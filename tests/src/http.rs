@@ -1,4 +1,4 @@
-//! HTTP requests to the agent, as a load balancer, a probe or a scraper makes them.
+//! Sends HTTP requests to the agent, as load balancers, probes and scrapers do.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -8,22 +8,22 @@ use std::{
 
 use crate::netns::Netns;
 
-/// Time limit of a request.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The response of a server.
+/// A server's response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The status code.
+    /// HTTP status code.
     pub code: u16,
     /// Header names in lower case, with their values.
     pub headers: Vec<(String, String)>,
-    /// Everything after the headers.
+    /// Body of the response.
     pub body: String,
 }
 
 impl Answer {
-    /// The value of a header, whose name is given in lower case.
+    /// The value of the header with this name, which must be in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -40,7 +40,7 @@ impl Answer {
     }
 }
 
-/// Gets `path` from a server over a new connection from `netns`.
+/// Sends a `GET` request for `path` to a server, over a new connection from `netns`.
 pub fn get(netns: &Netns, server: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut stream = netns.run(|| TcpStream::connect_timeout(&server, PATIENCE))?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! ICMP echo, without the `ping` command.
+//! Sends ICMP echo requests, without the `ping` command.
 
 use std::{
     io::{self, IoSliceMut},
@@ -17,7 +17,7 @@ use nix::sys::{
 
 use crate::{client::limit, netns::Netns};
 
-/// Types of echo requests and replies in both versions, RFC 792 and RFC 4443.
+/// Types of echo requests and replies in ICMP and ICMPv6 (RFC 792 and RFC 4443).
 const ECHO_REQUEST: [u8; 2] = [8, 128];
 const ECHO_REPLY: [u8; 2] = [0, 129];
 
@@ -66,7 +66,7 @@ fn receive(fd: std::os::fd::RawFd) -> io::Result<(Vec<u8>, IpAddr)> {
     Ok((buffer, from))
 }
 
-/// The checksum of RFC 1071.
+/// The Internet checksum of RFC 1071, with which ICMP messages are protected.
 fn internet_checksum(bytes: &[u8]) -> u16 {
     let sum: u32 = bytes
         .chunks(2)

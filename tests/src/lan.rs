@@ -1,4 +1,4 @@
-//! Machines on one bridge, without a router, for the tests of announcements.
+//! Connects machines by one bridge, without a router, for tests of announcements.
 
 use anyhow::Result;
 
@@ -7,26 +7,26 @@ use crate::{
     server::{self, Server},
 };
 
-/// A bridge in a namespace of its own, whose ports are devices of other namespaces.
+/// A bridge in a namespace of its own. Its ports lead to devices in other namespaces.
 #[derive(Debug)]
 pub struct Lan {
-    /// The namespace of the bridge `br0`.
+    /// The namespace that contains the bridge `br0`.
     pub bridge: Netns,
 }
 
-/// The MAC address of the device at a port of the bridge.
+/// MAC address of the device that is attached at this port of the bridge.
 pub fn mac(port: usize) -> String {
     format!("02:00:00:00:00:{port:02x}")
 }
 
 impl Lan {
-    /// A bridge `br0` without ports in this namespace.
+    /// Creates the bridge `br0`, without ports, in this namespace.
     pub fn new(bridge: Netns) -> Result<Self> {
         bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n")?;
         Ok(Self { bridge })
     }
 
-    /// Gives a namespace the device `eth0`, with these addresses and lengths, at a port of the bridge.
+    /// Gives a namespace a device `eth0` at this port of the bridge, with these addresses (with prefix lengths).
     pub fn attach(&self, netns: &Netns, port: usize, addresses: &[String]) -> Result<()> {
         let (bridge, name) = (self.bridge.name(), netns.name());
         netns::ip(&format!("link add p{port} netns {bridge} type veth peer name eth0 netns {name}\n"))?;
@@ -52,18 +52,18 @@ pub fn serve(nodes: &[Netns]) -> Result<Vec<Server>> {
         .collect()
 }
 
-/// A dual-stack load balancer `web` with one endpoint, and its pool, to be written as YAML.
+/// A dual-stack Service `web` of type LoadBalancer with one endpoint, and its address pool, as YAML.
 #[derive(Clone, Copy, Debug)]
 pub struct Web<'a> {
-    /// `spec.addresses` of the pool.
+    /// The pool's `spec.addresses`.
     pub pool: [&'a str; 2],
-    /// The addresses of the Service, IPv4 first.
+    /// Load balancer addresses of the Service, IPv4 first.
     pub vips: [&'a str; 2],
-    /// `spec.externalTrafficPolicy`
+    /// The Service's `spec.externalTrafficPolicy`.
     pub policy: &'a str,
-    /// The addresses of the endpoint, IPv4 first.
+    /// Addresses of the endpoint, IPv4 first.
     pub endpoint: [&'a str; 2],
-    /// The number of the endpoint's node.
+    /// Number of the node that has the endpoint.
     pub node: usize,
 }
 

@@ -43,19 +43,20 @@ use std::{thread::sleep, time::Duration};
 
 use self::stopwatch::Stopwatch;
 
-/// [`wait_for`] ends after this many times its limit, plus [`GRACE`], however busy the machine is.
+/// [`wait_for`] ends at the latest after this many times its limit plus [`GRACE`], however busy the machine is.
 const LONGEST: u32 = 10;
-/// Constant part of the longest wait, see [`LONGEST`].
+/// The constant part of the longest wait, see [`LONGEST`].
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Factor of time limits: `$LB_TEST_PATIENCE`, which `cargo xtask vm` sets for an emulated machine; else 1.
+/// Factor by which time limits are longer on this machine: `$LB_TEST_PATIENCE`, which `cargo xtask vm` sets for an
+/// emulated machine; else 1.
 pub fn patience() -> u32 {
     let patience = std::env::var("LB_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     patience.unwrap_or(1).max(1)
 }
 
-/// Calls `probe` every 5 ms until it returns a value; `None` after `limit` times [`patience`]. Time in which tasks of
-/// this machine waited for a CPU, I/O or memory does not count, see [`Stopwatch`].
+/// Calls `probe` every 5 ms until it returns a value; returns `None` after `limit` times [`patience`]. Time in which
+/// tasks of this machine waited for a CPU, I/O or memory does not count, see [`Stopwatch`].
 pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let limit = limit * patience();
     let stopwatch = Stopwatch::start();

@@ -1,4 +1,4 @@
-//! The folder of manifests that the agent reads, and the YAML in it.
+//! Writes the folder of manifests that the agent reads.
 
 use std::{
     fmt::Write as _,
@@ -7,20 +7,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A folder of manifests. A file is added or changed by a rename, as editors and configuration tools do.
+/// A folder of manifests. Files are written by a rename, as editors and configuration tools do.
 #[derive(Debug, Clone)]
 pub struct Manifests {
     folder: PathBuf,
 }
 
 impl Manifests {
-    /// Creates the folder if there is none.
+    /// Creates the folder unless it exists.
     pub fn create(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         Ok(Self { folder })
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -32,7 +32,7 @@ impl Manifests {
         fs::rename(temporary, self.folder.join(format!("{name}.yaml")))
     }
 
-    /// Writes or replaces the file of a service.
+    /// Writes or replaces the file of a Service.
     pub fn put(&self, service: &Service) -> io::Result<()> {
         self.write(&service.name, &service.yaml())
     }
@@ -43,25 +43,25 @@ impl Manifests {
     }
 }
 
-/// The most endpoints of an EndpointSlice; the API server rejects larger ones.
+/// Maximum number of endpoints in an EndpointSlice; the API server rejects larger ones.
 const MOST_ENDPOINTS: usize = 1000;
 
-/// An endpoint of a service: the addresses of a pod.
+/// An endpoint of a Service: the addresses of one pod.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoint {
-    /// The pod's name.
+    /// Name of the endpoint's pod.
     pub pod: String,
-    /// The node's name.
+    /// Name of the endpoint's node.
     pub node: String,
-    /// The addresses, at most one of each family.
+    /// Addresses of the pod, at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// `conditions.ready`
+    /// Whether the endpoint is ready: `conditions.ready`.
     pub ready: bool,
-    /// `conditions.terminating`; the manifest then also has `serving: true`.
+    /// Whether the endpoint is terminating: `conditions.terminating`. The manifest then also has `serving: true`.
     pub terminating: bool,
-    /// `hints.forNodes`
+    /// Names of nodes in `hints.forNodes`.
     pub for_nodes: Vec<String>,
-    /// `hints.forZones`
+    /// Names of zones in `hints.forZones`.
     pub for_zones: Vec<String>,
 }
 
@@ -78,14 +78,14 @@ impl Endpoint {
         writeln!(yaml, "  hints: {{forNodes: [{nodes}], forZones: [{zones}]}}")
     }
 
-    /// The endpoint after its pod has failed the readiness probe.
+    /// The same endpoint after its pod has failed the readiness probe.
     #[must_use]
     pub fn unready(mut self) -> Self {
         self.ready = false;
         self
     }
 
-    /// The endpoint after its pod was deleted, while the pod still serves.
+    /// The same endpoint after its pod was deleted, while the pod still serves.
     #[must_use]
     pub fn terminating(mut self) -> Self {
         (self.ready, self.terminating) = (false, true);
@@ -93,22 +93,22 @@ impl Endpoint {
     }
 }
 
-/// A port of a service.
+/// A port of a Service.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// `name`
+    /// Name of the port.
     pub name: &'static str,
-    /// `protocol`: `TCP`, `UDP` or `SCTP`
+    /// Protocol of the port: `TCP`, `UDP` or `SCTP`.
     pub protocol: &'static str,
-    /// `port`, to which clients connect
+    /// Port number that clients connect to, `port`.
     pub port: u16,
-    /// `targetPort`, on which the pods listen
+    /// Port number that pods listen on, `targetPort`.
     pub target_port: u16,
-    /// `nodePort`
+    /// The `nodePort`; `None` to let the agent allocate one.
     pub node_port: Option<u16>,
 }
 
-/// `spec.type`
+/// The `spec.type` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Type {
@@ -119,50 +119,50 @@ pub enum Type {
     ExternalName,
 }
 
-/// Type, addresses beyond the cluster IPs, traffic policies and affinity of a service.
+/// How a Service can be reached: type, external addresses, traffic policies and affinity.
 #[derive(Clone, Debug, Default)]
 pub struct Exposure {
-    /// `spec.type`
+    /// The `spec.type` of the Service.
     pub kind: Type,
-    /// `spec.externalIPs`
+    /// Addresses in `spec.externalIPs`.
     pub external_ips: Vec<IpAddr>,
-    /// `status.loadBalancer.ingress[].ip`
+    /// Load balancers' addresses: `status.loadBalancer.ingress[].ip`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Whether the load balancer IPs have `ipMode: Proxy`: the agent does not serve these addresses.
+    /// Whether the load balancers' addresses have `ipMode: Proxy`, so that the agent does not serve them.
     pub proxied: bool,
-    /// `spec.allocateLoadBalancerNodePorts: false`
+    /// Whether the Service has `spec.allocateLoadBalancerNodePorts: false`.
     pub without_node_ports: bool,
-    /// `spec.loadBalancerSourceRanges`
+    /// Networks in `spec.loadBalancerSourceRanges`.
     pub source_ranges: Vec<String>,
-    /// `spec.internalTrafficPolicy: Local`
+    /// Whether `spec.internalTrafficPolicy` is `Local`.
     pub internal_local: bool,
-    /// `spec.externalTrafficPolicy: Local`
+    /// Whether `spec.externalTrafficPolicy` is `Local`.
     pub external_local: bool,
-    /// `spec.healthCheckNodePort`
+    /// The `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<u16>,
-    /// `spec.sessionAffinity: ClientIP` with this timeout in seconds
+    /// Timeout in seconds of `spec.sessionAffinity: ClientIP`; `None` for no affinity.
     pub affinity: Option<u32>,
 }
 
-/// A Service with its EndpointSlices, as one YAML file.
+/// A Service with EndpointSlices, to be written as one YAML file.
 #[derive(Clone, Debug, Default)]
 pub struct Service {
-    /// `metadata.name`
+    /// Name of the Service.
     pub name: String,
-    /// `metadata.annotations`
+    /// Names and values of the Service's annotations.
     pub annotations: Vec<(&'static str, String)>,
-    /// `spec.clusterIPs`; if empty, the agent allocates one of each family.
+    /// The `spec.clusterIPs`; if empty, the agent allocates one of each family.
     pub cluster_ips: Vec<IpAddr>,
-    /// `spec.ports`
+    /// Ports of the Service.
     pub ports: Vec<Port>,
-    /// The endpoints of the Service's slices.
+    /// Endpoints of the Service, which are written as EndpointSlices.
     pub endpoints: Vec<Endpoint>,
-    /// Type, external addresses, policies and affinity.
+    /// Type, external addresses, traffic policies and affinity of the Service.
     pub exposure: Exposure,
 }
 
 impl Service {
-    /// The Service and its EndpointSlices, for the family of a single cluster IP, otherwise for both families.
+    /// The Service and its EndpointSlices as YAML: for the family of a single cluster IP, otherwise for both families.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {
@@ -294,7 +294,7 @@ impl Service {
     }
 }
 
-/// A YAML list of quoted texts.
+/// A YAML list in flow style, of quoted texts.
 fn flow(items: &[impl ToString]) -> String {
     let quoted: Vec<String> = items.iter().map(|item| format!("{:?}", item.to_string())).collect();
     format!("[{}]", quoted.join(", "))

@@ -1,4 +1,4 @@
-//! Network namespaces.
+//! Creates network namespaces, and runs threads and programs in them.
 
 use std::{
     fs::{self, File},
@@ -21,14 +21,14 @@ use crate::{
     cleanup::{Cleanup, NETNS_FOLDER, Resource},
 };
 
-/// A prefix for the namespaces of one cluster of this process: `lb-PID-N`.
+/// A prefix, unique on this machine, for names of namespaces of one cluster: `lb-PID-N`.
 pub fn unique_prefix() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("lb-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A named network namespace, as `ip netns` creates them. Clones share it; dropping the last one removes a namespace
-/// that [`Self::create`] made.
+/// A named network namespace, as `ip netns` creates them. Clones share it. Dropping the last clone removes a namespace
+/// that [`Self::create`] has created.
 #[derive(Clone, Debug)]
 pub struct Netns {
     name: Arc<str>,
@@ -49,7 +49,7 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Opens an existing namespace, which outlives the handle.
+    /// Opens an existing namespace, which stays when the handle is dropped.
     pub fn open(name: &str) -> Result<Self> {
         let path = path(name);
         let file =
@@ -57,18 +57,18 @@ impl Netns {
         Ok(Self { name: name.into(), file: Arc::new(file), cgroup: None, _cleanup: None })
     }
 
-    /// The same namespace with a control group: threads and commands started by this handle run in both.
+    /// The same namespace with a cgroup: threads and commands that this handle starts run in both.
     #[must_use]
     pub fn within(self, cgroup: Option<&Cgroup>) -> Self {
         Self { cgroup: cgroup.cloned(), ..self }
     }
 
-    /// The name under `/run/netns`.
+    /// Name of the namespace below `/run/netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The path of the namespace for `nsenter --net=PATH`.
+    /// Path of the namespace, for `nsenter --net=PATH`.
     pub fn path(&self) -> PathBuf {
         path(&self.name)
     }
@@ -85,7 +85,7 @@ impl Netns {
         })
     }
 
-    /// A command that will run inside the namespace. Only the network differs: the mounts are those of this process.
+    /// A command that will run in the namespace. Only the network differs: the mounts are those of this process.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let file = Arc::clone(&self.file);
         let threads = self.cgroup.as_ref().and_then(|cgroup| File::create(cgroup.threads()).ok());
@@ -101,18 +101,19 @@ impl Netns {
         command
     }
 
-    /// Runs `ip` commands, one per line, as `ip -batch` does.
+    /// Runs `ip` commands in the namespace, one per line, as `ip -batch` does.
     pub fn ip(&self, commands: &str) -> Result<()> {
         self.feed("ip", &BATCH, commands)
     }
 
-    /// Runs a program with `input` on its standard input. A non-zero exit is an error that quotes its standard error.
+    /// Runs a program in the namespace with `input` as its standard input. A failure is an error that quotes its
+    /// standard error.
     pub fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
         feed(self.command(program).args(arguments), input)
             .with_context(|| format!("in namespace {}", self.name))
     }
 
-    /// Writes a sysctl below `/proc/sys/net`; `key` has slashes: `ipv4/ip_forward`.
+    /// Writes a sysctl below `/proc/sys/net`; `key` has slashes, such as `ipv4/ip_forward`.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         self.sysctls(&[(key, value)])
     }
@@ -135,10 +136,10 @@ fn path(name: &str) -> PathBuf {
 }
 
 const BATCH: [&str; 2] = ["-batch", "-"];
-/// Lines of the input that an error quotes.
+/// Maximum number of lines of the input that an error quotes.
 const SHOWN_LINES: usize = 20;
 
-/// Runs `ip` commands, one per line, outside of any namespace of the testbed.
+/// Runs `ip` commands, one per line, in this thread's namespace.
 pub fn ip(commands: &str) -> Result<()> {
     feed(Command::new("ip").args(BATCH), commands)
 }

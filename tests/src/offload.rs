@@ -1,4 +1,4 @@
-//! Offloads of a device, set by the requests of `ethtool -K`.
+//! Switches offloads of a device on and off, by the requests of `ethtool -K`.
 
 use std::io;
 
@@ -8,37 +8,37 @@ use nix::{
 };
 
 nix::ioctl_readwrite_bad!(
-    /// Sends a request to a device's driver.
+    /// The ioctl that sends an ethtool request to a device's driver.
     ask_driver,
     libc::SIOCETHTOOL,
     libc::ifreq
 );
 
-/// An offload.
+/// An offload of a network device, with the number of the request that sets it.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum Offload {
-    /// Checksums of sent packets (`ETHTOOL_STXCSUM`).
+    /// The device computes checksums of sent packets (`ETHTOOL_STXCSUM`).
     TransmitChecksum = 0x17,
-    /// TCP segmentation (`ETHTOOL_STSO`).
+    /// The device cuts sent TCP segments (TSO, `ETHTOOL_STSO`).
     TcpSegmentation = 0x1f,
-    /// Generic segmentation (`ETHTOOL_SGSO`).
+    /// Generic segmentation offload of sent packets (GSO, `ETHTOOL_SGSO`).
     Segmentation = 0x24,
-    /// VLAN tags beside frames instead of in them, in both directions (`ETHTOOL_SFLAGS`). [`set`] can only switch it
-    /// off.
+    /// VLAN tags are passed beside frames instead of in them, in both directions (`ETHTOOL_SFLAGS`). [`set`] can only
+    /// switch this off.
     VlanTags = 0x26,
-    /// Generic receive offload (`ETHTOOL_SGRO`). It gives a veth a NAPI context, as network cards have.
+    /// Generic receive offload (GRO, `ETHTOOL_SGRO`). It gives a veth a NAPI context, as network cards have.
     Reception = 0x2c,
 }
 
-/// `struct ethtool_value`.
+/// Argument of the requests, `struct ethtool_value`.
 #[repr(C)]
 struct Value {
     command: u32,
     data: u32,
 }
 
-/// Switches an offload on or off, for a device in the network namespace of this thread.
+/// Switches an offload of a device in this thread's network namespace on or off.
 pub fn set(device: &str, offload: Offload, on: bool) -> io::Result<()> {
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let mut value = Value { command: offload as u32, data: u32::from(on) };

@@ -5,10 +5,10 @@
 
 use std::sync::OnceLock;
 
-/// Period of the stream in bytes; a prime.
+/// Number of bytes after which the stream repeats; a prime.
 const PERIOD: usize = 1_048_573;
 
-/// The largest piece that [`at`] returns.
+/// Maximum number of bytes that [`at`] returns.
 pub const MAX_PIECE: usize = 256 * 1024;
 
 fn stream() -> &'static [u8] {
@@ -16,7 +16,7 @@ fn stream() -> &'static [u8] {
     STREAM.get_or_init(|| {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = || {
-            // xorshift64*, of which the top byte is used.
+            // The pseudo-random generator xorshift64*, of which the top byte is used.
             state ^= state >> 12;
             state ^= state << 25;
             state ^= state >> 27;
@@ -28,13 +28,13 @@ fn stream() -> &'static [u8] {
     })
 }
 
-/// `len` bytes of the stream from `offset` on; at most [`MAX_PIECE`].
+/// `len` bytes (at most [`MAX_PIECE`]) of the stream, from `offset` on.
 pub fn at(offset: u64, len: usize) -> &'static [u8] {
     let start = usize::try_from(offset % PERIOD as u64).unwrap_or_default();
     &stream()[start..start + len.min(MAX_PIECE)]
 }
 
-/// Compares `bytes` with the stream at `offset`; the error contains the first position that differs.
+/// Compares `bytes` with the stream at `offset`; the error names the first position that differs.
 pub fn check(offset: u64, bytes: &[u8]) -> Result<(), String> {
     let mut position = offset;
     for piece in bytes.chunks(MAX_PIECE) {

@@ -1,5 +1,5 @@
-//! A link between two namespaces, made of two TUN or TAP devices and a thread that copies frames: for links that a veth
-//! cannot be: packets without Ethernet header, or an 802.1Q header on each frame.
+//! Links two namespaces by two TUN or TAP devices and a thread that copies frames. This makes links that a veth cannot
+//! be: packets without Ethernet header, or frames with an 802.1Q header.
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,22 +25,22 @@ use nix::{
 use crate::netns::Netns;
 
 nix::ioctl_write_ptr_bad!(
-    /// Creates a TUN or TAP device and attaches a file to it.
+    /// The ioctl that creates a TUN or TAP device and attaches a file to it.
     set_interface,
     libc::TUNSETIFF,
     libc::ifreq
 );
 
-/// Frame format of a pumped link.
+/// The format of frames on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// TUN: packets begin with the IP header.
+    /// TUN devices: packets begin with the IP header.
     Ip,
-    /// TAP: Ethernet frames; frames to the second end get an 802.1Q header with this tag control information.
+    /// TAP devices: Ethernet frames. Those to the second end get an 802.1Q header with this tag control information.
     Tagged(u16),
 }
 
-/// The thread that copies frames. Dropping it stops the thread and removes the devices.
+/// The thread that copies frames of a link. Dropping this stops the thread and removes the devices.
 #[derive(Debug)]
 pub struct Pump {
     stop: Arc<AtomicBool>,
@@ -56,7 +56,7 @@ impl Drop for Pump {
     }
 }
 
-/// Creates a device in each of the two namespaces and connects them.
+/// Creates a device in each of the two namespaces, with these names, and links them.
 pub fn connect(first: (&Netns, &str), second: (&Netns, &str), layer: Layer) -> Result<Pump> {
     let [a, b] = [first, second].map(|(netns, name)| {
         netns
@@ -68,7 +68,7 @@ pub fn connect(first: (&Netns, &str), second: (&Netns, &str), layer: Layer) -> R
     let stopping = Arc::clone(&stop);
     let thread = spawn(move || {
         while !stopping.load(Ordering::Relaxed) {
-            // A device that is full or down drops frames, as any link does.
+            // Ignores errors: a device that is full or down drops frames, as any link does.
             let _lost = carry(&mut a, &mut b, layer);
         }
     });
@@ -93,7 +93,7 @@ fn open_device(name: &str, layer: Layer) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits briefly for frames and copies all that have arrived.
+/// Waits briefly for frames, and copies all that have arrived from each device to the other.
 fn carry(a: &mut File, b: &mut File, layer: Layer) -> io::Result<()> {
     let mut waiting = [PollFd::new(a.as_fd(), PollFlags::POLLIN), PollFd::new(b.as_fd(), PollFlags::POLLIN)];
     poll(&mut waiting, PollTimeout::from(20_u8))?;
@@ -118,7 +118,7 @@ fn read_frame(from: &mut File, frame: &mut [u8]) -> io::Result<Option<usize>> {
     }
 }
 
-/// The frame with an 802.1Q header between the addresses and the type.
+/// The frame with an 802.1Q header inserted between the addresses and the type.
 fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
     let (addresses, rest) = frame.split_at(12.min(frame.len()));
     [addresses, &[0x81, 0x00], &tag.to_be_bytes(), rest].concat()

@@ -1,4 +1,4 @@
-//! Resolvers of programs, with a resolv.conf of their own: those of glibc, musl and dig.
+//! Resolves names as programs do, by glibc, musl and dig, with a resolv.conf of its own.
 
 use std::{
     fs, io,
@@ -8,16 +8,16 @@ use std::{
 
 use crate::netns::Netns;
 
-/// As kubelet writes it for a pod of the namespace `default`, with a server on the loopback.
+/// Content of resolv.conf as kubelet writes it for a pod in the namespace `default`, with a server at 127.0.0.1.
 const RESOLV_CONF: &str = "\
 nameserver 127.0.0.1
 search default.svc.cluster.local svc.cluster.local cluster.local
 options ndots:5 timeout:1 attempts:1
 ";
-/// Source of the program that asks by musl's resolver.
+/// Path of the C source of a program that resolves names by musl.
 const MUSL_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/musl/resolve.c");
 
-/// A client in a network namespace whose resolv.conf names a DNS server at 127.0.0.1.
+/// Runs resolvers in a network namespace, with a resolv.conf that names a DNS server at 127.0.0.1.
 #[derive(Debug)]
 pub struct Resolver {
     netns: Netns,
@@ -25,42 +25,42 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Writes the resolv.conf into `folder`.
+    /// Creates the resolver; writes its resolv.conf into `folder`.
     pub fn new(netns: Netns, folder: &Path) -> io::Result<Self> {
         let resolv_conf = folder.join("resolv.conf");
         fs::write(&resolv_conf, RESOLV_CONF)?;
         Ok(Self { netns, resolv_conf })
     }
 
-    /// What `getent` prints for a name; empty if the name does not resolve.
+    /// What `getent` prints for a name; empty if the name cannot be resolved.
     pub fn getent(&self, database: &str, name: &str) -> io::Result<String> {
         let output = self.output(&["getent", database, name])?;
-        // getent exits with 2 if the name does not resolve.
+        // The exit code 2 means that the name cannot be resolved.
         text(output, &[0, 2])
     }
 
-    /// The addresses that glibc has for the name, sorted and without duplicates.
+    /// The addresses that glibc resolves a name to, sorted and without duplicates.
     pub fn addresses(&self, database: &str, name: &str) -> io::Result<Vec<String>> {
         let text = self.getent(database, name)?;
         Ok(sorted(text.lines().filter_map(|line| line.split_whitespace().next())))
     }
 
-    /// What `dig` prints.
+    /// What `dig` prints with these arguments.
     pub fn dig(&self, arguments: &[&str]) -> io::Result<String> {
         let output = self.output(&[&["dig", "+tries=1", "+time=3"], arguments].concat())?;
-        // dig exits with 9 if no server answers.
+        // The exit code 9 means that no server answers.
         text(output, &[0, 9])
     }
 
-    /// The addresses that musl has for the name, sorted; none if it does not resolve. `program` is that of
-    /// [`build_for_musl`].
+    /// The addresses that musl resolves a name to, sorted; empty if it cannot be resolved. `program` is the path that
+    /// [`build_for_musl`] has returned.
     pub fn musl(&self, program: &Path, name: &str) -> io::Result<Vec<String>> {
         let program = program.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
         let text = text(self.output(&[program, name])?, &[0, 2])?;
         Ok(sorted(text.lines()))
     }
 
-    /// Runs a program, which sees the resolv.conf in a mount namespace of its own.
+    /// Runs a program in a mount namespace in which it sees this resolv.conf.
     fn output(&self, program: &[&str]) -> io::Result<Output> {
         let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
         let mut command = self.netns.command("unshare");
@@ -69,7 +69,7 @@ impl Resolver {
     }
 }
 
-/// Builds a static program in `folder` that asks by musl's resolver.
+/// Builds a static program in `folder` that resolves names by musl; returns its path.
 pub fn build_for_musl(folder: &Path) -> io::Result<PathBuf> {
     let program = folder.join("resolve");
     let mut compiler = Command::new("musl-gcc");
@@ -78,7 +78,7 @@ pub fn build_for_musl(folder: &Path) -> io::Result<PathBuf> {
     Ok(program)
 }
 
-/// The standard output, if the program has exited with one of these codes.
+/// The standard output of a program that must have exited with one of these codes.
 fn text(output: Output, codes: &[i32]) -> io::Result<String> {
     match output.status.code() {
         Some(code) if codes.contains(&code) => String::from_utf8(output.stdout).map_err(io::Error::other),

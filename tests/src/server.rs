@@ -26,10 +26,10 @@ use anyhow::{Context as _, Result};
 
 use crate::{netns::Netns, pattern};
 
-/// Interval at which a UDP server checks whether to stop.
+/// Interval at which a UDP server checks whether it must stop.
 const POLL: Duration = Duration::from_millis(20);
 
-/// A server that runs until it is dropped.
+/// A server that runs in the background until this is dropped.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<AtomicBool>,
@@ -38,14 +38,15 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Open connections, by number.
+/// Open connections of a server, by number.
 type Connections = Arc<Mutex<BTreeMap<u64, TcpStream>>>;
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = &self.listener {
-            // Wakes accept(), which std cannot interrupt. shutdown() fails only if the socket no longer listens.
+            // A connection wakes `accept()`, which std cannot interrupt. `shutdown()` fails only if the socket no
+            // longer listens.
             let _not_listening =
                 nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }
@@ -59,7 +60,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves HTTP on all addresses of a namespace.
+/// Starts an HTTP server on all addresses of a namespace.
 pub fn http(netns: &Netns, name: &str, port: u16) -> Result<Server> {
     let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let listener = netns
@@ -96,7 +97,7 @@ impl Acceptor {
             }
             let (name, connections) = (Arc::clone(&self.name), Arc::clone(&self.connections));
             spawn(move || {
-                // A client that closes its connection is no error.
+                // Ignores errors: a client may close its connection at any time.
                 let _ended = serve_connection(stream, &name, canonical(peer));
                 lock(&connections).remove(&number);
             });
@@ -108,7 +109,7 @@ fn lock(connections: &Connections) -> MutexGuard<'_, BTreeMap<u64, TcpStream>> {
     connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An address without the `::ffff:` of a dual-stack socket.
+/// An IPv4-mapped address of a dual-stack socket (`::ffff:…`) as IPv4; any other address unchanged.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -141,7 +142,7 @@ struct Request {
     content_length: u64,
 }
 
-/// Reads the head of the next request; `None` at the end of the connection.
+/// Reads the head of the next HTTP request; `None` at the end of the connection.
 fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
@@ -167,20 +168,20 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>
 
 fn answer(out: &mut TcpStream, body: &str) -> io::Result<()> {
     let len = body.len();
-    // A single write makes the answer one segment.
+    // A single write, so that the answer is one segment.
     out.write_all(
         format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len}\r\n\r\n{body}")
             .as_bytes(),
     )
 }
 
-/// Sends `bytes` of the pattern, at most `rate` bytes per second.
+/// Answers with `bytes` bytes of the [`pattern`], at most `rate` of them per second.
 fn send_content(out: &mut TcpStream, name: &str, bytes: u64, rate: u64) -> io::Result<()> {
     out.write_all(
         format!("HTTP/1.1 200 OK\r\nServer: {name}\r\nContent-Length: {bytes}\r\n\r\n").as_bytes(),
     )?;
     let start = Instant::now();
-    // About twenty pieces per second at a low rate.
+    // At a low rate, sends about twenty pieces per second.
     let piece = usize::try_from(rate / 20).unwrap_or(usize::MAX).clamp(1, pattern::MAX_PIECE) as u64;
     let mut sent = 0;
     while sent < bytes {
@@ -209,7 +210,7 @@ fn receive_content(reader: &mut BufReader<TcpStream>, bytes: u64) -> io::Result<
     Ok(received)
 }
 
-/// Answers with the content of the request, at most one piece of the pattern.
+/// Answers with the request's content, which is at most one piece of the [`pattern`].
 fn send_back(reader: &mut BufReader<TcpStream>, name: &str, bytes: u64) -> io::Result<()> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX).min(pattern::MAX_PIECE);
     let mut message =
@@ -220,13 +221,14 @@ fn send_back(reader: &mut BufReader<TcpStream>, name: &str, bytes: u64) -> io::R
     reader.get_mut().write_all(&message)
 }
 
-/// Echoes datagrams on all addresses of a namespace.
+/// Starts a server that echoes UDP datagrams, on all addresses of a namespace.
 pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
     udp_echo_at(netns, name, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
 }
 
-/// Echoes datagrams on one address, which is also the source of replies. (With an unspecified address, the route to the
-/// client determines the source: on a host with several addresses it may differ from the address that the client used.)
+/// Starts a server that echoes UDP datagrams on one address, which is also the source of its replies. (On an
+/// unspecified address, the route to the client determines the source, which on a host with several addresses may
+/// differ from the address that the client used.)
 pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Server> {
     let socket = netns
         .run(|| UdpSocket::bind(address))
@@ -242,7 +244,7 @@ pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Ser
 fn echo(socket: &UdpSocket, name: &str, stop: &AtomicBool) {
     let mut buffer = vec![0; 65_536];
     while !stop.load(Ordering::Relaxed) {
-        // Errors are time-outs, or ICMP errors of earlier answers: neither concerns the next datagram.
+        // Errors are timeouts, or ICMP errors of earlier answers; neither matters for the next datagram.
         let Ok((len, peer)) = socket.recv_from(&mut buffer) else { continue };
         let mut reply = format!("{name} {}\n", canonical(peer)).into_bytes();
         reply.extend_from_slice(&buffer[..len]);

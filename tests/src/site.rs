@@ -29,32 +29,32 @@ use crate::{
     wait_for,
 };
 
-/// The addresses that the router spreads over the nodes.
+/// Load balancer addresses that the router spreads over the nodes, IPv4 first.
 pub const FAR: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
-/// The addresses that a node answers for.
+/// Load balancer addresses that one node answers for at layer 2, IPv4 first.
 pub const NEAR: [&str; 2] = ["172.18.0.100", "fd00:172:18::64"];
-/// The numbers of the nodes.
+/// Numbers of the nodes.
 pub const NODES: [u8; 3] = [1, 2, 3];
-/// The table of the routes that BIRD announces.
+/// Number of the routing table with the routes that BIRD announces.
 const TABLE: &str = "1080";
-/// Time limit of sessions and takeovers.
+/// How long to wait for BGP sessions, and for another node to take an address over.
 const SOON: Duration = Duration::from_secs(30);
 
-/// The wiring of the cluster of a site.
+/// How the machines of a site are connected.
 pub const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
 
-/// Flags of agents under which another node can go on with a connection.
+/// Flags of agents with which another node can continue a connection: Maglev, and direct server return.
 pub const MAGLEV_AND_DSR: [&str; 6] =
     ["--scheduler", "mh", "--north-south-mode", "dsr", "--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
-/// What agents announce.
+/// Which addresses agents announce, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Announcement {
-    /// Nothing: the router has static routes.
+    /// None: the router has static routes.
     None,
-    /// [`NEAR`] at layer 2.
+    /// The addresses [`NEAR`], at layer 2.
     Layer2,
-    /// [`NEAR`] at layer 2, and [`FAR`] by BGP, through BIRD.
+    /// The addresses [`NEAR`] at layer 2, and [`FAR`] by BGP through BIRD.
     Both,
 }
 
@@ -64,13 +64,13 @@ pub struct Site {
     agents: BTreeMap<u8, Agent>,
     daemons: BTreeMap<u8, Daemon>,
     router: Option<Daemon>,
-    /// The client in the nodes' network.
+    /// Network namespace of the client in the nodes' network.
     pub near: Netns,
-    /// Nodes, pods, the router, and the client behind it.
+    /// The nodes, pods and router, and the client behind the router.
     pub cluster: Cluster,
     announcement: Announcement,
     arguments: Vec<String>,
-    /// The nodes whose pods are endpoints.
+    /// Numbers of the nodes whose pods are endpoints.
     serving: Vec<u8>,
 }
 
@@ -93,7 +93,7 @@ impl Site {
         router.sysctls(&[
             ("ipv4/fib_multipath_hash_policy", "1"),
             ("ipv6/fib_multipath_hash_policy", "1"),
-            // Otherwise the router goes on to send to a dead neighbour that it knows.
+            // A shorter time, because otherwise the router continues to send to a dead neighbour that it knows.
             ("ipv4/neigh/lan/base_reachable_time_ms", "5000"),
             ("ipv6/neigh/lan/base_reachable_time_ms", "5000"),
         ])?;
@@ -154,7 +154,7 @@ impl Site {
         self.node_of(&pod.name).is_some_and(|node| self.serving.contains(&node))
     }
 
-    /// The Service with the addresses [`FAR`].
+    /// The Service that has the addresses [`FAR`].
     pub fn far(&self) -> Service {
         self.service("far", FAR, 1)
     }
@@ -255,12 +255,12 @@ impl Site {
         self.agents.get(&node).with_context(|| format!("no agent runs on node{node}"))
     }
 
-    /// Nodes with an agent.
+    /// Numbers of the nodes on which an agent runs.
     pub fn live(&self) -> Vec<u8> {
         self.agents.keys().copied().collect()
     }
 
-    /// Takes the agent of a node, to end it.
+    /// Removes the agent of a node from the site, so that the caller can end it.
     pub fn take_agent(&mut self, node: u8) -> Option<Agent> {
         self.agents.remove(&node)
     }
@@ -321,7 +321,7 @@ impl Site {
         wait_for(SOON, announcer).context("no node announces the address")
     }
 
-    /// The routes of the router for an address of [`FAR`].
+    /// The routes of the router to an address of [`FAR`], as `ip route` prints them.
     fn routes(&self, family: &str, address: &str) -> Result<String> {
         let router = self.cluster.router.as_ref().context("the cluster has no router")?;
         let output = router.command("ip").args([family, "route", "show", "to", "match", address]).output()?;
@@ -381,7 +381,7 @@ impl Site {
         Ok(())
     }
 
-    /// The node of the pod with this name.
+    /// Number of the node that runs the pod with this name.
     pub fn node_of(&self, pod: &str) -> Option<u8> {
         self.cluster.pod(pod)?.node.strip_prefix("node")?.parse().ok()
     }

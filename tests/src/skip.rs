@@ -1,4 +1,4 @@
-//! Skips: a test that cannot run on this kernel reports its name and the reason instead of passing silently.
+//! Reports tests that cannot run on this kernel, with the reason, so that they do not pass silently.
 
 use std::{
     fs::{self, OpenOptions},
@@ -6,12 +6,12 @@ use std::{
     thread,
 };
 
-/// Reports that the calling test cannot run on this machine.
+/// Reports that the calling test cannot run at all on this machine.
 pub fn whole(reason: &str) {
     note(&format!("WHOLE {reason}"), reason);
 }
 
-/// Reports that a part of the calling test cannot run on this machine.
+/// Reports that part of the calling test cannot run on this machine.
 pub fn part(reason: &str) {
     note(reason, reason);
 }
@@ -23,15 +23,15 @@ pub fn is_older_than(major: u32, minor: u32) -> bool {
     version.as_slice() < &[major, minor]
 }
 
-/// Prints the skip and appends it, with the name of the test, to the file in which `cargo xtask vm` counts skips.
+/// Prints that a test was skipped, and appends its name and the reason to the file in which `cargo xtask vm` counts.
 fn note(line: &str, reason: &str) {
     eprintln!("SKIPPED: {reason}");
     let Some(path) = std::env::var_os("LB_TEST_SKIPS") else { return };
     let thread = thread::current();
-    // libtest runs each test in a thread with its name.
+    // libtest runs each test in a thread that has the test's name.
     let test = thread.name().expect("a test's own thread skips it");
     let file = OpenOptions::new().append(true).create(true).open(&path);
     let written = file.and_then(|mut file| writeln!(file, "{test}\t{line}"));
-    // An unrecorded skip would look like a pass.
+    // A skip that was not recorded would look like a pass.
     assert!(written.is_ok(), "cannot write to {}: {written:?}", path.display());
 }

@@ -21,7 +21,7 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// Starts to connect to `to` without waiting. An error comes from the system call itself, before any packet.
+/// Starts to connect to `to` without waiting. An error is one of the system call itself, before any packet.
 pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -49,7 +49,7 @@ pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpSt
     error.map_or(Ok(stream), Err)
 }
 
-/// Segments that the kernel retransmitted for this socket, SYNs included (`TCP_INFO`).
+/// Number of segments that the kernel has retransmitted on this socket, including SYNs (`TCP_INFO`).
 fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     // SAFETY: `tcp_info` is integers only; zero is valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -63,9 +63,10 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// The number of TCP connections of a namespace that this side has closed, and that have not reached TIME-WAIT yet.
+/// Number of TCP connections in a namespace that this side has closed, but that are not in TIME-WAIT yet.
 pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
-    /// `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` of include/net/tcp_states.h
+    /// States `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` (include/net/tcp_states.h), as `/proc/net/tcp` shows
+    /// them.
     const CLOSING: [&str; 3] = ["04", "05", "0B"];
     let tables = netns.run(|| {
         ["tcp", "tcp6"]
@@ -79,7 +80,7 @@ pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     Ok(states.filter(|state| CLOSING.contains(state)).count())
 }
 
-/// Dissolves the association of a connected UDP socket (connect(2), `AF_UNSPEC`).
+/// Disconnects a connected UDP socket (connect(2) with `AF_UNSPEC`).
 pub fn disconnect(socket: &UdpSocket) -> io::Result<()> {
     const LENGTH: libc::socklen_t = 16;
     const { assert!(size_of::<libc::sockaddr>() == LENGTH as usize) };
@@ -91,7 +92,7 @@ pub fn disconnect(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// Level and name of a socket option, for each family.
+/// Level and name of a socket option, for IPv4 and for IPv6.
 struct FamilyOption {
     v4: (libc::c_int, libc::c_int),
     v6: (libc::c_int, libc::c_int),
@@ -110,7 +111,7 @@ impl FamilyOption {
     }
 }
 
-/// The path MTU that the kernel has cached for the destination of a connected socket (`IP_MTU`, `IPV6_MTU`).
+/// Path MTU in bytes that the kernel has cached for the destination of a connected socket (`IP_MTU`, `IPV6_MTU`).
 pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
     let (level, name) = MTU.of(socket)?;
     let mut mtu: libc::c_int = 0;
@@ -122,10 +123,10 @@ pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
-/// Forbids fragmentation of packets from this socket (`IP_PMTUDISC_DO`).
+/// Sets the flag "don't fragment" on packets from this socket (`IP_PMTUDISC_DO`).
 pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     let (level, name) = MTU_DISCOVER.of(socket)?;
-    // IPV6_PMTUDISC_DO has the same value.
+    // `IPV6_PMTUDISC_DO` has the same value.
     let value: libc::c_int = libc::IP_PMTUDISC_DO;
     // SAFETY: the kernel reads four bytes of `value`.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
@@ -133,7 +134,7 @@ pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the hop limit of packets from this socket (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+/// Sets the hop limit (TTL) of packets from this socket (`IP_TTL`, `IPV6_UNICAST_HOPS`).
 pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
     let hops = libc::c_int::try_from(hops).map_err(io::Error::other)?;
     if socket.local_addr()?.is_ipv4() {
@@ -144,8 +145,8 @@ pub fn set_hops(socket: &UdpSocket, hops: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Adds options without effect to the header of all packets from this socket: IPv4 options, or an IPv6 extension header
-/// with destination options.
+/// Adds options without effect to the headers of all packets from this socket: IPv4 options, or an IPv6 extension
+/// header with destination options.
 pub fn lengthen_headers(socket: &UdpSocket) -> io::Result<()> {
     // IPv4: four times "no operation" (RFC 791 §3.1). IPv6: 8 bytes with 4 bytes of padding (RFC 8200 §4.2, §4.6).
     let (level, name, value): (_, _, &[u8]) = if socket.local_addr()?.is_ipv4() {
@@ -160,7 +161,7 @@ pub fn lengthen_headers(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the kernel queue ICMP errors of this socket for [`next_error`].
+/// Makes the kernel queue ICMP errors for this socket, for [`next_error`].
 pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
     if socket.local_addr()?.is_ipv4() {
         setsockopt(socket, Ipv4RecvErr, &true)?;
@@ -170,22 +171,22 @@ pub fn queue_errors(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-/// An entry of a socket's error queue.
+/// An entry of a socket's error queue (`MSG_ERRQUEUE`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedError {
     /// The error number, such as `EMSGSIZE`.
     pub errno: nix::Error,
-    /// Whether an ICMP or ICMPv6 message caused it, rather than this host.
+    /// Whether the error came in an ICMP or ICMPv6 message, not from this host itself.
     pub from_icmp: bool,
-    /// The MTU, for `EMSGSIZE`.
+    /// With `EMSGSIZE`: the path MTU in bytes.
     pub info: u32,
-    /// Source of the ICMP message.
+    /// Source address of the ICMP message.
     pub offender: Option<IpAddr>,
-    /// Destination of the datagram, as the ICMP message quotes it.
+    /// Destination of the datagram that the ICMP message quotes.
     pub destination: SocketAddr,
 }
 
-/// Removes the next entry from the error queue; `None` if the queue is empty.
+/// Removes and returns the next entry of the error queue; `None` if the queue is empty.
 pub fn next_error(socket: &UdpSocket) -> io::Result<Option<QueuedError>> {
     let mut payload = [0; 2048];
     let mut iov = [io::IoSliceMut::new(&mut payload)];

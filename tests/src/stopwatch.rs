@@ -11,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Resources that tasks wait for, as `/proc/pressure` names them.
+/// Names of the resources that tasks wait for, below `/proc/pressure`.
 const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
 
-/// Measures time without the time in which tasks of this machine waited for a CPU, I/O or memory.
+/// Measures time, without the time in which tasks of this machine waited for a CPU, I/O or memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     start: Instant,
-    /// The value of [`stalled`] at the start.
+    /// The value of [`stalled`] at the start of the measurement.
     stalled: Duration,
 }
 
@@ -28,27 +28,27 @@ impl Stopwatch {
         Self { start: Instant::now(), stalled: stalled() }
     }
 
-    /// Time since the start without waits.
+    /// Time since the start, without the time of waiting for resources.
     pub fn elapsed(&self) -> Duration {
         self.wall().saturating_sub(stalled().saturating_sub(self.stalled))
     }
 
-    /// Time since the start, waits included.
+    /// Time since the start, including the time of waiting for resources.
     pub fn wall(&self) -> Duration {
         self.start.elapsed()
     }
 }
 
-/// How long tasks of this machine have waited since boot; 0 if the kernel does not measure it.
+/// How long tasks of this machine have waited for resources since boot; 0 if the kernel does not measure that.
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();
-    // The kernel averages over the CPUs, but the task under test waits for one of them.
+    // The kernel averages over all CPUs, but the task under test waits for one of them.
     let cpus = available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
     total * cpus
 }
 
-/// The total of the line `some`: microseconds in which at least one task waited.
+/// The total in the line `some` of a pressure file: microseconds in which at least one task waited.
 fn some_total(text: &str) -> Option<Duration> {
     let some = text.lines().find(|line| line.starts_with("some "))?;
     let total = some.split(' ').find_map(|field| field.strip_prefix("total="))?;

@@ -1,4 +1,4 @@
-//! A terminal for programs that need one: a detached session of tmux (`cargo xtask setup` installs it).
+//! Runs programs that need a terminal, in a detached session of tmux (`cargo xtask setup` installs it).
 
 use std::{
     path::{Path, PathBuf},
@@ -10,15 +10,15 @@ use anyhow::{Context as _, Result};
 
 use crate::{agent::run, netns::Netns, wait_for};
 
-/// A program in its own terminal; dropping it ends the program.
+/// A program in a terminal of its own; dropping this ends the program.
 #[derive(Debug)]
 pub struct Terminal {
     socket: PathBuf,
 }
 
 impl Terminal {
-    /// Starts a shell command in `netns` in a terminal with this number of columns and rows. `folder` receives the
-    /// socket of tmux.
+    /// Starts a shell command in `netns`, in a terminal with this number of columns and rows. `folder` gets the socket
+    /// of tmux.
     pub fn start(netns: &Netns, folder: &Path, (columns, rows): (u16, u16), command: &str) -> Result<Self> {
         let terminal = Self { socket: folder.join("tmux") };
         let (columns, rows) = (columns.to_string(), rows.to_string());
@@ -35,26 +35,26 @@ impl Terminal {
         tmux
     }
 
-    /// The text on the screen.
+    /// The text that is on the screen now.
     pub fn screen(&self) -> Result<String> {
         let output =
             run(&mut self.tmux(&["-u", "capture-pane", "-p"])).context("reading the terminal's screen")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
-    /// A property of the terminal in a format of tmux, such as `#{alternate_on}`.
+    /// A property of the terminal, given in the format language of tmux, such as `#{alternate_on}`.
     pub fn state(&self, of: &str) -> Result<String> {
         let output = run(&mut self.tmux(&["display-message", "-p", of]))
             .context("asking tmux for the terminal's state")?;
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     }
 
-    /// Types keys, named as in tmux.
+    /// Types keys, which have the names that tmux gives them.
     pub fn press(&self, keys: &[&str]) -> Result<()> {
         run(&mut self.tmux(&[&["send-keys"], keys].concat())).context("typing").map(drop)
     }
 
-    /// Whether the command, and with it the terminal, ends within `limit`.
+    /// Whether the command ends within `limit`; the terminal ends with it.
     pub fn ends_within(&self, limit: Duration) -> bool {
         wait_for(limit, || self.screen().is_err().then_some(())).is_some()
     }
@@ -62,7 +62,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The server of tmux has already exited if the command has ended.
+        // If the command has ended, the tmux server has already exited.
         self.tmux(&["kill-server"]).output().map(drop).unwrap_or_default();
     }
 }

@@ -31,49 +31,49 @@ use crate::{
     pattern, wait_for,
 };
 
-/// Transactions of each client that [`Traffic::progresses`] waits for.
+/// Number of transactions of each client that [`Traffic::progresses`] waits for.
 const SOME: u64 = 20;
 /// How long [`Traffic::start`] and [`Traffic::progresses`] wait for the transactions of all clients.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
 /// are free again before it has used all of them.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Pause after a failure, so that a persistent failure is not counted thousands of times.
+/// Pause of a client after a failure, so that a persistent failure is not counted thousands of times.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
-/// Bytes of a request and of its answer: several segments.
+/// Number of bytes in a request and in its answer: several segments.
 const TCP_PIECE: usize = 5_000;
 const UDP_PIECE: usize = 500;
-/// Failures whose reasons a client records.
+/// Maximum number of failures whose reasons are recorded per client.
 const MAX_REASONS: usize = 8;
 
-/// The kind of transactions of a client.
+/// What a client does again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// One TCP connection for the whole time; the server echoes the client's bytes.
+    /// One TCP connection for the whole time, on which the server echoes the client's bytes.
     Connection,
-    /// A TCP connection for each request.
+    /// A new TCP connection for each request.
     Requests,
-    /// One connected UDP socket for the whole time; the server echoes the client's datagrams.
+    /// One connected UDP socket for the whole time; the server echoes its datagrams.
     Datagrams,
-    /// A UDP socket for each datagram.
+    /// A new UDP socket for each datagram.
     Questions,
 }
 
 impl Kind {
-    /// The kinds over TCP.
+    /// The kinds of clients that use TCP.
     pub const TCP: [Self; 2] = [Self::Connection, Self::Requests];
-    /// The kinds over UDP.
+    /// The kinds of clients that use UDP.
     pub const UDP: [Self; 2] = [Self::Datagrams, Self::Questions];
 }
 
-/// Clients that run until they are stopped.
+/// Clients that run in the background until they are stopped.
 #[derive(Debug)]
 pub struct Traffic {
     shared: Arc<Shared>,
     clients: Vec<Client>,
 }
 
-/// State that the clients share with their [`Traffic`].
+/// State that clients share with their [`Traffic`].
 #[derive(Debug)]
 struct Shared {
     started: Instant,
@@ -83,7 +83,7 @@ struct Shared {
 #[derive(Debug)]
 struct Client {
     name: String,
-    /// Successful transactions so far.
+    /// Number of successful transactions so far.
     progress: Arc<AtomicU64>,
     thread: JoinHandle<Tally>,
 }
@@ -91,25 +91,25 @@ struct Client {
 /// Results of one client.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Successful transactions.
+    /// Number of successful transactions.
     pub transactions: u64,
-    /// Failed transactions.
+    /// Number of failed transactions.
     pub failures: u64,
-    /// The first failures, each with its time since the start of the traffic.
+    /// Reasons of the first failures, each with its time since the start of the traffic.
     pub reasons: Vec<(Duration, String)>,
     /// Duration of the longest successful transaction.
     pub longest: Duration,
-    /// Names of the servers that answered.
+    /// Names of the servers that have answered.
     pub servers: BTreeSet<String>,
 }
 
-/// Results of all clients, by `KIND NAMESPACE → ADDRESS`.
+/// Results of all clients, by the text `KIND NAMESPACE → ADDRESS`.
 #[derive(Clone, Debug, Default)]
 pub struct Report(pub BTreeMap<String, Tally>);
 
 impl Traffic {
-    /// Starts a client for each item: its namespace, kind and destination. Fails unless each client makes a transaction
-    /// within [`PATIENCE`].
+    /// Starts a client for each item: its namespace, what it does, and its destination. Returns an error unless each
+    /// client completes a transaction within [`PATIENCE`].
     pub fn start<'a>(clients: impl IntoIterator<Item = (&'a Netns, Kind, SocketAddr)>) -> Result<Self> {
         let shared = Arc::new(Shared { started: Instant::now(), stop: AtomicBool::new(false) });
         let mut traffic = Self { shared, clients: Vec::new() };
@@ -120,7 +120,7 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// Starts another client.
+    /// Starts one more client.
     pub fn add(&mut self, netns: &Netns, kind: Kind, to: SocketAddr) {
         let progress = Arc::new(AtomicU64::new(0));
         let worker = Worker {
@@ -141,7 +141,7 @@ impl Traffic {
         self.has_made(SOME)
     }
 
-    /// Waits until every client has made `more` further transactions; fails after [`PATIENCE`].
+    /// Waits until every client has completed `more` further transactions; returns an error after [`PATIENCE`].
     fn has_made(&self, more: u64) -> Result<()> {
         let wanted: Vec<u64> = self.clients.iter().map(|client| client.made() + more).collect();
         let late = || self.clients.iter().zip(&wanted).find(|(client, wanted)| client.made() < **wanted);
@@ -153,7 +153,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Successful transactions of all clients so far.
+    /// Number of successful transactions of all clients so far.
     pub fn transactions(&self) -> u64 {
         self.clients.iter().map(Client::made).sum()
     }
@@ -170,7 +170,7 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
-            // The thread holds the client's namespace open until it ends.
+            // The thread holds the client's namespace open until it has ended.
             if let Ok(tally) = client.thread.join()
                 && std::thread::panicking()
             {
@@ -208,17 +208,17 @@ impl fmt::Display for Tally {
 }
 
 impl Report {
-    /// Successful transactions of all clients.
+    /// Number of successful transactions of all clients.
     pub fn transactions(&self) -> u64 {
         self.0.values().map(|tally| tally.transactions).sum()
     }
 
-    /// Failed transactions of all clients.
+    /// Number of failed transactions of all clients.
     pub fn failures(&self) -> u64 {
         self.0.values().map(|tally| tally.failures).sum()
     }
 
-    /// Duration of the longest transaction of all.
+    /// Duration of the longest successful transaction of any client.
     pub fn longest(&self) -> Duration {
         self.0.values().map(|tally| tally.longest).max().unwrap_or_default()
     }
@@ -241,7 +241,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// A running client.
+/// A client that is running: what it does, and its state.
 struct Worker {
     shared: Arc<Shared>,
     progress: Arc<AtomicU64>,
@@ -287,16 +287,16 @@ impl Worker {
     }
 }
 
-/// The connection or socket of a client.
+/// What a client sends on: a connection or a socket.
 enum Line {
     Closed,
-    /// A connection, and the name of its server, which must not change.
+    /// A TCP connection, and the name of its server, which must not change.
     Tcp(Connection, Option<String>),
     Udp(UdpSocket),
 }
 
 impl Line {
-    /// Makes transaction `number` and returns the server's name.
+    /// Completes transaction number `number`; returns the server's name.
     fn transact(&mut self, kind: Kind, to: SocketAddr, number: u64) -> io::Result<String> {
         if matches!(self, Self::Closed) {
             *self = match kind {
@@ -320,7 +320,7 @@ impl Line {
     }
 }
 
-/// Sends a datagram whose content depends on `number`, so that the answer to another datagram is detected.
+/// Sends a datagram whose content depends on `number`, so that the answer to another datagram is noticed.
 fn ask_with(socket: &UdpSocket, number: u64) -> io::Result<String> {
     Ok(echo(socket, pattern::at(number * UDP_PIECE as u64, UDP_PIECE))?.server)
 }

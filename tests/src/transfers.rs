@@ -1,4 +1,4 @@
-//! Many slow downloads at once, to see which of them survive while the network changes.
+//! Runs many slow downloads at once, to see which of them survive changes of the network.
 
 use std::{
     io::{self, Read as _},
@@ -18,13 +18,13 @@ use nix::sys::socket::{
 
 use crate::{client::Connection, netns::Netns, pattern, stopwatch::Stopwatch};
 
-/// Receive buffer of each connection, in bytes: what a download has not read must still cross the network.
+/// Size in bytes of each connection's receive buffer: what a download has not read must still cross the network.
 const BUFFER: usize = 16 * 1024;
-/// Bytes that a slow download reads in each [`ROUND`].
+/// Maximum number of bytes that a slow download reads in each [`ROUND`].
 const SLOW_PIECE: usize = 2 * 1024;
-/// Pause between two looks at all connections.
+/// Pause between two reads of all connections, while downloads are slow.
 const ROUND: Duration = Duration::from_millis(100);
-/// The same, once the downloads hurry.
+/// Pause between two reads of all connections, once downloads run at full speed.
 const SHORT_ROUND: Duration = Duration::from_millis(5);
 
 /// Downloads that run at the same time, each over its own connection. One thread reads all of them.
@@ -42,40 +42,40 @@ struct Shared {
     samples: Mutex<Vec<Sample>>,
 }
 
-/// What a client knows of a download.
+/// The state of a download, as its client knows it.
 #[derive(Clone, Debug)]
 pub struct Download {
-    /// The client's address.
+    /// Address and port of the client.
     pub local: SocketAddr,
-    /// The address to which it connected.
+    /// Address and port that the client has connected to.
     pub to: SocketAddr,
-    /// The name of the server that answered.
+    /// Name of the server that has answered.
     pub server: String,
-    /// Bytes received so far; each was compared with [`pattern`].
+    /// Number of bytes received so far; each was compared with the [`pattern`].
     pub received: u64,
-    /// The longest time without a byte.
+    /// The longest time in which no byte arrived.
     pub longest_pause: Duration,
-    /// How it ended; `None` while it runs.
+    /// How the download ended: successfully, or with an error; `None` while it runs.
     pub end: Option<Result<(), String>>,
 }
 
 impl Download {
-    /// Whether all bytes have arrived.
+    /// Whether the download has ended with all its bytes.
     pub const fn is_complete(&self) -> bool {
         matches!(self.end, Some(Ok(())))
     }
 }
 
-/// What all downloads received in one round.
+/// What all downloads together received in one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// The end of the round.
+    /// Time at which the round ended.
     pub at: Instant,
-    /// Bytes received.
+    /// Number of bytes that all downloads received in the round.
     pub bytes: u64,
-    /// Downloads that received at least one byte, or had ended well before.
+    /// Number of downloads that received at least one byte in the round, or have ended successfully.
     pub moving: usize,
-    /// Downloads that have failed.
+    /// Number of downloads that have failed so far.
     pub failed: usize,
 }
 
@@ -102,13 +102,13 @@ impl Transfers {
         lock(&self.shared.downloads).clone()
     }
 
-    /// What the downloads have received over time.
+    /// What the downloads have received, round by round.
     pub fn samples(&self) -> Vec<Sample> {
         lock(&self.shared.samples).clone()
     }
 
-    /// Receives the rest as fast as possible, until each download has ended, or has had no byte for `limit`, and closes
-    /// the connections. `is_lost` are downloads that need not end.
+    /// Makes all downloads receive the rest as fast as possible; returns when each has ended, or has received no byte
+    /// for `limit`. Then closes the connections. Downloads for which `is_lost` is true need not end.
     pub fn finish(self, limit: Duration, is_lost: impl Fn(&Download) -> bool) -> Vec<Download> {
         self.shared.hurry.store(true, Ordering::Relaxed);
         let received = |downloads: &[Download]| downloads.iter().map(|it| it.received).sum::<u64>();
@@ -135,7 +135,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection, and what it has received.
+/// A connection of a download, with the download's state.
 struct Reader {
     stream: TcpStream,
     bytes: u64,
@@ -155,7 +155,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads at most `limit` bytes; returns how many arrived.
+    /// Reads at most `limit` bytes from the connection; returns how many arrived.
     fn read(&mut self, buffer: &mut [u8], limit: u64) -> u64 {
         let before = self.download.received;
         while self.download.end.is_none() && self.download.received - before < limit {

@@ -1,5 +1,5 @@
-//! The virtio network cards that `cargo xtask vm` gives to a guest: pairs whose two cards a bridge of the host connects.
-//! A test moves both cards of a pair into network namespaces, as it would place the ends of a veth.
+//! Uses the virtio network cards that `cargo xtask vm` gives a guest: pairs of cards, each connected by a bridge on the
+//! host. A test moves both cards of a pair into network namespaces, like the ends of a veth.
 
 use std::{fs, path::Path};
 
@@ -7,35 +7,35 @@ use anyhow::{Context as _, Result};
 
 use crate::netns::{self, Netns};
 
-/// MTU of all cards.
+/// MTU of all cards, in bytes.
 pub const MTU: u32 = 9000;
-/// Queue pairs of a card.
+/// Number of queue pairs of each card.
 pub const QUEUES: u32 = 2;
-/// Names of the two ends of a pair.
+/// Suffixes of the names of a pair's two ends.
 pub const END_NAMES: [&str; 2] = ["a", "b"];
-/// The devices of the network namespace that sees this mount of sysfs.
+/// Folder of the devices in the network namespace to which this mount of sysfs belongs.
 const DEVICES: &str = "/sys/class/net";
 
-/// Two connected cards.
+/// Two cards that are connected to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The number, unique in a guest.
+    /// Number of the pair, unique in a guest.
     pub number: u8,
-    /// Whether the cards accept frames whose checksums are still to be computed (`VIRTIO_NET_F_GUEST_CSUM`).
+    /// Whether the cards accept frames whose checksums are not computed yet (`VIRTIO_NET_F_GUEST_CSUM`).
     pub receives_partial: bool,
 }
 
-/// All pairs of a guest.
+/// All pairs of cards in a guest.
 pub const PAIRS: [Pair; 2] =
     [Pair { number: 0, receives_partial: true }, Pair { number: 1, receives_partial: false }];
 
 impl Pair {
-    /// The MAC addresses of the cards, which tests find them by.
+    /// MAC addresses of the two cards, by which tests find them.
     pub fn addresses(self) -> [String; 2] {
         [0, 1].map(|end| format!("52:54:00:6c:62:{}{end}", self.number))
     }
 
-    /// Moves the cards into two namespaces, where they get these names. Dropping the result moves them back.
+    /// Moves the cards into these namespaces, under these names. Dropping the result moves them back.
     pub fn connect(self, ends: [(&Netns, &str); 2]) -> Result<Cards> {
         let mut cards = Cards { pair: self, moved: Vec::new() };
         for ((netns, name), address) in ends.into_iter().zip(self.addresses()) {
@@ -54,18 +54,18 @@ impl Pair {
     }
 }
 
-/// The cards of a pair that a test uses.
+/// The two cards of a pair while a test uses them.
 #[derive(Debug)]
 pub struct Cards {
     pair: Pair,
-    /// Where the cards are, and their names there.
+    /// The namespace of each card, and its name there.
     moved: Vec<(Netns, String)>,
 }
 
 impl Drop for Cards {
     fn drop(&mut self) {
         for ((netns, name), spare) in self.moved.iter().zip(self.pair.spare_names()) {
-            // Process 1 is in the guest's first network namespace.
+            // Process 1 is in the initial network namespace of the guest.
             if let Err(error) = netns.ip(&format!("link set {name} netns 1 name {spare}\n")) {
                 eprintln!("{name} of {} does not come back: {error:#}", netns.name());
             }
@@ -85,7 +85,7 @@ pub fn name_cards() -> Result<()> {
     Ok(())
 }
 
-/// The name of the device with this MAC address in the network namespace of `/sys`.
+/// Name of the device with this MAC address, in the network namespace to which `/sys` belongs.
 fn find(address: &str) -> Option<String> {
     let entries = fs::read_dir(DEVICES).ok()?.filter_map(Result::ok);
     let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());

@@ -25,10 +25,10 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-/// Time limit of an agent or command. Only one that hangs takes this long.
+/// Time limit of an agent or command; only one that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Two ports, and two endpoints of which one has a Pod as its target.
+/// Manifest of a Service `web` with two ports and two endpoints, of which one has a Pod as its target.
 const WEB: &str = "\
 apiVersion: v1
 kind: Service
@@ -50,7 +50,7 @@ endpoints:
 - {addresses: [198.51.100.2]}
 ";
 
-/// A network namespace with a veth device, and a folder for manifests, bpffs and log.
+/// A network namespace with a veth device, and a folder for manifests, BPF file system and log.
 struct Bed {
     netns: Netns,
     folder: PathBuf,
@@ -96,7 +96,7 @@ impl Bed {
         }
     }
 
-    /// Runs a command with the agent's bpffs.
+    /// Runs a command with `--bpffs` of the agent under test.
     fn ask(&self, arguments: &[&str]) -> Output {
         self.netns.command(binary()).args(arguments).arg("--bpffs").arg(self.bpffs()).output().unwrap()
     }
@@ -113,12 +113,13 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Adds both entries of an established connection to the flow table.
+    /// Adds both flow table entries of an established connection.
     fn add_flow(&self, client_port: u16) {
         self.add_flow_that(client_port, 0, Conntrack::now());
     }
 
-    /// Adds a connection whose client has also sent packets with these [`seen`] flags, the last one at `last_seen`.
+    /// Adds a connection whose client has also sent packets with the [`seen`] flags `has_sent`, the last one at
+    /// `last_seen`.
     fn add_flow_that(&self, client_port: u16, has_sent: u8, last_seen: Tick) {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap().into();
         let from = Tuple::new(ip("192.0.2.9"), ip("10.96.0.10"), client_port, 80, protocol::TCP);
@@ -145,7 +146,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Asserts the exit code, that standard error contains all these parts, and that standard output is empty.
+/// Asserts the exit code, that standard error contains each of `parts`, and that standard output is empty.
 fn assert_fails(arguments: &[&str], code: i32, parts: &[&str]) {
     let output = lb_agent(arguments);
     let error = stderr(&output);
@@ -315,7 +316,7 @@ fn flows_are_listed_counted_and_flushed() {
 fn changing_udp_backends_never_delay_expiry() {
     let (bed, _agent) = Bed::with_web();
     bed.add_flow(40_000);
-    // The timeout of a reset connection has passed: the next GC deletes it.
+    // The connection was reset longer ago than the timeout, so the next GC deletes it.
     let idle_ticks = 2 * Phase::Closed.timeout_seconds();
     bed.add_flow_that(40_001, seen::RST, Tick(Conntrack::now().0 - idle_ticks));
     let flows = || bed.json(&["conntrack", "list"]).as_array().unwrap().len();
@@ -394,7 +395,7 @@ fn busy_health_port_does_not_stop_the_agent() {
     assert!(second.terminate().unwrap().success());
 }
 
-/// A Service without endpoints, with its cluster IP from the range.
+/// A Service without endpoints, numbered; its cluster IP is in the agent's default range.
 fn empty_service(number: usize) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {{ports: [{{port: 80}}]}}\n---\n"
@@ -439,11 +440,11 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     let bed = Bed::new();
     let capacities = Capacities { backends: 3, ..Capacities::default() };
     drop(Datapath::open(&Options { capacities, ..Options::new(bed.bpffs()) }).unwrap());
-    // Two ports with two backends each.
+    // `web` has two ports, each with two backends.
     fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
     let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
     wait_for(LIMIT, || agent.log().contains("of 3 slots").then_some(())).expect("a warning");
-    // All nodes have the same Services, so a full map must make no node unhealthy: all would be unhealthy at once.
+    // All nodes have the same Services, so a full map must not make the node unhealthy: all nodes would be at once.
     agent.wait_until_healthy().unwrap();
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["pending"], 1);
@@ -451,8 +452,7 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     fs::write(bed.manifests().join("web.yaml"), WEB.replace("- {addresses: [198.51.100.2]}\n", "")).unwrap();
     let solved = || (bed.json(&["status"])["agent"]["problems"] == serde_json::json!([])).then_some(());
     wait_for(LIMIT, solved).expect("no problem is left");
-    // A change of the backends needs new slots while the old ones are in use; the old ones are free after a grace
-    // period.
+    // New backends need new slots while the old ones are in use; old slots become free after a grace period.
     for last in 3..9 {
         let one =
             WEB.replace("- {addresses: [198.51.100.2]}\n", "").replace("100.1]", &format!("100.{last}]"));

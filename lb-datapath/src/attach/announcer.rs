@@ -27,17 +27,17 @@ use crate::{
     net::netlink::Netlink,
 };
 
-/// Attaches the program to devices, in the network namespace of the thread that created this attacher. Use one instance
-/// at a time.
+/// Attaches the program `tc_announce` to devices, in the network namespace of the thread that created this attacher.
+/// Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct AnnounceAttacher {
     folder: Folder,
     programs: Arc<Programs>,
     mode: AttachMode,
     netlink: Netlink,
-    /// The devices to which this process has attached the program, with the id of the link in tcx mode.
+    /// Interface indices of the devices to which this process has attached the program, with the link's id in tcx mode.
     attached: BTreeMap<u32, Option<u32>>,
-    /// Whether an earlier agent may have left the program on devices.
+    /// Whether [`Self::sync`] has not run yet, so that an earlier agent's programs may be on devices.
     first: bool,
 }
 
@@ -85,7 +85,7 @@ impl AnnounceAttacher {
         Ok(())
     }
 
-    /// Detaches the program from all devices except `wanted`, also where an earlier agent has left it.
+    /// Detaches the program from all devices except `wanted`, including programs that an earlier agent has left.
     fn detach_from_others(&mut self, wanted: &BTreeSet<u32>) -> Result<(), DatapathError> {
         let mut present: BTreeSet<u32> = self.attached.keys().copied().collect();
         if self.first {
@@ -106,10 +106,10 @@ impl AnnounceAttacher {
     }
 }
 
-/// The end of the name of a pin, after the interface index.
+/// End of the name of a link's pin, after the interface index.
 const SUFFIX: &str = "-announce";
 
-/// Parses the name of a pin, such as `7-announce`, into the interface index.
+/// The interface index in the name of a link's pin, such as `7-announce`.
 fn parse_pin(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.parse().ok()
 }

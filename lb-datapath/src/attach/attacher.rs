@@ -35,8 +35,8 @@ use crate::{
 };
 
 impl AttachMode {
-    /// The best mode that this kernel supports. The query goes to the loopback device, which has index 1 in every
-    /// network namespace.
+    /// The best mode that this kernel supports: tcx if it has it. Queries the loopback device, whose index is 1 in
+    /// every network namespace.
     pub fn probe() -> Result<Self, DatapathError> {
         match sys::query_tcx(1, Tcx::Ingress) {
             Ok(_) => Ok(Self::Tcx),
@@ -51,14 +51,14 @@ impl AttachMode {
     }
 }
 
-/// A tc hook of a device.
+/// One of the two tc hooks of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AttachPoint {
     /// Interface index.
     pub index: u32,
-    /// Interface name, if it is known.
+    /// Interface name; `None` if the device is gone.
     pub name: Option<String>,
-    /// Direction of the hook.
+    /// Whether the hook is that of arriving or of leaving packets.
     pub direction: Direction,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for AttachPoint {
 /// The changes that one call of [`Attacher::sync`] has made.
 #[derive(Debug, Default)]
 pub struct SyncReport {
-    /// Hooks that got our program, or on which it replaced the program of an earlier agent.
+    /// Hooks to which a program was attached, or where it replaced the program of an earlier agent.
     pub attached: Vec<AttachPoint>,
     /// Hooks from which the program was removed, because the device is gone or no longer needs it.
     pub detached: Vec<AttachPoint>,
@@ -82,14 +82,14 @@ pub struct SyncReport {
     pub failed: Vec<(AttachPoint, DatapathError)>,
 }
 
-/// Attaches programs to devices, in the network namespace of the thread that created this attacher.
+/// Attaches the tc programs to devices, in the network namespace of the thread that created this attacher.
 #[derive(Debug)]
 pub struct Attacher {
     folder: Folder,
     programs: Arc<Programs>,
     mode: AttachMode,
     netlink: Netlink,
-    /// The hooks to which this process has attached a program, with the id of the link in tcx mode.
+    /// The hooks to which this process has attached a program, with the link's id in tcx mode.
     attached: BTreeMap<(u32, Direction), Option<u32>>,
     first: bool,
 }
@@ -104,17 +104,17 @@ impl Attacher {
         Ok(Self { folder, programs, mode, netlink, attached: BTreeMap::new(), first: true })
     }
 
-    /// How the programs are attached.
+    /// How the programs are attached: by tcx links, or by clsact filters.
     pub const fn mode(&self) -> AttachMode {
         self.mode
     }
 
-    /// Attaches our programs to exactly these `devices`, also where another process has detached them.
+    /// Attaches the tc programs to exactly these `devices`, and again where another process has detached them.
     pub fn sync(&mut self, devices: &[Device]) -> Result<SyncReport, DatapathError> {
         let mut report = SyncReport::default();
         self.load_programs(devices);
         for device in devices {
-            // Attaches at ingress last: the program there creates flows, whose replies need the program at egress.
+            // Ingress comes last: the program there creates flows, and their replies need the program at egress.
             for direction in [Direction::Egress, Direction::Ingress] {
                 let point = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
                 match self.ensure(device, direction) {
@@ -131,12 +131,12 @@ impl Attacher {
         Ok(report)
     }
 
-    /// Loads the programs that these devices need and that are not loaded yet, in parallel.
+    /// Loads in parallel the programs that these devices need and that are not loaded yet.
     fn load_programs(&self, devices: &[Device]) {
         let of_device = |device| Direction::BOTH.map(|direction| program_of(device, direction));
         let names: BTreeSet<&str> = devices.iter().flat_map(of_device).collect();
         let names: Vec<&str> = names.into_iter().collect();
-        // Drops errors here: attaching reports them for each device.
+        // Ignores errors: attaching a program that cannot be loaded reports the error for each device.
         drop(self.programs.load(&names));
     }
 
@@ -159,7 +159,7 @@ impl Attacher {
         let successor = |present: &[TcxProgram]| self.earlier_link(device.index, direction, present);
         let Some(link_id) = hook.ensure(program, known, &pin, successor)? else { return Ok(false) };
         self.attached.insert((device.index, direction), Some(link_id));
-        // Removes the filter of an earlier agent, which may have used clsact.
+        // An earlier agent may have attached the program as a clsact filter.
         clsact::remove(&mut self.netlink, (device.index, direction, Role::Serve))?;
         Ok(true)
     }
@@ -197,12 +197,12 @@ impl Attacher {
             return Ok(false);
         }
         self.attached.insert((device.index, direction), None);
-        // Removes the link of an earlier agent, which may have used tcx.
+        // An earlier agent may have attached the program by a tcx link.
         bpffs::unpin(&self.pin_of(device.index, direction))?;
         Ok(true)
     }
 
-    /// Detaches our programs from all devices except `wanted`.
+    /// Detaches the tc programs from all devices except `wanted`.
     fn detach_from_others(
         &mut self,
         wanted: &BTreeSet<u32>,
@@ -212,7 +212,7 @@ impl Attacher {
         let mut unwanted: BTreeSet<(u32, Direction)> =
             known.filter(|hook| !wanted.contains(&hook.0)).collect();
         if self.first {
-            // Includes the programs of an earlier agent on devices that are gone or no longer need them.
+            // The pins include links of an earlier agent on devices that are gone or no longer need programs.
             let pinned = bpffs::entries(&self.folder.links())?;
             let pinned = pinned.iter().filter_map(|path| parse_pin(path));
             let marked = clsact::marks(&self.folder.clsact())?;
@@ -240,7 +240,7 @@ impl Attacher {
     }
 }
 
-/// The program for a hook of the device.
+/// Name of the program for one hook of the device.
 pub(crate) const fn program_of(device: &Device, direction: Direction) -> &'static str {
     let [ingress, egress] = match (device.kind, device.layer) {
         (DeviceKind::Catch, _) => CATCH_PROGRAMS,

@@ -1,4 +1,4 @@
-//! Removes everything that agents of any version have left on a BPF file system and in a network namespace.
+//! Removes everything that agents of any version have left on a BPF file system and in this network namespace.
 
 use std::{
     fs, io,
@@ -15,14 +15,14 @@ use crate::{
     },
 };
 
-/// The objects that [`cleanup`] has removed.
+/// What [`cleanup`] has removed.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Removed {
-    /// Programs on devices: tcx links and clsact filters.
+    /// Number of programs detached from devices: tcx links and clsact filters.
     pub attachments: usize,
-    /// Pinned programs.
+    /// Number of pinned programs that were removed.
     pub programs: usize,
-    /// Pinned maps.
+    /// Number of pinned maps that were removed.
     pub maps: usize,
     /// Number of ports whose reservation was removed, so that the kernel may give them to sockets again.
     pub ports: usize,
@@ -40,7 +40,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
         release_routes()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };
-    // Takes the lock first: a running agent would add its routes again.
+    // The lock comes first, because a running agent would add its routes again.
     let lock = folder.lock()?;
     release_routes()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
@@ -66,7 +66,7 @@ fn release_routes() -> Result<(), DatapathError> {
     CatchDevice::release()
 }
 
-/// Removes the data plane of one layout version: programs on devices first, maps last.
+/// Removes the pins and attachments of one layout version (`DIR/lb/vN`): programs on devices first, maps last.
 pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
     let mut removed = Removed::default();
     for link in bpffs::entries(&version.join("links"))? {
@@ -83,7 +83,7 @@ pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
     Ok(removed)
 }
 
-/// Removes the clsact qdiscs that an agent has created and that have no other filters.
+/// Removes the clsact qdiscs that agents have created, unless other software has filters in them.
 fn remove_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
     let mut netlink = open_netlink()?;
     for (mark, index) in clsact::marks(&folder.clsact())? {

@@ -23,10 +23,10 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// The job of one of our filters. A hook has at most one filter of each map layout for each role.
+/// What one of our filters does. A hook has at most one filter for each role and map layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Serves Services.
+    /// Runs the programs that serve Services.
     Serve,
     /// Answers ARP requests and neighbour solicitations for announced addresses. This filter is normally created after
     /// that of [`Role::Serve`], with the same priority, so it runs first: the kernel runs such filters in reverse order
@@ -35,7 +35,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Handle of our filters: the layout version (agents with a layout up to 4 used 0) and "lb" or "la" in ASCII.
+    /// Handle of our filters for this role: the layout version (0 for layouts up to 4), and "lb" or "la" in ASCII.
     #[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
     const fn handle(self) -> TcHandle {
         let minor = match self {
@@ -46,14 +46,14 @@ impl Role {
     }
 }
 
-/// The prefix of filter names; the name of the program follows.
+/// Start of the names of our filters; the program's name follows.
 const NAME_PREFIX: &str = "lb:";
-/// `ETH_P_ALL` in network byte order, as in filters.
+/// `ETH_P_ALL`, in network byte order as filters have it.
 const ALL_PROTOCOLS: u32 = 0x0003_u16.to_be() as u32;
-/// Number of priorities to try: a filter of another kind may occupy one.
+/// Number of priorities to try, because filters of other software may occupy some.
 const PRIORITIES: u16 = 16;
 
-/// One of our filters.
+/// One of our filters on a hook, as the kernel lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) program_id: u32,
@@ -70,7 +70,7 @@ impl Direction {
         TcHandle { major: TcHandle::CLSACT.major, minor }
     }
 
-    /// The priorities to try one after the other: our program runs first at ingress and last at egress.
+    /// Priorities to try one after the other, so that our program runs first at ingress and last at egress.
     fn priorities(self) -> Box<dyn Iterator<Item = u16>> {
         match self {
             Self::Ingress => Box::new(1..=PRIORITIES),
@@ -79,7 +79,7 @@ impl Direction {
     }
 }
 
-/// Our filter for `role` on a hook, of this map layout; `None` if there is none.
+/// Our filter for `role` on a hook, with this map layout; `None` if there is none.
 pub(crate) fn find(
     netlink: &mut Netlink,
     (ifindex, direction, role): (u32, Direction, Role),
@@ -88,7 +88,7 @@ pub(crate) fn find(
     Ok(filters.into_iter().find(|filter| filter.handle == role.handle()))
 }
 
-/// Our filters of all map layouts on a hook.
+/// Our filters on a hook, with any map layout.
 fn find_all(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
     let request = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction.parent())?);
     Ok(netlink.dump(&request)?.iter().filter_map(our_filter).collect())
@@ -115,8 +115,8 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
     (ours && has_our_handle).then_some(Filter { program_id: program_id?, priority, handle })
 }
 
-/// Makes sure that our filter has `program`: creates the filter, or replaces its program atomically. Creates the qdisc
-/// if there is none. Returns whether it changed anything.
+/// Makes sure that our filter runs `program`: creates the filter, or replaces its program atomically. Creates the
+/// clsact qdisc if there is none. Returns whether anything changed.
 pub(crate) fn ensure(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -145,7 +145,7 @@ pub(crate) fn ensure(
     for priority in direction.priorities() {
         result = put_filter(netlink, (ifindex, direction, role), program, priority);
         match &result {
-            // A filter of another kind, or for another protocol, has this priority.
+            // A filter of another kind or for another protocol occupies this priority.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Ok(()) | Err(_) => break,
         }
@@ -168,7 +168,7 @@ fn put_filter(
     netlink.execute(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// Creates the qdisc. Returns false if it existed.
+/// Creates the clsact qdisc of a device. Returns false if the device had one.
 fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     let request = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex)?);
     match netlink.execute(request, NLM_F_CREATE | NLM_F_EXCL) {
@@ -178,7 +178,7 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     }
 }
 
-/// Removes our filter, if there is one. The device may be gone.
+/// Removes our filter of this map layout, if there is one. The device may be gone.
 pub(crate) fn remove(
     netlink: &mut Netlink,
     (ifindex, direction, role): (u32, Direction, Role),
@@ -197,12 +197,12 @@ fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: 
     netlink.execute(RouteNetlinkMessage::DelTrafficFilter(message), 0)
 }
 
-/// Removes our filters of other map layouts from all devices.
+/// Removes our filters with other map layouts from all devices.
 pub(crate) fn remove_earlier() -> Result<(), DatapathError> {
     remove_from_all(|filter| filter.handle.major != Role::Serve.handle().major).map(drop)
 }
 
-/// Removes our filters of all map layouts from all devices. Returns how many.
+/// Removes our filters with any map layout from all devices; returns their number.
 pub(crate) fn remove_everywhere() -> Result<usize, DatapathError> {
     remove_from_all(|_| true)
 }
@@ -234,7 +234,8 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes the qdisc that an agent has created, unless it has other filters. Removes the folder `mark` in both cases.
+/// Removes the clsact qdisc that an agent has created, unless other software has filters in it. Removes the folder
+/// `mark`, which records that, in both cases.
 pub(crate) fn remove_qdisc(
     netlink: &mut Netlink,
     mark: &std::path::Path,
@@ -262,8 +263,8 @@ pub(crate) fn remove_qdisc(
     fs::remove_dir(mark).map_err(|error| DatapathError::file("remove", mark, error))
 }
 
-/// The devices whose qdisc an agent has created, from the marks in `folder`. A folder whose name is no interface index
-/// is ignored.
+/// The folders in `folder` that mark devices whose clsact qdisc an agent has created, with the interface index that is
+/// the folder's name. Ignores other folders.
 pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf, u32)>, DatapathError> {
     let index = |path: &std::path::PathBuf| path.file_name()?.to_str()?.parse().ok();
     Ok(bpffs::entries(folder)?

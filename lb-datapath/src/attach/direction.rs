@@ -7,16 +7,16 @@ use crate::bpf::sys::{Position, Tcx};
 /// The direction of packets on a device, as the host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// Packets that arrive through the device.
+    /// Packets that arrive at the host through the device.
     Ingress,
-    /// Packets that leave through the device.
+    /// Packets that leave the host through the device.
     Egress,
 }
 
 impl Direction {
     pub(crate) const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
 
-    /// The name used in tables, JSON and pins.
+    /// The direction's name in tables, JSON and names of pins.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -39,7 +39,7 @@ impl Direction {
     }
 }
 
-/// Parses the name of a pin, such as `7-ingress`: interface index and direction.
+/// Interface index and direction in the name of a link's pin, such as `7-ingress`.
 pub(crate) fn parse_pin(path: &Path) -> Option<(u32, Direction)> {
     let (index, direction) = path.file_name()?.to_str()?.split_once('-')?;
     let direction = Direction::BOTH.into_iter().find(|candidate| candidate.as_str() == direction)?;

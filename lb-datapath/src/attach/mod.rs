@@ -1,4 +1,4 @@
-//! Our programs on devices (tcx, clsact, XDP) and control groups, and their removal.
+//! Attaches the programs to devices (tcx, clsact, XDP) and cgroups, and detaches them.
 
 pub(crate) mod announcer;
 pub(crate) mod attacher;
@@ -12,7 +12,7 @@ pub(crate) mod xdp;
 
 use crate::{attach::direction::Direction, bpf::options::Options};
 
-/// The programs that the devices in the options need: on their tc hooks, and for the XDP mode that is tried first.
+/// Names of the programs that the devices in the options need: on tc hooks, and for the XDP mode that is tried first.
 pub(crate) fn programs_of_devices(options: &Options) -> Vec<&'static str> {
     let of_device = |device| {
         let xdp = xdp::modes(options.xdp, device).first().map(|mode| mode.program());

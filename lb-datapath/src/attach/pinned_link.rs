@@ -1,4 +1,4 @@
-//! Links that an earlier agent has pinned: a new agent replaces their programs.
+//! Reuses links that an earlier agent has pinned, by replacing their programs.
 
 use std::{io, os::fd::AsFd as _, path::Path};
 

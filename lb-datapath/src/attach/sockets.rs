@@ -24,29 +24,29 @@ use crate::{
     error::DatapathError,
 };
 
-/// One of our programs in a control group.
+/// A program that is attached to a cgroup, to translate system calls of its sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAttachment {
     /// Name of the program.
     pub program: &'static str,
     /// The kernel's id of the program.
     pub program_id: u32,
-    /// Inode number of the control group's folder; 0 after the group, and with it the program, is gone.
+    /// Inode number of the cgroup's folder; 0 if the cgroup, and with it the attachment, is gone.
     pub cgroup: u64,
 }
 
-/// The mount point of cgroup v2 in this mount namespace; `None` if it is not mounted.
+/// Path at which cgroup2 is mounted in this mount namespace; `None` if it is not mounted.
 pub fn cgroup_root() -> io::Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
     Ok(bpffs::mount_of_kind(&mounts, "cgroup2").map(PathBuf::from))
 }
 
-/// Keeps the programs on the sockets of a control group.
+/// Attaches the socket programs to a cgroup, and keeps them attached.
 #[derive(Clone, Debug)]
 pub struct SocketAttacher {
     folder: Folder,
     programs: Arc<Programs>,
-    /// `None` if no sockets are served.
+    /// Path of the cgroup whose sockets are served; `None` for no sockets.
     cgroup: Option<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ impl SocketAttacher {
         Self { folder, programs, cgroup }
     }
 
-    /// Attaches the programs, or detaches those of an earlier agent if no sockets are served.
+    /// Attaches the socket programs; if no sockets are served, detaches those of an earlier agent.
     pub fn sync(&self) -> Result<(), DatapathError> {
         match &self.cgroup {
             Some(cgroup) => attach(&self.folder, &self.programs, cgroup),
@@ -63,7 +63,7 @@ impl SocketAttacher {
         }
     }
 
-    /// Attaches programs again that were detached because another process has removed their pinned links. Returns the
+    /// Attaches the programs again whose pinned links another process has removed, which detached them. Returns the
     /// names of these programs.
     pub fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(Vec::new()) };
@@ -75,7 +75,7 @@ impl SocketAttacher {
     }
 }
 
-/// The programs whose link is not pinned.
+/// Names of the socket programs that are not attached by a pinned link.
 pub(crate) fn missing(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
     let mut missing = Vec::new();
     for hook in &SOCKET_HOOKS {
@@ -86,7 +86,7 @@ pub(crate) fn missing(folder: &Folder) -> Result<Vec<&'static str>, DatapathErro
     Ok(missing)
 }
 
-/// Attaches the programs to the control group, replacing those of an earlier agent.
+/// Attaches the socket programs to the cgroup, in place of those of an earlier agent.
 fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Result<(), DatapathError> {
     let failed = |action| move |source| DatapathError::Cgroup { action, path: cgroup.to_owned(), source };
     let group = File::open(cgroup).map_err(failed("open"))?;
@@ -107,9 +107,9 @@ fn attach(folder: &Folder, programs: &Programs, cgroup: &Path) -> Result<(), Dat
     Ok(())
 }
 
-/// Detaches the programs of an earlier agent from the control group, and removes their pins.
+/// Detaches the socket programs of an earlier agent from their cgroup, and removes their pins.
 fn detach(folder: &Folder) -> Result<(), DatapathError> {
-    // Detaches in reverse order: replies are translated as long as the hooks connect sockets to backends.
+    // In reverse order, because replies must be translated as long as hooks connect sockets to backends.
     for hook in SOCKET_HOOKS.iter().rev() {
         bpffs::unpin(&pin_of(folder, hook))?;
         bpffs::unpin(&folder.programs().join(hook.program))?;
@@ -117,7 +117,7 @@ fn detach(folder: &Folder) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The attached programs, from the pinned links.
+/// The socket programs that are attached, according to the pinned links.
 pub(crate) fn attachments(folder: &Folder) -> Result<Vec<SocketAttachment>, DatapathError> {
     let mut attachments = Vec::new();
     for hook in &SOCKET_HOOKS {

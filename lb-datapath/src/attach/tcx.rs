@@ -14,12 +14,12 @@ use crate::{
     error::DatapathError,
 };
 
-/// A tc hook of a device.
+/// A tc hook of a device, for attachment by tcx.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcxHook<'a> {
     /// Interface index.
     pub(crate) index: u32,
-    /// The device's name in errors.
+    /// Name or index of the device, for error messages.
     pub(crate) device: &'a str,
     pub(crate) direction: Direction,
 }

@@ -32,19 +32,19 @@ use crate::{
     },
 };
 
-/// How a device runs the XDP program.
+/// Who runs the XDP program for a device: its driver or the network stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {
     /// The device driver runs the program, before the kernel allocates an skb.
     Native,
-    /// The network stack runs the program, on skbs.
+    /// The network stack runs the program, on copies of packets in skbs.
     Generic,
 }
 
 impl XdpMode {
     const ALL: [Self; 2] = [Self::Native, Self::Generic];
 
-    /// The program for this mode.
+    /// Name of the XDP program for this mode.
     pub(crate) const fn program(self) -> &'static str {
         let [native, generic] = XDP_PROGRAMS;
         match self {
@@ -53,7 +53,7 @@ impl XdpMode {
         }
     }
 
-    /// The name used in tables, JSON and pins.
+    /// The mode's name in tables, JSON and names of pins.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -61,7 +61,7 @@ impl XdpMode {
         }
     }
 
-    /// `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE` of include/uapi/linux/if_link.h.
+    /// The flag that selects the mode: `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE` of include/uapi/linux/if_link.h.
     const fn flags(self) -> u32 {
         match self {
             Self::Native => 4,
@@ -70,18 +70,18 @@ impl XdpMode {
     }
 }
 
-/// Attaches the XDP program to wire devices. Use one instance at a time.
+/// Attaches the XDP program to wire devices. Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct XdpAttacher {
     folder: Folder,
     programs: Arc<Programs>,
-    /// Modes whose program the kernel has refused, with the reason. The agent does not try them again.
+    /// Modes whose program the kernel has refused, with the error. The agent does not try them again.
     refused: BTreeMap<XdpMode, String>,
     option: XdpOption,
     attached: BTreeMap<u32, XdpMode>,
-    /// XDP features of drivers, by interface index. A device is missing if the kernel did not report its features.
+    /// XDP features of the drivers, by interface index; no entry if the kernel did not report them.
     features: BTreeMap<u32, XdpFeatures>,
-    /// Devices that should run the program and cannot, with the reason that the agent has logged.
+    /// Devices, by interface index, that should run the program but are left to tc, with the reason that was logged.
     at_tc: BTreeMap<u32, DatapathError>,
 }
 
@@ -91,12 +91,12 @@ impl XdpAttacher {
         Self { folder, programs, refused: BTreeMap::new(), option, attached, features, at_tc }
     }
 
-    /// How the program runs on a device; `None` if it is not attached.
+    /// In which mode the program runs on the device with this index; `None` if it is not attached.
     pub fn mode_of(&self, index: u32) -> Option<XdpMode> {
         self.attached.get(&index).copied()
     }
 
-    /// Whether frames that the program on this device sends back (`XDP_TX`) leave through it.
+    /// Whether frames that the program on this device sends back (`XDP_TX`) really leave through the device.
     pub fn sends_back(&self, device: &Device) -> bool {
         match self.mode_of(device.index) {
             Some(XdpMode::Native) => !device.loses_xdp_tx,
@@ -105,8 +105,8 @@ impl XdpAttacher {
         }
     }
 
-    /// Whether frames that the programs on other devices redirect to this device leave through it. (Generic programs
-    /// redirect through the stack, so only native ones need the driver.)
+    /// Whether frames that programs on other devices redirect to this device really leave through it. (Generic programs
+    /// redirect through the stack, so only native ones depend on the driver.)
     pub fn is_redirect_target(&self, device: &Device) -> bool {
         let Some(mode) = self.mode_of(device.index) else { return false };
         let takes_from_native = match self.features.get(&device.index) {
@@ -116,7 +116,8 @@ impl XdpAttacher {
         takes_from_native || self.attached.values().all(|mode| *mode == XdpMode::Generic)
     }
 
-    /// Why devices do not run the program, with advice. Lists only reasons that the administrator can remove.
+    /// Sentences about devices that do not run the program, with advice; only for reasons that the administrator can
+    /// remove.
     pub fn conditions(&self) -> Vec<String> {
         let can_change = |why: &&DatapathError| {
             matches!(why, DatapathError::NoWayOut { .. } | DatapathError::StripsTags { .. })
@@ -124,7 +125,7 @@ impl XdpAttacher {
         self.at_tc.values().filter(can_change).map(ToString::to_string).collect()
     }
 
-    /// Attaches the program to the wire devices among `devices` that can run it, and detaches it from all others.
+    /// Attaches the program to those wire devices among `devices` that can run it, and detaches it from all others.
     pub fn sync(&mut self, devices: &[Device]) -> Result<(), DatapathError> {
         let wires: Vec<&Device> = devices.iter().filter(|device| is_ethernet_wire(device)).collect();
         let mut reader = self.feature_reader();
@@ -132,7 +133,7 @@ impl XdpAttacher {
         for device in &wires {
             if let Some(mode) = self.ensure(device, reader.as_mut()) {
                 attached.insert(device.index, mode);
-                // Read after the program is attached: some drivers send frames only from then on.
+                // The features are read after attaching, because some drivers send frames only from then on.
                 features.extend(read(reader.as_mut(), device).map(|found| (device.index, found)));
             }
         }
@@ -141,14 +142,16 @@ impl XdpAttacher {
         self.release()
     }
 
-    /// Attaches the program in the best allowed mode that the device supports. Returns the mode.
+    /// Attaches the program in the best allowed mode that the device supports. Returns the mode; `None` leaves the
+    /// device to tc.
     fn ensure(&mut self, device: &Device, mut reader: Option<&mut XdpFeatureReader>) -> Option<XdpMode> {
         let mut refused = None;
         for mode in modes(self.option, device) {
             let way_out = check_way_out(device, *mode, reader.as_deref_mut());
             let attached = match way_out.and_then(|()| check_tags(device)) {
                 Ok(()) => self.attach(device, *mode),
-                // Detaches the program of this mode, because a device runs programs of only one mode.
+                // A device runs programs in one mode only, so this mode's program must be detached before the next mode
+                // is tried.
                 Err(unfit) => self.detach(device, *mode).and(Err(unfit)),
             };
             match attached {
@@ -168,7 +171,7 @@ impl XdpAttacher {
         None
     }
 
-    /// Records that tc serves the device, and logs each reason once.
+    /// Records that a device is left to tc, and logs a reason that is new.
     fn leave_to_tc(&mut self, device: &Device, why: DatapathError) {
         let known = self.at_tc.get(&device.index);
         if known.is_some_and(|known| known.to_string() == why.to_string()) {
@@ -179,8 +182,8 @@ impl XdpAttacher {
         self.at_tc.insert(device.index, why);
     }
 
-    /// A reader of the XDP features of devices; `None` if no device should run the program, or the kernel does not
-    /// report the features of drivers.
+    /// A reader of the drivers' XDP features; `None` if no device should run the program, or the kernel does not report
+    /// features.
     fn feature_reader(&self) -> Option<XdpFeatureReader> {
         if self.option == XdpOption::Off {
             return None;
@@ -191,7 +194,8 @@ impl XdpAttacher {
         })
     }
 
-    /// The program for this mode. If the kernel has refused it once, the agent does not try to load it again.
+    /// The XDP program for this mode. Returns the old error, without another attempt, if the kernel has refused it
+    /// before.
     fn program(&mut self, mode: XdpMode) -> Result<Arc<LoadedProgram>, DatapathError> {
         let program = mode.program();
         if let Some(reason) = self.refused.get(&mode) {
@@ -235,7 +239,7 @@ impl XdpAttacher {
         self.folder.links().join(format!("{index}-xdp-{}", mode.as_str()))
     }
 
-    /// Removes the links of devices that do not run the program, or run it in another mode.
+    /// Removes the links of devices that no longer run the program, or run it in another mode.
     fn release(&self) -> Result<(), DatapathError> {
         for path in bpffs::entries(&self.folder.links())? {
             if let Some((index, mode)) = parse_pin(&path)
@@ -248,7 +252,7 @@ impl XdpAttacher {
     }
 }
 
-/// The features of a device; `None` if they are unknown.
+/// The XDP features of a device; `None` if they are unknown.
 fn read(reader: Option<&mut XdpFeatureReader>, device: &Device) -> Option<XdpFeatures> {
     reader?.read(device.index).unwrap_or_else(|error| {
         warn!(device = device.name, "cannot read the XDP features of the device: {error}");
@@ -256,8 +260,8 @@ fn read(reader: Option<&mut XdpFeatureReader>, device: &Device) -> Option<XdpFea
     })
 }
 
-/// Refuses a veth through which no native program can send frames. (Drivers of network cards send at least what their
-/// own program sends back.)
+/// Returns an error for a veth through which a native program cannot send frames. (Drivers of network cards at least
+/// send what their own program sends back.)
 fn check_way_out(
     device: &Device,
     mode: XdpMode,
@@ -269,8 +273,8 @@ fn check_way_out(
     if sends_nothing { Err(DatapathError::NoWayOut { device: device.name.clone() }) } else { Ok(()) }
 }
 
-/// Refuses a device that has VLANs and strips their tags from frames: the program could not tell which VLAN a frame
-/// belongs to. (A tc program finds the tag in the skb.)
+/// Returns an error for a device that has VLANs and strips tags from frames: the program could not tell which VLAN a
+/// frame belongs to. (A tc program finds the tag in the skb.)
 fn check_tags(device: &Device) -> Result<(), DatapathError> {
     let strips = || {
         ethtool::strips_vlan_tags(&device.name).unwrap_or_else(|error| {
@@ -287,7 +291,7 @@ fn check_tags(device: &Device) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The modes in which a device may run the program, the best one first.
+/// The modes in which a device may run the program, best first.
 pub(crate) fn modes(option: XdpOption, device: &Device) -> &'static [XdpMode] {
     match option {
         _ if !is_ethernet_wire(device) => &[],
@@ -302,7 +306,7 @@ fn is_ethernet_wire(device: &Device) -> bool {
     device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet
 }
 
-/// The pinned links of devices that still exist: interface index, mode and the id of the program.
+/// The pinned XDP links of devices that still exist: interface index, mode, id of the program.
 pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, DatapathError> {
     let mut links = Vec::new();
     for path in bpffs::entries(&folder.links())? {
@@ -316,7 +320,7 @@ pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, Datapat
     Ok(links)
 }
 
-/// Parses the name of a pin, such as `7-xdp-native`: interface index and mode.
+/// Interface index and mode in the name of a link's pin, such as `7-xdp-native`.
 fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
     let (index, mode) = path.file_name()?.to_str()?.split_once("-xdp-")?;
     let mode = XdpMode::ALL.into_iter().find(|candidate| candidate.as_str() == mode)?;

@@ -26,22 +26,22 @@ use crate::{
     error::DatapathError,
 };
 
-/// The open folder of the data plane: it stays reachable when its path is unmounted or covered.
+/// The open folder of the data plane's pins: it stays reachable when its path is unmounted or covered.
 #[derive(Debug)]
 pub struct Anchor {
     folder: Folder,
     programs: Arc<Programs>,
-    /// The map `LAYOUT`, which describes the other maps.
+    /// The map `LAYOUT`, which describes the other maps, held open.
     description: OwnedFd,
     root: OwnedFd,
 }
 
-/// The result of [`Anchor::rescue`].
+/// What [`Anchor::rescue`] has pinned again.
 #[derive(Debug)]
 pub struct Rescued {
-    /// Number of pins.
+    /// Number of objects that were pinned again.
     pub pins: usize,
-    /// Locks out other agents as long as it exists.
+    /// Locks out other agents as long as this value exists.
     _lock: Lock,
 }
 
@@ -57,12 +57,12 @@ impl Anchor {
         Ok(Self { folder, programs, description, root })
     }
 
-    /// The BPF file system.
+    /// Path of the BPF file system on which the pins are.
     pub fn bpffs(&self) -> &Path {
         self.folder.bpffs()
     }
 
-    /// Whether the path still leads to the open folder.
+    /// Whether the path of the pins still leads to the open folder.
     pub fn holds(&self) -> bool {
         let ours = rustix::fs::fstat(&self.root).map(|status| (status.st_dev, status.st_ino));
         let found = rustix::fs::stat(self.folder.root()).map(|status| (status.st_dev, status.st_ino));
@@ -93,14 +93,14 @@ impl Anchor {
     pub fn rescue(&self) -> Result<Rescued, DatapathError> {
         let folder = Folder::create(self.folder.bpffs())?;
         let lock = folder.lock()?;
-        // The only path that still leads to the open folder.
+        // After an unmount, this is the only path that leads to the open folder.
         let lost = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         let pins = pin_again(&lost, &folder.root())? + self.restore()?.len();
         Ok(Rescued { pins, _lock: lock })
     }
 }
 
-/// Pins every object that is pinned below `from` also below `to`. Returns the number of pins below `to`.
+/// Pins every object below `from` at the same place below `to`. Returns the number of pins below `to`.
 fn pin_again(from: &Path, to: &Path) -> Result<usize, DatapathError> {
     let mut pins = 0;
     for path in bpffs::entries(from)? {

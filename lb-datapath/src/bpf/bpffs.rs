@@ -27,30 +27,30 @@ use tracing::info;
 
 use crate::error::DatapathError;
 
-/// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
+/// File system type of a BPF file system: `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-/// The source that `/proc/thread-self/mountinfo` shows for a file system that the agent has mounted.
+/// Mount source of a BPF file system that the agent has mounted, as `/proc/thread-self/mountinfo` shows it.
 const MOUNT_SOURCE: &str = "lb-agent";
 
-/// Attempts to get the lock, and the pause between two attempts.
+/// Number of attempts to get the lock, and the pause between two attempts.
 const LOCK_ATTEMPTS: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// The folder `DIR/lb` of one data plane.
+/// The folder `DIR/lb` with the pins of one data plane.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
     bpffs: PathBuf,
 }
 
-/// Locks out other agents, or other monitors, from a [`Folder`] as long as it exists; the kernel releases the lock when
-/// the process ends.
+/// A lock on a [`Folder`] that excludes other agents, or other monitors, as long as this value exists. The kernel
+/// releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _folder: OwnedFd,
 }
 
 impl Folder {
-    /// Returns the folder on the BPF file system at `bpffs`. Mounts a BPF file system there if there is none.
+    /// The folder `lb` on the BPF file system at `bpffs`. Mounts a BPF file system there if there is none.
     pub(crate) fn create(bpffs: &Path) -> Result<Self, DatapathError> {
         fs::create_dir_all(bpffs).map_err(|error| DatapathError::file("create", bpffs, error))?;
         if !is_bpffs(bpffs)? {
@@ -63,7 +63,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Creates the missing folders of this layout version.
+    /// Creates those folders of this layout version that do not exist.
     pub(crate) fn create_folders(&self) -> Result<(), DatapathError> {
         for path in [self.programs(), self.links(), self.clsact()] {
             fs::create_dir_all(&path).map_err(|error| DatapathError::file("create", &path, error))?;
@@ -71,7 +71,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The folder, if an agent of any layout version has created it.
+    /// The folder `lb` on `bpffs`; `None` if no agent of any layout version has created it.
     pub(crate) fn find(bpffs: &Path) -> Option<Self> {
         let folder = Self { bpffs: bpffs.to_owned() };
         folder.root().is_dir().then_some(folder)
@@ -81,17 +81,17 @@ impl Folder {
         &self.bpffs
     }
 
-    /// `DIR/lb`
+    /// The path `DIR/lb`.
     pub(crate) fn root(&self) -> PathBuf {
         self.bpffs.join("lb")
     }
 
-    /// `DIR/lb/vN` of this layout version.
+    /// The path `DIR/lb/vN` of this layout version.
     pub(crate) fn current(&self) -> PathBuf {
         self.root().join(format!("v{LAYOUT_VERSION}"))
     }
 
-    /// `DIR/lb/v*` of every layout version that is still there, sorted by name.
+    /// The existing paths `DIR/lb/v*`, of every layout version, sorted by name.
     pub(crate) fn versions(&self) -> Result<Vec<PathBuf>, DatapathError> {
         let is_version = |path: &PathBuf| {
             let name =
@@ -121,10 +121,10 @@ impl Folder {
         self.root().join("ports")
     }
 
-    /// The process that has locked the folder, such as `pid 17 lb-agent`.
+    /// The process that holds the lock, such as `pid 17 lb-agent`; `None` if none does.
     pub(crate) fn holder(&self) -> Option<String> {
-        // A folder that cannot be opened or locked for another reason has no known holder; the code that uses the
-        // folder reports the error.
+        // If the folder cannot be opened or locked for another reason, the holder is unknown; code that uses the folder
+        // reports the error.
         match self.try_lock(FlockOperation::NonBlockingLockShared) {
             Err(DatapathError::Locked { holder, .. }) => Some(holder),
             Ok(_) | Err(_) => None,
@@ -161,10 +161,10 @@ impl Folder {
         try_lock(&self.root(), operation)
     }
 
-    /// Unmounts the BPF file system if an agent has mounted it and nothing else is pinned there. Returns whether it was
-    /// unmounted.
+    /// Unmounts the BPF file system if an agent has mounted it and it has no pins of other software. Returns whether it
+    /// was unmounted.
     pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
-        // The kernel may put iterators (`maps.debug`, `progs.debug`) into a BPF file system.
+        // The kernel may itself pin iterators (`maps.debug`, `progs.debug`) there.
         let is_iterator = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
         if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_iterator) {
             return Ok(false);
@@ -188,7 +188,7 @@ fn try_lock(path: &Path, operation: FlockOperation) -> Result<Lock, DatapathErro
     }
 }
 
-/// The paths in a folder, sorted; none if there is no such folder.
+/// The paths of the entries of a folder, sorted; empty if the folder does not exist.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DatapathError> {
     let read = |folder: &Path| -> io::Result<Vec<PathBuf>> {
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
@@ -207,7 +207,7 @@ pub(crate) fn is_pinned(path: &Path) -> Result<bool, DatapathError> {
     path.try_exists().map_err(|error| DatapathError::file("look for the pin", path, error))
 }
 
-/// Removes a pin. Returns whether there was one.
+/// Removes a pin. Returns whether the pin existed.
 pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -220,11 +220,11 @@ pub(crate) fn unpin(path: &Path) -> Result<bool, DatapathError> {
 pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
     let statistics = rustix::fs::statfs(path)
         .map_err(|error| DatapathError::file("find the type of the file system at", path, error))?;
-    // The type is signed on some architectures and unsigned on others.
+    // `f_type` is signed on some architectures and unsigned on others.
     Ok(u64::try_from(statistics.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
-/// Whether a file system that the agent has mounted is the topmost one at `path`.
+/// Whether the topmost file system that is mounted at `path` is one that the agent has mounted.
 fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
     const MOUNTS: &str = "/proc/thread-self/mountinfo";
     let path = fs::canonicalize(path).map_err(|error| DatapathError::file("resolve", path, error))?;
@@ -236,12 +236,12 @@ fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
         .is_some_and(|mount| mount.kind == "bpf" && mount.source == MOUNT_SOURCE))
 }
 
-/// The mount point of the first file system of this type, from the text of `/proc/thread-self/mountinfo`.
+/// Path of the first mount of a file system of type `kind`, in the text of `/proc/thread-self/mountinfo`.
 pub(crate) fn mount_of_kind<'a>(mounts: &'a str, kind: &str) -> Option<&'a str> {
     mounts.lines().filter_map(Mount::parse).find(|mount| mount.kind == kind).map(|mount| mount.point)
 }
 
-/// A line of `/proc/thread-self/mountinfo`, see proc_pid_mountinfo(5).
+/// A line of `/proc/thread-self/mountinfo`, as proc_pid_mountinfo(5) describes it.
 struct Mount<'a> {
     point: &'a str,
     kind: &'a str,
@@ -256,8 +256,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The process that holds the lock of a folder, from `/proc/locks`, for an error message. A holder that is not listed
-/// there is assumed to be in another PID namespace.
+/// Describes the process that holds the lock of a folder, by `/proc/locks`. A holder that is not listed there is taken
+/// to be in another PID namespace.
 fn holder(folder: &OwnedFd) -> String {
     let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
         fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))

@@ -15,7 +15,7 @@ use crate::bpf::{
     sys::{self, Instruction},
 };
 
-/// The placeholder instructions: `r0 = value` four times.
+/// The placeholder instructions in the object: `r0 = value` four times.
 const PLACEHOLDER: [Instruction; 4] = [
     Instruction::set(0, 0x4c42_0001),
     Instruction::set(0, 0x4c42_0002),
@@ -25,12 +25,12 @@ const PLACEHOLDER: [Instruction; 4] = [
 
 static LINKED: LazyLock<Cow<'static, [u8]>> = LazyLock::new(|| link(OBJECT));
 
-/// The BPF object for the running kernel: [`OBJECT`], with its placeholders replaced if the kernel shows the field.
+/// The BPF object for this kernel: [`OBJECT`], with the placeholders replaced if the kernel's BTF shows `ip_summed`.
 pub fn linked_object() -> &'static [u8] {
     &LINKED
 }
 
-/// Returns `object` for the running kernel: unchanged if this kernel does not show the field.
+/// Replaces the placeholders in `object` for this kernel; leaves them if the kernel's BTF does not show `ip_summed`.
 pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
     let reads = KernelTypes::read().and_then(|types| read_ip_summed(&types));
     let Some(reads) = reads.filter(accepts) else {
@@ -40,11 +40,11 @@ pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(replace(object, bytemuck::bytes_of(&PLACEHOLDER), bytemuck::bytes_of(&reads)))
 }
 
-/// The instructions that read the field of the `sk_buff` whose context is in r1.
+/// The instructions that read `ip_summed` of the `sk_buff` whose context is in r1.
 fn read_ip_summed(types: &KernelTypes) -> Option<[Instruction; 4]> {
     let cast = types.function("bpf_cast_to_kern_ctx")?;
     let field = types.field("sk_buff", "ip_summed").filter(|field| field.bits == 2)?;
-    // Both bits are in one byte. A little-endian machine numbers the bits of a byte from the lowest.
+    // Both bits of `ip_summed` are in one byte. On little-endian machines, bits of a byte are numbered from the lowest.
     let shift =
         i32::try_from(field.offset % 8).ok().filter(|shift| *shift <= 6 && cfg!(target_endian = "little"))?;
     Some([
@@ -55,7 +55,7 @@ fn read_ip_summed(types: &KernelTypes) -> Option<[Instruction; 4]> {
     ])
 }
 
-/// Whether the kernel accepts the instructions, and they find the `CHECKSUM_NONE` of a test run.
+/// Whether the kernel accepts the instructions, and they read `CHECKSUM_NONE` in a test run.
 fn accepts(reads: &[Instruction; 4]) -> bool {
     let program: Vec<Instruction> = reads.iter().copied().chain([Instruction::exit()]).collect();
     match sys::run_once(&program) {
@@ -71,7 +71,7 @@ fn accepts(reads: &[Instruction; 4]) -> bool {
     }
 }
 
-/// Returns `object` with every `from` replaced by `to`, which has the same length.
+/// A copy of `object` in which `to` replaces every `from`, which has the same length.
 fn replace(object: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut replaced = object.to_vec();
     for at in places(object, from) {
@@ -80,7 +80,7 @@ fn replace(object: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     replaced
 }
 
-/// The offsets of the instructions in the object, which aligns instructions to their size.
+/// Offsets of the instructions in the object; instructions are aligned to their size.
 fn places<'a>(object: &'a [u8], instructions: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     (0..object.len()).step_by(size_of::<Instruction>()).filter(|at| object[*at..].starts_with(instructions))
 }

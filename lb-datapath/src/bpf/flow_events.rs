@@ -1,4 +1,4 @@
-//! Events of the programs for the flow log. The ring buffer is not pinned: it is that of this agent's programs.
+//! Events of the programs for the flow log. The ring buffer is not pinned, so each agent has its own.
 
 use aya::{
     Ebpf,
@@ -8,12 +8,12 @@ use lb_common::FlowEvent;
 
 use crate::error::DatapathError;
 
-/// The ring buffer.
+/// Name of the ring buffer of events.
 pub(crate) const MAP: &str = "FLOW_EVENTS";
-/// How many events found no room.
+/// Name of the map that counts events for which the ring buffer had no room.
 const LOST: &str = "FLOW_EVENTS_LOST";
 
-/// The only reader of the events.
+/// The only reader of the events for the flow log.
 pub struct FlowEvents {
     ring: RingBuf<MapData>,
     lost: Array<MapData, u64>,
@@ -26,7 +26,7 @@ impl std::fmt::Debug for FlowEvents {
 }
 
 impl FlowEvents {
-    /// Takes the maps of a loaded object.
+    /// Takes the maps of events out of a loaded object.
     pub(crate) fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
         let mut map =
             |name| ebpf.take_map(name).ok_or_else(|| DatapathError::Object(format!("map {name} is missing")));
@@ -35,7 +35,7 @@ impl FlowEvents {
         Ok(Self { ring: ring.try_into().map_err(failed)?, lost: lost.try_into().map_err(failed)? })
     }
 
-    /// The next event, oldest first; `None` if all were read.
+    /// The oldest event that was not read yet; `None` if all were read.
     pub fn next_event(&mut self) -> Option<FlowEvent> {
         let bytes = self.ring.next()?;
         Some(bytemuck::pod_read_unaligned(bytes.get(..size_of::<FlowEvent>())?))

@@ -1,4 +1,4 @@
-//! The constants that the loader wrote into the programs: their `.rodata`, which the kernel keeps as a frozen array.
+//! Reads the constants that the loader wrote into the programs: their section `.rodata`, a frozen array in the kernel.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -16,17 +16,17 @@ use crate::{
     error::{DatapathError, with_causes},
 };
 
-/// The name of the section, and of the map that the loader creates from it.
+/// Name of the section, which is also the name of the map that the loader creates from it.
 const SECTION: &str = ".rodata";
 
 /// The options that the agent wrote into the programs when it loaded them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Globals {
-    /// The seed of hashing schedulers.
+    /// Hash seed of the schedulers `mh`, `sh` and `dh`.
     pub hash_seed: u64,
-    /// Retransmissions of a SYN after which another backend is selected; 0 means never.
+    /// Number of retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
-    /// Whether packets bypass the stack wherever their route is known.
+    /// Whether packets bypass the stack wherever their route is known (`--forwarding direct`).
     pub direct: bool,
 }
 
@@ -53,7 +53,7 @@ impl Globals {
     }
 }
 
-/// The section of a loaded program, and the object with the offset of each constant.
+/// The bytes of `.rodata` in the kernel, and the BPF object, which has the offset of each constant.
 struct Section {
     object: object::File<'static>,
     bytes: Vec<u8>,
@@ -86,13 +86,13 @@ impl Section {
         let object = object::File::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
         let size = object.section_by_name(SECTION).and_then(|section| usize::try_from(section.size()).ok());
         let size = size.ok_or_else(|| DatapathError::Object(format!("section {SECTION} is missing")))?;
-        // The map is an array of one element. Another build may have another size: then the read fails.
+        // The map is an array with one element. If another build has another size, the read fails.
         let mut bytes = vec![0; size];
         map.get(&0u32.to_ne_bytes(), &mut bytes)?;
         Ok(Self { object, bytes })
     }
 
-    /// The bytes of a constant, in the byte order of this machine.
+    /// The bytes of the constant with this name, in this machine's byte order.
     fn constant<const N: usize>(&self, name: &str) -> Result<[u8; N], DatapathError> {
         let symbol = self.object.symbols().find(|symbol| symbol.name() == Ok(name));
         let start = symbol.and_then(|symbol| usize::try_from(symbol.address()).ok());

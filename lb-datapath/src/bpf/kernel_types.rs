@@ -5,13 +5,13 @@
 
 use std::fs;
 
-/// The kernel's own types.
+/// Path of the BTF that describes the kernel's own types.
 const FILE: &str = "/sys/kernel/btf/vmlinux";
 
-/// `BTF_MAGIC` in the byte order of this machine.
+/// `BTF_MAGIC`, in this machine's byte order.
 const MAGIC: u16 = 0xeb9f;
 
-/// The kinds of types that a lookup names, or that are followed by more than the common 12 bytes.
+/// Kinds of BTF types that a lookup needs, or that have more data than the common 12 bytes.
 mod kind {
     pub(super) const INT: u32 = 1;
     pub(super) const ARRAY: u32 = 3;
@@ -26,24 +26,24 @@ mod kind {
     pub(super) const ENUM64: u32 = 19;
 }
 
-/// Lookups search anonymous structures nested up to this depth.
+/// Maximum nesting of anonymous structures that a lookup searches.
 const DEPTH: u32 = 8;
 
-/// A field of a structure.
+/// Where a field is in its structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
-    /// Bits from the start of the structure.
+    /// Offset from the start of the structure, in bits.
     pub(crate) offset: u32,
-    /// Bits of a bit field; 0 for any other field.
+    /// Size in bits of a bit field; 0 for any other field.
     pub(crate) bits: u32,
 }
 
 pub(crate) struct KernelTypes {
-    /// The content of the file. All its parts are sequences of 32-bit words, except the strings.
+    /// The content of the BTF file: sequences of 32-bit words, and the strings.
     bytes: Vec<u8>,
-    /// Offset of the strings in `bytes`.
+    /// Byte offset of the strings in `bytes`.
     strings: usize,
-    /// Offset of each type in `bytes`. The type with id 1 is the first.
+    /// Byte offset of each type in `bytes`; the first type has the id 1.
     places: Vec<usize>,
 }
 
@@ -69,12 +69,12 @@ impl KernelTypes {
         Some(types)
     }
 
-    /// The id of a function.
+    /// The BTF id of the kernel function with this name.
     pub(crate) fn function(&self, name: &str) -> Option<u32> {
         self.find(kind::FUNC, name)
     }
 
-    /// A field of a structure, or of an anonymous one within it.
+    /// A field of a structure, also if it is in an anonymous structure within.
     pub(crate) fn field(&self, structure: &str, name: &str) -> Option<Field> {
         let id = self.find(kind::STRUCT, structure)?;
         self.field_of(self.place(id)?, name, DEPTH)
@@ -115,14 +115,14 @@ impl KernelTypes {
         self.places.get(usize::try_from(id).ok()?.checked_sub(1)?).copied()
     }
 
-    /// Whether the string at this offset is `name`.
+    /// Whether the BTF string at this offset is `name`.
     fn is_name(&self, offset: u32, name: &str) -> bool {
         let start = usize::try_from(offset).ok().and_then(|offset| self.strings.checked_add(offset));
         let Some(rest) = start.and_then(|start| self.bytes.get(start..)) else { return false };
         rest.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// Bytes that follow the common 12 of a type; `None` for an unknown kind.
+    /// Number of bytes that a type at `place` has after the common 12; `None` for an unknown kind.
     fn extra(&self, place: usize) -> Option<usize> {
         let info = self.word(place + 4)?;
         let count = usize::try_from(info & 0xffff).ok()?;
@@ -131,7 +131,7 @@ impl KernelTypes {
             kind::ARRAY => 12,
             kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => count * 12,
             kind::ENUM | kind::FUNC_PROTO => count * 8,
-            // Pointers, typedefs, qualifiers, forward declarations, functions, floats, type tags.
+            // Pointers, typedefs, qualifiers, forward declarations, functions, floats and type tags have none.
             2 | 7..=12 | 16 | 18 => 0,
             _ => return None,
         })
@@ -157,7 +157,8 @@ mod tests {
 
     use super::*;
 
-    /// `int`; an anonymous structure with a bit field; `sk_buff`, which has it at byte 16; and a function.
+    /// A BTF file with `int`, an anonymous structure with a bit field, `sk_buff` (which has that at byte 16), and a
+    /// function.
     fn example() -> Vec<u8> {
         let names = b"\0int\0sk_buff\0ip_summed\0len\0cast\0";
         let name = |wanted: &str| {

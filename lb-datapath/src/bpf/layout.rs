@@ -20,7 +20,7 @@ use lb_core::layout::Layout;
 
 use crate::{bpf::sys, error::DatapathError};
 
-/// Type and sizes of a map.
+/// Type of a map, sizes in bytes of its keys and values, and number of entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Shape {
     pub(crate) kind: MapType,
@@ -50,7 +50,7 @@ impl Shape {
         }
     }
 
-    /// The shape of the map pinned at `path`; `None` if there is no pin.
+    /// The shape of the map that is pinned at `path`; `None` if nothing is pinned there.
     pub(crate) fn of_pin(path: &Path) -> Result<Option<Self>, DatapathError> {
         // The pin is opened first: the error of `MapInfo::from_pin` does not distinguish a missing pin from a forbidden
         // one.
@@ -64,7 +64,7 @@ impl Shape {
         Self::of(&info).map(Some).map_err(read)
     }
 
-    /// The shape of an open map.
+    /// The shape of an open map, as the kernel reports it.
     pub(crate) fn of(info: &MapInfo) -> Result<Self, MapError> {
         Ok(Self {
             kind: info.map_type()?,
@@ -74,7 +74,7 @@ impl Shape {
         })
     }
 
-    /// Whether each key has one value of [`Self::value_size`] bytes: false for per-CPU maps and maps without keys.
+    /// Whether each key has one value of [`Self::value_size`] bytes: false for per-CPU maps, and for maps without keys.
     pub(crate) const fn has_single_values(&self) -> bool {
         use MapType::{Array, Hash, LpmTrie, LruHash};
 
@@ -82,14 +82,14 @@ impl Shape {
     }
 }
 
-/// The name, types and sizes of a pinned map.
+/// What a pinned map must be like: name, type, sizes, and fields of keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapSpec {
     pub(crate) name: &'static str,
     pub(crate) shape: Shape,
-    /// Fields of the map's keys.
+    /// Returns the fields of the map's keys.
     pub(crate) key: fn() -> Layout,
-    /// Fields of the map's values.
+    /// Returns the fields of the map's values.
     pub(crate) value: fn() -> Layout,
 }
 
@@ -99,7 +99,7 @@ impl MapSpec {
         Self { name, shape, key: Layout::of::<K>, value: Layout::of::<V> }
     }
 
-    /// Whether the map is an array, which always has all its elements.
+    /// Whether the map is an array, in which every element always exists.
     pub(crate) fn is_array(&self) -> bool {
         self.shape.kind == MapType::Array
     }
@@ -115,7 +115,8 @@ impl MapSpec {
         Map::from_map_data(MapData::from_pin(path).map_err(failed)?).map_err(failed)
     }
 
-    /// Fails for a pinned map of another type or other sizes. The administrator may choose another number of entries.
+    /// Returns an error if a pinned map has another type or other sizes. The number of entries is the administrator's
+    /// choice.
     pub(crate) fn check(&self, path: &Path, found: &Shape) -> Result<(), DatapathError> {
         if (Shape { max_entries: self.shape.max_entries, ..*found }) == self.shape {
             return Ok(());
@@ -135,13 +136,13 @@ pub(crate) const BACKENDS: MapSpec =
 pub(crate) const TABLES: MapSpec = MapSpec::new::<u32, u32>("TABLES", MapType::Array, capacity::TABLES);
 pub(crate) const ACTIVE_FLOWS: MapSpec =
     MapSpec::new::<u32, i64>("ACTIVE", MapType::Array, capacity::BACKENDS);
-/// The flow table: see [`lb_common::flow_table`].
+/// The flow table, see [`lb_common::flow_table`].
 pub(crate) const FLOWS: MapSpec = MapSpec::new::<u32, Slot>("FLOWS", MapType::Array, capacity::FLOWS);
 pub(crate) const FLOW_TABLE: MapSpec = MapSpec::new::<u32, Header>("FLOW_TABLE", MapType::Array, 1);
-/// The overflow of the flow table.
+/// The overflow of the flow table, a hash map.
 pub(crate) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
-/// The filter that programs read before they look up anything: see [`lb_common::filter`].
+/// The filter that programs read before they look up a packet, see [`lb_common::filter`].
 pub(crate) const FILTER: MapSpec = MapSpec::new::<u32, Filter>("FILTER", MapType::Array, 1);
 pub(crate) const FRAGMENTS: MapSpec =
     MapSpec::new::<FragmentKey, FragmentedDatagram>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
@@ -162,10 +163,10 @@ pub(crate) const DEVICES: MapSpec =
     MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
 pub(crate) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
-/// Which of the two data planes begins flows during an upgrade: see [`lb_common::handover`].
+/// Which of two data planes creates flows during an upgrade, see [`lb_common::handover`].
 pub(crate) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
 
-/// The kernel stores each entry with its socket, so the map has no maximum number of entries.
+/// For each connected socket, its VIP and backend. The kernel stores the entry in the socket, so it has no maximum number.
 pub(crate) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
 pub(crate) const SOCKET_BACKENDS: MapSpec =
     MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);
@@ -184,10 +185,10 @@ pub(crate) const ANNOUNCED: MapSpec =
 pub(crate) const ANNOUNCE_HEARD: MapSpec =
     MapSpec::new::<AnnounceKey, Heard>("ANNOUNCE_HEARD", MapType::Hash, capacity::ANNOUNCED);
 
-/// Name of the pinned map that describes all others, for agents of other versions: see `state/handover.rs`.
+/// Name of the pinned map that describes all others for agents of other versions, see `state/handover.rs`.
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
-/// Every map that is pinned, except the description.
+/// All pinned maps except [`DESCRIPTION`].
 pub(crate) const MAPS: [MapSpec; 28] = [
     SERVICES,
     BACKENDS,
@@ -219,30 +220,30 @@ pub(crate) const MAPS: [MapSpec; 28] = [
     ANNOUNCE_HEARD,
 ];
 
-/// The tc programs for devices with an Ethernet header, which every node loads: ingress, egress.
+/// Names of the tc programs for devices with an Ethernet header, which every node loads: ingress, egress.
 pub(crate) const PROGRAMS: [&str; 2] = ["tc_ingress", "tc_egress"];
 
-/// The tc programs for devices without a link-layer header: ingress, egress.
+/// Names of the tc programs for devices without a link-layer header: ingress, egress.
 pub(crate) const PROGRAMS_WITHOUT_LINK_LAYER: [&str; 2] = ["tc_ingress_l3", "tc_egress_l3"];
 
-/// The tc programs for the catch device: ingress, egress.
+/// Names of the tc programs for the catch device: ingress, egress.
 pub(crate) const CATCH_PROGRAMS: [&str; 2] = ["tc_ingress", "tc_catch"];
 
-/// Programs for the XDP hook: for the frames of drivers, and for skbs.
+/// Names of the XDP programs: for frames of drivers (native mode), and for skbs (generic mode).
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
-/// The tc ingress program for devices on which the node announces addresses.
+/// Name of the tc ingress program that answers for announced addresses.
 pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
 
-/// Programs that are loaded when a device needs them.
+/// Names of the programs that are loaded only when a device needs them.
 pub(crate) const ON_DEMAND: [&str; 6] =
     ["tc_ingress_l3", "tc_egress_l3", "tc_catch", "xdp_native", "xdp_generic", ANNOUNCE_PROGRAM];
 
-/// A program of a control group.
+/// A program that is attached to a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketHook {
     pub(crate) program: &'static str,
-    /// From `enum bpf_attach_type`.
+    /// Attach type, from `enum bpf_attach_type`.
     pub(crate) attach_type: u32,
 }
 
@@ -252,8 +253,8 @@ impl SocketHook {
     }
 }
 
-/// Programs for system calls on sockets, in the order of their attachment: replies are translated before the first
-/// socket is connected to a backend.
+/// The programs for system calls of sockets, in the order in which they are attached: replies must be translated before
+/// the first socket is connected to a backend.
 pub(crate) const SOCKET_HOOKS: [SocketHook; 8] = [
     SocketHook::new("sock_recvmsg4", 19),
     SocketHook::new("sock_recvmsg6", 20),

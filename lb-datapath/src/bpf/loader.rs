@@ -30,20 +30,20 @@ use crate::{
     error::DatapathError,
 };
 
-/// The BPF object; public for tests that load it themselves.
+/// The BPF object, built by build.rs. Public for tests that load it themselves.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
-/// The log of the programs. Its owner must call `flush` whenever its descriptor is readable.
+/// Prints log lines of the programs. Its owner must call `flush` whenever the descriptor is readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
-/// The object that [`load`] has loaded.
+/// What [`load`] returns: the programs, and the log.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
     pub(crate) logger: Option<BpfLogger>,
     pub(crate) flow_events: Option<FlowEvents>,
 }
 
-/// The values of the constants in the programs.
+/// Values of the constants that the loader writes into the programs.
 struct Constants {
     log_level: u8,
     netns: u64,
@@ -61,7 +61,7 @@ impl Constants {
     fn new(options: &Options, flow_slots: u32) -> Result<Self, DatapathError> {
         let serves_pods = options.sockets.as_ref().is_some_and(|sockets| sockets.scope == SocketScope::All);
         Ok(Self {
-            // By default the object logs everything. With 0 the verifier removes the code that only logs.
+            // The object logs everything by default. With level 0 the verifier removes all code that only logs.
             log_level: options.bpf_log.map_or(0, |level| level as u8),
             netns: sys::netns_cookie().map_err(DatapathError::Netns)?,
             serve_pods: u8::from(serves_pods),
@@ -90,8 +90,8 @@ impl Constants {
     }
 }
 
-/// Creates the maps with these sizes or reuses pinned ones as they are; loads the programs that every node needs, and
-/// `of_devices`, the programs of the devices in the options; pins both.
+/// Creates the maps with these sizes, or reuses pinned ones as they are. Loads the programs that every node needs, and
+/// those in `of_devices`, which the devices in the options need. Pins maps and programs.
 pub(crate) fn load(
     folder: &Folder,
     options: &Options,
@@ -117,14 +117,14 @@ pub(crate) fn load(
     let programs = Programs::new(folder.clone(), ebpf);
     load_first(&programs, options, of_devices)?;
     for name in ON_DEMAND.into_iter().filter(|name| !programs.has(name)) {
-        // Removes the pin of an earlier agent's program. Devices keep running that program until they get another one.
+        // Removes the pin of an earlier agent's program, which devices keep running until they get another one.
         bpffs::unpin(&folder.programs().join(name))?;
     }
     Ok(Loaded { programs, logger, flow_events })
 }
 
-/// Loads the programs that every node needs, and `of_devices`. If the kernel refuses a program of a device, attaching
-/// that program reports the error.
+/// Loads the programs that every node needs, and those in `of_devices`. If the kernel refuses one of the latter,
+/// attaching it later reports the error.
 fn load_first(
     programs: &Programs,
     options: &Options,
@@ -137,7 +137,7 @@ fn load_first(
     needed.filter_map(|name| loaded.remove(name)).try_for_each(|program| program.map(drop))
 }
 
-/// Loads the tc and socket programs once, to check that the kernel accepts them.
+/// Loads the tc and socket programs once, only to check that the kernel accepts them.
 pub(crate) fn try_load() -> Result<(), DatapathError> {
     let socket_programs = SOCKET_HOOKS.iter().map(|hook| hook.program);
     let catch = CATCH_PROGRAMS.into_iter().skip(1);
@@ -145,12 +145,12 @@ pub(crate) fn try_load() -> Result<(), DatapathError> {
     try_verify(of_devices.chain([ANNOUNCE_PROGRAM]).chain(socket_programs))
 }
 
-/// Loads the XDP programs once, to check that the kernel accepts them.
+/// Loads the XDP programs once, only to check that the kernel accepts them.
 pub(crate) fn try_load_xdp() -> Result<(), DatapathError> {
     try_verify(XDP_PROGRAMS.into_iter())
 }
 
-/// Loads programs with small maps of their own, and unloads programs and maps.
+/// Loads programs with small maps of their own, then unloads both.
 fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathError> {
     let mut loader = prepare()?;
     loader.override_global(aya_log::LEVEL, &0u8, false);
@@ -162,8 +162,8 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
-/// Returns a loader, and makes [`linked_object`] ready. The loader reads all types of the kernel, which takes about as
-/// long as the rest, so another thread does that.
+/// A loader for the object, with [`linked_object`] ready. The loader reads all types of the kernel, which takes as long
+/// as everything else, so another thread does that.
 fn prepare<'a>() -> Result<EbpfLoader<'a>, DatapathError> {
     thread::scope(|scope| {
         let loader = thread::Builder::new().spawn_scoped(scope, EbpfLoader::new).ok();
@@ -173,7 +173,7 @@ fn prepare<'a>() -> Result<EbpfLoader<'a>, DatapathError> {
     })
 }
 
-/// Checks that the object has the maps and programs that this code expects.
+/// Checks that the object contains the maps and programs that this code expects.
 fn check_object() -> Result<(), DatapathError> {
     let object = aya_obj::Object::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
     for spec in &MAPS {
@@ -198,12 +198,12 @@ fn check_object() -> Result<(), DatapathError> {
     }
 }
 
-/// Maps that are replaced if this version needs more entries. Counters then start from 0, and the ports of fragmented
-/// datagrams in transit are lost.
+/// Names of maps that are replaced if this version needs more entries. Counters then start from 0, and the ports of
+/// fragmented datagrams in transit are lost.
 const GROWS: [&str; 2] = [layout::STATS.name, layout::FRAGMENTS.name];
 
-/// The number of entries that the map has or will have. Removes the pin of a map of [`GROWS`] that is too small. Fails
-/// for a pinned map of another type or other sizes.
+/// Number of entries that the map has or will have. Unpins a map of [`GROWS`] that is too small. Returns an error for a
+/// pinned map with another type or other sizes.
 fn entries_of(path: &Path, spec: &MapSpec, capacities: &Capacities) -> Result<u32, DatapathError> {
     let wanted = capacities.of(spec);
     let Some(found) = Shape::of_pin(path)? else { return Ok(wanted) };

@@ -1,4 +1,4 @@
-//! Arrays that both the programs and the agent change, mapped into the agent's memory.
+//! Maps arrays that programs and the agent both change into the agent's memory.
 
 use std::{
     io,
@@ -9,13 +9,13 @@ use std::{
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// An integer that any thread may change.
+/// An atomic integer type, which any thread may change.
 pub(crate) trait Atomic: Sync {}
 
 impl Atomic for AtomicI64 {}
 impl Atomic for AtomicU64 {}
 
-/// The values of an array map in our address space.
+/// The values of an array map, mapped into this process's memory as atomic integers.
 #[derive(Debug)]
 pub(crate) struct Mapped<T> {
     start: ptr::NonNull<T>,
@@ -28,7 +28,7 @@ unsafe impl<T: Atomic> Send for Mapped<T> {}
 unsafe impl<T: Atomic> Sync for Mapped<T> {}
 
 impl<T: Atomic> Mapped<T> {
-    /// Maps the first `length` integers of the values of an array.
+    /// Maps the first `length` integers of an array map's values.
     pub(crate) fn new(map: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>() == 8) };
         let bytes = length * size_of::<T>();
@@ -40,7 +40,7 @@ impl<T: Atomic> Mapped<T> {
         Ok(Self { start, length })
     }
 
-    /// The mapped integers, in the order of the array's elements.
+    /// The mapped integers; index 0 is the first of the array's first element.
     pub(crate) const fn values(&self) -> &[T] {
         // SAFETY: the mapping is this long (the kernel refuses one beyond the array), page-aligned, exists as long as
         // `self`, and is changed by atomic operations only.

@@ -1,4 +1,4 @@
-//! The BPF objects of this node: system calls, typed maps, pins on the BPF file system, the object and its loader.
+//! BPF system calls, typed maps, pins on the BPF file system, and the loader of the BPF object.
 
 pub(crate) mod anchor;
 pub(crate) mod bpffs;

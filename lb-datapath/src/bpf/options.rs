@@ -1,4 +1,4 @@
-//! Options for opening the data plane.
+//! Options with which the data plane is opened.
 
 use std::path::PathBuf;
 
@@ -17,30 +17,30 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum BpfLogLevel {
-    /// Conditions that should never occur.
+    /// Logs conditions that should never occur.
     Error = 1,
-    /// Conditions that an administrator should know.
+    /// Also conditions that an administrator should know.
     Warn = 2,
-    /// Rare events.
+    /// Also rare events.
     Info = 3,
-    /// New flows.
+    /// Also new flows.
     Debug = 4,
-    /// Everything.
+    /// Also everything else.
     Trace = 5,
 }
 
-/// Sizes of the maps in entries. A map that is pinned already keeps its size.
+/// Numbers of entries with which maps are created. A map that is pinned already keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities {
-    /// Frontends.
+    /// Number of frontends in `SERVICES`.
     pub services: u32,
-    /// Slots of the backend arena.
+    /// Number of slots of `BACKENDS`.
     pub backends: u32,
-    /// Slots of the arena of scheduler tables.
+    /// Number of slots of `TABLES`.
     pub tables: u32,
-    /// Entries of connection tracking: two for each flow, one for a flow in a tunnel.
+    /// Number of flow table entries: a flow takes two, a tunnelled flow one.
     pub conntrack: u32,
-    /// Clients of Services with session affinity.
+    /// Number of clients with session affinity in `AFFINITY`.
     pub affinity: u32,
 }
 
@@ -57,8 +57,8 @@ impl Default for Capacities {
 }
 
 impl Capacities {
-    /// Raises the size of the map, and of the maps whose size the same setting determines, to at least this number of
-    /// entries. Does nothing for a map that no such setting sizes.
+    /// Raises the size of the map, and of maps whose size follows the same setting, to at least this number of entries.
+    /// Does nothing for a map that no setting sizes.
     pub(crate) fn raise(&mut self, spec: &MapSpec, entries: u32) {
         let size = match spec.name {
             "SERVICES" | "SERVICE_NAMES" | "VIPS" => &mut self.services,
@@ -69,7 +69,7 @@ impl Capacities {
         *size = entries.max(*size);
     }
 
-    /// The size of the map, in entries.
+    /// Number of entries with which the map is created.
     pub(crate) fn of(&self, spec: &MapSpec) -> u32 {
         match spec.name {
             "SERVICES" | "SERVICE_NAMES" => self.services,
@@ -87,12 +87,12 @@ impl Capacities {
     }
 }
 
-/// The number of CPUs that run. (Some virtual machines also have many CPUs that may be added later.)
+/// Number of CPUs that are online. (Some virtual machines have many more possible CPUs.)
 fn online_cpus() -> u32 {
     aya::util::online_cpus().map_or(1, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
 
-/// The smallest size of an LRU map on a machine with that many CPUs.
+/// Minimal number of entries of an LRU map on a machine with this many CPUs.
 fn entries_of_lru(cpus: usize) -> u32 {
     u32::try_from(cpus).unwrap_or(u32::MAX).saturating_mul(capacity::LRU_PER_CPU)
 }
@@ -102,13 +102,13 @@ fn entries_of_lru(cpus: usize) -> u32 {
 pub struct Options {
     /// Mount point of the BPF file system. The agent mounts one there if none is mounted.
     pub bpffs: PathBuf,
-    /// The log level of the programs. With `None` the verifier removes all logging code.
+    /// Log level of the programs. With `None` the verifier removes all logging code.
     pub bpf_log: Option<BpfLogLevel>,
-    /// Sizes of new maps.
+    /// Numbers of entries of new maps.
     pub capacities: Capacities,
-    /// How to attach to tc; by default with tcx if the kernel has it.
+    /// How programs are attached at tc; `None` uses tcx if the kernel has it.
     pub attach: Option<AttachMode>,
-    /// Which sockets are served; `None`: no sockets.
+    /// Which sockets are served; `None` for none.
     pub sockets: Option<SocketOptions>,
     /// Which wire devices get the XDP program.
     pub xdp: XdpOption,
@@ -117,19 +117,19 @@ pub struct Options {
     /// Whether the programs decapsulate packets in tunnels from other nodes. If not, they lack that code, and such
     /// packets pass.
     pub decapsulate: bool,
-    /// Retransmissions of a SYN after which another backend is selected; 0 means never.
+    /// Number of retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,
     /// Whether the programs emit events for a flow log.
     pub flow_log: bool,
-    /// Seed of hashing schedulers. Nodes that share the flows of a Service need the same seed.
+    /// Hash seed of the schedulers `mh`, `sh` and `dh`. Nodes that share the flows of a Service must have the same
+    /// seed.
     pub hash_seed: u64,
-    /// The devices that get programs first. The agent loads their programs in parallel at the start, and others when a
-    /// device needs them.
+    /// Devices whose programs the agent loads in parallel at the start; it loads others when a device needs them.
     pub devices: Vec<Device>,
 }
 
 impl Options {
-    /// The default options for this BPF file system.
+    /// Default options for the data plane on this BPF file system.
     pub fn new(bpffs: impl Into<PathBuf>) -> Self {
         Self {
             bpffs: bpffs.into(),
@@ -151,14 +151,14 @@ impl Options {
 /// How programs are attached to the tc hooks of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AttachMode {
-    /// tcx links, kernel 6.6 and newer.
+    /// By tcx links, on kernel 6.6 and newer.
     Tcx,
-    /// Filters of the clsact qdisc.
+    /// As filters of the clsact qdisc, on older kernels.
     Clsact,
 }
 
 impl AttachMode {
-    /// The name used in tables and JSON.
+    /// The mode's name in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",
@@ -184,30 +184,30 @@ pub enum XdpOption {
     Off,
 }
 
-/// Which processes the socket hooks serve.
+/// Which network namespaces' sockets the hooks serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketScope {
-    /// Sockets of the agent's network namespace: processes of the node and hostNetwork pods.
+    /// Only sockets in the agent's network namespace: those of the node's processes and of hostNetwork pods.
     Node,
-    /// Sockets of all network namespaces.
+    /// Sockets in every network namespace.
     All,
 }
 
 /// Which sockets the hooks serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Folder of the control group (cgroup v2); only its processes are served.
+    /// Folder of the cgroup (cgroup2) whose processes are served.
     pub cgroup: PathBuf,
-    /// Which sockets of those processes are served.
+    /// Which of these processes' sockets are served.
     pub scope: SocketScope,
 }
 
 /// How packets of Services are forwarded between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Forwarding {
-    /// Through the stack, like packets of other connections; between wire devices that run XDP, bypassing the stack.
+    /// Through the network stack, like packets of other connections; XDP between wire devices bypasses it.
     #[default]
     Stack,
-    /// Bypassing the stack wherever the route is known.
+    /// Bypassing the network stack wherever the route is known.
     Direct,
 }

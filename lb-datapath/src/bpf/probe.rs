@@ -1,25 +1,25 @@
-//! Checks whether a helper of this kernel accepts a flag: a program of a few instructions calls it once, on a frame of
-//! zeros.
+//! Checks whether a BPF helper of this kernel accepts a flag: runs a program of a few instructions that calls the
+//! helper once, on a frame of zeros.
 
 use std::io;
 
 use crate::bpf::sys::{self, Instruction};
 
-/// `BPF_FUNC_fib_lookup`.
+/// Id of the helper `bpf_fib_lookup`.
 const FIB_LOOKUP: i32 = 69;
 /// Size of `struct bpf_fib_lookup` in bytes.
 const ROUTE: i16 = 64;
-/// `AF_INET`.
+/// The address family `AF_INET`.
 const IPV4: i32 = 2;
-/// The return value of a helper for a flag that it does not support.
+/// What a helper returns for a flag that it does not support: `-EINVAL`.
 const EINVAL: u32 = 22_u32.wrapping_neg();
 
-/// `BPF_FIB_LOOKUP_SKIP_NEIGH`.
+/// The flag `BPF_FIB_LOOKUP_SKIP_NEIGH`.
 pub(crate) const SKIP_NEIGHBOUR: i32 = 1 << 2;
-/// `BPF_FIB_LOOKUP_SRC`.
+/// The flag `BPF_FIB_LOOKUP_SRC`.
 pub(crate) const SOURCE: i32 = 1 << 4;
 
-/// A flag that no kernel supports.
+/// A flag that no kernel supports, to check that the probe can fail.
 const NO_FLAG: i32 = 1 << 30;
 
 /// Whether `bpf_fib_lookup` accepts these flags.
@@ -38,7 +38,8 @@ pub(crate) fn takes_route_flags(flags: i32) -> io::Result<bool> {
 
 /// A program that calls `bpf_fib_lookup` for 0.0.0.0 on interface 1 and returns the helper's return value.
 fn route_lookup(flags: i32) -> Vec<Instruction> {
-    // r6 := context. The parameters are zeros on the stack, except the family and, at byte 8, the interface index.
+    // `r6 = context`. The helper's parameters are on the stack: zeros except the family and, at byte 8, the interface
+    // index.
     let mut program = vec![Instruction::copy(6, 1)];
     program.extend((1..=ROUTE / 8).map(|word| Instruction::store(8, 10, -8 * word, 0)));
     program.extend([

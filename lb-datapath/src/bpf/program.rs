@@ -1,5 +1,5 @@
-//! The BPF programs of this process, each loaded when it is first needed: the verifier takes up to half a second for
-//! one.
+//! The BPF programs of this process. Each is loaded when it is first needed, because the verifier takes up to half a
+//! second for one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// One loaded program. The kernel keeps the program at least as long as this value exists.
+/// A loaded program. The kernel keeps it at least as long as this value exists.
 #[derive(Debug)]
 pub(crate) struct LoadedProgram {
     pub(crate) name: &'static str,
@@ -33,7 +33,7 @@ impl LoadedProgram {
     }
 }
 
-/// The programs of the object, with the maps that they use.
+/// The programs of a BPF object, and the maps that they use.
 pub(crate) struct Programs {
     folder: Folder,
     inner: Mutex<Inner>,
@@ -52,12 +52,12 @@ impl fmt::Debug for Programs {
 }
 
 impl Programs {
-    /// The programs of an object whose maps exist.
+    /// Wraps an object whose maps are created; no program is loaded yet.
     pub(crate) fn new(folder: Folder, ebpf: Ebpf) -> Self {
         Self { folder, inner: Mutex::new(Inner { ebpf, loaded: BTreeMap::new() }) }
     }
 
-    /// The program with this name. Loads and pins it unless it is loaded; a call after a failure tries again.
+    /// Returns the program with this name; loads and pins it if necessary. A call after a failure tries again.
     pub(crate) fn get(&self, name: &'static str) -> Result<Arc<LoadedProgram>, DatapathError> {
         let mut loaded = self.load(&[name]);
         loaded
@@ -65,7 +65,7 @@ impl Programs {
             .unwrap_or_else(|| Err(DatapathError::Object(format!("program {name} is missing"))))
     }
 
-    /// Pins the maps and the loaded programs whose pins are gone. Returns the names of those that it has pinned.
+    /// Pins those maps and loaded programs whose pins are gone. Returns their names.
     pub(crate) fn restore_pins(&self) -> Result<Vec<&'static str>, DatapathError> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let mut restored = Vec::new();
@@ -91,21 +91,21 @@ impl Programs {
         Ok(restored)
     }
 
-    /// Whether the program is loaded.
+    /// Whether the program with this name is loaded.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).loaded.contains_key(name)
     }
 
-    /// Returns the programs with these names, or their errors. Loads in parallel those that are not loaded yet, and
-    /// pins them.
+    /// Returns the programs with these names, or their errors. Those that are not loaded yet are loaded in parallel,
+    /// and pinned.
     pub(crate) fn load(
         &self,
         names: &[&'static str],
     ) -> BTreeMap<&'static str, Result<Arc<LoadedProgram>, DatapathError>> {
-        // A thread that panicked while it held the lock has left the map of loaded programs consistent.
+        // A thread that panicked with the lock has left the map of loaded programs consistent.
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Inner { ebpf, loaded } = &mut *inner;
-        // Several devices may need the same program.
+        // A set, because several devices may need the same program.
         let missing: BTreeSet<&'static str> =
             names.iter().copied().filter(|name| !loaded.contains_key(name)).collect();
         let mut failed = BTreeMap::new();

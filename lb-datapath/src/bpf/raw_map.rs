@@ -24,26 +24,26 @@ use crate::{
     error::DatapathError,
 };
 
-/// `BPF_ANY`: create or replace.
+/// `BPF_ANY`: an update creates or replaces the element.
 pub(crate) const ANY: u64 = 0;
-/// `BPF_NOEXIST`: create only.
+/// `BPF_NOEXIST`: an update only creates the element.
 pub(crate) const NO_EXIST: u64 = 1;
-/// `BPF_EXIST`: replace only.
+/// `BPF_EXIST`: an update only replaces the element.
 pub(crate) const EXIST: u64 = 2;
-/// The most elements in a batch call: enough to make the cost of the system call negligible.
+/// Maximum number of elements in a batch: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
-/// How often a call is repeated that failed because the kernel was busy or out of memory, and the pause between two
-/// attempts. The kernel refills the allocator of maps without preallocation in the background.
+/// How often a call is repeated that failed because the kernel was busy or out of memory, and the pause in between. (In
+/// the background, the kernel refills the allocator of maps without preallocation.)
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The position where a batch begins or has ended. The kernel uses four bytes for these map types: the bucket of a hash
-/// map, the index in an array.
+/// Where a batch begins, or where it has ended. For these map types, the kernel uses four bytes: a bucket of a hash
+/// map, or an index of an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor([u8; 64]);
 
 impl Cursor {
-    /// The cursor of a batch that begins after `index` of an array.
+    /// The cursor for a batch that begins after this index of an array.
     pub(crate) fn after(index: u32) -> Self {
         let mut cursor = [0; 64];
         cursor[..4].copy_from_slice(&index.to_ne_bytes());
@@ -53,33 +53,33 @@ impl Cursor {
 
 /// Why a batch ended before its last element.
 pub(crate) enum BatchError {
-    /// The kernel has no batches for this map.
+    /// The kernel has no batch commands for this type of map.
     Unsupported,
-    /// The elements before this index are done, and the batch failed. A write of the element with this index alone
-    /// returns the reason, if it also fails.
+    /// The elements before this index were processed, then the batch failed. To write the element at this index alone
+    /// gives the error, if it also fails.
     At(usize),
 }
 
-/// A function that is called with each key and its value.
+/// A function that is called with the bytes of a key and of its value.
 type See<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), DatapathError> + 'a;
 
 #[derive(Debug)]
 pub(crate) struct RawMap {
-    /// Name of the map for error messages.
+    /// The map's name in error messages.
     name: &'static str,
     fd: OwnedFd,
-    /// Type and sizes as the kernel reports them.
+    /// Type and sizes of the map as the kernel reports them.
     pub(crate) shape: Shape,
     batches: AtomicBool,
 }
 
 impl RawMap {
-    /// `shape` must be what the kernel reports for `fd`: buffers are checked against it.
+    /// Wraps a map. `shape` must be what the kernel reports for `fd`: buffers are checked against it.
     pub(crate) const fn new(name: &'static str, fd: OwnedFd, shape: Shape) -> Self {
         Self { name, fd, shape, batches: AtomicBool::new(true) }
     }
 
-    /// Opens the map that is pinned at `path`; `None` if there is no pin.
+    /// Opens the map that is pinned at `path`; `None` if nothing is pinned there.
     pub(crate) fn open(name: &'static str, path: &Path) -> Result<Option<Self>, DatapathError> {
         let Some(shape) = Shape::of_pin(path)? else { return Ok(None) };
         let fd =
@@ -87,7 +87,7 @@ impl RawMap {
         Ok(Some(Self::new(name, fd, shape)))
     }
 
-    /// Pins the map at one more path.
+    /// Pins the map at `path`, in addition to other pins.
     pub(crate) fn pin(&self, path: &Path) -> Result<(), DatapathError> {
         sys::pin(self.fd(), path).map_err(|error| DatapathError::file("pin the map at", path, error))
     }
@@ -109,7 +109,7 @@ impl RawMap {
         DatapathError::Map { action, map: self.name, source }
     }
 
-    /// Turns batch commands on or off: see [`crate::bpf::table::Table::use_batches`].
+    /// Sets whether batch commands are used, see [`crate::bpf::table::Table::use_batches`].
     pub(crate) fn use_batches(&self, yes: bool) {
         self.batches.store(yes, Ordering::Relaxed);
     }
@@ -126,8 +126,8 @@ impl RawMap {
         self.shape.value_size as usize
     }
 
-    /// Fails unless `sizes_match`, because the kernel must never read or write beyond a buffer. Also fails for map
-    /// types whose values are larger than reported (one for each CPU).
+    /// Returns an error unless `sizes_match`, so that the kernel never reads or writes beyond a buffer. Also returns an
+    /// error for map types whose values are larger than reported (one value per CPU).
     fn check_sizes(&self, sizes_match: bool) -> io::Result<()> {
         if sizes_match && self.shape.has_single_values() {
             return Ok(());
@@ -138,17 +138,17 @@ impl RawMap {
         )))
     }
 
-    /// Reads the value of `key`. Returns whether there is one.
+    /// Reads the value of `key` into `value`. Returns whether the key exists.
     pub(crate) fn get(&self, key: &[u8], value: &mut [u8]) -> Result<bool, DatapathError> {
         self.read(Command::MapLookup, Some(key), value).map_err(|error| self.error("read from", error))
     }
 
-    /// Reads the key after `key`, or the first key. Returns whether there is one.
+    /// Reads the key after `key`, or the first key, into `next`. Returns whether there is one.
     fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<bool, DatapathError> {
         self.read(Command::MapNextKey, key, next).map_err(|error| self.error("list the keys of", error))
     }
 
-    /// Runs a command that reads a value or a key.
+    /// Runs a command that reads a value or a key into `out`. Returns whether the element exists.
     fn read(&self, command: Command, key: Option<&[u8]>, out: &mut [u8]) -> io::Result<bool> {
         let size = if command == Command::MapNextKey { self.key_size() } else { self.value_size() };
         self.check_sizes(out.len() == size && key.is_none_or(|key| key.len() == self.key_size()))?;
@@ -178,7 +178,7 @@ impl RawMap {
         })
     }
 
-    /// Deletes one element. Returns whether it existed.
+    /// Deletes one element. Returns whether the key existed.
     pub(crate) fn delete(&self, key: &[u8]) -> io::Result<bool> {
         self.check_sizes(key.len() == self.key_size())?;
         found(retry_while_busy(|| {
@@ -189,14 +189,13 @@ impl RawMap {
         }))
     }
 
-    /// Deletes one element of a hash map and reads the value that it had, in one step (Linux 5.14). Returns whether it
-    /// existed.
+    /// Deletes an element of a hash map and reads its value in one step (Linux 5.14). Returns whether the key existed.
     pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, DatapathError> {
         let taken = retry_while_busy(|| self.read(Command::MapLookupAndDelete, Some(key), value));
         taken.map_err(|error| self.error("delete from", error))
     }
 
-    /// Updates many elements with one system call, or deletes them if there are no `values`.
+    /// Updates many elements with one system call; without `values`, deletes them.
     pub(crate) fn write_batch(&self, keys: &[u8], values: Option<&[u8]>) -> Result<(), BatchError> {
         let count = keys.len().checked_div(self.key_size()).unwrap_or(0);
         let checked = self.check_sizes(values.is_none_or(|values| values.len() == count * self.value_size()));
@@ -215,7 +214,7 @@ impl RawMap {
         match unsafe { sys::bpf(command, &mut attr) } {
             Ok(_) => Ok(()),
             Err(error) if is_unsupported(&error) => Err(BatchError::Unsupported),
-            // A kernel that fails before the first element leaves `count` as it was.
+            // If a kernel fails before the first element, it leaves `count` unchanged.
             Err(_) => Err(BatchError::At(if attr.count < wanted { attr.count as usize } else { 0 })),
         }
     }
@@ -245,8 +244,8 @@ impl RawMap {
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Calls `see` for every element. With batches, it gets elements that exist during the whole walk at least once.
-    /// `see` may change the map.
+    /// Calls `see` for every element. With batch commands, `see` gets each element that exists during the whole walk at
+    /// least once. It may change the map.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);
@@ -257,7 +256,7 @@ impl RawMap {
             let (count, more) = match self.read_batch(from.as_ref(), &mut to, &mut keys, &mut values) {
                 Ok(count) => (count, true),
                 Err((count, error)) if error.kind() == io::ErrorKind::NotFound => (count, false),
-                // A bucket of the hash map holds more than the buffer.
+                // A bucket of the hash map has more elements than the buffer has room for.
                 Err((_, error)) if error.raw_os_error() == Some(libc::ENOSPC) => {
                     keys.resize(keys.len() * 2, 0);
                     values.resize(values.len() * 2, 0);
@@ -278,13 +277,13 @@ impl RawMap {
         }
     }
 
-    /// Like [`Self::for_each`], without batches. It lists all keys first, because the kernel restarts a walk from the
-    /// first key if the present one has been deleted. A list that restarts often may miss keys.
+    /// Like [`Self::for_each`], without batch commands. Lists all keys first, because the kernel restarts a walk from
+    /// the first key if the present one was deleted. A list that restarts often may miss keys.
     fn for_each_key(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         let (mut keys, mut key) = (Vec::<Vec<u8>>::new(), vec![0; self.key_size()]);
         while self.next_key(keys.last().map(Vec::as_slice), &mut key)? {
             keys.push(key.clone());
-            // A restarted walk returns keys again; this limit ends a walk that restarts forever.
+            // A walk that restarts returns keys again; this limit ends one that would restart forever.
             if keys.len() > self.shape.max_entries as usize {
                 break;
             }
@@ -307,7 +306,7 @@ fn found(result: io::Result<i32>) -> io::Result<bool> {
     }
 }
 
-/// Repeats an attempt that fails because the kernel is briefly busy or short of memory.
+/// Repeats `attempt` while it fails because the kernel is briefly busy or short of memory.
 fn retry_while_busy<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..RETRIES {
         match attempt() {

@@ -17,7 +17,7 @@ use std::{
 
 use bytemuck::{Pod, Zeroable};
 
-/// Commands of `enum bpf_cmd`.
+/// Commands of `bpf(2)`, from `enum bpf_cmd`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
@@ -41,19 +41,19 @@ pub(crate) enum Command {
     LinkDetach = 34,
 }
 
-/// Attribute of the commands on one element of a map.
+/// Attribute of `bpf(2)` for commands on one element of a map.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Element {
     pub(crate) map: u32,
     pub(crate) zero: u32,
     pub(crate) key: u64,
-    /// Address of the value, or of the buffer for the next key.
+    /// Address of the value; for a command that reads the next key, of the buffer for that key.
     pub(crate) value: u64,
     pub(crate) flags: u64,
 }
 
-/// Attribute of the commands on many elements of a map.
+/// Attribute of `bpf(2)` for commands on many elements of a map.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Batch {
@@ -61,7 +61,7 @@ pub(crate) struct Batch {
     pub(crate) out_cursor: u64,
     pub(crate) keys: u64,
     pub(crate) values: u64,
-    /// In: number of elements; out: number of processed elements, also if the command fails.
+    /// In: number of elements. Out: number of elements that were processed, even if the command failed.
     pub(crate) count: u32,
     pub(crate) map: u32,
     pub(crate) element_flags: u64,
@@ -79,49 +79,49 @@ struct MapCreate {
     inner_map: u32,
 }
 
-/// `struct bpf_insn`.
+/// A BPF instruction, `struct bpf_insn`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct Instruction {
     code: u8,
-    /// Destination register in the lower four bits, source register in the upper four.
+    /// Destination register in the lower four bits, source register in the upper four bits.
     registers: u8,
     offset: i16,
     value: i32,
 }
 
 impl Instruction {
-    /// `to = from`
+    /// `to = from`, for 64-bit registers.
     pub(crate) const fn copy(to: u8, from: u8) -> Self {
         Self { code: 0xbf, registers: to | from << 4, offset: 0, value: 0 }
     }
 
-    /// `to = value`
+    /// `to = value`, for a 64-bit register.
     pub(crate) const fn set(to: u8, value: i32) -> Self {
         Self { code: 0xb7, registers: to, offset: 0, value }
     }
 
-    /// `to += value`
+    /// `to += value`, for a 64-bit register.
     pub(crate) const fn add(to: u8, value: i32) -> Self {
         Self { code: 0x07, registers: to, offset: 0, value }
     }
 
-    /// `to &= value`
+    /// `to &= value`, for a 64-bit register.
     pub(crate) const fn and(to: u8, value: i32) -> Self {
         Self { code: 0x57, registers: to, offset: 0, value }
     }
 
-    /// `to >>= bits`
+    /// `to >>= bits`, for a 64-bit register, without sign.
     pub(crate) const fn shift_right(to: u8, bits: i32) -> Self {
         Self { code: 0x77, registers: to, offset: 0, value: bits }
     }
 
-    /// Loads the byte at `base + offset`.
+    /// `to = byte at base + offset`.
     pub(crate) const fn load_byte(to: u8, base: u8, offset: i16) -> Self {
         Self { code: 0x71, registers: to | base << 4, offset, value: 0 }
     }
 
-    /// Stores `size` bytes (8, 4 or 1) at `base + offset`.
+    /// Stores `value` in `size` bytes (8, 4 or 1) at `base + offset`.
     pub(crate) const fn store(size: u8, base: u8, offset: i16, value: i32) -> Self {
         let width = match size {
             8 => 0x18,
@@ -131,12 +131,12 @@ impl Instruction {
         Self { code: 0x62 | width, registers: base, offset, value }
     }
 
-    /// Returns `r0`.
+    /// Ends the program, which returns `r0`.
     pub(crate) const fn exit() -> Self {
         Self { code: 0x95, registers: 0, offset: 0, value: 0 }
     }
 
-    /// `r0 = helper(r1, …, r5)`
+    /// `r0 = helper(r1, …, r5)`, for a BPF helper by its id.
     pub(crate) const fn call(helper: i32) -> Self {
         Self { code: 0x85, registers: 0, offset: 0, value: helper }
     }
@@ -206,7 +206,7 @@ struct Query {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct LinkCreate {
     program: u32,
-    /// Interface index, or the descriptor of a control group.
+    /// Interface index, or the descriptor of a cgroup.
     ifindex: u32,
     attach_type: u32,
     flags: u32,
@@ -243,19 +243,19 @@ pub(crate) struct LinkInfo {
 }
 
 impl LinkInfo {
-    /// Interface index of a tcx or XDP link; 0 after the device is gone.
+    /// Interface index of the device of a tcx or XDP link; 0 if the device is gone.
     pub(crate) const fn ifindex(&self) -> u32 {
         self.target[0]
     }
 
-    /// Inode number of the control group of a link; 0 after the group is gone.
+    /// Inode number of the cgroup of a cgroup link; 0 if the cgroup is gone.
     pub(crate) fn cgroup(&self) -> u64 {
         let [inode, _] = bytemuck::cast::<[u32; 4], [u64; 2]>(self.target);
         inode
     }
 }
 
-/// The tcx hook of a device. The values are those of `enum bpf_attach_type`.
+/// One of the two tcx hooks of a device, with its value in `enum bpf_attach_type`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tcx {
@@ -263,7 +263,7 @@ pub(crate) enum Tcx {
     Egress = 47,
 }
 
-/// Position among the programs of a hook: `BPF_F_BEFORE` or `BPF_F_AFTER` without a reference program.
+/// Where a program goes among those of a hook: `BPF_F_BEFORE` or `BPF_F_AFTER`, without a reference program.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
@@ -271,7 +271,7 @@ pub(crate) enum Position {
     Last = 1 << 4,
 }
 
-/// A program on a tcx hook; `link_id` is 0 for one that was attached without a link.
+/// A program on a tcx hook; `link_id` is 0 if it was attached without a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TcxProgram {
     pub(crate) program_id: u32,
@@ -307,20 +307,20 @@ unsafe fn bpf_fd<A: Pod>(command: Command, attr: &mut A) -> io::Result<OwnedFd> 
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The kernel's own ENOTSUPP, which libc does not define.
+/// The kernel's internal error number ENOTSUPP, which libc does not define.
 const ENOTSUPP: i32 = 524;
 
-/// Whether the kernel lacks the command, or supports it for other map types only.
+/// Whether the error means that the kernel lacks the command, or lacks it for this type of map.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | ENOTSUPP | libc::EOPNOTSUPP))
 }
 
-/// The number of a descriptor, as attributes hold it.
+/// A file descriptor in the form that attributes of `bpf(2)` contain.
 pub(crate) fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// The address of `value`, as attributes hold it.
+/// An address in the form that attributes of `bpf(2)` contain.
 pub(crate) fn pointer<T: ?Sized>(value: *const T) -> u64 {
     value.cast::<u8>().addr() as u64
 }
@@ -329,7 +329,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
 }
 
-/// Pins a map, program or link at `path` on a bpffs.
+/// Pins a map, program or link at `path`, which must be on a BPF file system.
 pub(crate) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = ObjectPath { path: pointer(path.as_ptr()), fd: raw(fd), flags: 0 };
@@ -345,12 +345,12 @@ pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     unsafe { bpf_fd(Command::ObjectGet, &mut attr) }
 }
 
-/// The kernel's description of a link.
+/// What the kernel reports about a link.
 pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     object_info(link)
 }
 
-/// The first `size_of::<T>()` bytes of the kernel's description of a link or program.
+/// The first `size_of::<T>()` bytes of what the kernel reports about a link or program.
 fn object_info<T: Pod>(object: BorrowedFd<'_>) -> io::Result<T> {
     let mut info = T::zeroed();
     let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
@@ -360,14 +360,14 @@ fn object_info<T: Pod>(object: BorrowedFd<'_>) -> io::Result<T> {
     Ok(info)
 }
 
-/// The id of a program, from the first fields of `struct bpf_prog_info`.
+/// The kernel's id of a program, from the first fields of `struct bpf_prog_info`.
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     let [_program_type, id]: [u32; 2] = object_info(program)?;
     Ok(id)
 }
 
-/// Attaches `program` to a device of this network namespace: directly before the program of link `before`, or else at
-/// `position`. The link exists as long as it has a descriptor or a pin.
+/// Attaches `program` to a tcx hook of a device in this network namespace: directly before the program of the link
+/// `before`, or without one at `position`. The link exists as long as a descriptor or a pin of it.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -375,7 +375,7 @@ pub(crate) fn attach_tcx(
     position: Position,
     before: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
-    /// `relative` is the descriptor of a link.
+    /// Flag: `relative` is the descriptor of a link.
     const BPF_F_LINK: u32 = 1 << 13;
     let mut attr = LinkCreate {
         program: raw(program),
@@ -390,8 +390,8 @@ pub(crate) fn attach_tcx(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to a control group, in addition to other programs there. The link exists as long as it has a
-/// descriptor or a pin.
+/// Attaches `program` to a cgroup, in addition to other programs there. The link exists as long as a descriptor or a
+/// pin of it.
 pub(crate) fn attach_cgroup(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -403,10 +403,10 @@ pub(crate) fn attach_cgroup(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists as long as it has a
-/// descriptor or a pin.
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists as long as a descriptor
+/// or a pin of it.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
-    /// From `enum bpf_attach_type`.
+    /// The attach type of XDP links, from `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;
     let mut attr =
         LinkCreate { program: raw(program), ifindex, attach_type: BPF_XDP, flags, ..LinkCreate::zeroed() };
@@ -414,7 +414,7 @@ pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> i
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// The cookie of the network namespace of this thread (kernel 5.14 and newer), by which programs identify it.
+/// The cookie by which programs identify this thread's network namespace (kernel 5.14 and newer).
 pub(crate) fn netns_cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let (mut cookie, mut length): (u64, libc::socklen_t) = (0, 8);
@@ -426,27 +426,27 @@ pub(crate) fn netns_cookie() -> io::Result<u64> {
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `SO_NETNS_COOKIE` of include/uapi/asm-generic/socket.h.
+/// The socket option `SO_NETNS_COOKIE` of include/uapi/asm-generic/socket.h.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Replaces the program of a link atomically: every packet is processed by the old or the new program.
+/// Replaces the program of a link atomically: each packet is processed by either the old or the new program.
 pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link: raw(link), new_program: raw(program), flags: 0, old_program: 0 };
     // SAFETY: the attribute holds no pointers.
     unsafe { bpf(Command::LinkUpdate, &mut attr) }.map(drop)
 }
 
-/// Detaches the program of a link at once. (After the link's last pin is gone, the kernel detaches it some time later.)
+/// Detaches the program of a link at once. (If only the last pin is removed, the kernel detaches it a little later.)
 pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkDetach { link: raw(link) };
     // SAFETY: the attribute holds no pointers.
     unsafe { bpf(Command::LinkDetach, &mut attr) }.map(drop)
 }
 
-/// The programs on a tcx hook, in the order in which they run. `EINVAL`: the kernel has no tcx (before 6.6); `ENODEV`:
-/// there is no such device.
+/// The programs on a tcx hook, in the order in which they run. The error is `EINVAL` if the kernel has no tcx (before
+/// 6.6), `ENODEV` if there is no such device.
 pub(crate) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> {
-    // The kernel allows 64 programs on a hook (BPF_MPROG_MAX).
+    // Maximum number of programs on a hook (BPF_MPROG_MAX).
     let (mut programs, mut links) = ([0u32; 64], [0u32; 64]);
     let mut attr = Query {
         ifindex,
@@ -462,7 +462,7 @@ pub(crate) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> 
     Ok(found.map(|(program_id, link_id)| TcxProgram { program_id, link_id }).collect())
 }
 
-/// Creates an array map whose only element is `value`.
+/// Creates an array map with one element, which is `value`.
 pub(crate) fn create_array(value: &[u8]) -> io::Result<OwnedFd> {
     const ARRAY: u32 = 2;
     let value_size = u32::try_from(value.len()).map_err(io::Error::other)?;
@@ -500,7 +500,7 @@ pub(crate) fn has_batches() -> io::Result<bool> {
     }
 }
 
-/// Loads a program for tc, runs it once on a frame of 64 zeros, and unloads it. Returns the program's return value.
+/// Loads a tc program, runs it once on a frame of 64 zero bytes, and unloads it. Returns what the program returned.
 pub(crate) fn run_once(program: &[Instruction]) -> io::Result<u32> {
     const SCHED_CLS: u32 = 3;
     let count = u32::try_from(program.len()).map_err(io::Error::other)?;
@@ -526,8 +526,8 @@ pub(crate) fn run_once(program: &[Instruction]) -> io::Result<u32> {
     Ok(attr.result)
 }
 
-/// Returns when every BPF program that was running at the call has finished: the kernel waits for them after each
-/// update of a map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
+/// Waits until every BPF program that was running at the call has finished. The kernel does this after each update of a
+/// map of maps (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
 pub(crate) fn wait_for_programs() -> io::Result<()> {
     const ARRAY: u32 = 2;
     const ARRAY_OF_MAPS: u32 = 12;

@@ -1,4 +1,4 @@
-//! Typed access to a map, one element or many at a time.
+//! Typed access to the elements of a map, one or many at a time.
 
 use std::{collections::BTreeMap, io, marker::PhantomData, os::fd::BorrowedFd, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// A map with keys `K` and values `V`, whose sizes equal the kernel's. Clones share the map.
+/// A map with keys `K` and values `V`, whose sizes are those that the kernel has. Clones share the map.
 #[derive(Debug)]
 pub struct Table<K, V> {
     map: Arc<RawMap>,
@@ -27,7 +27,7 @@ impl<K, V> Clone for Table<K, V> {
 }
 
 impl<K: Pod, V: Pod> Table<K, V> {
-    /// Opens the map pinned at `path` and checks its type and sizes against `spec`.
+    /// Opens the map that is pinned at `path`, and checks its type and sizes against `spec`.
     pub(crate) fn open(spec: &MapSpec, path: &Path) -> Result<Self, DatapathError> {
         let map = RawMap::open(spec.name, path)?.ok_or_else(|| DatapathError::Absent(path.to_owned()))?;
         spec.check(path, &map.shape)?;
@@ -38,7 +38,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(Self { map: Arc::new(map), types: PhantomData })
     }
 
-    /// The number of elements that the map can hold.
+    /// Maximum number of elements in the map.
     pub fn capacity(&self) -> u32 {
         self.map.shape.max_entries
     }
@@ -53,14 +53,14 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.fd()
     }
 
-    /// The value of `key`, if there is one.
+    /// The value of `key`; `None` if the key does not exist.
     pub fn get(&self, key: &K) -> Result<Option<V>, DatapathError> {
         let mut value = V::zeroed();
         let found = self.map.get(bytes_of(key), bytes_of_mut(&mut value))?;
         Ok(found.then_some(value))
     }
 
-    /// Creates `key` unless it exists. Returns whether it was created.
+    /// Creates the element unless the key exists. Returns whether it was created.
     pub fn insert_new(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
         match self.map.update(bytes_of(key), bytes_of(value), NO_EXIST) {
             Ok(()) => Ok(true),
@@ -69,7 +69,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Replaces the value of `key`. Returns whether there was one.
+    /// Replaces the value of `key`. Returns whether the key existed.
     pub(crate) fn replace(&self, key: &K, value: &V) -> Result<bool, DatapathError> {
         match self.map.update(bytes_of(key), bytes_of(value), EXIST) {
             Ok(()) => Ok(true),
@@ -78,19 +78,19 @@ impl<K: Pod, V: Pod> Table<K, V> {
         }
     }
 
-    /// Deletes `key`. Returns whether it existed.
+    /// Deletes `key`. Returns whether the key existed.
     pub fn remove(&self, key: &K) -> Result<bool, DatapathError> {
         self.map.delete(bytes_of(key)).map_err(|error| self.map.error("delete from", error))
     }
 
-    /// Deletes `key`, and returns the value that it had.
+    /// Deletes `key`; returns the value that it had.
     pub(crate) fn take(&self, key: &K) -> Result<Option<V>, DatapathError> {
         let mut value = V::zeroed();
         let found = self.map.take(bytes_of(key), bytes_of_mut(&mut value))?;
         Ok(found.then_some(value))
     }
 
-    /// Writes all elements in order. An error contains the number of elements that were written.
+    /// Writes all elements in order. An error comes with the number of elements that were written.
     pub fn update(&self, keys: &[K], values: &[V]) -> Result<(), (usize, DatapathError)> {
         debug_assert_eq!(keys.len(), values.len());
         let count = keys.len().min(values.len());
@@ -99,25 +99,25 @@ impl<K: Pod, V: Pod> Table<K, V> {
             .map_err(|(done, error)| (done, self.map.error("write to", error)))
     }
 
-    /// Deletes all keys in order; a missing key counts as deleted. An error contains the number of keys that were
+    /// Deletes all keys in order; a missing key counts as deleted. An error comes with the number of keys that were
     /// deleted.
     pub fn delete(&self, keys: &[K]) -> Result<(), (usize, DatapathError)> {
         let one = |at: usize| self.map.delete(bytes_of(&keys[at])).map(drop);
         self.write(keys, None, one).map_err(|(done, error)| (done, self.map.error("delete from", error)))
     }
 
-    /// Like [`Self::update`], for callers that do not need the number of written elements.
+    /// Like [`Self::update`], for callers that do not need the number of written elements in an error.
     pub(crate) fn update_all(&self, keys: &[K], values: &[V]) -> Result<(), DatapathError> {
         self.update(keys, values).map_err(|(_, error)| error)
     }
 
-    /// Like [`Self::delete`], for callers that do not need the number of deleted keys.
+    /// Like [`Self::delete`], for callers that do not need the number of deleted keys in an error.
     pub(crate) fn delete_all(&self, keys: &[K]) -> Result<(), DatapathError> {
         self.delete(keys).map_err(|(_, error)| error)
     }
 
     /// Runs batches until all elements are processed. If a batch stops at an element, that element is processed alone,
-    /// which gives the error, if there is one. Repeating an element is harmless: every operation here is idempotent.
+    /// which gives the error, if any. To repeat an element is harmless: every operation here is idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -147,8 +147,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Calls `see` for every element. With batches, it gets elements that exist during the whole walk at least once.
-    /// `see` may change the map.
+    /// Calls `see` for every element. With batch commands, `see` gets each element that exists during the whole walk at
+    /// least once. It may change the map.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,
@@ -156,7 +156,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.map.for_each(&mut |key, value| see(&pod_read_unaligned(key), &pod_read_unaligned(value)))
     }
 
-    /// All elements, sorted by key.
+    /// All elements of the map, sorted by key.
     pub(crate) fn entries(&self) -> Result<BTreeMap<K, V>, DatapathError>
     where
         K: Ord,
@@ -169,7 +169,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(entries)
     }
 
-    /// The number of elements. Reads the whole map.
+    /// Number of elements in the map, which this reads as a whole.
     pub fn count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.map.for_each(&mut |_, _| {
@@ -181,12 +181,12 @@ impl<K: Pod, V: Pod> Table<K, V> {
 }
 
 impl<V: Pod> Table<u32, V> {
-    /// Reads up to `count` elements of an array from index `base` on; fewer if the array ends before.
+    /// Reads `count` elements of an array from index `base` on; fewer if the array ends before.
     pub fn read_range(&self, base: u32, count: u32) -> Result<Vec<V>, DatapathError> {
         let count = count.min(self.capacity().saturating_sub(base));
         if self.map.has_batches() && count > 0 {
             let (mut keys, mut values) = (vec![0u32; count as usize], vec![V::zeroed(); count as usize]);
-            // The kernel begins after the index in the cursor.
+            // The kernel begins after the index that the cursor contains.
             let from = base.checked_sub(1).map(Cursor::after);
             let (keys, bytes) = (cast_slice_mut(&mut keys), cast_slice_mut(&mut values));
             match self.map.read_batch(from.as_ref(), &mut Cursor::after(0), keys, bytes) {

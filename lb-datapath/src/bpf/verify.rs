@@ -1,4 +1,4 @@
-//! Loading programs into the kernel: a start of the agent mostly waits for the verifier, so all CPUs verify at once.
+//! Loads programs into the kernel. A starting agent mostly waits for the verifier, so all CPUs verify at once.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,8 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::error::DatapathError;
 
-/// The programs that take the verifier longest, the slowest first. They are loaded in this order, before all others.
+/// Names of the programs that the verifier takes longest for, slowest first. They are loaded in this order, before
+/// others.
 pub const SLOWEST_TO_VERIFY: [&str; 10] = [
     "xdp_native",
     "xdp_generic",
@@ -32,17 +33,17 @@ pub const SLOWEST_TO_VERIFY: [&str; 10] = [
     "sock_connect6",
 ];
 
-/// Last lines of the verifier's log to show in an error: they contain the reason.
+/// Number of last lines of the verifier's log that an error shows: they contain the reason.
 const LOG_LINES: usize = 15;
 
-/// How often to attempt a load that is interrupted; as often as libbpf.
+/// Number of attempts at a load that signals interrupt, as in libbpf.
 const LOAD_ATTEMPTS: usize = 5;
 
-/// The result of the verifier for each program.
+/// For each program: its descriptor, or the verifier's error.
 pub(crate) type Verified = BTreeMap<&'static str, Result<OwnedFd, DatapathError>>;
 
-/// Loads programs, as many at a time as there are CPUs. The slowest ones come first: a slow one at the end would leave
-/// all other CPUs idle.
+/// Loads programs, as many at a time as there are CPUs. The slowest come first: a slow one at the end would leave all
+/// other CPUs idle.
 pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Verified {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let mut waiting: Vec<_> = names.map(|name| (name, programs.remove(name))).collect();
@@ -52,7 +53,7 @@ pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>)
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || iter::from_fn(next).map(|(name, program)| (name, verify_one(name, program))).collect();
     thread::scope(|scope| {
-        // This thread also takes programs, so loading goes on if no other thread can be started.
+        // This thread also loads programs, so loading works even if no other thread can be started.
         let others: Vec<_> =
             (1..threads).filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
         let mut verified: Verified = work();
@@ -63,7 +64,7 @@ pub(crate) fn verify(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>)
     })
 }
 
-/// The place of a program in the order of loading.
+/// Position of a program in the order of loading.
 fn rank(name: &str) -> usize {
     SLOWEST_TO_VERIFY.iter().position(|slow| *slow == name).unwrap_or(SLOWEST_TO_VERIFY.len())
 }
@@ -83,7 +84,7 @@ fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<Owned
 /// # Errors
 /// The kernel refuses the program, or five attempts were interrupted.
 pub fn load_program(program: &mut Program) -> Result<(), ProgramError> {
-    // Without the mask, which only an invalid argument makes fail, a signal would only cost attempts.
+    // Without the mask, which only an invalid argument could make fail, signals would only cost attempts.
     let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
     let loaded = attempt_often(program);
     if let Some(mask) = mask {
@@ -112,7 +113,7 @@ fn attempt_to_load(program: &mut Program) -> Result<(), ProgramError> {
     <&mut SchedClassifier>::try_from(program)?.load()
 }
 
-/// The error and, if the verifier refused the program, the end of its log.
+/// The text of an error, with the end of the verifier's log if the verifier has refused the program.
 fn explain(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
     let log = verifier_log.to_string();

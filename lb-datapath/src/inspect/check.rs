@@ -18,16 +18,16 @@ use crate::{
 /// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeResult {
-    /// The feature works.
+    /// The feature works, or the setting is right.
     Ok,
-    /// The data plane works without the feature, but slower or not for everything.
+    /// The data plane works without the feature, but slower or not for all packets.
     Degraded,
     /// The data plane cannot run without the feature.
     Missing,
 }
 
 impl ProbeResult {
-    /// The name used in tables and JSON.
+    /// The result's name in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -37,16 +37,16 @@ impl ProbeResult {
     }
 }
 
-/// One feature of the kernel or the machine.
+/// One feature of the kernel or setting of the machine that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Name of the feature.
+    /// Name of the feature or setting.
     pub name: &'static str,
-    /// Whether the feature works.
+    /// Whether the feature works, and whether it is required.
     pub result: ProbeResult,
     /// What the probe found, such as a version or an error.
     pub detail: String,
-    /// Advice for the administrator; may be empty.
+    /// What the administrator can do; may be empty.
     pub advice: &'static str,
 }
 
@@ -64,7 +64,7 @@ impl Probe {
     }
 }
 
-/// The basic map types of the object. Loading the programs ([`programs`]) creates all maps, also those of other types.
+/// The basic map types that the object uses. (Loading the programs, in [`programs`], creates maps of all types.)
 const MAP_TYPES: [(MapType, &str); 5] = [
     (MapType::Hash, "hash"),
     (MapType::LruHash, "LRU hash"),
@@ -73,7 +73,7 @@ const MAP_TYPES: [(MapType, &str); 5] = [
     (MapType::RingBuf, "ring buffer"),
 ];
 
-/// Runs all probes. They leave no changes in the kernel.
+/// Runs all probes. None of them leaves a change in the kernel.
 pub fn check(bpffs: &Path) -> Vec<Probe> {
     vec![
         kernel(),
@@ -94,8 +94,8 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
     ]
 }
 
-/// The cheap probes of [`check`] whose result is not [`ProbeResult::Ok`]: missing features that the data plane does not
-/// require, and settings of the host that harm it.
+/// The results of cheap probes of [`check`] that are not [`ProbeResult::Ok`]: optional features that are missing, and
+/// settings of the host that harm the data plane.
 pub fn degraded(bpffs: &Path) -> Vec<Probe> {
     let probes = [tcx(), routes(), batches(), btf(), socket_destruction(), ipsec(bpffs)];
     probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
@@ -262,7 +262,7 @@ fn forwarding(name: &'static str, ipv4: bool, advice: &'static str) -> Probe {
     }
 }
 
-/// Whether the network namespace of this thread forwards packets of a family.
+/// Whether this thread's network namespace forwards packets of one IP family.
 pub fn forwards(ipv4: bool) -> io::Result<bool> {
     let file = if ipv4 { "/proc/sys/net/ipv4/ip_forward" } else { "/proc/sys/net/ipv6/conf/all/forwarding" };
     let value = fs::read_to_string(file)
@@ -283,7 +283,7 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     }
 }
 
-/// Reports xfrm policies for virtual addresses. Replies bypass such a policy, because the kernel looks policies up
+/// Checks for xfrm policies for virtual addresses. Replies bypass such a policy, because the kernel looks policies up
 /// while the source of a reply is still its endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
     const NAME: &str = "IPsec policies";
@@ -291,7 +291,7 @@ fn ipsec(bpffs: &Path) -> Probe {
                           in `dst`: give the policy the networks of the endpoints, and do not reach these addresses through \
                           the tunnel";
     let found = xfrm::out_policies().map(|policies| {
-        // Without a readable data plane there are no virtual addresses.
+        // Without a readable data plane, there are no virtual addresses to check.
         let vips = Pinned::open(bpffs).and_then(|pinned| pinned.virtual_addresses()).unwrap_or_default();
         let of = |policy: &OutPolicy| -> Vec<String> {
             vips.iter().filter(|vip| policy.is_bypassed_from(**vip)).map(ToString::to_string).collect()
@@ -310,9 +310,9 @@ fn ipsec(bpffs: &Path) -> Probe {
     }
 }
 
-/// The masquerade ports of the pinned data plane, or the default.
+/// Source ports for masqueraded packets, from the pinned settings, or the default.
 fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
-    // Without a readable data plane, `check` shows the range that a new agent would use.
+    // Without readable settings, checks the range that a new agent would use by default.
     let settings = Pinned::open(bpffs).and_then(|pinned| pinned.settings()).ok();
     match settings {
         Some(Settings { first_port, ports, .. }) if ports > 0 => {

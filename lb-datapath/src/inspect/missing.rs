@@ -14,16 +14,16 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// The missing parts of a data plane.
+/// Parts of a data plane that should exist and do not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Maps without a pin.
+    /// Names of maps without a pin.
     pub maps: Vec<&'static str>,
-    /// Programs in use without a pin.
+    /// Names of programs that are in use and have no pin.
     pub programs: Vec<String>,
-    /// Hooks without a program, such as `eth0 ingress`.
+    /// Tc and XDP hooks without our program, such as `eth0 ingress`.
     pub hooks: Vec<String>,
-    /// Programs on sockets without a pinned link: they are detached, so processes of the node do not reach all
+    /// Names of socket programs without a pinned link: they are detached, so processes of the node do not reach all
     /// Services. An agent that has not synchronised yet attaches them later.
     pub sockets: Vec<&'static str>,
 }
@@ -44,7 +44,7 @@ impl Missing {
     }
 }
 
-/// The maps of this version that are not pinned.
+/// Names of this version's maps that are not pinned.
 pub(crate) fn maps(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
     let mut missing = Vec::new();
     for spec in &MAPS {
@@ -55,7 +55,7 @@ pub(crate) fn maps(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> 
     Ok(missing)
 }
 
-/// Whether the last agent has loaded programs for sockets.
+/// Whether the last agent has loaded programs for sockets, according to their pins.
 fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
     for hook in &SOCKET_HOOKS {
         if is_pinned(&folder.programs().join(hook.program))? {
@@ -65,7 +65,7 @@ fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
     Ok(false)
 }
 
-/// Which programs lack a pin: of those that every agent pins, and of those that are attached.
+/// Names of programs without a pin, of those that every agent pins and those that are attached.
 fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let of_devices = pinned.attachments()?.into_iter().map(|attachment| attachment.program.name);
     let of_xdp = pinned.xdp_attachments()?.into_iter().map(|attachment| attachment.program.name);
@@ -79,7 +79,7 @@ fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     Ok(missing)
 }
 
-/// The hooks of served devices that lack our program, such as `eth0 ingress`.
+/// Hooks of served devices on which our program is missing, such as `eth0 ingress`.
 fn hooks(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let devices = Table::<u32, DeviceInfo>::open(&layout::DEVICES, &pinned.pins().map(layout::DEVICES.name))?;
     let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;

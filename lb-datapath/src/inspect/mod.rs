@@ -1,4 +1,4 @@
-//! Read access for commands to the pinned data plane and the kernel, without a lock.
+//! Reads the pinned data plane and the kernel for commands, without a lock.
 
 pub(crate) mod check;
 pub(crate) mod missing;

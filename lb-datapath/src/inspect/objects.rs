@@ -1,4 +1,4 @@
-//! Our objects in the kernel: programs, maps and links, with their ids and memory.
+//! Lists the agent's objects in the kernel: programs, maps and links, with ids and memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,69 +17,69 @@ use crate::{
     inspect::pinned::{Pinned, ProgramInfos, ProgramStatus},
 };
 
-/// All our objects in the kernel.
+/// All objects of the agent in the kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct Objects {
-    /// The programs, by id.
+    /// The programs, sorted by id.
     pub programs: Vec<ProgramObject>,
-    /// The maps that they use, by id.
+    /// The maps that the programs use, sorted by id.
     pub maps: Vec<MapObject>,
     /// The pinned links.
     pub links: Vec<LinkObject>,
-    /// Objects that could not be read, and why: only CAP_SYS_ADMIN may open objects that are not pinned.
+    /// Objects that could not be read, each with the reason: only CAP_SYS_ADMIN may open objects that are not pinned.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
-/// A program.
+/// A BPF program in the kernel.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProgramObject {
-    /// The program's name, at most 15 characters.
+    /// Name of the program, at most 15 characters.
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,
-    /// Digest of the program's instructions.
+    /// Digest of the program's instructions, in hexadecimal.
     pub tag: String,
-    /// Instructions that the verifier has processed.
+    /// Number of instructions that the verifier has processed.
     pub verified_instructions: Option<u32>,
-    /// Size of the translated instructions in bytes.
+    /// Size of the program's translated instructions, in bytes.
     pub size: Option<u32>,
     /// Memory that the kernel charges for the program, in bytes.
     pub memory: Option<u32>,
-    /// Ids of the program's maps.
+    /// Ids of the maps that the program uses.
     pub maps: Vec<u32>,
 }
 
-/// A map.
+/// A BPF map in the kernel.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapObject {
-    /// The map's name, at most 15 characters.
+    /// Name of the map, at most 15 characters.
     pub name: String,
     /// The kernel's id of the map.
     pub id: u32,
-    /// Type of the map.
+    /// Type of the map, as text.
     pub kind: String,
     /// Size of a key in bytes.
     pub key_size: u32,
     /// Size of a value in bytes.
     pub value_size: u32,
-    /// The number of elements that the map can hold.
+    /// Maximum number of elements in the map.
     pub max_entries: u32,
-    /// Memory that the kernel charges for the map, in bytes, if it can be read.
+    /// Memory that the kernel charges for the map, in bytes; `None` if that cannot be read.
     pub memory: Option<u64>,
 }
 
-/// A pinned link.
+/// A pinned BPF link.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkObject {
-    /// Name of the pin.
+    /// Name of the link's pin.
     pub pin: String,
     /// The kernel's id of the link.
     pub id: u32,
-    /// The kernel's id of the link's program.
+    /// The kernel's id of the program that the link attaches.
     pub program_id: u32,
 }
 
@@ -132,7 +132,7 @@ impl Pinned {
         self.open_programs(attached)
     }
 
-    /// The pinned maps, by id.
+    /// The pinned maps, by the kernel's id.
     fn pinned_maps(&self) -> Result<BTreeMap<u32, MapObject>, DatapathError> {
         let mut maps = BTreeMap::new();
         for path in bpffs::entries(&self.folder())?.into_iter().filter(|path| !path.is_dir()) {
@@ -169,7 +169,7 @@ fn map(info: &MapInfo) -> MapObject {
     }
 }
 
-/// The memory that the kernel charges for the map, from `/proc/thread-self/fdinfo`. `None` if that cannot be read: the
+/// Memory in bytes that the kernel charges for the map, from `/proc/thread-self/fdinfo`. `None` if that cannot be read:
 /// commands still show the other fields.
 fn memory(info: &MapInfo) -> Option<u64> {
     let fd = info.fd().ok()?;

@@ -1,4 +1,4 @@
-//! Read access for commands to the pinned data plane, whether an agent runs or not.
+//! Reads the pinned data plane for commands, whether an agent runs or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +47,7 @@ use crate::{
     },
 };
 
-/// The pinned data plane. Opening it changes nothing and needs no lock.
+/// The pinned data plane, opened for reading. Opening it changes nothing and needs no lock.
 #[derive(Debug)]
 pub struct Pinned {
     folder: Folder,
@@ -58,10 +58,10 @@ pub struct Pinned {
     stats: Stats,
 }
 
-/// How full a map is.
+/// How full one map is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapFill {
-    /// The map's name.
+    /// Name of the map.
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
@@ -69,21 +69,21 @@ pub struct MapFill {
     pub capacity: u32,
 }
 
-/// A program in the kernel.
+/// A BPF program in the kernel, with its statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
-    /// The program's name, or why it is unknown.
+    /// Name of the program, or why it is unknown.
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,
-    /// Digest of the program's instructions.
+    /// Digest of the program's instructions, as a number.
     pub tag: u64,
-    /// When the program was loaded.
+    /// When the program was loaded; `None` if unknown.
     pub loaded_at: Option<SystemTime>,
-    /// How often the program ran, counted while the sysctl `kernel.bpf_stats_enabled` is 1 or a process has enabled the
+    /// Number of runs of the program, counted while the sysctl `kernel.bpf_stats_enabled` is 1 or a process has enabled
     /// statistics by `BPF_ENABLE_STATS`.
     pub run_count: u64,
-    /// How long the program ran in total, counted like `run_count`.
+    /// Total time of the program's runs, counted like `run_count`.
     pub run_time: Duration,
 }
 
@@ -99,38 +99,38 @@ impl ProgramStatus {
         }
     }
 
-    /// A program of which only the id is known.
+    /// The status of a program of which only the id is known.
     fn unknown(id: u32, error: &ProgramError) -> Self {
         let name = format!("unknown: cannot open program {id}: {}", with_causes(error));
         Self { name, id, tag: 0, loaded_at: None, run_count: 0, run_time: Duration::ZERO }
     }
 }
 
-/// One of our tc programs that serve Services, on a device of this network namespace.
+/// A tc program that serves Services, attached to a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Interface index.
+    /// Index of the interface.
     pub index: u32,
-    /// Interface name.
+    /// Name of the interface.
     pub device: String,
-    /// Direction of the hook.
+    /// Whether the program gets arriving or leaving packets.
     pub direction: Direction,
-    /// How the program is attached.
+    /// How the program is attached: by tcx or clsact.
     pub mode: AttachMode,
-    /// The program.
+    /// The program that is attached.
     pub program: ProgramStatus,
 }
 
-/// Our XDP program on a device of this network namespace.
+/// An XDP program of the agent, attached to a device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpAttachment {
-    /// Interface index.
+    /// Index of the interface.
     pub index: u32,
-    /// Interface name.
+    /// Name of the interface.
     pub device: String,
-    /// How the device runs the program.
+    /// Whether the driver or the network stack runs the program.
     pub mode: XdpMode,
-    /// The program.
+    /// The program that is attached.
     pub program: ProgramStatus,
 }
 
@@ -179,7 +179,7 @@ impl Pinned {
         })
     }
 
-    /// The maps of the control plane.
+    /// The maps that the control plane writes.
     pub const fn maps(&self) -> &ServiceMaps {
         &self.maps
     }
@@ -193,7 +193,7 @@ impl Pinned {
         Ok(frontends.into_keys().map(|key| key.address.into()).collect())
     }
 
-    /// The settings of the node.
+    /// The node's settings in force.
     pub fn settings(&self) -> Result<Settings, DatapathError> {
         SettingsMap::open(&self.folder, &self.filter)?.get()
     }
@@ -203,17 +203,17 @@ impl Pinned {
         InternalDevices::open(&self.folder)?.get()
     }
 
-    /// The maps and constants that the programs use.
+    /// The maps and constants by which programs decide about packets.
     pub fn program_view(&self) -> Result<ProgramView, DatapathError> {
         ProgramView::open(&self.folder, &self.filter)
     }
 
-    /// The flow table with its overflow.
+    /// The flow table, with its overflow.
     pub const fn conntrack(&self) -> &Conntrack {
         &self.conntrack
     }
 
-    /// Makes the programs emit events about flows, drops and rejections, and reads them.
+    /// Starts to monitor: the programs emit events about flows, drops and rejections as long as the result exists.
     pub fn monitor(&self) -> Result<Monitor, DatapathError> {
         Monitor::open(&self.folder)
     }
@@ -223,22 +223,22 @@ impl Pinned {
         &self.stats
     }
 
-    /// The paths of the pins.
+    /// The folder of the pins, with all its paths.
     pub(super) const fn pins(&self) -> &Folder {
         &self.folder
     }
 
-    /// The folder of the pins, `DIR/lb/vN`.
+    /// Path of the folder of the pins, `DIR/lb/vN`.
     pub fn folder(&self) -> PathBuf {
         self.folder.current()
     }
 
-    /// The agent that has locked this data plane, such as `pid 17 lb-agent`; `None` if no agent runs.
+    /// The process of the agent that has locked this data plane, such as `pid 17 lb-agent`; `None` if none runs.
     pub fn agent(&self) -> Option<String> {
         self.folder.holder()
     }
 
-    /// How full the maps of Services, flows and session affinity are. Takes time for every entry.
+    /// How full the maps of Services, flows and session affinity are. Reads every entry.
     pub fn fill(&self) -> Result<Vec<MapFill>, DatapathError> {
         let ServiceMaps {
             services,
@@ -293,7 +293,7 @@ impl Pinned {
         Ok(programs)
     }
 
-    /// Our tc programs that serve Services, on the devices of this network namespace, by index and direction.
+    /// The tc programs that serve Services on the devices of this network namespace, sorted by index and direction.
     pub fn attachments(&self) -> Result<Vec<Attachment>, DatapathError> {
         let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
         let devices =
@@ -323,7 +323,7 @@ impl Pinned {
         Ok(found.into_iter().filter_map(attachment).collect())
     }
 
-    /// Our XDP programs on the devices of this network namespace.
+    /// The agent's XDP programs on the devices of this network namespace.
     pub fn xdp_attachments(&self) -> Result<Vec<XdpAttachment>, DatapathError> {
         let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
         let devices =
@@ -337,7 +337,7 @@ impl Pinned {
         Ok(links.into_iter().filter_map(attachment).collect())
     }
 
-    /// All pinned programs, and those of `attached` that are not pinned.
+    /// All pinned programs, and those programs of `attached` (by id) that are not pinned.
     pub(super) fn open_programs(
         &self,
         attached: impl IntoIterator<Item = u32>,
@@ -363,7 +363,7 @@ impl Pinned {
     }
 }
 
-/// The program of `link`, if the link is on this hook in this network namespace.
+/// The program that `link` attaches, if it is on this hook in this network namespace.
 fn tcx_program(
     index: u32,
     device: &str,
@@ -374,7 +374,7 @@ fn tcx_program(
         Ok(present) => {
             Ok(present.iter().find(|program| program.link_id == link).map(|program| program.program_id))
         }
-        // The device has gone since devices were listed.
+        // The device has disappeared since the devices were listed.
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
         Err(source) => Err(DatapathError::Attach {
             action: "list the programs on",
@@ -385,15 +385,15 @@ fn tcx_program(
     }
 }
 
-/// Programs by id. Opening a program by its id takes CAP_SYS_ADMIN, opening its pin does not.
+/// Opened programs, by id. To open a program by its id takes CAP_SYS_ADMIN; to open its pin does not.
 pub(super) struct ProgramInfos {
     found: BTreeMap<u32, ProgramInfo>,
-    /// Why programs that are not pinned could not be opened.
+    /// Why programs that are not pinned could not be opened; `None` if all could.
     pub(super) refused: Option<ProgramError>,
 }
 
 impl ProgramInfos {
-    /// Opens all pinned programs, and from the kernel's list those of `wanted` that are not pinned.
+    /// Opens all pinned programs, and by their id those programs of `wanted` that are not pinned.
     pub(super) fn open(
         folder: &Folder,
         wanted: impl IntoIterator<Item = u32>,
@@ -418,7 +418,7 @@ impl ProgramInfos {
         Ok(Self { found, refused })
     }
 
-    /// A program; `None` if it is no longer loaded.
+    /// The status of a program; `None` if it is no longer loaded.
     fn status(&self, id: u32) -> Option<ProgramStatus> {
         match (self.found.get(&id), &self.refused) {
             (Some(info), _) => Some(ProgramStatus::new(info)),
@@ -427,13 +427,13 @@ impl ProgramInfos {
         }
     }
 
-    /// The programs that could be opened, by id.
+    /// What the kernel reports about each program that could be opened.
     pub(super) fn infos(&self) -> impl Iterator<Item = &ProgramInfo> {
         self.found.values()
     }
 }
 
-/// Whether the program has been unloaded since it was listed.
+/// Whether the error means that the program was unloaded since it was listed.
 fn has_gone(error: &ProgramError) -> bool {
     if let ProgramError::SyscallError(error) = error {
         return error.io_error.raw_os_error() == Some(libc::ENOENT);

@@ -1,4 +1,4 @@
-//! The maps and constants that the programs use, one lookup at a time: `lb-agent explain` follows a packet with them.
+//! The maps and constants that the programs use. `lb-agent explain` follows a packet with them, one lookup at a time.
 
 use std::sync::Arc;
 
@@ -17,23 +17,23 @@ use crate::{
 /// settings and constants are those at the call of [`Pinned::program_view`](crate::Pinned::program_view).
 #[derive(Debug)]
 pub struct ProgramView {
-    /// Services, backends, tables and their names.
+    /// The maps of Services, backends, tables and their names.
     pub service_maps: ServiceMaps,
-    /// Entries of `FLOWS` and `CONNTRACK`.
+    /// The flow table: `FLOWS` and its overflow `CONNTRACK`.
     pub flows: Arc<FlowTable>,
-    /// Numbers of active flows, by slot of `ACTIVE`.
+    /// Numbers of active flows: the map `ACTIVE`.
     pub active_flows: Arc<ActiveFlows>,
-    /// Entries of `AFFINITY`.
+    /// Clients with session affinity: the map `AFFINITY`.
     pub affinity: Table<AffinityKey, Affinity>,
-    /// Devices of internal clients, `INSIDE_DEVICES`.
+    /// Devices of internal clients: the map `INSIDE_DEVICES`.
     pub internal_devices: Table<u32, u32>,
-    /// Entries of `DEVICES`.
+    /// Devices that programs know: the map `DEVICES`.
     pub devices: Table<u32, DeviceInfo>,
-    /// The settings in force.
+    /// The node's settings in force when the view was made.
     pub settings: Settings,
-    /// The constants of the loaded programs; the defaults if there is a [`Self::globals_error`].
+    /// The constants in the loaded programs; the defaults if there is a [`Self::globals_error`].
     pub globals: Globals,
-    /// Why the constants could not be read. Reading them takes `CAP_SYS_ADMIN`; the rest of the view does not.
+    /// Why the constants could not be read, which takes `CAP_SYS_ADMIN`, unlike the rest of the view.
     pub globals_error: Option<DatapathError>,
 }
 
@@ -58,12 +58,12 @@ impl ProgramView {
 }
 
 impl ServiceMaps {
-    /// The name of a service port, such as `default/web:http`.
+    /// Name of the service port with this id, such as `default/web:http`; `None` if unknown.
     pub fn service_name(&self, id: u32) -> Result<Option<String>, DatapathError> {
         Ok(self.labels_of(id)?.map(|labels| labels.name.without_protocol().to_string()))
     }
 
-    /// The name of an endpoint's pod; `None` if it is unknown.
+    /// Name of the pod with this endpoint address; `None` if unknown.
     pub fn pod_name(&self, address: &Address) -> Result<Option<String>, DatapathError> {
         let name = self.endpoint_names.get(address)?;
         let pod = name.map(|name| from_fixed(&name.pod).to_owned());

@@ -1,4 +1,4 @@
-//! Run time of our programs, counted by the kernel while a [`RunTime`] exists (`BPF_ENABLE_STATS`).
+//! Measures how long BPF programs run: the kernel counts that while a [`RunTime`] exists (`BPF_ENABLE_STATS`).
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 
@@ -7,7 +7,7 @@ use aya::sys::{Stats, enable_stats};
 use crate::{error::DatapathError, inspect::pinned::ProgramStatus};
 
 /// Makes the kernel count runs and run time of BPF programs as long as this value exists; counting also ends when the
-/// process is killed. It adds about 20 ns to each run of a program.
+/// process dies. It adds about 20 ns to each run of a program.
 #[derive(Debug)]
 pub struct RunTime {
     _counting: OwnedFd,
@@ -25,20 +25,20 @@ impl RunTime {
     }
 }
 
-/// Runs of a program in an interval.
+/// How often and how long a program ran between two samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
-    /// The program's name.
+    /// Name of the program.
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,
-    /// How often the program ran.
+    /// Number of runs of the program.
     pub runs: u64,
-    /// Run time, summed over all CPUs.
+    /// Time that the runs took, summed over all CPUs.
     pub time: Duration,
 }
 
-/// The runs of each program between two samples, the busiest program first. Unloaded programs are left out.
+/// The work of each program between two samples, busiest first. Programs that were unloaded meanwhile are left out.
 pub fn work(before: &[ProgramStatus], after: &[ProgramStatus]) -> Vec<Work> {
     let before: BTreeMap<u32, &ProgramStatus> = before.iter().map(|program| (program.id, program)).collect();
     let of = |program: &ProgramStatus| {

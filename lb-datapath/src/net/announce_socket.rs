@@ -9,16 +9,16 @@ use std::{
 
 use crate::error::DatapathError;
 
-/// The most groups that one socket joins: the kernel charges each to the socket's option memory
+/// Maximum number of groups that one socket joins, because the kernel charges each group to the socket's option memory
 /// (`net.core.optmem_max`).
 const GROUPS_OF_SOCKET: usize = 100;
 
-/// A packet socket for sending, and sockets for multicast groups, in the network namespace of the thread that created
-/// them.
+/// A packet socket that sends frames, and UDP sockets that join multicast groups, in the network namespace of the
+/// thread that created them.
 #[derive(Debug)]
 pub struct AnnounceSocket {
     socket: OwnedFd,
-    /// The socket that has joined a group, as an index into `members`, by interface index and group.
+    /// For each interface index and group: the index in `members` of the socket that has joined the group.
     groups: BTreeMap<(u32, Ipv6Addr), usize>,
     members: Vec<UdpSocket>,
 }
@@ -41,7 +41,7 @@ impl AnnounceSocket {
         Ok(Self { socket, groups: BTreeMap::new(), members: Vec::new() })
     }
 
-    /// Sends a frame, which begins with its Ethernet header, through a device.
+    /// Sends a frame, which begins with its Ethernet header, through the device with this index.
     pub fn send(&self, device: u32, frame: &[u8]) -> io::Result<()> {
         // SAFETY: a sockaddr_ll is plain old data; all zeros are valid.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -61,7 +61,7 @@ impl AnnounceSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Joins a multicast group on a device, unless it has joined before. The device then receives frames to the group,
+    /// Joins a multicast group on a device, unless it was joined before. The device then receives frames to the group,
     /// and switches with multicast snooping forward them.
     pub fn join(&mut self, device: u32, group: Ipv6Addr) -> io::Result<()> {
         if self.groups.contains_key(&(device, group)) {
@@ -81,13 +81,13 @@ impl AnnounceSocket {
         Ok(())
     }
 
-    /// Leaves all groups that are not wanted.
+    /// Leaves all groups for which `wanted` is false.
     pub fn leave_others(&mut self, wanted: impl Fn(u32, Ipv6Addr) -> bool) {
         let Self { groups, members, .. } = self;
         groups.retain(|(device, group), socket| {
             let keep = wanted(*device, *group);
             if !keep {
-                // Fails if the device is gone, and the membership with it.
+                // Fails harmlessly if the device, and with it the membership, is gone.
                 drop(members[*socket].leave_multicast_v6(group, *device));
             }
             keep

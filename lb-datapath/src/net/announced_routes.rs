@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-/// The table of one agent in the network namespace of this thread.
+/// The routes that one agent has written to a routing table, in the network namespace of this thread.
 #[derive(Clone, Copy, Debug)]
 pub struct AnnouncedRoutes {
     table: u32,
 }
 
 impl AnnouncedRoutes {
-    /// The routes in this table.
+    /// Manages the routes in the routing table with this number.
     pub const fn new(table: u32) -> Self {
         Self { table }
     }
@@ -140,15 +140,15 @@ impl AnnouncedRoutes {
 /// What [`AnnouncedRoutes::update`] has done.
 #[derive(Debug, Default)]
 pub struct RouteUpdate {
-    /// How many routes it has added.
+    /// Number of routes that were added.
     pub added: usize,
-    /// How many routes it has removed.
+    /// Number of routes that were removed.
     pub removed: usize,
-    /// The routes that are not as they should be, with the reason.
+    /// Routes that the kernel refused to add or remove, each with the reason.
     pub refused: Vec<(Range, String)>,
 }
 
-/// The announced routes with their tables.
+/// The announced routes, each with its table; only those of `table` unless that is `None`.
 fn list(netlink: &mut Netlink, table: Option<u32>) -> io::Result<Vec<(u32, Range)>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {

@@ -15,12 +15,12 @@ use lb_core::announce::bgp::PROTOCOL;
 
 use crate::net::netlink::Netlink;
 
-/// Before the table `main` (32766) with its default route, and after the table `local` (0).
+/// Priority of the rule: before the rule of the table `main` (32766) with its default route, after that of `local` (0).
 const PRIORITY: u32 = 32_000;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
-/// Adds the rule of a table for both families, unless it exists. It matches forwarded packets only: those of local
-/// processes have `lo` as input device, and programs may still translate them where they leave.
+/// Adds the rule that looks up forwarded packets in the table, for both families, unless it exists. It does not match
+/// packets of local processes, whose input device is `lo`: programs may still translate them where they leave.
 pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
         match netlink.execute(RouteNetlinkMessage::NewRule(rule(family, table)), NLM_F_CREATE | NLM_F_EXCL) {
@@ -30,7 +30,7 @@ pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     })
 }
 
-/// Removes the rule of a table, if it exists.
+/// Removes the rule for the table, if it exists.
 pub(crate) fn remove(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
         match netlink.execute(RouteNetlinkMessage::DelRule(rule(family, table)), 0) {
@@ -40,7 +40,7 @@ pub(crate) fn remove(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     })
 }
 
-/// The tables that have a rule.
+/// Numbers of the tables for which there is such a rule.
 pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
     let mut tables = Vec::new();
     for family in FAMILIES {
@@ -60,7 +60,7 @@ const fn table_of(attribute: &RuleAttribute) -> Option<u32> {
     if let RuleAttribute::Table(table) = attribute { Some(*table) } else { None }
 }
 
-/// `ip rule add not iif lo lookup TABLE`
+/// The rule `not iif lo lookup TABLE` of `ip rule`.
 fn rule(family: AddressFamily, table: u32) -> RuleMessage {
     let mut rule = RuleMessage::default();
     rule.header.family = family;

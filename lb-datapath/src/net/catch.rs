@@ -30,16 +30,16 @@ use crate::{
     },
 };
 
-/// The name of the device. Part of the interface: users exclude it from network managers.
+/// Name of the catch device. A stable interface: users exclude it from network managers.
 pub const CATCH_DEVICE: &str = "lb-catch";
-/// As large as any packet that another device delivers.
+/// MTU of the catch device: as large as any packet that another device delivers.
 const MTU: u32 = 65_535;
 const FLAGS: LinkFlags = LinkFlags::Up.union(LinkFlags::Noarp);
-/// The addresses of the next hops; no machine has them.
+/// Next hops of the routes to the catch device, one per family; no machine has these addresses.
 const NEXT_HOP_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 108);
 const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x6c);
 
-/// The catch device of one data plane, with its routes, in the network namespace of this thread.
+/// Manages the catch device of one data plane, and the routes to it, in the network namespace of this thread.
 #[derive(Debug)]
 pub struct CatchDevice {
     routes: OurRoutes,
@@ -72,11 +72,11 @@ impl CatchDevice {
         Ok(())
     }
 
-    /// Makes or removes the device and its routes; returns whether the networks have changed.
+    /// Creates or removes the catch device and its routes; returns whether the routed networks have changed.
     fn update(&mut self, networks: &Networks, served: Option<u32>) -> io::Result<bool> {
         let mut netlink = Netlink::open()?;
         if networks.is_empty() {
-            // The kernel removes the routes with the device.
+            // The kernel removes the routes together with the device.
             return self.routes.clear(&mut netlink, remove_device);
         }
         let device = device(&mut netlink)?;
@@ -86,13 +86,14 @@ impl CatchDevice {
         self.routes.replace(&mut netlink, networks, |range| route(range, device))
     }
 
-    /// Removes the device, and with it its routes.
+    /// Removes the catch device, and with it the routes to it.
     pub(crate) fn release() -> Result<(), DatapathError> {
         Self::default().keep(&[], None)
     }
 }
 
-/// The index of the device. Creates the device if there is none, and repairs one that is down or has another MTU.
+/// Interface index of the catch device. Creates the device if there is none; repairs one that is down or has another
+/// MTU.
 fn device(netlink: &mut Netlink) -> io::Result<u32> {
     let found = find(netlink)?;
     if !found.as_ref().is_some_and(|link| link.up && link.mtu == MTU) {
@@ -143,8 +144,8 @@ fn wanted_link() -> LinkMessage {
     message
 }
 
-/// The route to the catch device. The unreachable route of the same network has a higher metric: it applies when the
-/// device is gone.
+/// The route to the catch device for a network. The network's unreachable route has a higher metric, so it applies when
+/// the device is gone.
 fn route(range: Range, device: u32) -> RouteMessage {
     let mut route = our_routes::route(range, RouteType::Unicast, METRIC - 1);
     let next_hop = match range.0 {

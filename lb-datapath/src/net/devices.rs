@@ -4,19 +4,19 @@ use glob::Pattern;
 
 use crate::net::network::Link;
 
-/// The role of a device.
+/// What a device is to the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// A device that leads to other machines.
+    /// A device that leads to other machines (wire).
     Wire,
     /// The host side of a pod's device.
     Workload,
-    /// The device that the node routes untranslated packets to: [`crate::CatchDevice`].
+    /// The device to which the node routes untranslated packets, [`crate::CatchDevice`].
     Catch,
 }
 
 impl DeviceKind {
-    /// The name used in tables and JSON.
+    /// The kind's name in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Wire => "wire",
@@ -29,18 +29,19 @@ impl DeviceKind {
 /// The header that packets of a device begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// An Ethernet header.
+    /// An Ethernet header, of 14 bytes.
     Ethernet,
-    /// The IP header: tun, WireGuard, IPIP and other tunnels.
+    /// No link-layer header: the IP header of tun, WireGuard, IPIP and other tunnels.
     Ip,
 }
 
 impl Layer {
-    /// The header of packets on devices of this hardware type, an `ARPHRD_` number (include/uapi/linux/if_arp.h);
+    /// The header of packets on devices of this hardware type, an `ARPHRD_` number (include/uapi/linux/if_arp.h).
     /// `None` if the programs cannot parse it, such as that of InfiniBand.
     pub(crate) fn of(hardware: u16) -> Option<Self> {
         const ETHER: u16 = 1;
-        /// PPP, IPIP (both families), SIT, GRE (both families), RAWIP, and NONE: tun, WireGuard, xfrm.
+        /// Hardware types without link-layer header: PPP, IPIP and GRE (both families), SIT, RAWIP, and NONE (tun,
+        /// WireGuard, xfrm).
         const WITHOUT_LINK_LAYER: [u16; 8] = [512, 768, 769, 776, 778, 823, 519, 65534];
         match hardware {
             ETHER => Some(Self::Ethernet),
@@ -50,25 +51,25 @@ impl Layer {
     }
 }
 
-/// A device that gets programs.
+/// A device that the programs are attached to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device {
-    /// Interface index, unique in a network namespace.
+    /// Index of the interface, unique in its network namespace.
     pub index: u32,
     /// Name of the interface when it was listed.
     pub name: String,
-    /// The device's role.
+    /// What the device is to the data plane.
     pub kind: DeviceKind,
     /// The header that the device's packets begin with.
     pub layer: Layer,
-    /// MTU: bytes of the largest IP packet.
+    /// MTU of the device: bytes of the largest IP packet.
     pub mtu: u32,
-    /// The MAC address of frames for the node: that of the device, or of the bridge that it is a port of. `None`
-    /// without link-layer header.
+    /// Destination MAC address of frames for the node: that of the device, or of the bridge that the device is a port
+    /// of. `None` without a link-layer header.
     pub mac: Option<[u8; 6]>,
-    /// Interface index of the device's bridge, bond or VRF.
+    /// Index of the bridge, bond or VRF that the device belongs to.
     pub controller: Option<u32>,
-    /// Whether the device is one end of a pair (veth or netkit): packets sent here arrive at the other end.
+    /// Whether the device is one end of a pair (veth or netkit), so that packets sent here arrive at the other end.
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
@@ -79,7 +80,7 @@ pub struct Device {
     pub has_vlans: bool,
 }
 
-/// Names or globs (`*`, `?`, `[…]`) of devices, as given on the command line.
+/// Names or globs (`*`, `?`, `[…]`) by which the user selects devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DevicePatterns {
     /// If not empty, exactly these are wire devices.
@@ -236,7 +237,8 @@ mod tests {
         assert_eq!(classify(&links, &everything)[0].kind, DeviceKind::Catch);
     }
 
-    /// Routes may lead through these devices with source addresses of other devices: BGP unnumbered, WireGuard, xfrm.
+    /// Routes may lead through devices without an address, with source addresses of other devices: BGP unnumbered,
+    /// WireGuard, xfrm.
     #[test]
     fn cards_and_tunnels_without_address_are_wires() {
         const NONE: u16 = 65534;

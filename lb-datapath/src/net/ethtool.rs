@@ -1,15 +1,15 @@
-//! Features of a device that the kernel reports only through ethtool requests.
+//! Reads features of a device that the kernel reports only through ethtool requests.
 
 use std::{
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-/// `ETHTOOL_GFLAGS` and its `ETH_FLAG_RXVLAN`, from include/uapi/linux/ethtool.h.
+/// The request `ETHTOOL_GFLAGS`, and its flag `ETH_FLAG_RXVLAN`, from include/uapi/linux/ethtool.h.
 const GET_FLAGS: u32 = 0x25;
 const RECEIVE_VLAN: u32 = 1 << 8;
 
-/// `struct ethtool_value`.
+/// Request and answer, `struct ethtool_value`.
 #[repr(C)]
 struct Value {
     command: u32,

@@ -1,4 +1,4 @@
-//! The network namespace: devices, addresses, routes and ports, read and watched through netlink.
+//! Reads and watches devices, addresses, routes and ports of a network namespace through netlink.
 
 pub(crate) mod announce_socket;
 pub(crate) mod announced_routes;

@@ -1,4 +1,4 @@
-//! Requests to the kernel over netlink(7), one at a time.
+//! Sends requests to the kernel over netlink(7), one at a time.
 
 use std::{io, marker::PhantomData};
 
@@ -10,12 +10,12 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tracing::debug;
 
-/// Attempts at a dump: a change of the configuration interrupts it.
+/// Number of attempts at a dump, which a change of the configuration interrupts.
 const DUMP_ATTEMPTS: u32 = 10;
 
-/// The messages of a netlink protocol.
+/// A type of messages of one netlink protocol.
 pub(crate) trait Message: NetlinkSerializable + NetlinkDeserializable + Clone {
-    /// `NETLINK_…`: the protocol of the socket that carries these messages.
+    /// Number of the netlink protocol, `NETLINK_…`, that carries these messages.
     const PROTOCOL: isize;
 }
 
@@ -23,7 +23,7 @@ impl Message for RouteNetlinkMessage {
     const PROTOCOL: isize = NETLINK_ROUTE;
 }
 
-/// A socket of the network namespace of the thread that opened it.
+/// A netlink socket in the network namespace of the thread that opened it.
 pub(crate) struct Netlink<M = RouteNetlinkMessage> {
     socket: Socket,
     sequence: u32,
@@ -45,13 +45,13 @@ impl<M: Message> Netlink<M> {
         Ok(Self { socket, sequence: 0, messages: PhantomData })
     }
 
-    /// Lets the kernel filter dumps by the fields of the request.
+    /// Enables that the kernel filters dumps by the fields of the request.
     pub(crate) fn filter_dumps(self) -> io::Result<Self> {
         self.socket.set_netlink_get_strict_chk(true)?;
         Ok(self)
     }
 
-    /// All answers to a dump request. Messages that this code cannot parse are left out.
+    /// All answers to a dump request. Leaves out messages that this code cannot parse.
     pub(crate) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;
@@ -63,13 +63,13 @@ impl<M: Message> Netlink<M> {
         Err(io::Error::other("the network configuration changes faster than it can be read"))
     }
 
-    /// Runs a request that changes the configuration; `flags` are those of the request, such as `NLM_F_CREATE`.
+    /// Sends a request that changes the configuration, with these flags, such as `NLM_F_CREATE`.
     pub(crate) fn execute(&mut self, request: M, flags: u16) -> io::Result<()> {
         self.send(request, NLM_F_ACK | flags)?;
         self.receive(drop).map(drop)
     }
 
-    /// The answers to a request about one object.
+    /// The answers to a request that reads one object.
     pub(crate) fn get(&mut self, request: M) -> io::Result<Vec<M>> {
         self.send(request, NLM_F_ACK)?;
         let mut answers = Vec::new();
@@ -94,8 +94,8 @@ impl<M: Message> Netlink<M> {
         }
     }
 
-    /// Reads answers up to the last one. Returns whether they are consistent: the configuration has not changed during
-    /// the dump.
+    /// Reads answers up to the last one. Returns whether they are consistent, that is, the configuration has not
+    /// changed during the dump.
     fn receive(&mut self, mut see: impl FnMut(M)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
@@ -139,7 +139,7 @@ impl Header {
     }
 }
 
-/// Removes the first message from a datagram; `None` if no complete message is left.
+/// Removes the first message from a datagram and returns it; `None` if no complete message is left.
 fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = datagram.get(..4)?.try_into().map(u32::from_ne_bytes).ok()? as usize;
     if length < Header::LENGTH {
@@ -150,7 +150,7 @@ fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
-/// The messages of a datagram from a multicast group: header and payload.
+/// Header and payload of each message in a datagram from a multicast group.
 pub(crate) fn events(mut datagram: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     std::iter::from_fn(move || take_message(&mut datagram))
         .map(|message| (Header::read(message), &message[Header::LENGTH..]))

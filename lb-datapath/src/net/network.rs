@@ -1,4 +1,4 @@
-//! The devices, addresses and default routes of a network namespace.
+//! Reads the devices, addresses and default routes of a network namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,37 +16,37 @@ use netlink_packet_route::{
 
 use crate::net::{catch, devices::Layer, netlink::Netlink, routing};
 
-/// Devices with their addresses, and default routes.
+/// The devices of a network namespace with their addresses, and the default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
     /// The devices, sorted by interface index.
     pub links: Vec<Link>,
     /// Default routes of every routing table; a multipath route appears once for each next hop.
     pub default_routes: Vec<DefaultRoute>,
-    /// Whether the next hop of a packet depends on its destination, device and protocol alone: see [`routing`].
+    /// Whether the next hop of a packet depends only on its destination, device and protocol, see [`routing`].
     pub routes_by_destination: bool,
 }
 
-/// A device.
+/// A network device, as rtnetlink describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Interface index.
+    /// Index of the interface.
     pub index: u32,
-    /// Interface name.
+    /// Name of the interface.
     pub name: String,
-    /// Hardware type: an `ARPHRD_` number.
+    /// Hardware type, an `ARPHRD_` number.
     pub hardware: u16,
     /// Whether the device is a loopback device.
     pub loopback: bool,
-    /// Whether the device is administratively up. Addresses of a device that is down do not count as the node's.
+    /// Whether the device is administratively up. Addresses of a device that is down do not count as the node's own.
     pub up: bool,
-    /// MTU: bytes of the largest IP packet.
+    /// MTU of the device: bytes of the largest IP packet.
     pub mtu: u32,
-    /// The MAC address, if the link layer has such addresses.
+    /// MAC address of the device; `None` if its link layer has no such addresses.
     pub mac: Option<[u8; 6]>,
     /// Whether the device is a bridge.
     pub is_bridge: bool,
-    /// Whether the device is one end of a pair: veth or netkit.
+    /// Whether the device is one end of a pair (veth or netkit).
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
@@ -57,50 +57,50 @@ pub struct Link {
     pub has_vlans: bool,
     /// Whether the device is the [catch device](crate::CatchDevice).
     pub is_catch: bool,
-    /// Whether the device is a network card, real or emulated: the kernel reports no kind (`IFLA_INFO_KIND`) for it.
+    /// Whether the device is a network card, real or emulated: the kernel reports no `IFLA_INFO_KIND` for it.
     pub is_card: bool,
-    /// Interface index of the device's bridge, bond or VRF.
+    /// Index of the bridge, bond or VRF that the device belongs to.
     pub controller: Option<u32>,
     /// The device's addresses, in the kernel's order.
     pub addresses: Vec<LinkAddress>,
-    /// Whether a default route uses the device.
+    /// Whether a default route leads through the device.
     pub default_route: bool,
 }
 
-/// An address of a device.
+/// An IP address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// The address; for a point-to-point link, the local one.
+    /// The address; on a point-to-point link, that of this end.
     pub ip: IpAddr,
     /// Prefix length in bits.
     pub prefix: u8,
     /// Whether the address has global scope, as private and unique local addresses also have.
     pub global: bool,
-    /// Whether the kernel marks the address as secondary. IPv4: not the first address of its network; IPv6: a temporary
-    /// address.
+    /// Whether the kernel marks the address as secondary. For IPv4: it is not the first address of its network; for
+    /// IPv6: it is temporary.
     pub secondary: bool,
 }
 
-/// A next hop of a default route.
+/// One next hop of a default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefaultRoute {
-    /// Whether the route is for IPv4; otherwise for IPv6.
+    /// Whether the route is for IPv4; false for IPv6.
     pub ipv4: bool,
-    /// Interface index of the route's device.
+    /// Index of the interface that the route leads through.
     pub device: u32,
-    /// Whether the route is in the main table. Other tables apply only to packets that a policy rule selects.
+    /// Whether the route is in the main table. Other tables apply only to packets that policy rules select.
     pub main: bool,
-    /// Metric; the kernel uses the route with the lowest one.
+    /// Metric of the route; the kernel uses the route with the lowest metric.
     pub metric: u32,
-    /// The route's preferred source address.
+    /// The source address that the route prefers; `None` if it has none.
     pub source: Option<IpAddr>,
 }
 
-/// Addresses by interface index.
+/// Addresses of devices, by interface index.
 pub(crate) type Addresses = BTreeMap<u32, Vec<LinkAddress>>;
 
 impl Network {
-    /// Reads the network namespace of this thread once.
+    /// Reads devices, addresses and routes of this thread's network namespace once.
     pub(crate) fn read() -> io::Result<Self> {
         let mut netlink = Netlink::open()?;
         let links = links(&mut netlink)?;
@@ -110,7 +110,7 @@ impl Network {
         Ok(Self::new(links, &addresses, routes.default, by_destination))
     }
 
-    /// Combines lists of devices, addresses and routes.
+    /// Combines lists of devices, addresses and routes that were read separately.
     pub(crate) fn new(
         mut links: Vec<Link>,
         addresses: &Addresses,
@@ -157,7 +157,7 @@ impl Link {
     }
 }
 
-/// The indices and names of all devices.
+/// Names of all devices, by interface index.
 pub(crate) fn names(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, String>> {
     Ok(links(netlink)?.into_iter().map(|link| (link.index, link.name)).collect())
 }
@@ -174,7 +174,7 @@ pub fn device_name(index: u32) -> String {
     unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// All devices; without addresses and routes.
+/// All devices, without their addresses, and without regard to routes.
 pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
     let (mut links, mut below_vlans) = (Vec::new(), BTreeSet::new());
@@ -190,8 +190,8 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
-/// Interface index of the device that a VLAN device is stacked on. `None` if that device is in another network
-/// namespace: here its index may be that of another device.
+/// Index of the interface that a VLAN device is stacked on. `None` if that is in another network namespace, where its
+/// index means another device.
 fn below_vlan(message: &LinkMessage) -> Option<u32> {
     let is_vlan = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Vlan));
     let (mut vlan, mut elsewhere, mut below) = (false, false, None);
@@ -207,8 +207,8 @@ fn below_vlan(message: &LinkMessage) -> Option<u32> {
     below.filter(|_| vlan && !elsewhere)
 }
 
-/// `ETH_MAX_MTU` of include/uapi/linux/if_ether.h: the largest MTU of a veth, unless its other end has an XDP program.
-/// Then the kernel allows only an MTU that this program supports.
+/// Maximum MTU of a veth, `ETH_MAX_MTU` of include/uapi/linux/if_ether.h. If the other end has an XDP program, the
+/// kernel allows only an MTU which that supports.
 const ANY_MTU: u32 = 65_535;
 
 fn link(message: &LinkMessage) -> Option<Link> {
@@ -259,7 +259,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
     })
 }
 
-/// All addresses, except those that failed duplicate address detection.
+/// The addresses of all devices, except those that have failed duplicate address detection.
 pub(crate) fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
     let mut addresses = Addresses::new();
@@ -286,7 +286,7 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
         return None;
     }
     Some(LinkAddress {
-        // If both attributes are present, ADDRESS is the remote end of a point-to-point link.
+        // With both attributes, `ADDRESS` is the remote end of a point-to-point link.
         ip: local.or(address)?,
         prefix: header.prefix_len,
         global: header.scope == AddressScope::Universe,
@@ -294,15 +294,15 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
     })
 }
 
-/// The properties of the routes of all tables that the agent needs.
+/// What the agent needs to know about the routes of all tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
     pub(crate) default: Vec<DefaultRoute>,
-    /// Whether every route leads all packets to its destinations to one next hop.
+    /// Whether every route leads all packets to its destinations to the same next hop.
     pub(crate) by_destination: bool,
 }
 
-/// Reads the routes of all tables.
+/// Reads the routes of all tables, as far as the agent needs them.
 pub(crate) fn routes(netlink: &mut Netlink) -> io::Result<Routes> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
     let mut routes = Routes { default: Vec::new(), by_destination: true };

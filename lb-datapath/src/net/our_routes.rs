@@ -1,5 +1,5 @@
-//! Routes that the agent adds: for cluster IPs, as `ip route show proto 108` lists them, and for announced addresses,
-//! with another protocol number.
+//! Adds and removes the agent's routes: for cluster IPs, as `ip route show proto 108` lists them, and for announced
+//! addresses, with another protocol number.
 
 use std::{collections::BTreeSet, fmt, io, net::IpAddr};
 
@@ -11,20 +11,20 @@ use netlink_packet_route::{
 
 use crate::net::netlink::Netlink;
 
-/// Marks our routes for cluster IPs (`rtnetlink(7)`, `rtm_protocol`).
+/// Protocol number by which the agent recognises its routes for cluster IPs (`rtnetlink(7)`, `rtm_protocol`).
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(108);
-/// Metric of our routes for cluster IPs: a route for the same network with a lower metric, as other software usually
-/// sets, takes precedence.
+/// Metric of the agent's routes for cluster IPs. A route of other software for the same network usually has a lower
+/// metric, and so takes precedence.
 pub(crate) const METRIC: u32 = 1 << 30;
 
-/// Address and prefix length of a network.
+/// A network: address and prefix length.
 pub type Range = (IpAddr, u8);
 
-/// The routes of one type that agents have added, in the network namespace of this thread.
+/// The routes of one type that agents have added in the network namespace of this thread.
 #[derive(Debug)]
 pub(crate) struct OurRoutes {
     kind: RouteType,
-    /// The networks with such a route; `None` if they have to be read, at first and after an error.
+    /// Networks that have such a route; `None` if that must be read, at first and after an error.
     present: Option<Networks>,
 }
 
@@ -33,8 +33,9 @@ impl OurRoutes {
         Self { kind, present: None }
     }
 
-    /// Adds the route `route` to each of these networks, and removes the routes to all other networks. Each call adds
-    /// all routes, so a route that other software has removed comes back. Returns whether the networks have changed.
+    /// Adds the route that `route` makes for each of these networks, and removes routes to all other networks. Each
+    /// call adds all routes, so that one that other software has removed comes back. Returns whether the networks have
+    /// changed.
     pub(crate) fn replace(
         &mut self,
         netlink: &mut Netlink,
@@ -48,7 +49,7 @@ impl OurRoutes {
         Ok(present != *wanted)
     }
 
-    /// Calls `remove`, which removes all routes at once. Returns whether there were any.
+    /// Calls `remove`, which removes all routes at once. Returns whether there was a route.
     pub(crate) fn clear(
         &mut self,
         netlink: &mut Netlink,
@@ -65,7 +66,7 @@ impl OurRoutes {
     }
 }
 
-/// The networks of routes; never 0.0.0.0/0 or ::/0.
+/// The networks that routes lead to; never 0.0.0.0/0 or ::/0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Networks(BTreeSet<Range>);
 
@@ -86,7 +87,7 @@ impl fmt::Display for Networks {
     }
 }
 
-/// The networks that have a route of type `kind` from an agent.
+/// Networks to which an agent has added a route of type `kind`.
 fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<Networks> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
     let range =
@@ -94,12 +95,12 @@ fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<Networks> {
     Ok(Networks(answers.into_iter().filter_map(range).collect()))
 }
 
-/// The destination network of `route`, if an agent has added it and it has type `kind`.
+/// The destination of `route` if an agent has added it and it is of type `kind`, else `None`.
 fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
     (route.header.protocol == PROTOCOL && route.header.kind == kind).then(|| destination(route))?
 }
 
-/// The destination network of a route; `None` for a default route.
+/// The network that a route leads to; `None` for a default route.
 pub(crate) fn destination(route: &RouteMessage) -> Option<Range> {
     let destination = route.attributes.iter().find_map(|attribute| {
         if let RouteAttribute::Destination(RouteAddress::Inet(ip)) = attribute {
@@ -113,7 +114,7 @@ pub(crate) fn destination(route: &RouteMessage) -> Option<Range> {
     Some((destination?, route.header.destination_prefix_length))
 }
 
-/// Adds a route. Returns false if the table has a route for the same network and with the same metric, of whatever
+/// Adds a route. Returns false if the table already has a route to the same network with the same metric, of whatever
 /// origin.
 pub(crate) fn add(netlink: &mut Netlink, route: RouteMessage) -> io::Result<bool> {
     match netlink.execute(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_EXCL) {
@@ -130,7 +131,7 @@ pub(crate) fn remove(netlink: &mut Netlink, route: RouteMessage) -> io::Result<(
     }
 }
 
-/// A route for this network, without next hop.
+/// A route to this network, without a next hop.
 pub(crate) fn route((ip, prefix): Range, kind: RouteType, metric: u32) -> RouteMessage {
     let mut route = RouteMessage::default();
     let (family, destination) = match ip {

@@ -16,14 +16,14 @@ use crate::{
 /// outside the default range of node ports in Kubernetes (30000-32767).
 pub const DEFAULT_MASQUERADE_PORTS: RangeInclusive<u16> = 10_000..=29_999;
 
-/// The port range for sockets that are not bound to a port, in this network namespace.
+/// File with the range of ports that the kernel gives to unbound sockets of this network namespace.
 const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-/// The ports that the kernel never gives to such sockets.
+/// File with the ports that the kernel never gives to unbound sockets.
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 type Ports = BTreeSet<u16>;
 
-/// The reservation of ports of one data plane in the network namespace of this thread.
+/// The reservation of source ports by one data plane, in the network namespace of this thread.
 #[derive(Clone, Debug)]
 pub struct PortReservation {
     folder: Folder,
@@ -34,14 +34,14 @@ impl PortReservation {
         Self { folder }
     }
 
-    /// Reserves these ports if the kernel could give one of them to a socket, and removes earlier reservations of other
-    /// ranges. Returns whether a reservation is needed.
+    /// Reserves these ports if the kernel could give one of them to a socket; removes earlier reservations of other
+    /// ports. Returns whether a reservation is needed.
     pub fn keep(&self, ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
         let wanted = if overlap(&local_range()?, ports) { ports.clone().collect() } else { Ports::new() };
         let (before, ours) = (reserved()?, self.marked()?);
         let plan = Plan::new(&before, &ours, &wanted);
         if plan.reserved != before {
-            // The marks are written first: no agent would remove a port that is added without a mark.
+            // The marks come first, because agents would never remove ports that were reserved without a mark.
             self.mark(&ours.union(&plan.ours).copied().collect())?;
             if let Err(error) = write(&plan.reserved) {
                 self.mark(&ours)?;
@@ -55,7 +55,7 @@ impl PortReservation {
         Ok(!wanted.is_empty())
     }
 
-    /// Removes the reservations that an agent has added. Returns the number of ports.
+    /// Removes all reservations that agents have added. Returns the number of ports.
     pub(crate) fn release(&self) -> Result<usize, DatapathError> {
         let ours = self.marked()?;
         if ours.is_empty() {
@@ -70,13 +70,14 @@ impl PortReservation {
         Ok(before.len() - plan.reserved.len())
     }
 
-    /// The ports that agents have added, from their marks. A folder whose name is no range of ports is ignored.
+    /// The ports that agents have reserved, according to the folders that mark them. Ignores folders whose name is no
+    /// range.
     fn marked(&self) -> Result<Ports, DatapathError> {
         let marks = bpffs::entries(&self.folder.ports())?;
         Ok(marks.iter().filter_map(|path| parse(path.file_name()?.to_str()?).ok()).flatten().collect())
     }
 
-    /// Records that agents have added exactly these ports.
+    /// Creates marks for exactly these ports, and removes all others.
     fn mark(&self, ports: &Ports) -> Result<(), DatapathError> {
         let folder = self.folder.ports();
         let names: BTreeSet<String> = ranges(ports).iter().map(range_text).collect();
@@ -92,13 +93,13 @@ impl PortReservation {
     }
 }
 
-/// Whether the kernel may give one of these ports to a socket.
+/// Whether the kernel may give one of these ports to an unbound socket.
 pub(crate) fn is_exposed(ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
     let (range, reserved) = (local_range()?, reserved()?);
     Ok(ports.clone().any(|port| range.contains(&port) && !reserved.contains(&port)))
 }
 
-/// The ports to reserve, and the part of them that only this agent reserves.
+/// The ports that must be reserved, and those of them that only agents reserve.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     reserved: Ports,
@@ -139,9 +140,9 @@ fn unreadable(file: &str, text: &str) -> DatapathError {
     DatapathError::file("parse", file, io::Error::other(format!("it contains {text:?}")))
 }
 
-/// Replaces the reserved ports, and checks that the kernel has accepted them.
+/// Replaces the reserved ports in the kernel, and checks that the kernel has accepted them.
 fn write(ports: &Ports) -> Result<(), DatapathError> {
-    // The kernel ignores an empty write. A newline alone clears the list.
+    // The kernel ignores an empty write; a newline alone clears the list.
     let text = text(ports) + "\n";
     fs::write(RESERVED, text).map_err(|error| DatapathError::file("write", RESERVED, error))?;
     if reserved()? == *ports {
@@ -150,7 +151,7 @@ fn write(ports: &Ports) -> Result<(), DatapathError> {
     Err(DatapathError::file("write", RESERVED, io::Error::other("the kernel has not accepted all ports")))
 }
 
-/// Parses ports in the kernel's format: `8080,9000-9002`.
+/// Parses ports in the kernel's format, such as `8080,9000-9002`.
 fn parse(text: &str) -> Result<Ports, std::num::ParseIntError> {
     let mut ports = Ports::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -173,7 +174,7 @@ fn range_text(range: &RangeInclusive<u16>) -> String {
     text
 }
 
-/// The ports as ranges without gaps.
+/// The ports as ranges, with adjacent ports in one range.
 fn ranges(ports: &Ports) -> Vec<RangeInclusive<u16>> {
     let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();
     for port in ports {

@@ -1,4 +1,4 @@
-//! Routes of packets from this node, from the present routing and neighbour tables.
+//! Looks up routes of packets that this node sends, in the present routing and neighbour tables.
 
 use std::{collections::BTreeMap, fs, io, net::IpAddr, sync::OnceLock};
 
@@ -14,25 +14,25 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// The route to an address.
+/// The route that the kernel has to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Interface index of the device that packets leave through.
+    /// Index of the interface that packets leave through.
     pub device: u32,
-    /// The source address that the node would use. [`Routes::look_up`] sets it only if `bpf_fib_lookup` reports it to
+    /// Source address that the node would use. [`Routes::look_up`] sets it only if `bpf_fib_lookup` reports it to
     /// programs (kernel 6.7 and newer).
     pub source: Option<IpAddr>,
-    /// MTU of the route, in bytes of the IP packet.
+    /// MTU of the route: bytes of the largest IP packet.
     pub mtu: u32,
-    /// Whether the hardware address of the next hop is known.
+    /// Whether the neighbour table has the hardware address of the next hop.
     pub neighbour: bool,
 }
 
-/// Looks up routes in the network namespace of the thread that opened it.
+/// Looks up routes in the network namespace of the thread that opened this.
 #[derive(Debug)]
 pub struct Routes {
     netlink: Netlink,
-    /// Names and MTUs of devices, by interface index.
+    /// Names and MTUs (in bytes) of devices, by interface index.
     devices: BTreeMap<u32, (String, u32)>,
 }
 
@@ -49,17 +49,17 @@ impl Routes {
         Ok(Self { netlink, devices })
     }
 
-    /// The interface index of a device, by name.
+    /// Index of the interface with this name.
     pub fn device(&self, name: &str) -> Option<u32> {
         self.devices.iter().find(|(_, (of, _))| of == name).map(|(index, _)| *index)
     }
 
-    /// The name of a device, by interface index.
+    /// Name of the interface with this index.
     pub fn name(&self, index: u32) -> Option<&str> {
         self.devices.get(&index).map(|(name, _)| name.as_str())
     }
 
-    /// The names of all devices.
+    /// Names of all interfaces.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.devices.values().map(|(name, _)| name.as_str())
     }
@@ -114,7 +114,7 @@ impl Routes {
         Ok(Some(route))
     }
 
-    /// Asks the kernel for the route to an address; the answer is empty if the address is unreachable.
+    /// The kernel's messages about the route to an address; empty if the address is unreachable.
     fn ask(&mut self, to: IpAddr) -> Result<Vec<RouteNetlinkMessage>, DatapathError> {
         match self.netlink.get(RouteNetlinkMessage::GetRoute(question(to))) {
             Err(error) if is_no_route(&error) => Ok(Vec::new()),
@@ -130,7 +130,7 @@ impl Routes {
         let path = format!("/proc/sys/net/{family}/conf/{name}/forwarding");
         match fs::read_to_string(&path) {
             Ok(text) => Ok(text.trim() != "0"),
-            // The device is gone, or the kernel lacks the family.
+            // The device is gone, or the kernel does not have the address family.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(DatapathError::file("read", path, error)),
         }
@@ -150,8 +150,8 @@ impl Routes {
     }
 }
 
-/// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). If the probe cannot run, for example
-/// without the privileges to load programs, the function returns true: most kernels are newer.
+/// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). True if the probe cannot run, for example
+/// without the privilege to load programs, because most kernels are newer.
 fn programs_see_sources() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))
@@ -190,7 +190,7 @@ fn question(to: IpAddr) -> RouteMessage {
     request
 }
 
-/// The route in an answer, and its gateway. The MTU is 0 if the route has none of its own.
+/// The route that a message describes, and its gateway. The route's MTU is 0 if the message has none.
 fn hop(message: &RouteMessage) -> Option<(Route, Option<IpAddr>)> {
     if message.header.kind != RouteType::Unicast {
         return None;

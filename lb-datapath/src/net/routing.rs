@@ -12,10 +12,10 @@ use netlink_packet_route::{
 
 use crate::net::netlink::Netlink;
 
-/// Tables of the kernel's own rules.
+/// Routing tables that the kernel's own policy rules use.
 const DEFAULT_TABLES: [u8; 3] = [libc::RT_TABLE_LOCAL, libc::RT_TABLE_MAIN, libc::RT_TABLE_DEFAULT];
 
-/// Whether all policy rules are those that every network namespace has.
+/// Whether the only policy rules are those that the kernel creates in every network namespace.
 pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRule(RuleMessage::default()))?;
     Ok(answers
@@ -23,8 +23,8 @@ pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> 
         .all(|answer| if let RouteNetlinkMessage::NewRule(rule) = answer { is_default(rule) } else { true }))
 }
 
-/// Whether the rule sends all packets to one table, and the kernel's own rules use that table. An attribute of another
-/// kind than those named here counts as a condition.
+/// Whether a policy rule sends all packets to one of the tables that the kernel's own rules use. Attributes that are
+/// not named here count as conditions.
 fn is_default(rule: &RuleMessage) -> bool {
     let header = &rule.header;
     let is_all = header.src_len == 0 && header.dst_len == 0 && header.tos == 0;
@@ -43,7 +43,7 @@ fn is_default(rule: &RuleMessage) -> bool {
     is_all && unconditional && is_default_table && header.action == RuleAction::ToTable
 }
 
-/// Whether the route leads all packets to its destinations to one next hop.
+/// Whether a route leads all packets to its destinations to the same next hop.
 pub(super) fn is_by_destination(route: &RouteMessage) -> bool {
     let header = &route.header;
     let is_multipath = header.kind == RouteType::Unicast
@@ -51,11 +51,12 @@ pub(super) fn is_by_destination(route: &RouteMessage) -> bool {
     !is_multipath && header.source_prefix_length == 0 && header.tos == 0
 }
 
-/// [`is_by_destination`] for the payload of an event, which is not parsed as a whole: a node may have a million routes.
+/// [`is_by_destination`] for the payload of a netlink event, without parsing it as a whole: a node may have a million
+/// routes.
 pub(super) fn event_is_by_destination(payload: &[u8]) -> bool {
-    /// `struct rtmsg`
+    /// Size of `struct rtmsg` in bytes.
     const HEADER: usize = 12;
-    /// `RTN_UNICAST`
+    /// The route type `RTN_UNICAST`.
     const UNICAST: u8 = 1;
     let &[_, _, source_length, tos, _, _, _, kind, ..] = payload else { return false };
     let mut rest = payload.get(HEADER..).unwrap_or_default();
@@ -63,7 +64,7 @@ pub(super) fn event_is_by_destination(payload: &[u8]) -> bool {
     while let [a, b, c, d, ..] = *rest {
         let (length, attribute) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
         has_device |= attribute == libc::RTA_OIF;
-        // An attribute is at least as long as its header; a malformed one ends the walk.
+        // The length of an attribute includes its header, so it is at least 4; a malformed attribute ends the walk.
         rest = rest.get(usize::from(length).max(4).next_multiple_of(4)..).unwrap_or_default();
     }
     (kind != UNICAST || has_device) && source_length == 0 && tos == 0

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The routes of one data plane in the network namespace of this thread.
+/// The unreachable routes of one data plane, in the network namespace of this thread.
 #[derive(Debug)]
 pub struct UnreachableRoutes(OurRoutes);
 

@@ -1,4 +1,4 @@
-//! Watching the devices, addresses and default routes of this network namespace.
+//! Watches the devices, addresses and default routes of this network namespace.
 
 use std::{io, time::Duration};
 
@@ -16,10 +16,10 @@ use crate::{
     },
 };
 
-/// Time to wait for further events after the first one: setting up one pod's device causes a dozen.
+/// How long to wait for further events after the first one: the setup of one pod's device causes a dozen.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// Watches devices, addresses and default routes. Each list is read again only after an event for it, so that a node
+/// Watches devices, addresses and default routes. Each list is read again only after an event about it, so that a node
 /// with a million routes does not list them for every pod.
 #[derive(Debug)]
 pub struct DeviceWatcher {
@@ -33,7 +33,7 @@ pub struct DeviceWatcher {
     has_only_default_rules: bool,
 }
 
-/// The lists that must be read again.
+/// Which of the lists must be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Stale {
     links: bool,
@@ -46,7 +46,7 @@ impl Stale {
     const NOTHING: Self = Self { links: false, addresses: false, routes: false, rules: false };
     const EVERYTHING: Self = Self { links: true, addresses: true, routes: true, rules: true };
 
-    /// Records the events of a datagram.
+    /// Marks the lists as stale that the events in a datagram are about.
     fn note(&mut self, datagram: &[u8]) {
         for (header, payload) in events(datagram) {
             match header.kind {
@@ -54,7 +54,7 @@ impl Stale {
                 libc::RTM_NEWADDR | libc::RTM_DELADDR => self.addresses = true,
                 libc::RTM_NEWRULE | libc::RTM_DELRULE => self.rules = true,
                 libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
-                    // The second byte of a route message is the length of the destination's prefix.
+                    // The second byte of a route message is the prefix length of the destination.
                     let is_default = payload.get(1) == Some(&0);
                     self.routes |= is_default || !routing::event_is_by_destination(payload);
                 }
@@ -65,7 +65,7 @@ impl Stale {
 }
 
 impl DeviceWatcher {
-    /// Starts to watch the network namespace of this thread. Must be called within a tokio runtime.
+    /// Starts to watch the network namespace of this thread. Must be called within a Tokio runtime.
     pub fn open(patterns: DevicePatterns) -> Result<Self, DatapathError> {
         let failed = |error| DatapathError::netlink("watch devices", error);
         let events = subscribe().map_err(failed)?;
@@ -115,7 +115,7 @@ impl DeviceWatcher {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns shortly after an event that may change the value of [`Self::network`]. It is cancel-safe.
+    /// Returns shortly after an event that may change the result of [`Self::network`]. Cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;
@@ -136,7 +136,7 @@ pub fn detect_devices(patterns: &DevicePatterns) -> Result<Vec<Device>, Datapath
         .map_err(|error| DatapathError::netlink("list devices", error))
 }
 
-/// The multicast groups `RTNLGRP_IPV4_RULE` (8) and `RTNLGRP_IPV6_RULE` (19), as bits of `sockaddr_nl`.
+/// Multicast groups `RTNLGRP_IPV4_RULE` (8) and `RTNLGRP_IPV6_RULE` (19), as bits of `sockaddr_nl`.
 const RULES: u32 = 1 << (8 - 1) | 1 << (19 - 1);
 
 fn subscribe() -> io::Result<Socket> {
@@ -154,7 +154,7 @@ fn subscribe() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all pending events.
+/// Reads all events that are pending, and marks the lists that they are about as stale.
 fn drain(events: &Socket, stale: &mut Stale) {
     loop {
         match events.recv_from_full() {

@@ -1,4 +1,4 @@
-//! The XDP features of drivers, read from the generic netlink family `netdev` (Linux 6.3 and newer).
+//! Reads the XDP features of drivers from the generic netlink family `netdev` (Linux 6.3 and newer).
 
 use std::io;
 
@@ -9,25 +9,25 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 
 use crate::net::netlink::{Message, Netlink};
 
-/// Bytes of `struct genlmsghdr`, after which attributes follow.
+/// Size in bytes of `struct genlmsghdr`, after which attributes follow.
 const HEADER: usize = 4;
 
-/// From include/uapi/linux/genetlink.h: the family that lists the others.
+/// Numbers from include/uapi/linux/genetlink.h; `GENL_ID_CTRL` is the family that lists the others.
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
-/// From include/uapi/linux/netdev.h.
+/// Numbers from include/uapi/linux/netdev.h.
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 
-/// The standard MTU of Ethernet: an IP packet of up to this many bytes is in one buffer. Larger ones may have XDP
-/// fragments.
+/// Standard MTU of Ethernet: an IP packet of up to this many bytes is in one buffer. Larger ones may be in several (XDP
+/// fragments).
 const WHOLE: u32 = 1500;
 
-/// What the driver of a device does for XDP programs, at present: bits of `enum netdev_xdp_act`.
+/// What a device's driver does for XDP programs at present: bits of `enum netdev_xdp_act`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct XdpFeatures(u64);
 
@@ -35,33 +35,35 @@ impl XdpFeatures {
     const NDO_XMIT: u64 = 4;
     const NDO_XMIT_SG: u64 = 64;
 
-    /// Whether the driver sends frames that native programs on other devices redirect to the device.
+    /// Whether the driver sends frames that native programs on other devices redirect to it.
     pub(crate) const fn sends_frames(self) -> bool {
         self.0 & Self::NDO_XMIT != 0
     }
 
-    /// Whether the driver sends such frames with IP packets of up to `mtu` bytes, also if they have XDP fragments.
+    /// Whether the driver sends such frames with IP packets of up to `mtu` bytes, even in several buffers (XDP
+    /// fragments).
     pub(crate) const fn sends_frames_of(self, mtu: u32) -> bool {
         self.sends_frames() && (mtu <= WHOLE || self.0 & Self::NDO_XMIT_SG != 0)
     }
 }
 
-/// Reads the features of devices.
+/// Reads the XDP features of devices' drivers.
 #[derive(Debug)]
 pub(crate) struct XdpFeatureReader {
     netlink: Netlink<Generic>,
-    /// The number of the family `netdev`.
+    /// Number of the generic netlink family `netdev`.
     family: u16,
 }
 
 impl XdpFeatureReader {
-    /// A reader for the network namespace of this thread; `None` if the kernel does not report features (before 6.3).
+    /// A reader for the network namespace of this thread; `None` if the kernel does not report XDP features (before
+    /// 6.3).
     pub(crate) fn open() -> io::Result<Option<Self>> {
         let mut netlink = Netlink::open()?;
         Ok(find_family(&mut netlink)?.map(|family| Self { netlink, family }))
     }
 
-    /// The features of a device; `None` if no device has this index or the kernel does not report them.
+    /// The XDP features of a device; `None` if there is no device with this index, or the kernel does not report them.
     pub(crate) fn read(&mut self, index: u32) -> io::Result<Option<XdpFeatures>> {
         let index = Attribute::new(NETDEV_A_DEV_IFINDEX, &index.to_ne_bytes());
         let family = self.family;
@@ -90,7 +92,7 @@ fn find_family(netlink: &mut Netlink<Generic>) -> io::Result<Option<u16>> {
     Ok(id.map(u16::from_ne_bytes))
 }
 
-/// A message of generic netlink.
+/// A message of generic netlink, in the form that this reader needs.
 #[derive(Clone, Debug)]
 struct Generic {
     family: u16,
@@ -130,7 +132,7 @@ fn attributes(bytes: &[u8]) -> Result<Vec<Attribute>, DecodeError> {
         .collect()
 }
 
-/// The value of the attribute of this kind; `None` if it is missing or has another length.
+/// The value of the attribute of type `kind`; `None` if it is missing or has another length.
 fn value<const LENGTH: usize>(attributes: &[Attribute], kind: u16) -> Option<[u8; LENGTH]> {
     let found = attributes.iter().find(|attribute| attribute.kind == kind)?;
     found.value.as_slice().try_into().ok()
@@ -172,7 +174,7 @@ impl Message for Generic {
 mod tests {
     use super::*;
 
-    /// The answer of Linux 6.18 about a veth whose far end had neither a program nor GRO.
+    /// The attributes that Linux 6.18 reported about a veth whose other end had neither an XDP program nor GRO.
     const VETH: [u8; 48] = [
         1, 1, 0, 0, //
         8, 0, 1, 0, 2, 0, 0, 0, // ifindex

@@ -1,5 +1,5 @@
-//! Out policies of xfrm (IPsec). The kernel looks policies up when it routes a packet. At that moment the source of a
-//! Service's reply is still its endpoint, so a policy for a virtual address does not encrypt the reply.
+//! Reads and watches out policies of xfrm (IPsec). The kernel looks policies up when it routes a packet. At that moment
+//! the source of a Service's reply is still its endpoint, so a policy for a virtual address does not encrypt the reply.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use crate::{
     net::netlink::{Message, Netlink},
 };
 
-/// From include/uapi/linux/xfrm.h.
+/// Numbers from include/uapi/linux/xfrm.h.
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
 const XFRM_POLICY_OUT: u8 = 1;
 const XFRM_POLICY_ALLOW: u8 = 0;
@@ -25,10 +25,10 @@ const XFRMA_TMPL: u16 = 5;
 const XFRMA_MARK: u16 = 21;
 const XFRMA_IF_ID: u16 = 31;
 const AF_INET: u16 = 2;
-/// Bytes of `struct xfrm_userpolicy_info`, after which attributes follow, and the offsets of its fields.
+/// Size of `struct xfrm_userpolicy_info` in bytes, after which attributes follow, and the offsets of its fields.
 const POLICY: usize = 168;
 const SOURCE: usize = 16;
-/// The mask of the destination port.
+/// Bytes of the mask of the destination port.
 const DESTINATION_PORTS: std::ops::Range<usize> = 34..36;
 const FAMILY: usize = 40;
 const DESTINATION_PREFIX: usize = 42;
@@ -38,7 +38,7 @@ const DEVICE: std::ops::Range<usize> = 48..52;
 const DIRECTION: usize = 160;
 const ACTION: usize = 161;
 
-/// The networks of a policy that encrypts packets which leave this node.
+/// Networks of a policy that encrypts packets when they leave this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutPolicy {
     source: (IpAddr, u8),
@@ -46,8 +46,8 @@ pub struct OutPolicy {
 }
 
 impl OutPolicy {
-    /// Whether replies from this virtual address bypass the policy. A policy for any source encrypts them, because it
-    /// also matches the endpoint's address.
+    /// Whether replies from this virtual address bypass the policy. They do not bypass a policy for any source, because
+    /// that also matches the endpoint's address.
     pub(crate) fn is_bypassed_from(&self, vip: IpAddr) -> bool {
         self.source.1 > 0 && contains(self.source, vip)
     }
@@ -57,7 +57,7 @@ impl OutPolicy {
         self.is_bypassed_from(vip) && contains(self.destination, client)
     }
 
-    /// The clients behind the tunnel: address and prefix length of their network.
+    /// The clients that the policy is about: address and prefix length of their network.
     pub const fn clients(&self) -> (IpAddr, u8) {
         self.destination
     }
@@ -75,7 +75,7 @@ impl fmt::Display for OutPolicy {
     }
 }
 
-/// The policies of this network namespace that encrypt packets which leave this node; none on a kernel without xfrm.
+/// The policies of this network namespace that encrypt packets when they leave the node; none on a kernel without xfrm.
 pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     let failed = |error| DatapathError::netlink("list xfrm policies", error);
     let mut netlink = match Netlink::open() {
@@ -87,7 +87,7 @@ pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     Ok(answers.map_err(failed)?.into_iter().filter_map(policy).collect())
 }
 
-/// The policies that replies from one of these virtual addresses bypass. `vips` is called only if there is a policy.
+/// The policies that replies from one of these virtual addresses bypass. Calls `vips` only if there is a policy.
 pub(crate) fn bypassed(
     vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,
 ) -> Result<Vec<OutPolicy>, DatapathError> {
@@ -99,15 +99,15 @@ pub(crate) fn bypassed(
     Ok(policies)
 }
 
-/// Watches the policies of a network namespace.
+/// Watches the xfrm policies of a network namespace.
 #[derive(Debug)]
 pub struct PolicyWatcher(AsyncFd<Socket>);
 
 impl PolicyWatcher {
     /// Starts to watch the network namespace of this thread; `None` on a kernel without xfrm. Must be called within a
-    /// tokio runtime.
+    /// Tokio runtime.
     pub fn open() -> Result<Option<Self>, DatapathError> {
-        /// The multicast group `XFRMNLGRP_POLICY` (4), as a bit of `sockaddr_nl`.
+        /// Multicast group `XFRMNLGRP_POLICY` (4), as a bit of `sockaddr_nl`.
         const POLICIES: u32 = 1 << (4 - 1);
         let subscribe = || -> io::Result<AsyncFd<Socket>> {
             let mut socket = Socket::new(NETLINK_XFRM)?;
@@ -123,23 +123,23 @@ impl PolicyWatcher {
         }
     }
 
-    /// Returns after a change of a policy. It is cancel-safe.
+    /// Returns after a policy has changed. Cancel-safe.
     pub async fn changed(&self) -> Result<(), DatapathError> {
         let ready = self.0.readable().await;
         let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
-        // An error other than an empty queue means that the kernel has dropped events: that counts as a change.
+        // An error other than an empty queue means that the kernel has dropped events, which counts as a change.
         while ready.get_inner().recv_from_full().is_ok() {}
         ready.clear_ready();
         Ok(())
     }
 }
 
-/// Requests and answers.
+/// Messages of the netlink protocol xfrm: requests, and answers.
 #[derive(Clone, Copy, Debug)]
 enum Xfrm {
-    /// Lists all policies.
+    /// A request to list all policies.
     List,
-    /// A policy; `None` if it does not encrypt packets that leave.
+    /// A policy in an answer; `None` for one that does not encrypt packets which leave the node.
     Policy(Option<OutPolicy>),
 }
 
@@ -204,13 +204,13 @@ fn is_for_replies(payload: &[u8]) -> bool {
         && !has_attribute(attributes, XFRMA_IF_ID)
 }
 
-/// Whether the attributes include one of this kind.
+/// Whether an attribute of type `kind` is among the attributes.
 fn has_attribute(mut attributes: &[u8], kind: u16) -> bool {
     while let [a, b, c, d, ..] = *attributes {
         if u16::from_ne_bytes([c, d]) == kind {
             return true;
         }
-        // An attribute is at least as long as its header.
+        // The length of an attribute includes its header, so it is at least 4.
         let length = usize::from(u16::from_ne_bytes([a, b])).max(4).next_multiple_of(4);
         attributes = attributes.get(length..).unwrap_or_default();
     }

@@ -13,7 +13,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The map `ACTIVE`, mapped into memory.
+/// The map `ACTIVE`, mapped into memory: one counter of active flows per slot.
 #[derive(Debug)]
 pub struct ActiveFlows {
     table: Table<u32, i64>,
@@ -28,12 +28,13 @@ impl ActiveFlows {
         Ok(Self { table, memory })
     }
 
-    /// The active flows counted in a slot; 0 for a slot beyond the end of the map.
+    /// The counter of a slot; 0 for a slot beyond the end of the map.
     pub fn get(&self, slot: u32) -> i64 {
         self.memory.values().get(slot as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Adds to a slot. For slot 0, which means that the flow is not counted, it does nothing.
+    /// Adds `difference` to the counter of a slot. Does nothing for slot 0, which stands for flows that are not
+    /// counted.
     pub(crate) fn add(&self, slot: u32, difference: i64) {
         if slot != 0
             && let Some(count) = self.memory.values().get(slot as usize)
@@ -42,7 +43,7 @@ impl ActiveFlows {
         }
     }
 
-    /// Every slot whose count is not 0.
+    /// The slots whose counter is not 0.
     fn slots_in_use(&self) -> Result<BTreeSet<u32>, DatapathError> {
         let mut slots = BTreeSet::new();
         self.table.for_each(|slot, count| {
@@ -62,20 +63,20 @@ impl ActiveFlows {
 /// the same direction.
 #[derive(Debug, Default)]
 pub struct Recount {
-    /// Slots to check: those that flows refer to or whose count is not 0. `None` before the first pass.
+    /// Slots to check: those that flows refer to, and those whose counter is not 0. `None` before the first pass.
     known: Option<BTreeSet<u32>>,
-    /// Slots with an error in the last pass, and the difference to add.
+    /// Slots whose counter was wrong in the last pass, with the difference to add.
     suspects: BTreeMap<u32, i64>,
     in_flows: BTreeSet<u32>,
 }
 
 impl Recount {
-    /// The slots that flows referred to in the last pass.
+    /// The slots to which flows referred in the last pass.
     pub const fn in_flows(&self) -> &BTreeSet<u32> {
         &self.in_flows
     }
 
-    /// Reads the present counts of the slots to check.
+    /// Reads the present counters of the slots to check.
     pub(crate) fn read(&mut self, active_flows: &ActiveFlows) -> Result<BTreeMap<u32, i64>, DatapathError> {
         if self.known.is_none() {
             self.known = Some(active_flows.slots_in_use()?);
@@ -83,8 +84,8 @@ impl Recount {
         Ok(self.known.iter().flatten().map(|slot| (*slot, active_flows.get(*slot))).collect())
     }
 
-    /// The slots to correct and the difference to add to each. `flows` is the number of flows found by slot, `before`
-    /// the counts before the walk, `now` the counts after it.
+    /// The slots to correct, each with the difference to add. `flows` is the number of flows that the walk found per
+    /// slot, `before` the counters before the walk, `now` those after it.
     fn corrections(
         &mut self,
         before: &BTreeMap<u32, i64>,
@@ -99,7 +100,7 @@ impl Recount {
             let error = flows - flows.clamp(now.min(*before), now.max(*before));
             let earlier = self.suspects.get(slot).copied().unwrap_or(0);
             if error != 0 && error.signum() == earlier.signum() {
-                // The smaller of the two errors is certain; the rest may be flows that began or ended.
+                // Only the smaller of the two errors is certain; the rest may be flows that began or ended meanwhile.
                 let certain = error.abs().min(earlier.abs()) * error.signum();
                 corrections.push((*slot, certain));
             } else if error != 0 {
@@ -114,7 +115,7 @@ impl Recount {
         corrections
     }
 
-    /// Corrects the errors that are certain. Returns how many slots were corrected.
+    /// Corrects counters by the errors that are certain. Returns the number of corrected slots.
     pub(crate) fn correct(
         &mut self,
         active_flows: &ActiveFlows,

@@ -21,7 +21,7 @@ pub(crate) fn open(folder: &Folder) -> Result<Table<AffinityKey, Affinity>, Data
     Table::open(&layout::AFFINITY, &folder.map(layout::AFFINITY.name))
 }
 
-/// The map `AFFINITY`, and the clients of the last GC pass. Use one instance at a time.
+/// The map `AFFINITY`, and the clients that the last GC pass found. Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct AffinityTable {
     table: Table<AffinityKey, Affinity>,
@@ -29,27 +29,27 @@ pub struct AffinityTable {
     census: Census,
 }
 
-/// The clients of the last GC pass.
+/// The clients that the last GC pass found, by which the next one counts evicted ones.
 #[derive(Debug, Default)]
 struct Census {
     known: BTreeMap<AffinityKey, Affinity>,
 }
 
-/// The access of a GC pass to the map. Programs change the map at any time, between any two of these calls.
+/// How a GC pass accesses the map. Programs change the map at any time, between any two of these calls.
 trait Clients {
     fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError>;
-    /// Deletes a client. Returns whether it existed.
+    /// Deletes the entry of a client. Returns whether it existed.
     fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError>;
 }
 
 /// The result of a GC pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AffinityReport {
-    /// Clients that are pinned to a backend.
+    /// Number of clients that are pinned to a backend after the pass.
     pub clients: usize,
-    /// Clients that were deleted because their Service port was deleted or no longer has affinity.
+    /// Number of clients that were deleted, because their Service port was deleted or no longer has affinity.
     pub removed: usize,
-    /// Clients that were evicted since the last pass.
+    /// Number of clients that were evicted since the last pass, to make room for others.
     pub evicted: usize,
 }
 
@@ -59,13 +59,13 @@ impl AffinityTable {
         Ok(Self { table: open(folder)?, maps, census: Census::default() })
     }
 
-    /// The number of clients that the map can hold.
+    /// Maximum number of clients in the map.
     pub fn capacity(&self) -> u32 {
         self.table.capacity()
     }
 
-    /// Deletes the clients of Service ports that were deleted or no longer have affinity, and counts the others and
-    /// those that were evicted.
+    /// Deletes the clients of Service ports that were deleted or no longer have affinity. Counts the other clients, and
+    /// those that were evicted since the last pass.
     pub fn collect_garbage(&mut self) -> Result<AffinityReport, DatapathError> {
         self.census.collect_garbage(&self.table, || timeouts(&self.maps), Conntrack::now())
     }
@@ -82,8 +82,8 @@ impl Clients for Table<AffinityKey, Affinity> {
 }
 
 impl Census {
-    /// Deletes the clients of Service ports that are not in `timeouts`. Reads `timeouts` only if there are clients:
-    /// there may be many Services.
+    /// Deletes the clients of Service ports that are not in `timeouts`. Calls `timeouts` only if there are clients,
+    /// because there may be many Services.
     fn collect_garbage(
         &mut self,
         clients: &impl Clients,
@@ -114,7 +114,7 @@ impl Census {
     }
 }
 
-/// The affinity timeout of each Service port that has one, in seconds, by id.
+/// The affinity timeout in seconds of each Service port that has one, by the port's id.
 fn timeouts(maps: &ServiceMaps) -> Result<BTreeMap<u32, u32>, DatapathError> {
     let mut timeouts = BTreeMap::new();
     maps.services.for_each(|_, service| {
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     const NOW: Tick = Tick(100_000);
-    /// A Service port with an affinity timeout of ten seconds.
+    /// Id of a Service port with an affinity timeout of ten seconds.
     const SERVICE: u32 = 7;
 
     fn client(last: u8, service: u32) -> AffinityKey {
@@ -147,12 +147,12 @@ mod tests {
         Affinity { address, port: 8080, zeros: 0, last_used: Tick(NOW.0 - Tick::ticks_in(seconds_ago)) }
     }
 
-    /// A map whose clients connect again between two steps of a GC pass.
+    /// A map in which clients connect again between two steps of a GC pass.
     struct Race {
         entries: RefCell<BTreeMap<AffinityKey, Affinity>>,
-        /// The client that connects again after the pass has read all clients.
+        /// A client that connects again after the pass has read all clients.
         early: Option<AffinityKey>,
-        /// The client that connects again after the pass has decided to delete it.
+        /// A client that connects again after the pass has decided to delete it.
         late: Option<AffinityKey>,
     }
 

@@ -1,4 +1,4 @@
-//! The addresses that the node announces at layer 2: the maps `ANNOUNCED` and `ANNOUNCE_HEARD`.
+//! The maps `ANNOUNCED` (addresses that the node announces at layer 2) and `ANNOUNCE_HEARD` (what programs have heard).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The maps of announcements. Use one instance at a time for writing.
+/// The maps of announcements. Only one instance at a time may be used for writing.
 #[derive(Debug)]
 pub struct Announcements {
     announced: Table<AnnounceKey, Announcement>,
@@ -24,22 +24,21 @@ impl Announcements {
         })
     }
 
-    /// The maps of the data plane pinned on `bpffs`, which another process may be writing; `None` if `bpffs` has no
-    /// folder of a data plane.
+    /// Opens the maps of the data plane pinned on `bpffs`, which another process may be writing; `None` if `bpffs` has
+    /// no folder of a data plane.
     pub fn pinned(bpffs: &std::path::Path) -> Result<Option<Self>, DatapathError> {
         Folder::find(bpffs).map(|folder| Self::open(&folder)).transpose()
     }
 
-    /// The time that deadlines are compared with: nanoseconds of `CLOCK_BOOTTIME`, which goes on while the machine is
-    /// suspended.
+    /// The clock of deadlines: nanoseconds of `CLOCK_BOOTTIME`, which continues while the machine is suspended.
     pub fn now() -> u64 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        // This clock starts at boot and is never negative.
+        // `CLOCK_BOOTTIME` starts at boot and is never negative.
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
     }
 
-    /// The announcements in the map, also those whose deadlines have passed.
+    /// The announcements in the map, including those whose deadline has passed.
     pub fn get(&self) -> Result<BTreeMap<AnnounceKey, Announcement>, DatapathError> {
         self.announced.entries()
     }
@@ -59,8 +58,8 @@ impl Announcements {
         self.announced.update_all(&keys, &values)
     }
 
-    /// The programs' answers, and the last claim of another machine, for each address and device that `known` accepts.
-    /// Deletes the elements of all others.
+    /// For each address and device that `known` accepts: the number of the programs' answers, and the last claim of
+    /// another machine. Deletes the elements of all others.
     pub fn heard(
         &mut self,
         known: impl Fn(&AnnounceKey) -> bool,

@@ -32,23 +32,24 @@ use crate::{
     },
 };
 
-/// Traffic of Services and backends, with a hasher that has a random seed.
+/// Traffic of Services and backends. Its hasher has a random seed, which clients cannot predict.
 pub type Ledger = traffic::Ledger<RandomState>;
 
-/// A receiver of all flows of Services that a GC pass finds.
+/// Observes a GC pass, which reports all flows of Services.
 pub trait FlowWalk {
-    /// A pass begins.
+    /// Called when a pass begins, at the tick `now`.
     fn begin(&mut self, now: Tick);
-    /// A flow: the key of its forward entry, and its entries. A flow in a tunnel has no reverse entry, and that of any other
-    /// may be lost. A pass may find a flow twice.
+    /// Called for each flow, with the key of its forward entry, and its entries. A tunnelled flow has no reverse entry,
+    /// and that of any other flow may be lost. A pass may report a flow twice.
     fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>);
-    /// The pass has deleted the flow with this forward entry, because it has expired or, before that, to make room (`evicted`).
+    /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
+    /// to make room.
     fn deleted(&mut self, key: &Tuple, evicted: bool);
-    /// The pass has ended.
+    /// Called when a pass has ended.
     fn end(&mut self);
 }
 
-/// Connection tracking: the flow table and the numbers of active flows. Clones share both.
+/// Connection tracking: the flow table and the counters of active flows. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
     table: Arc<FlowTable>,
@@ -59,43 +60,42 @@ pub struct Conntrack {
 /// A flow with its entries in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The tuple of packets from the client to the virtual address.
+    /// Tuple of packets from the client to the virtual address.
     pub from: Tuple,
-    /// The forward entry.
+    /// The flow's forward entry.
     pub forward: Flow,
-    /// The reverse entry. A flow in a tunnel has none; if another flow lacks it, a GC pass restores it.
+    /// The flow's reverse entry. A tunnelled flow has none; if another flow lacks it, a GC pass restores it.
     pub reply: Option<Flow>,
-    /// The tuple with which packets of a masqueraded connection leave the node; `None` if they keep the client's
-    /// address.
+    /// Tuple with which packets of a masqueraded connection leave the node; `None` if they keep the client's address.
     pub masqueraded: Option<Tuple>,
 }
 
 /// The result of a GC pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GcReport {
-    /// Entries that the pass has read: one for a flow in a tunnel, two for any other flow.
+    /// Number of entries that the pass has read: one for a tunnelled flow, two for any other flow.
     pub entries: usize,
-    /// Flows in tunnels.
+    /// Number of tunnelled flows among them.
     pub tunnelled: usize,
-    /// Flows that were deleted: expired or evicted.
+    /// Number of flows that were deleted, expired or evicted.
     pub expired: usize,
-    /// How many of the deleted flows were in tunnels.
+    /// Number of tunnelled flows among the deleted ones.
     pub expired_tunnelled: usize,
-    /// How many of the deleted flows were evicted: deleted before they expired, to make room.
+    /// Number of evicted flows among the deleted ones: deleted before they expired, to make room.
     pub evicted: usize,
-    /// How full the table was.
+    /// How full the table was before the pass.
     pub pressure: Pressure,
-    /// Entries of the overflow, `CONNTRACK`, after the pass.
+    /// Number of entries of the overflow `CONNTRACK` after the pass.
     pub overflowed: usize,
-    /// Flows whose lost entry was restored.
+    /// Number of flows whose lost entry was restored.
     pub restored: usize,
-    /// Entries without their counterpart that were deleted: expired ones, and reverse entries of a client port that now
-    /// has a flow to another backend.
+    /// Number of entries without their counterpart that were deleted: expired ones, and reverse entries of a client
+    /// port that now has a flow to another backend.
     pub orphans: usize,
 }
 
 impl GcReport {
-    /// Counts a deleted flow; returns whether it was evicted.
+    /// Counts a flow that was deleted; returns whether it was evicted before it expired.
     fn count_expired(&mut self, forward: &Flow, reply: &Flow, now: Tick) -> bool {
         let evicted = seconds_left(forward, reply, now) > 0;
         self.expired += 1;
@@ -103,13 +103,13 @@ impl GcReport {
         evicted
     }
 
-    /// Entries that are left after the pass.
+    /// Number of entries that are left after the pass.
     pub const fn entries_left(&self) -> usize {
         let gone = 2 * self.expired - self.expired_tunnelled + self.orphans;
         self.entries.saturating_sub(gone)
     }
 
-    /// Flows that are left after the pass.
+    /// Number of flows that are left after the pass.
     pub const fn flows_left(&self) -> usize {
         (self.entries_left() + self.tunnelled.saturating_sub(self.expired_tunnelled)) / 2
     }
@@ -124,7 +124,7 @@ impl Conntrack {
         })
     }
 
-    /// The flow table: entries by tuple.
+    /// The flow table, which has entries by tuple.
     pub fn table(&self) -> &FlowTable {
         &self.table
     }
@@ -134,17 +134,17 @@ impl Conntrack {
         &self.filter
     }
 
-    /// The numbers of active flows.
+    /// The counters of active flows.
     pub fn active_flows(&self) -> &ActiveFlows {
         &self.active_flows
     }
 
-    /// Sets the number of active flows in a slot, for tests.
+    /// Sets the counter of active flows in a slot, for tests.
     pub fn set_active_flows(&self, slot: u32, flows: i64) {
         self.active_flows.add(slot, flows - self.active_flows.get(slot));
     }
 
-    /// The slots of `ACTIVE` that flows refer to, and the endpoint that each counts for.
+    /// The slots of `ACTIVE` that flows refer to, each with the endpoint whose flows it counts.
     pub fn active_flows_slots(&self) -> Result<BTreeMap<u32, ServiceEndpoint>, DatapathError> {
         let mut slots = BTreeMap::new();
         self.table.for_each(|_, flow| {
@@ -158,7 +158,7 @@ impl Conntrack {
         Ok(slots)
     }
 
-    /// The present tick of the clock that programs use.
+    /// The present time on the clock of the programs.
     pub fn now() -> Tick {
         Tick::from_nanos(monotonic_nanoseconds())
     }
@@ -170,7 +170,7 @@ impl Conntrack {
             entries.insert(*key, *flow);
             Ok(())
         })?;
-        // A flow in a tunnel has only its forward entry: an entry found by its `forward.to` belongs to another flow.
+        // A tunnelled flow has no reverse entry: an entry that is found at its `forward.to` belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
         };
@@ -200,7 +200,7 @@ impl Conntrack {
             if forward.is_reply() || is_masquerade(forward) {
                 return Ok(());
             }
-            // A flow in a tunnel has only its forward entry.
+            // A tunnelled flow has only its forward entry.
             let (mut reply, mut masqueraded) = (None, None);
             if !forward.is_tunnelled() {
                 reply = self.table.get(&forward.to.reversed())?;
@@ -214,14 +214,14 @@ impl Conntrack {
         })
     }
 
-    /// Deletes every entry. Returns how many.
+    /// Deletes every entry of the flow table; returns how many.
     pub fn flush(&self) -> Result<usize, DatapathError> {
         let mut entries = Vec::new();
         self.table.for_each_read(|key, entry| {
             entries.push((*key, entry));
             Ok(())
         })?;
-        // Entries of flows that have begun since the walk stay.
+        // Entries of flows that begin after the walk stay.
         let mut deleted = 0;
         for (key, entry) in entries {
             deleted += usize::from(self.delete_read(&key, &entry)?);
@@ -229,8 +229,8 @@ impl Conntrack {
         Ok(deleted)
     }
 
-    /// Deletes the flows for which `unwanted` returns true, given their forward entry. Returns how many. The second
-    /// flow of a masqueraded connection stays until it expires: no packet of the client reaches it any more.
+    /// Deletes the flows for which `unwanted`, given key and forward entry, is true; returns how many. The second flow
+    /// of a masqueraded connection stays until it expires: no packet of the client reaches it any more.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let mut flows = 0;
         self.table.for_each_read(|key, forward| {
@@ -273,8 +273,8 @@ impl Conntrack {
         second.map_or(Ok(false), |second| self.delete_flow(&first.to, &second)).map(drop)
     }
 
-    /// Deletes the flow with this forward entry, unless another flow has taken its place since the entry was read.
-    /// Returns whether it has deleted it.
+    /// Deletes the flow with this forward entry, unless another flow has replaced it since the entry was read. Returns
+    /// whether the flow was deleted.
     fn delete_flow(&self, key: &Tuple, forward: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         let flow = &forward.flow;
         let reply = if flow.is_tunnelled() { None } else { self.reverse_of(key, flow)? };
@@ -288,7 +288,7 @@ impl Conntrack {
     }
 
     /// Deletes the entry if it still belongs to the flow that was read, and subtracts that flow from the active ones.
-    /// Returns whether it has deleted it.
+    /// Returns whether the entry was deleted.
     fn delete_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         let Some(deleted) = self.table.remove_flow(key, entry)? else { return Ok(false) };
         if is_counted(&deleted) {
@@ -297,7 +297,7 @@ impl Conntrack {
         Ok(true)
     }
 
-    /// The addresses of the node that masqueraded packets have as source.
+    /// The node's addresses that masqueraded packets have as their source.
     pub fn masquerade_sources(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
         let mut sources = BTreeSet::new();
         self.table.for_each(|key, flow| {
@@ -307,7 +307,7 @@ impl Conntrack {
         Ok(sources)
     }
 
-    /// Deletes the connections whose replies bypass one of these IPsec policies, except those of internal
+    /// Deletes the connections whose replies would bypass one of these IPsec policies, except those of internal
     /// clients. Returns how many.
     pub fn purge_unencrypted(
         &self,
@@ -337,7 +337,7 @@ impl Conntrack {
         })
     }
 
-    /// Adds every flow to `ledger`.
+    /// Adds the traffic of every flow to `ledger`.
     pub fn tally(&self, ledger: &mut Ledger) -> Result<(), DatapathError> {
         let index = self.index()?;
         ledger.begin();
@@ -349,14 +349,14 @@ impl Conntrack {
         Ok(())
     }
 
-    /// Deletes the flows that have expired at `now`, evicts flows if the table is nearly full, and restores lost
-    /// entries.
+    /// Runs a GC pass: deletes the flows that have expired at `now`, evicts flows if the table is nearly full, and
+    /// restores lost entries.
     pub fn expire(&self, now: Tick) -> Result<GcReport, DatapathError> {
         self.expire_and_recount(now, &mut Recount::default(), None, None)
     }
 
-    /// Like [`Self::expire`]; also corrects the numbers of active flows, and passes every flow to `ledger` and `walk` before
-    /// it may be deleted.
+    /// Like [`Self::expire`]; also corrects the counters of active flows, and passes every flow to `ledger` and `walk`
+    /// before it may be deleted.
     pub fn expire_and_recount(
         &self,
         now: Tick,
@@ -373,8 +373,8 @@ impl Conntrack {
         let entries = index.entries.len();
         let pressure = Pressure::of(entries, self.table.capacity());
         let mut report = GcReport { entries, pressure, ..GcReport::default() };
-        // A program inserts the two entries of a flow one after the other, so the agent checks a single entry again
-        // after the walk.
+        // A program inserts the two entries of a flow one after the other, so single entries are checked again after
+        // the walk.
         let mut alone = Vec::new();
         ledger.iter_mut().for_each(|ledger| ledger.begin());
         walk.iter_mut().for_each(|walk| walk.begin(now));
@@ -430,14 +430,14 @@ impl Conntrack {
         Ok(index)
     }
 
-    /// Reads the entry of the opposite direction from the table.
+    /// Reads the entry of the opposite direction of a flow.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<ReadEntry<'_>>, DatapathError> {
         let reverse = self.table.read(&flow.to.reversed())?;
         Ok(reverse.filter(|reverse| reverse.flow.to.reversed() == *key))
     }
 
-    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk. If another flow has
-    /// taken the place of either entry since, that flow stays.
+    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk. A flow that has
+    /// replaced one of the entries since then stays.
     fn delete_expired(
         &self,
         key: &Tuple,
@@ -462,7 +462,7 @@ impl Conntrack {
         Ok(true)
     }
 
-    /// Deletes the only entry of an expired flow in a tunnel, unless a packet has refreshed it since the walk.
+    /// Deletes the only entry of an expired tunnelled flow, unless a packet has refreshed it since the walk.
     fn delete_expired_tunnelled(
         &self,
         key: &Tuple,
@@ -496,7 +496,7 @@ impl Conntrack {
         }
     }
 
-    /// Restores the missing entry of a flow that has only the entry `key`, or deletes that entry if the flow has
+    /// Restores the missing entry of a flow of which only the entry `key` exists, or deletes that entry if the flow has
     /// expired.
     fn restore_or_delete(&self, key: &Tuple, now: Tick, report: &mut GcReport) -> Result<(), DatapathError> {
         let Some(entry) = self.table.read(key)? else { return Ok(()) };
@@ -514,7 +514,7 @@ impl Conntrack {
             let marks = Mark::of_entry(&lost_key, lost.flags);
             let restored = self.filter.insert_after(marks, || self.table.insert_new(&lost_key, &lost))?;
             report.restored += usize::from(restored);
-            // The client's port now has a flow to another backend: no forward entry refers to this reverse entry.
+            // If the client's port now has a flow to another backend, no forward entry refers to this reverse entry.
             if !restored && flow.is_reply() && self.reverse_of(key, &flow)?.is_none() {
                 report.orphans += usize::from(self.table.remove_read(key, &entry)?);
             }
@@ -529,14 +529,14 @@ impl Conntrack {
 #[derive(Default)]
 struct EntryIndex {
     hasher: RandomState,
-    /// Entries by the digest of their key.
+    /// Entries that the walk has found, by the digest of their key.
     entries: HashMap<u64, IndexedEntry>,
-    /// Number of active flows by slot of `ACTIVE`.
+    /// Number of active flows that the walk has found, by slot of `ACTIVE`.
     active_flows: BTreeMap<u32, i64>,
 }
 
 struct IndexedEntry {
-    /// Digest of the key of the reverse entry.
+    /// Digest of the key of the entry for the opposite direction.
     reverse_key: u64,
     last_seen: Tick,
     next_seq: u32,
@@ -550,15 +550,15 @@ impl EntryIndex {
         let reverse_key = self.hasher.hash_one(flow.to.reversed());
         let Flow { last_seen, next_seq, packets, traffic, seen, .. } = *flow;
         let entry = IndexedEntry { reverse_key, last_seen, next_seq, packets, traffic, seen };
-        // A walk may return an entry twice: count it once.
+        // A walk may return an entry twice; it must be counted once.
         let known = self.entries.insert(self.hasher.hash_one(key), entry).is_some();
         if is_counted(flow) && !known {
             *self.active_flows.entry(flow.active_flows_slot).or_default() += 1;
         }
     }
 
-    /// The reverse entry, with its counts and the fields that the phase of the flow depends on; the other fields are copied
-    /// from `flow`.
+    /// The reverse entry, with its counters and the fields that decide the flow's phase; the other fields are those of
+    /// `flow`.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
         let entry = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
         let is_reverse = entry.reverse_key == self.hasher.hash_one(key);
@@ -567,25 +567,25 @@ impl EntryIndex {
     }
 }
 
-/// Whether the entry belongs to the second flow of a masqueraded connection, which replaces the source.
+/// Whether the entry belongs to the second flow of a masqueraded connection, which replaces the source address.
 const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
 }
 
-/// Whether this is the forward entry of a flow of a Service, and not the second flow of a masqueraded connection.
+/// Whether this is the forward entry of a Service's flow, and not of the second flow of a masqueraded connection.
 const fn is_of_service(flow: &Flow) -> bool {
     !flow.is_reply() && !is_masquerade(flow) && !flow_flags::is_of_node(flow.flags)
 }
 
-/// The node's address that this forward entry writes in place of the client's; `None` if it does not masquerade. A flow
-/// through a tunnel does not: the packets in the tunnel keep the client's address.
+/// The node's address that this forward entry puts in place of the client's; `None` if it does not masquerade. A
+/// tunnelled flow does not: the inner packets keep the client's address.
 fn masquerade_source(key: &Tuple, flow: &Flow) -> Option<Address> {
     const EITHER: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::ROUTED;
     let replaces = flow.flags & EITHER != 0 && !flow.is_reply() && !flow.is_tunnelled();
     (replaces && flow.to.source != key.source).then_some(flow.to.source)
 }
 
-/// Whether this is the forward entry of a flow that a slot of `ACTIVE` counts.
+/// Whether this is the forward entry of a flow that is counted in a slot of `ACTIVE`.
 const fn is_counted(flow: &Flow) -> bool {
     flow.active_flows_slot != 0 && !flow.is_reply()
 }
@@ -597,7 +597,7 @@ fn lost_entry(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
     let mut lost = Flow::new(&lost_key, &key.reversed(), flow.service, flags, flow.last_seen);
     lost.active_flows_slot = flow.active_flows_slot;
     if key.protocol == protocol::TCP {
-        // An ACK proves that the other side has sent a SYN; the acknowledgement number is the other side's next
+        // An ACK proves that the other side has sent a SYN; its acknowledgement number is the other side's next
         // sequence number.
         if flow.seen & seen::ACK != 0 {
             lost.seen = seen::PACKET | seen::SYN | seen::ACK;
@@ -610,10 +610,10 @@ fn lost_entry(key: &Tuple, flow: &Flow) -> (Tuple, Flow) {
     (lost_key, lost)
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the programs: setting the time of day does not change it.
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the programs, which does not change when the time of day is set.
 pub fn monotonic_nanoseconds() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // This clock starts at boot and is never negative.
+    // `CLOCK_MONOTONIC` starts at boot and is never negative.
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }

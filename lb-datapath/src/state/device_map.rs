@@ -11,7 +11,7 @@ use crate::{
     net::devices::{Device, DeviceKind, Layer},
 };
 
-/// Writes `DEVICES`. Use one instance at a time.
+/// Writes the map `DEVICES`. Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct DeviceMap {
     map: Table<u32, DeviceInfo>,
@@ -23,7 +23,7 @@ impl DeviceMap {
         Ok(Self { map: Table::open(&layout::DEVICES, &folder.map(layout::DEVICES.name))?, forwarding })
     }
 
-    /// Makes the map contain exactly these devices. `xdp` reports which of them run the XDP program.
+    /// Makes the map contain exactly these devices. `xdp` knows which of them run the XDP program.
     pub fn sync(&self, devices: &[Device], xdp: &XdpAttacher) -> Result<(), DatapathError> {
         let bridges: BTreeSet<u32> = devices
             .iter()
@@ -54,11 +54,11 @@ impl DeviceMap {
 /// How XDP programs use a device.
 #[derive(Clone, Copy, Debug)]
 struct XdpRole {
-    /// Whether the program runs on the device.
+    /// Whether the XDP program runs on the device.
     runs_program: bool,
-    /// Whether frames that this program sends back leave through the device.
+    /// Whether frames that the program on this device sends back (`XDP_TX`) really leave through it.
     sends_back: bool,
-    /// Whether programs on other devices redirect frames to the device.
+    /// Whether frames that programs on other devices redirect to this device really leave through it.
     is_target: bool,
 }
 
@@ -70,14 +70,14 @@ impl XdpRole {
     }
 }
 
-/// The bridge of a workload device.
+/// Describes a device as the bridge of a workload device.
 #[derive(Clone, Copy, Debug)]
 struct PodBridge {
     /// Whether the node has a catch device.
     has_catch: bool,
 }
 
-/// The entry of a device; `bridge` if it is the bridge of a workload device.
+/// The entry of a device in `DEVICES`; `bridge` is `Some` if it is the bridge of a workload device.
 fn info(device: &Device, xdp: XdpRole, bridge: Option<PodBridge>, forwarding: Forwarding) -> DeviceInfo {
     let direct = forwarding == Forwarding::Direct;
     let bypass = match device.kind {

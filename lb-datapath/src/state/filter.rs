@@ -1,5 +1,5 @@
-//! The agent's part of the filter: it adds marks before it inserts entries and frontends, and rebuilds the filter. The
-//! rules, and why no mark is ever missing, are in [`lb_common::filter`].
+//! The agent's part of the filter: adds marks before it inserts entries and frontends, and rebuilds the filter.
+//! [`lb_common::filter`] has the rules, and why no mark is ever missing.
 
 use std::{
     io,
@@ -23,16 +23,16 @@ use crate::{
     state::flow_table::FlowTable,
 };
 
-/// Indices of the fields of the map's value, in words of 64 bits.
+/// Indices of fields in the map's value, in words of 64 bits.
 const ACTIVE: usize = offset_of!(filter::Filter, active) / 8;
 const RANGES: usize = offset_of!(filter::Filter, ranges) / 8;
 const MARKS: usize = offset_of!(filter::Filter, words) / 8;
 
-/// The filter is not rebuilt up to this rate of false positives. A false positive costs some 100 ns, so 0.4 % cost less
+/// False-positive rate up to which the filter is not rebuilt. A false positive costs some 100 ns, so 0.4 % cost less
 /// than half a nanosecond per packet without a flow, while a rebuild walks over all flows.
 const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 
-/// The filter of this node. There is one instance for each agent, because it holds the lock that keeps insertions and
+/// The filter of this node. An agent has only one instance, because it contains the lock that keeps insertions and
 /// rebuilding apart.
 #[derive(Debug)]
 pub struct Filter {
@@ -40,29 +40,29 @@ pub struct Filter {
     services: Table<ServiceKey, Service>,
     flows: Arc<FlowTable>,
     handover: Table<u32, u32>,
-    /// Held during each insertion with its marks, and while a copy is zeroed.
+    /// Held during each insertion with its marks, and while a rebuild zeroes a copy.
     insertion: Mutex<()>,
 }
 
-/// How full the copy is that programs read.
+/// How full the copy of the filter is that programs read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FilterFill {
-    /// Bits that are set.
+    /// Number of bits that are set.
     pub bits: u32,
     /// The false-positive rate, from 0 to 1: the share of packets without a flow that look as if they had one.
     pub false_positives: f64,
 }
 
 impl FilterFill {
-    /// Bits that can be set.
+    /// Number of bits that can be set.
     #[expect(clippy::cast_possible_truncation, reason = "4 million")]
     pub const CAPACITY: u32 = 2 * 64 * WORDS as u32;
 
-    /// An empty filter.
+    /// The fill of a filter without any mark.
     pub const EMPTY: Self = Self { bits: 0, false_positives: 0.0 };
 
-    /// Whether a rebuild is due: false positives are frequent enough to cost something, and more than twice as many
-    /// bits are set as after the last rebuild, so that enough marks may be old.
+    /// Whether a rebuild is due: false positives are frequent enough to matter, and more than twice as many bits are
+    /// set as after the last rebuild, so that enough marks may be obsolete.
     fn is_rebuild_due(self, rebuilt: Self) -> bool {
         self.false_positives > MOST_FALSE_POSITIVES && self.bits > rebuilt.bits.saturating_mul(2)
     }
@@ -95,12 +95,12 @@ impl FilterMemory {
         self.word(ACTIVE).store(copy.map_or(OFF, activated), Ordering::SeqCst);
     }
 
-    /// Drops all marks of a copy, 0 or 1.
+    /// Clears all marks in a copy (0 or 1).
     pub fn zero(&self, copy: usize) {
         words_of(copy).for_each(|index| self.word(MARKS + index).store(0, Ordering::Relaxed));
     }
 
-    /// Sets the ranges of cluster IPs. Writes only what differs: a range that stays is complete at any time.
+    /// Sets the ranges of cluster IPs. Writes only what differs, so that a range that stays is complete at any time.
     pub fn set_ranges(&self, ranges: &ServiceRanges) {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(ranges));
         for (index, word) in (RANGES..).zip(words) {
@@ -110,13 +110,13 @@ impl FilterMemory {
         }
     }
 
-    /// The fill of the copy that programs read or, while the filter is off, of the first copy.
+    /// The fill of the copy that programs read; while the filter is off, of the first copy.
     fn fill(&self) -> FilterFill {
         let mut fill = FilterFill::EMPTY;
         for index in words_of(copy_of(self.active())) {
             let bits = self.load(index).count_ones();
             fill.bits += bits;
-            // The probability that another endpoint's mark is in this word and both of its bits are set by other marks.
+            // The probability that another endpoint's mark is in this word, and other marks have set both of its bits.
             fill.false_positives += (f64::from(bits) / 64.0).powi(2) / WORDS as f64;
         }
         fill
@@ -147,17 +147,17 @@ impl Filter {
         })
     }
 
-    /// The flow table, whose entries have marks.
+    /// The flow table, whose entries have marks in the filter.
     pub(crate) const fn flows(&self) -> &Arc<FlowTable> {
         &self.flows
     }
 
     fn insertion(&self) -> MutexGuard<'_, ()> {
-        // The lock guards no data that a panic could leave half-changed.
+        // The lock guards no data that a panic could leave inconsistent.
         self.insertion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the marks of entries or frontends, then runs `insert`, which makes them visible.
+    /// Adds the marks of entries or frontends to the filter, then calls `insert`, which makes them visible to programs.
     pub(crate) fn insert_after<R>(
         &self,
         marks: impl IntoIterator<Item = Mark>,
@@ -168,34 +168,34 @@ impl Filter {
         insert()
     }
 
-    /// Makes the programs look up every packet, until the next rebuild.
+    /// Makes the programs look up every packet, without the filter, until the next rebuild.
     pub(crate) fn turn_off(&self) {
         self.memory.activate(None);
     }
 
-    /// Sets the ranges of cluster IPs.
+    /// Sets the ranges of cluster IPs, whose packets the programs always look up.
     pub(crate) fn set_ranges(&self, ranges: &ServiceRanges) {
         self.memory.set_ranges(ranges);
     }
 
-    /// Whether the programs read the filter.
+    /// Whether the programs use the filter.
     pub fn is_on(&self) -> bool {
         self.memory.active() != OFF
     }
 
-    /// The fill of the copy that programs read or, while the filter is off, of the first copy.
+    /// The fill of the copy that programs read; while the filter is off, of the first copy.
     pub fn fill(&self) -> FilterFill {
         self.memory.fill()
     }
 
-    /// Rebuilds the filter if it is off or too many marks may be old; `rebuilt` is its fill after the last rebuild.
-    /// Returns the present fill if it was rebuilt. Blocks for two grace periods and a walk over all flows.
+    /// Rebuilds the filter if it is off, or if too many marks may be obsolete; `rebuilt` is its fill after the last
+    /// rebuild. Returns the new fill if it was rebuilt. Blocks for two grace periods and a walk over all flows.
     pub fn rebuild_if_due(&self, rebuilt: FilterFill) -> Result<Option<FilterFill>, DatapathError> {
         if self.is_on() && !self.fill().is_rebuild_due(rebuilt) {
             return Ok(None);
         }
-        // During a handover, programs of another layout insert entries without marks, and their entries are still being
-        // copied.
+        // During a handover, programs of another layout insert entries without marks, and the handover is still copying
+        // their entries.
         if self.handover.get(&0)? != Some(OVER) {
             return Ok(None);
         }
@@ -203,7 +203,7 @@ impl Filter {
         Ok(Some(self.fill()))
     }
 
-    /// Drops old marks and turns the filter on: see [`lb_common::filter`].
+    /// Removes obsolete marks and turns the filter on, see [`lb_common::filter`].
     pub fn rebuild(&self) -> Result<(), DatapathError> {
         let other = 1 - copy_of(self.memory.active());
         grace::wait()?;

@@ -53,15 +53,15 @@ use crate::{
     },
 };
 
-/// Number of elements in each write.
+/// Number of elements that are written to a map at once.
 const CHUNK: usize = 4096;
 
-/// The maps of flows, which both versions share together or not at all: each holds a part of the entries, or the seed
-/// that finds them.
+/// The maps of flows, which both versions share together or not at all: each contains some of the entries, or the seed
+/// by which they are found.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
 /// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS` and `SOCKETS`, which
-/// then begin empty.
+/// begin empty.
 const STATE: [&MapSpec; 7] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
@@ -72,7 +72,7 @@ const STATE: [&MapSpec; 7] = [
     &layout::CONNECTED_SOCKETS,
 ];
 
-/// Maps whose elements are copied and whose sizes are configured.
+/// Maps with configured sizes, whose elements are copied.
 const SIZED: [&MapSpec; 7] = [
     &layout::SERVICES,
     &layout::SERVICE_NAMES,
@@ -83,18 +83,18 @@ const SIZED: [&MapSpec; 7] = [
     &layout::TABLES,
 ];
 
-/// A data plane of another layout that is being taken over.
+/// The takeover of a data plane with another map layout.
 #[derive(Debug)]
 pub(crate) struct Handover {
     folder: Folder,
     earlier: Earlier,
-    /// Sizes of our maps.
+    /// Numbers of entries of our maps.
     capacities: Capacities,
     /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
     /// Whether flows have already begun in our maps: an agent of this version was killed during its handover.
     resumed: bool,
-    /// Digests of the keys of copied flows. An entry with another key may belong to a new flow.
+    /// Digests of the keys of flows that were copied. An entry with another key may belong to a new flow.
     copied: HashSet<u64>,
     hasher: RandomState,
 }
@@ -105,19 +105,19 @@ struct Earlier {
     description: Description,
 }
 
-/// Conversions of keys and of values to this layout.
+/// How to convert keys, and how to convert values, to this layout.
 type Conversions = (Conversion, Conversion);
 
 /// Which flows to copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
-    /// Flows without FIN or RST: after one of them, the same tuple may begin another connection.
+    /// Flows that have seen neither FIN nor RST: after one of these, the same tuple may begin another connection.
     Living,
-    /// All flows, and the progress of flows that were already copied.
+    /// All flows; for those that were copied before, what has changed since.
     Rest,
 }
 
-/// The description of the maps of this version.
+/// The description of this version's maps.
 fn own_description() -> Description {
     let mut description = Description::default();
     for spec in &MAPS {
@@ -126,7 +126,7 @@ fn own_description() -> Description {
     description
 }
 
-/// Pins the description of the maps of this version. From then on agents of other versions take over this data plane.
+/// Pins the description of this version's maps. From then on, agents of other versions take over this data plane.
 pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
     let path = folder.map(DESCRIPTION);
     if path.exists() {
@@ -157,7 +157,7 @@ impl Earlier {
         RawMap::open(spec.name, &self.folder.join(spec.name))
     }
 
-    /// The sizes of our maps: the wanted ones, or those of the earlier maps where the elements would not fit.
+    /// Numbers of entries of our maps: the wanted ones, or those of the earlier maps if their elements would not fit.
     fn capacities(&self, wanted: Capacities) -> Result<Capacities, DatapathError> {
         let mut capacities = wanted;
         for spec in SIZED {
@@ -181,7 +181,8 @@ impl Earlier {
     }
 }
 
-/// The size that an array needs for all of its elements that are not zeros, or the number of elements of a hash map.
+/// Number of entries that a map with the elements of `map` needs. In an array, elements that are zero at the end do not
+/// count.
 fn entries(map: &RawMap, is_array: bool) -> Result<u32, DatapathError> {
     let (mut count, mut end) = (0, 0);
     map.for_each(&mut |_, value| {
@@ -201,7 +202,7 @@ fn converted<T: Pod>(conversion: &Conversion, bytes: &[u8]) -> T {
 }
 
 impl Handover {
-    /// Finds a data plane to take over, and pins the maps that can be shared. Call it before the maps are created.
+    /// Finds a data plane to take over, and pins the maps that can be shared. Must be called before maps are created.
     pub(crate) fn begin(folder: &Folder, capacities: &Capacities) -> Result<Option<Self>, DatapathError> {
         let current = folder.current();
         let mut found = Vec::new();
@@ -209,7 +210,7 @@ impl Handover {
             let links = bpffs::entries(&other.join("links"))?.len();
             found.extend(Earlier::read(other)?.map(|earlier| (links, earlier)));
         }
-        // Several remain if an agent was killed during its handover: the one with the most links is in use.
+        // Several may exist if an agent was killed during its handover; the one with the most links is in use.
         let Some((_, earlier)) = found.into_iter().max_by_key(|(links, _)| *links) else { return Ok(None) };
         let (from, to) = (earlier.folder.display(), current.display());
         info!(%from, %to, "taking over the data plane of another layout");
@@ -231,7 +232,8 @@ impl Handover {
         Ok(Some(handover))
     }
 
-    /// The sizes of our maps: those of the options, or those of the earlier maps where the elements would not fit.
+    /// Numbers of entries of our maps: those of the options, or those of the earlier maps if their elements would not
+    /// fit.
     pub(crate) const fn capacities(&self) -> Capacities {
         self.capacities
     }
@@ -244,7 +246,7 @@ impl Handover {
         STATE.into_iter().try_for_each(|spec| self.share_all(&[spec]))
     }
 
-    /// Pins the earlier maps also in our folder, if all of them exist and have our form and size.
+    /// Pins the earlier maps in our folder as well, if all of them exist and have our layout and size.
     fn share_all(&mut self, specs: &[&'static MapSpec]) -> Result<(), DatapathError> {
         let own = own_description();
         let mut maps = Vec::new();
@@ -263,8 +265,8 @@ impl Handover {
         Ok(())
     }
 
-    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Call it after
-    /// the programs are loaded and before they are attached.
+    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Must be
+    /// called after our programs are loaded and before they are attached.
     pub(crate) fn fill(&mut self, filter: &Filter) -> Result<(), DatapathError> {
         if self.resumed {
             return self.set_mode(CREATES_FLOWS);
@@ -287,15 +289,15 @@ impl Handover {
         self.set_mode(EARLIER_CREATES_FLOWS)
     }
 
-    /// Copies the remaining flows and removes the earlier data plane. Call it after our programs are attached to all tc
-    /// hooks. `attach_sockets` replaces the programs of the socket links, which are in our folder by then.
+    /// Copies the remaining flows and removes the earlier data plane. Must be called after our programs are attached to
+    /// all tc hooks. `attach_sockets` must replace the programs of the socket links, which are in our folder by then.
     pub(crate) fn finish(
         mut self,
         filter: &Filter,
         attach_sockets: impl FnOnce() -> Result<(), DatapathError>,
     ) -> Result<(), DatapathError> {
         self.copy_flows(Pass::Living, filter)?;
-        // From now on flows begin in our maps.
+        // From here on, flows begin in our maps.
         describe(&self.folder)?;
         self.set_mode(CREATES_FLOWS)?;
         if self.adopt_links(|name| name.starts_with("sock_"))? > 0 {
@@ -303,7 +305,7 @@ impl Handover {
         }
         let flows = self.copy_flows(Pass::Rest, filter)?;
         self.copy_clients()?;
-        // Without a description, no agent takes over a data plane that is only partly removed.
+        // The description goes first, so that no agent takes over a data plane that is only partly removed.
         bpffs::unpin(&self.earlier.folder.join(DESCRIPTION))?;
         cleanup::remove_version(&self.earlier.folder)?;
         self.set_mode(OVER)?;
@@ -315,7 +317,7 @@ impl Handover {
         set_mode(&self.folder, mode)
     }
 
-    /// Moves the links whose names match `which` to our folder. Returns how many.
+    /// Moves the pinned links whose names match `which` to our folder. Returns how many.
     fn adopt_links(&self, which: impl Fn(&str) -> bool) -> Result<usize, DatapathError> {
         let mut adopted = 0;
         for link in bpffs::entries(&self.earlier.folder.join("links"))? {
@@ -331,7 +333,7 @@ impl Handover {
         Ok(adopted)
     }
 
-    /// Copies affinity and socket entries that our maps lack.
+    /// Copies those entries of affinity and sockets that our maps do not have.
     fn copy_clients(&self) -> Result<(), DatapathError> {
         self.copy_missing::<AffinityKey, Affinity>(&layout::AFFINITY)?;
         self.copy_missing::<SocketKey, SocketBackend>(&layout::SOCKET_BACKENDS)?;
@@ -351,7 +353,7 @@ impl Handover {
         self.carry::<K, V>(spec, |_, value| value)
     }
 
-    /// Copies a map; `change` adapts each value to its key.
+    /// Copies the elements of a map; `change` adapts each value, given its key.
     fn carry<K: Pod, V: Pod>(
         &self,
         spec: &MapSpec,
@@ -368,7 +370,7 @@ impl Handover {
             written
         };
         old.for_each(&mut |key, value| {
-            // Elements of an array that were never written are zeros.
+            // Skips elements of an array that were never written: they are zero.
             if is_array && value.iter().all(|byte| *byte == 0) {
                 return Ok(());
             }
@@ -380,7 +382,7 @@ impl Handover {
         write(&mut elements)
     }
 
-    /// The earlier map and its conversions; `None` if it is shared or does not exist.
+    /// The earlier map with its conversions; `None` if it is shared or does not exist.
     fn source(&self, spec: &MapSpec) -> Result<Option<(RawMap, Conversions)>, DatapathError> {
         if self.shared.contains(spec.name) {
             return Ok(None);
@@ -388,14 +390,14 @@ impl Handover {
         Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
     }
 
-    /// The slots of the earlier flow table; `None` if they are shared, or that layout has none.
+    /// The slots of the earlier flow table; `None` if they are shared, or if that layout has no such table.
     fn slots(&self) -> Result<Option<EarlierSlots>, DatapathError> {
         let source = self.source(&layout::FLOWS)?;
         source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()
     }
 
-    /// Copies the entries of this pass that our table lacks; with [`Pass::Rest`], also merges the progress of flows
-    /// that were copied before into their copies. Returns how many entries were copied.
+    /// Copies those entries of this pass that our table does not have. With [`Pass::Rest`], also updates the copies of
+    /// flows that were copied before. Returns how many entries were copied.
     fn copy_flows(&mut self, pass: Pass, filter: &Filter) -> Result<usize, DatapathError> {
         let table = filter.flows();
         let (before, mut refused) = (self.copied.len(), None);
@@ -422,7 +424,7 @@ impl Handover {
     }
 }
 
-/// Calls `see` for every entry of an earlier flow table, and of its overflow.
+/// Calls `see` for every entry of the earlier flow table and its overflow.
 fn for_each_flow(
     slots: Option<EarlierSlots>,
     overflow: Option<(RawMap, Conversions)>,
@@ -435,7 +437,7 @@ fn for_each_flow(
     map.for_each(&mut |key, value| see(&converted(&keys, key), &converted(&values, value)))
 }
 
-/// Merges the progress of the original flow into its copy.
+/// Updates the copy of a flow by what packets have changed in the original.
 fn absorb(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)? else { return Ok(()) };
     let mut whole = copy;
@@ -446,7 +448,7 @@ fn absorb(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), Datapat
     table.replace(key, &whole).map(drop)
 }
 
-/// Sets which flows our programs create: one of the modes of [`lb_common::handover`].
+/// Sets which flows our programs create: `mode` is one of those in [`lb_common::handover`].
 pub(crate) fn set_mode(folder: &Folder, mode: u32) -> Result<(), DatapathError> {
     let table = Table::<u32, u32>::open(&layout::HANDOVER, &folder.map(layout::HANDOVER.name))?;
     table.update_all(&[0], &[mode])

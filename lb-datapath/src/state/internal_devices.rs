@@ -1,4 +1,4 @@
-//! The devices of internal clients: the map `INSIDE_DEVICES`.
+//! The map `INSIDE_DEVICES`: devices through which packets of internal clients enter.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The map `INSIDE_DEVICES`. Use one instance at a time.
+/// The map `INSIDE_DEVICES`. Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct InternalDevices {
     map: Table<u32, u32>,
@@ -18,7 +18,7 @@ impl InternalDevices {
         Ok(Self { map: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))? })
     }
 
-    /// The interface indices in the map.
+    /// The interface indices of the devices in the map.
     pub fn get(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.map.entries()?.into_keys().collect())
     }

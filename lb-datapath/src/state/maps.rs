@@ -1,4 +1,4 @@
-//! The maps of the control plane: read back as [`Contents`], changed by [`Step`]s.
+//! The maps of the control plane: read as [`Contents`], changed by [`Step`]s.
 
 use std::{
     collections::{BTreeMap, HashSet, btree_map::Entry},
@@ -23,18 +23,18 @@ use crate::{
     state::filter::Filter,
 };
 
-/// Up to this many unused slots of `BACKENDS` are read along with their neighbours, to save a system call.
+/// Maximum number of unused slots of `BACKENDS` between used ones that are read as well, to save a system call.
 const GAP: u32 = 256;
 
-/// A step that could not be applied; the earlier steps are in the kernel.
+/// A step could not be applied; the steps before it are in the kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}: {source}")]
 pub struct ApplyError {
-    /// How many steps were applied.
+    /// Number of steps that were applied.
     pub applied: usize,
-    /// The step that failed, in words.
+    /// Describes the step that failed, in words.
     pub step: String,
-    /// The error of the map.
+    /// Error of the operation on a map.
     #[source]
     pub source: Box<DatapathError>,
 }
@@ -77,49 +77,49 @@ impl ServiceMaps {
         self.source_ranges.use_batches(yes);
     }
 
-    /// Frontends: `SERVICES`.
+    /// The map `SERVICES`: frontends.
     pub const fn services(&self) -> &Table<ServiceKey, Service> {
         &self.services
     }
 
-    /// The arena of endpoints: `BACKENDS`.
+    /// The array `BACKENDS`, an arena of slices of backends.
     pub const fn backends(&self) -> &Table<u32, Backend> {
         &self.backends
     }
 
-    /// The arena of schedulers' tables: `TABLES`.
+    /// The array `TABLES`, an arena of schedulers' tables.
     pub const fn tables(&self) -> &Table<u32, u32> {
         &self.tables
     }
 
-    /// Addresses of Services: `VIPS`.
+    /// The map `VIPS`: virtual addresses, and the node's own.
     pub const fn vips(&self) -> &Table<Address, Vip> {
         &self.vips
     }
 
-    /// `loadBalancerSourceRanges`: `SOURCE_RANGES`.
+    /// The map `SOURCE_RANGES`: `loadBalancerSourceRanges` of service ports.
     pub const fn source_ranges(&self) -> &Table<SourceRangeKey, u32> {
         &self.source_ranges
     }
 
-    /// The id of the service port with this frontend.
+    /// The id of the service port that has this frontend; `None` without a record.
     pub fn service_at(&self, key: &ServiceKey) -> Result<Option<u32>, DatapathError> {
         Ok(self.services.get(key)?.map(|service| service.id))
     }
 
-    /// Name and node port of the service port with this id.
+    /// Name and node port of the service port with this id; `None` if the id is unknown.
     pub fn labels_of(&self, id: u32) -> Result<Option<ServiceLabels>, DatapathError> {
         let name = self.service_names.get(&id)?;
         Ok(name.and_then(|name| service_labels(&name, &mut Strings::default())))
     }
 
-    /// Node, zone and pod of the endpoint with this address, as far as known.
+    /// Names of node, zone and pod of the endpoint with this address; `None` if unknown.
     pub fn endpoint_labels_of(&self, address: &Address) -> Result<Option<EndpointLabels>, DatapathError> {
         let name = self.endpoint_names.get(address)?;
         Ok(name.map(|name| endpoint_labels(&name, &mut Strings::default())))
     }
 
-    /// The capacities that a plan must respect.
+    /// Capacities of the maps, which a plan must respect.
     pub fn room(&self) -> Capacity {
         Capacity {
             backends: self.backends.capacity(),
@@ -131,12 +131,12 @@ impl ServiceMaps {
         }
     }
 
-    /// The number of frontends that `SERVICES` can hold.
+    /// Maximum number of frontends in `SERVICES`.
     pub fn frontend_capacity(&self) -> u32 {
         self.services.capacity()
     }
 
-    /// Reads the contents of these maps.
+    /// Reads everything that the maps of the control plane contain.
     pub fn contents(&self) -> Result<Contents, DatapathError> {
         let mut contents = Contents::default();
         self.services.for_each(|key, service| {
@@ -213,7 +213,7 @@ impl ServiceMaps {
         Ok(())
     }
 
-    /// Applies steps of one kind. An error contains the number of steps that were applied.
+    /// Applies steps that are all of one kind. An error comes with the number of steps that were applied.
     fn apply_run(&self, run: &[Step]) -> Result<(), (usize, DatapathError)> {
         let Some(first) = run.first() else { return Ok(()) };
         match first {
@@ -280,7 +280,7 @@ impl ServiceMaps {
     }
 }
 
-/// Writes slices of an arena. An error contains the number of slices that were written completely.
+/// Writes slices to an arena. An error comes with the number of slices that were written completely.
 fn write_slices<'a, V: bytemuck::Pod>(
     arena: &Table<u32, V>,
     slices: impl Iterator<Item = (u32, &'a [V])>,
@@ -295,7 +295,7 @@ fn write_slices<'a, V: bytemuck::Pod>(
     arena.update(&slots, &values).map_err(whole)
 }
 
-/// Base and length of the slices of `BACKENDS` that a record refers to.
+/// First slot and number of slots of the slices of `BACKENDS` that a record refers to.
 pub(crate) fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
     let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
         .then_some((service.internal_base, service.internal_count));
@@ -315,7 +315,7 @@ fn put<K: bytemuck::Pod, V: bytemuck::Pod>(
     table.update(&keys, &values)
 }
 
-/// The ranges that cover all slices; `slices` are sorted `(base, end)`.
+/// Ranges `(base, end)` that cover all `slices`, which are sorted in the same form.
 fn merged(slices: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for (base, end) in slices {
@@ -338,7 +338,7 @@ fn service_name(labels: &ServiceLabels) -> ServiceName {
     }
 }
 
-/// The labels in a name; `None` if the protocol is unknown because a newer agent has written it.
+/// Converts a value of `SERVICE_NAMES`; `None` if it has a protocol that only newer agents know.
 fn service_labels(name: &ServiceName, strings: &mut Strings) -> Option<ServiceLabels> {
     let protocol = Protocol::from_number(name.protocol)?;
     let namespace = strings.shared(&name.namespace).unwrap_or_default();
@@ -368,7 +368,7 @@ fn endpoint_labels(name: &EndpointName, strings: &mut Strings) -> EndpointLabels
     }
 }
 
-/// The names of nodes, zones, namespaces and ports that were read, one copy of each.
+/// Strings that were read (names of nodes, zones, namespaces and ports), one copy of each.
 #[derive(Default)]
 struct Strings(HashSet<Arc<str>>);
 
@@ -384,12 +384,12 @@ impl Strings {
     }
 }
 
-/// The text of a field; `None` for an empty one.
+/// The text in a zero-padded field; `None` for an empty one.
 fn text(fixed: &[u8]) -> Option<&str> {
     Some(from_fixed(fixed)).filter(|text| !text.is_empty())
 }
 
-/// A description of a step that completes the words "cannot …" in an error.
+/// Describes a step so that the text continues "cannot …" in an error.
 fn describe(step: &Step) -> String {
     let frontend = |key: &ServiceKey| {
         let address = IpAddr::from(key.address);

@@ -1,4 +1,4 @@
-//! The pinned maps as typed tables: Services, flows, affinity, sockets, settings, counters, events.
+//! Typed access to the pinned maps: Services, flows, affinity, sockets, settings, counters, events.
 
 pub(crate) mod active_flows;
 pub(crate) mod affinity;

@@ -1,4 +1,4 @@
-//! Reading events of the programs: the ring buffer `EVENTS`, and `MONITOR`, which makes programs emit them.
+//! Reads events of the programs from the ring buffer `EVENTS`; `MONITOR` makes the programs emit them.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -15,15 +15,15 @@ use crate::{
     state::conntrack::{Conntrack, monotonic_nanoseconds},
 };
 
-/// How many ticks programs emit events after the last [`Monitor::extend`]: about three seconds.
+/// Number of ticks for which programs emit events after the last [`Monitor::extend`]: about three seconds.
 const LEASE: u32 = 3;
 
-/// The only reader of events. Programs emit events as long as [`Self::extend`] is called every second; they stop when
+/// The only reader of events. Programs emit events as long as [`Self::extend`] is called every second. They stop when
 /// the monitor is dropped, and a few seconds after its process was killed.
 pub struct Monitor {
     switch: Table<u32, u64>,
     ring: RingBuf<MapData>,
-    /// Events before this moment (nanoseconds of `CLOCK_MONOTONIC`) were left by an earlier monitor.
+    /// Start of this monitor in nanoseconds of `CLOCK_MONOTONIC`; events from before were left by an earlier one.
     since: u64,
     lost_before: u64,
     _lock: Lock,
@@ -59,7 +59,7 @@ impl Monitor {
         self.set(u64::from(Conntrack::now().0 + LEASE))
     }
 
-    /// The next event, oldest first; `None` if all were read.
+    /// The oldest event that was not read yet; `None` if all were read.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let event: Event = {
@@ -91,13 +91,13 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // If this fails, the programs stop by themselves when the lease ends.
+        // If this fails, the programs stop emitting events when the lease ends.
         self.set(0).unwrap_or_default();
     }
 }
 
 impl AsRawFd for Monitor {
-    /// The descriptor becomes readable when there are events.
+    /// The descriptor of the ring buffer, which is readable when there are events.
     fn as_raw_fd(&self) -> RawFd {
         self.ring.as_raw_fd()
     }

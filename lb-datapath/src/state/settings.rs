@@ -1,4 +1,5 @@
-//! Settings of the node: two slots and an index of the active one, so that no program sees half of a change.
+//! The node's settings for the programs: two slots, and the index of the active one, so that no program sees half of a
+//! change.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::{
     state::filter::Filter,
 };
 
-/// The maps `SETTINGS` and `SETTINGS_SLOT`. Use one instance at a time.
+/// The maps `SETTINGS` and `SETTINGS_SLOT`. Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct SettingsMap {
     slots: Table<u32, Settings>,
@@ -27,14 +28,14 @@ impl SettingsMap {
         })
     }
 
-    /// The settings in force.
+    /// The settings that programs use now.
     pub fn get(&self) -> Result<Settings, DatapathError> {
         let slot = self.slot()?;
-        // Every index of an array has a value.
+        // Every element of an array exists, so the default is never used.
         Ok(self.slots.get(&slot)?.unwrap_or_else(bytemuck::Zeroable::zeroed))
     }
 
-    /// Switches to these settings. Returns when no program uses the previous ones.
+    /// Switches programs to these settings. Returns when no program uses the previous ones any more.
     pub fn set(&mut self, settings: &Settings) -> Result<(), DatapathError> {
         self.filter.set_ranges(&ServiceRanges::covering(&settings.service_ranges));
         if self.get()? == *settings {
@@ -43,11 +44,11 @@ impl SettingsMap {
         let other = 1 - self.slot()?;
         self.slots.update_all(&[other], &[*settings])?;
         self.active.update_all(&[0], &[other])?;
-        // After the grace period the previous slot may be written again.
+        // After this grace period the previous slot may be written again.
         grace::wait()
     }
 
-    /// The slot that programs read, 0 or 1.
+    /// Number of the slot that programs read, 0 or 1.
     fn slot(&self) -> Result<u32, DatapathError> {
         Ok(self.active.get(&0)?.unwrap_or(0) & 1)
     }

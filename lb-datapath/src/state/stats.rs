@@ -1,4 +1,4 @@
-//! The packet counters: the map `STATS`.
+//! The map `STATS`: packet counters by outcome.
 
 use aya::maps::{MapData, PerCpuArray};
 use lb_common::Outcome;
@@ -8,7 +8,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// The map `STATS`.
+/// The map `STATS`, opened for reading.
 pub struct Stats {
     counters: PerCpuArray<MapData, u64>,
 }
@@ -27,7 +27,7 @@ impl Stats {
         Ok(Self { counters: PerCpuArray::try_from(map).map_err(failed)? })
     }
 
-    /// Reads how many packets had each [`Outcome`] since the map was created, summed over all CPUs.
+    /// Number of packets with each [`Outcome`] since the map was created, summed over all CPUs.
     pub fn read(&self) -> Result<[u64; Outcome::COUNT], DatapathError> {
         let mut sums = [0; Outcome::COUNT];
         for (outcome, sum) in Outcome::ALL.into_iter().zip(&mut sums) {

@@ -20,34 +20,34 @@ use crate::{
     net::netlink::{Message, Netlink},
 };
 
-/// From include/uapi/linux/sock_diag.h.
+/// Numbers from include/uapi/linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
-/// `TCP_ESTABLISHED`, which is also the state of connected UDP sockets.
+/// The state `TCP_ESTABLISHED`, which connected UDP sockets also have.
 const ESTABLISHED: u32 = 1;
-/// `INET_DIAG_NOCOOKIE`
+/// The wildcard `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: u64 = u64::MAX;
 
-/// `AF_INET` and `AF_INET6`, in one byte.
+/// The address families `AF_INET` and `AF_INET6`, in one byte.
 const IPV4: u8 = 2;
 const IPV6: u8 = 10;
 
-/// `struct inet_diag_sockid`: identifies a socket.
+/// Identifies a socket: `struct inet_diag_sockid`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct SocketId {
-    /// Local port, network byte order.
+    /// Local port in network byte order.
     local_port: u16,
-    /// Remote port, network byte order.
+    /// Remote port in network byte order.
     remote_port: u16,
-    /// Local address, network byte order; IPv4 uses the first word.
+    /// Local address in network byte order; IPv4 uses only the first word.
     local: [u32; 4],
     remote: [u32; 4],
     device: u32,
     cookie: [u32; 2],
 }
 
-/// `struct inet_diag_req_v2`
+/// A request about sockets: `struct inet_diag_req_v2`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct DiagRequest {
@@ -55,12 +55,12 @@ struct DiagRequest {
     protocol: u8,
     extensions: u8,
     zero: u8,
-    /// Requested states, one bit for each.
+    /// Requested socket states, one bit for each.
     states: u32,
     id: SocketId,
 }
 
-/// First fields of `struct inet_diag_msg`
+/// The first fields of an answer about a socket, `struct inet_diag_msg`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct DiagMessage {
@@ -71,10 +71,10 @@ struct DiagMessage {
     id: SocketId,
 }
 
-/// Requests to sock_diag, and the answers.
+/// Messages of sock_diag: requests, and answers.
 #[derive(Clone, Debug)]
 enum Diag {
-    /// Lists the connected sockets of a family.
+    /// A request to list the connected sockets of this address family.
     List(u8),
     Socket(Socket),
     Destroy(Socket),
@@ -142,7 +142,7 @@ impl Message for Diag {
     const PROTOCOL: isize = NETLINK_SOCK_DIAG;
 }
 
-/// UDP sockets of this network namespace that are connected to a Service.
+/// Finds and destroys UDP sockets of this network namespace that are connected to a Service.
 #[derive(Clone, Debug)]
 pub struct UdpSockets {
     connections: Table<u64, SocketConnection>,
@@ -167,7 +167,7 @@ impl UdpSockets {
         for family in [IPV4, IPV6] {
             for message in netlink.dump(&Diag::List(family)).map_err(failed("list UDP sockets"))? {
                 let Diag::Socket(socket) = message else { continue };
-                // The socket may have been connected to another address since.
+                // The socket may have been connected to another address since it was listed.
                 let connection = self.connections.get(&socket.cookie())?;
                 let connection = connection.filter(|connection| connection.backend == socket.remote());
                 if !connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)) {
@@ -183,7 +183,7 @@ impl UdpSockets {
     }
 }
 
-/// Destroys a socket. Returns whether it still existed.
+/// Destroys a socket. Returns whether the socket still existed.
 fn destroy(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
     match netlink.execute(Diag::Destroy(socket), 0) {
         Ok(()) => Ok(true),
@@ -192,7 +192,7 @@ fn destroy(netlink: &mut Netlink<Diag>, socket: Socket) -> io::Result<bool> {
     }
 }
 
-/// Tries to destroy a UDP socket of this process. Fails if the kernel lacks `CONFIG_INET_UDP_DIAG` or
+/// Creates and tries to destroy a UDP socket of this process. Fails if the kernel lacks `CONFIG_INET_UDP_DIAG` or
 /// `CONFIG_INET_DIAG_DESTROY`, or the process lacks CAP_NET_ADMIN.
 pub(crate) fn try_destroy() -> io::Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -220,7 +220,7 @@ mod tests {
     fn answer(family: u8, remote: [u32; 4]) -> Vec<u8> {
         let mut answer = DiagMessage { family, ..DiagMessage::zeroed() };
         answer.id = SocketId { remote_port: 5353_u16.to_be(), remote, cookie: [7, 1], ..SocketId::zeroed() };
-        // Other fields follow: timeouts, queues, attributes.
+        // The answer continues with timeouts, queues and attributes, which are ignored.
         [bytemuck::bytes_of(&answer), &[9; 60]].concat()
     }
 

@@ -29,22 +29,22 @@ use crate::{
     workload::{Edit, Folder, Size},
 };
 
-/// Pause before the benchmark reads the agent's memory.
+/// Pause after the start of the agent before the benchmark reads its memory.
 pub(crate) const SETTLE: Duration = Duration::from_secs(2);
-/// Pause between edits, longer than the grace period of the previous edit.
+/// Pause between edits of manifests, longer than the grace period of the previous edit.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
-/// Pause between reads of the maps.
+/// Interval at which the benchmark reads the maps.
 pub(crate) const POLL: Duration = Duration::from_micros(100);
-/// Time limit of an edit.
+/// How long the benchmark waits for an edit to reach the maps.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// The histogram of the time from the arrival of a change to its presence in the kernel; the benchmark uses its sum and
-/// count.
+/// The agent's histogram of the seconds from the arrival of a change until the kernel has it; the benchmark uses its
+/// sum and count.
 const SYNC_LATENCY: &str = "lb_sync_latency_seconds";
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
-/// Limit on the agent's memory in bytes.
+/// Maximum memory that the agent may use, in bytes.
 const MEMORY_LIMIT: f64 = 200e6;
 
-/// Runs the agent `runs` times with the Services in `files` files, and adds the results.
+/// Runs the agent `runs` times with the Services in `files` manifest files; adds the results to the report.
 pub(crate) fn measure(
     size: Size,
     files: u32,
@@ -62,7 +62,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Measured seconds and bytes.
+/// Samples of one quantity each: times in seconds, memory in bytes.
 #[derive(Default)]
 struct Figures {
     start: Vec<f64>,
@@ -148,14 +148,14 @@ fn one_run(size: Size, files: u32, changes: u32, figures: &mut Figures) -> anyho
     Ok(())
 }
 
-/// Starts the agent; returns the seconds until `/healthz` answers 200.
+/// Starts the agent; returns it, and the seconds until `/healthz` answers 200.
 fn start(netns: &Netns, settings: &Settings) -> anyhow::Result<(Agent, f64)> {
     let start = Instant::now();
     let agent = Agent::start(netns, settings.clone())?;
     Ok((agent, start.elapsed().as_secs_f64()))
 }
 
-/// Returns the seconds from an edit until the kernel has the change, and the seconds that the agent's writer reports.
+/// Edits a manifest; returns the seconds until the kernel has the change, and those that the agent's writer reports.
 fn one_edit(
     netns: &Netns,
     manifests: &Manifests,
@@ -187,7 +187,7 @@ fn one_edit(
     Ok((seconds, after.seconds - before.seconds))
 }
 
-/// The maps, read directly.
+/// The agent's maps, read directly.
 pub(crate) struct Kernel {
     services: HashMap<MapData, [u8; size_of::<ServiceKey>()], [u8; size_of::<Service>()]>,
     backends: Array<MapData, [u8; size_of::<Backend>()]>,
@@ -200,7 +200,7 @@ impl Kernel {
         Ok(Self { services: open("SERVICES")?.try_into()?, backends: open("BACKENDS")?.try_into()? })
     }
 
-    /// Whether the address is a backend of the Service port.
+    /// Whether the backends of the Service port with this frontend include the address.
     pub(crate) fn has(&self, frontend: &ServiceKey, address: Address) -> anyhow::Result<bool> {
         let record: Service = bytemuck::must_cast(self.services.get(&bytemuck::must_cast(*frontend), 0)?);
         for slot in record.backends_base..record.backends_base + record.backends_count {
@@ -213,7 +213,7 @@ impl Kernel {
     }
 }
 
-/// The agent's number of synchronisations, and their total seconds.
+/// The agent's metrics of synchronisations: their number, and their total seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Synchronisations {
     pub(crate) count: u64,

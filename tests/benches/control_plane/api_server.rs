@@ -1,4 +1,4 @@
-//! An API server with prepared responses, so that its own work is a small part of the result.
+//! An API server that serves prepared responses, so that its own work is a small part of the result.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use lb_tests::netns::Netns;
 
 use crate::objects::Lists;
 
-/// An API server that serves until the process ends.
+/// A mock API server that serves until the process ends.
 pub(crate) struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -26,7 +26,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Time of the last page of each resource.
+    /// For each resource, when the last page of its list was sent.
     listed: BTreeMap<&'static str, Instant>,
     watches: Vec<(&'static str, TcpStream)>,
 }
@@ -38,7 +38,7 @@ impl Shared {
 }
 
 impl ApiServer {
-    /// Listens on the loopback device of the namespace.
+    /// Starts to listen on the loopback device of the namespace.
     pub(crate) fn start(netns: &Netns, lists: Arc<Lists>) -> io::Result<Self> {
         let listener = netns.run(|| TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
@@ -47,7 +47,7 @@ impl ApiServer {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&serving);
-                // Connections end with an error when the agent stops.
+                // Ignores errors: when the agent stops, its connections end with one.
                 thread::spawn(move || serve(&shared, stream).ok());
             }
         });
@@ -63,23 +63,23 @@ impl ApiServer {
         )
     }
 
-    /// Time at which the last pages of Services and EndpointSlices were sent; `None` before both were.
+    /// When both lists (Services and EndpointSlices) were sent completely; `None` before that.
     pub(crate) fn listed(&self) -> Option<Instant> {
         let listed = &self.shared.lock().listed;
         Some(*listed.get("services")?.max(listed.get("endpointslices")?))
     }
 
-    /// Number of watches of a resource.
+    /// Number of open watches of a resource.
     pub(crate) fn watches(&self, plural: &str) -> usize {
         self.shared.lock().watches.iter().filter(|(watched, _)| *watched == plural).count()
     }
 
-    /// Resets times and watches for the next agent.
+    /// Forgets sent lists and watches, before the next agent starts.
     pub(crate) fn reset(&self) {
         *self.shared.lock() = State::default();
     }
 
-    /// Sends a line to the watches of a resource.
+    /// Sends a watch event, as a line of JSON, to all watches of a resource.
     pub(crate) fn tell(&self, plural: &str, line: &str) -> io::Result<()> {
         let chunk = format!("{:x}\r\n{line}\r\n", line.len());
         let mut state = self.shared.lock();
@@ -88,7 +88,7 @@ impl ApiServer {
     }
 }
 
-/// Handles the requests of a connection.
+/// Answers the requests of a connection.
 fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);
@@ -123,7 +123,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Reads the path of the next request, and the length of its body; `None` at the end of the connection.
+/// Reads the head of the next request: its path, and the length of its body; `None` at the end of the connection.
 fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<(String, u64)>> {
     let (mut path, mut body) = (None, 0);
     loop {

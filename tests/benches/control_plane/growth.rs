@@ -1,4 +1,4 @@
-//! Bar plots of the figures by the number of Services.
+//! Bar plots of the results, by number of Services.
 
 use std::path::Path;
 
@@ -6,18 +6,18 @@ use lb_tests::bench::{Bar, Plot};
 
 use crate::workload::Size;
 
-/// The figures of one size.
+/// The results for one number of Services.
 pub(crate) struct Growth {
     pub(crate) size: Size,
-    /// Seconds from the end of the lists to `/healthz`.
+    /// Seconds from the end of the lists until `/healthz` succeeds.
     pub(crate) start: Range,
-    /// Milliseconds from the watch event of a changed slice to the kernel.
+    /// Milliseconds from the watch event of a changed slice until the kernel has the change.
     pub(crate) change: Range,
-    /// Megabytes of the agent's memory at its highest.
+    /// The agent's greatest resident memory, in megabytes.
     pub(crate) resident_peak: Range,
 }
 
-/// Smallest, median and greatest sample.
+/// Smallest, median and greatest of several samples.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     min: f64,
@@ -26,7 +26,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// The range of at least one sample.
+    /// The range of the samples, of which there must be at least one.
     pub(crate) fn of(samples: impl Iterator<Item = f64>) -> Self {
         let mut samples: Vec<f64> = samples.collect();
         samples.sort_by(f64::total_cmp);
@@ -39,7 +39,7 @@ impl Range {
     }
 }
 
-/// Writes one plot for each quantity to the folder.
+/// Writes one plot per quantity to the folder.
 pub(crate) fn plot(sizes: &[Growth], machine: &str, folder: &Path) -> anyhow::Result<()> {
     let write = |file: &str, title: &str, unit: &str, of: &dyn Fn(&Growth) -> Range| {
         let bar = |size: &Growth| {

@@ -1,4 +1,4 @@
-//! The control plane as a library: from parsed objects to real maps, step by step.
+//! Measures the control plane as a library: from parsed objects to real maps, step by step.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ const ONE: &str = "library: one endpoint moves";
 const MAPS: &str = "memory of the maps in the kernel";
 const FILES: u32 = 100;
 
-/// Measures the library `runs` times and adds the results.
+/// Measures the library `runs` times; adds the results to the report.
 pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) -> anyhow::Result<()> {
     let mut figures = Figures::default();
     for run in 1..=runs {
@@ -40,7 +40,7 @@ pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) 
     Ok(())
 }
 
-/// Measured seconds, counts, and bytes of each map.
+/// Samples of one quantity each: times in seconds, counts, and bytes of each map.
 #[derive(Default)]
 struct Figures {
     parse: Vec<f64>,
@@ -125,7 +125,7 @@ struct Times {
     handle: Duration,
     plan: Duration,
     apply: Duration,
-    /// Time to record the applied steps in the reconciler.
+    /// Time that the reconciler took to record the applied steps.
     account: Duration,
     steps: usize,
 }
@@ -154,7 +154,7 @@ impl<'a> ControlPlane<'a> {
         }
     }
 
-    /// Updates the kernel as the agent does, including the grace period.
+    /// Plans and applies the changes as the agent does, including the grace period.
     fn synchronise(&mut self, objects: Vec<Change>) -> anyhow::Result<Times> {
         let (start, reconciler) = (Instant::now(), &mut self.reconciler);
         reconciler.handle(objects);

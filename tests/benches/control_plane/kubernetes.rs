@@ -31,17 +31,17 @@ use crate::{
     workload::Size,
 };
 
-/// Limits on the results of a size.
+/// Limits that the results of one size must not exceed.
 #[derive(Clone, Copy)]
 struct Limits {
-    /// Seconds from the end of the lists to `/healthz`.
+    /// Limit on the seconds from the end of the lists until `/healthz` succeeds.
     start: f64,
-    /// The agent's memory in bytes.
+    /// Limit on the agent's memory, in bytes.
     memory: f64,
 }
 
 impl Limits {
-    /// The limits for this size: up to 250,000 endpoints, or up to a million.
+    /// The limits for this size: one set for up to 250,000 endpoints, another for up to a million.
     fn of(size: Size) -> Self {
         if size.endpoints() <= 250_000 {
             Self { start: 5.0, memory: 600e6 }
@@ -51,7 +51,7 @@ impl Limits {
     }
 }
 
-/// Runs the agent `runs` times with the endpoints of each Service in `slices` slices, and adds the results.
+/// Runs the agent `runs` times with the endpoints of each Service in `slices` slices; adds the results to the report.
 pub(crate) fn measure(
     size: Size,
     slices: u32,
@@ -75,7 +75,7 @@ pub(crate) fn measure(
     Ok(growth)
 }
 
-/// Measured seconds and bytes.
+/// Samples of one quantity each: times in seconds, memory in bytes.
 #[derive(Default)]
 struct Figures {
     lists: Vec<f64>,
@@ -163,7 +163,7 @@ fn one_run(
     Ok(())
 }
 
-/// Returns the seconds until the kernel has the change, and the seconds that the agent's writer reports.
+/// Sends a watch event; returns the seconds until the kernel has the change, and those that the agent's writer reports.
 fn one_change(
     netns: &Netns,
     server: &ApiServer,
@@ -186,7 +186,7 @@ fn one_change(
     Ok((seconds, after.seconds - before.seconds))
 }
 
-/// A running agent; killed when dropped.
+/// A running agent, which is killed when this is dropped.
 struct Agent {
     child: Child,
     log: PathBuf,
@@ -194,7 +194,8 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent; returns the seconds until the lists were sent, and from then until `/healthz` answers 200.
+    /// Starts the agent; returns it, the seconds until the lists were sent, and those from then until `/healthz`
+    /// answers 200.
     fn start(
         netns: &Netns,
         server: &ApiServer,
@@ -235,7 +236,7 @@ impl Agent {
 }
 
 impl Drop for Agent {
-    /// Kills the agent, and waits until its process has ended: the next agent must find the pins unlocked, and a large
+    /// Kills the agent and waits until its process has ended: the next agent must find the pins unlocked, and a large
     /// process takes a while to end.
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {

@@ -29,16 +29,16 @@ use lb_tests::{
 
 use self::{report::Report, workload::Size};
 
-/// Numbers of manifest files to measure in turn.
+/// Numbers of manifest files that the same Services are split into, measured one after the other.
 const FILES: [u32; 2] = [1, 100];
 
-/// Numbers of EndpointSlices for the endpoints of each Service, to measure in turn with the API server.
+/// Numbers of EndpointSlices per Service, measured one after the other with the API server.
 const SLICES: [u32; 2] = [1, 5];
 
-/// Further sizes for the API server, with `--large`.
+/// Further sizes that are measured with the API server under `--large`.
 const LARGE: [Size; 2] = [Size { services: 10_000, endpoints: 5 }, Size { services: 100_000, endpoints: 10 }];
 
-/// The largest EndpointSlice that the API server accepts.
+/// Maximum number of endpoints in an EndpointSlice that an API server accepts.
 const MOST_ENDPOINTS: i64 = 1000;
 
 /// Measure the time and memory from API objects to BPF maps
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
 /// Runs the benchmark; returns whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
     let size = Size { services: args.services, endpoints: args.endpoints };
-    // The changed slices need free slots, and each changed endpoint temporarily needs one more slot.
+    // Slots that the changes need must be free: each changed endpoint takes one more slot for a while.
     let most = capacity::BACKENDS / 10 * 9;
     let api_size = Size { services: args.api_services, endpoints: args.api_endpoints };
     let backends = size.endpoints();
@@ -140,7 +140,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.targets_met())
 }
 
-/// A temporary folder. Dropping the guard unmounts all file systems in the folder and removes it.
+/// A temporary folder, and a guard that unmounts all file systems in it and removes it when dropped.
 fn temporary_folder() -> anyhow::Result<(PathBuf, Cleanup)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("lb-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! Memory of a process, and of the maps in the kernel.
+//! Reads the memory of a process, and that of maps in the kernel.
 
 use std::{
     fs,
@@ -14,14 +14,14 @@ use lb_tests::bench::machine::{field, kibibytes};
 /// Resident memory of a process in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Resident {
-    /// Current size.
+    /// Resident memory now, in bytes.
     pub(crate) now: u64,
-    /// Largest size.
+    /// Greatest resident memory so far, in bytes.
     pub(crate) peak: u64,
 }
 
 impl Resident {
-    /// Reads the values of a process from `/proc`.
+    /// Reads the resident memory of a process from `/proc`.
     pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("reading the memory of process {pid}"))?;
@@ -45,7 +45,7 @@ pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {
 fn of_map(path: &Path) -> anyhow::Result<u64> {
     let map = MapData::from_pin(path).with_context(|| format!("opening the map {}", path.display()))?;
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))?;
-    // The kernel's own value; since 6.4 it counts the existing elements.
+    // The kernel's own number; since Linux 6.4 it counts existing elements.
     let bytes = field(&info, "memlock").context("the kernel does not tell the memory of a map")?;
     bytes.parse().with_context(|| format!("the memory of the map {} is {bytes}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! The workload as API objects of realistic size, in pages.
+//! The workload as API objects of realistic size, in the pages of lists.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -7,29 +7,29 @@ use serde_json::{Value, json};
 
 use crate::workload::{FIRST_ENDPOINT, FIRST_MOVED_ENDPOINT, NODES, STRIDE, Size, cluster_ip};
 
-/// Objects per page, as many as the agent requests.
+/// Number of objects per page of a list, as the agent requests.
 const PAGE: usize = 200;
-/// The name of the agent's node.
+/// Name of the agent's node.
 pub(crate) const NODE: &str = "node-000";
 const PORT: u16 = 80;
 
-/// Bodies of the pages of each resource, by plural.
+/// For each resource (by plural), the bodies of the pages of its list.
 pub(crate) type Lists = BTreeMap<&'static str, Vec<String>>;
 
-/// The objects of an API server, and changes to them.
+/// The objects of a mock API server, and the changes to them.
 pub(crate) struct Objects {
     size: Size,
     slices_per_service: u32,
     changes: u32,
 }
 
-/// A change that moves one endpoint to another address.
+/// What a move of one endpoint to another address changes.
 pub(crate) struct Moved {
-    /// The watch event of the EndpointSlice.
+    /// The watch event of the changed EndpointSlice, as a line of JSON.
     pub(crate) line: String,
-    /// Cluster IP and port of the Service.
+    /// Cluster IP and port of the changed Service.
     pub(crate) frontend: ServiceKey,
-    /// The endpoint's new address.
+    /// The new address of the endpoint.
     pub(crate) address: Address,
 }
 
@@ -38,7 +38,7 @@ impl Objects {
         Self { size, slices_per_service, changes: 0 }
     }
 
-    /// The bodies of all lists.
+    /// The pages of all lists.
     pub(crate) fn lists(&self) -> Lists {
         let all = 0..self.size.services;
         let services = all.clone().map(service);
@@ -53,7 +53,8 @@ impl Objects {
         ])
     }
 
-    /// Moves one endpoint to another address, each time of the Service that is [`STRIDE`] further.
+    /// Moves one endpoint of a Service to another address. Each call takes the Service [`STRIDE`] places after the last
+    /// one.
     pub(crate) fn move_endpoint(&mut self) -> Moved {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
@@ -66,7 +67,7 @@ impl Objects {
         }
     }
 
-    /// Slice `part` of Service `n`; its first endpoint has the address `moved` if given.
+    /// EndpointSlice number `part` of Service number `n`; its first endpoint has the address `moved`, if that is given.
     fn slice(&self, n: u32, part: u32, moved: Option<Ipv4Addr>, version: u32) -> Value {
         let service = name(n);
         let endpoint = |i: u32| {
@@ -135,8 +136,8 @@ fn uid(n: u32, i: u32) -> String {
     format!("{n:08x}-0000-4000-8000-{i:012x}")
 }
 
-/// The bodies of the pages. Only the objects of one page exist at a time, because a million endpoints as JSON values
-/// would take gigabytes.
+/// The bodies of the pages of a list. Only the objects of one page exist at a time, because a million endpoints as JSON
+/// values would take gigabytes.
 fn pages(objects: impl Iterator<Item = Value>) -> Vec<String> {
     let mut objects = objects.peekable();
     let mut pages = Vec::new();

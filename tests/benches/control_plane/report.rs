@@ -1,4 +1,4 @@
-//! The results, as a table and as data.
+//! The results of the benchmark, as a table and as JSON.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::workload::Size;
 
-/// Limit in seconds from objects to programmed maps.
+/// Maximum seconds from parsed objects to programmed maps.
 pub(crate) const FULL_SYNC_LIMIT: f64 = 0.5;
 
 /// All results, as `--json` prints them.
@@ -16,16 +16,16 @@ pub(crate) struct Report {
     size: Size,
     runs: u32,
     changes_per_run: u32,
-    /// The measured program.
+    /// Path of the measured agent.
     agent: PathBuf,
     machine: Machine,
-    /// Load average of the last minute at the end of the benchmark.
+    /// Load average of the last minute, read at the end of the benchmark.
     pub(crate) load_after: f64,
     figures: Vec<Figure>,
 }
 
 impl Report {
-    /// An empty report.
+    /// A report without results.
     pub(crate) fn new(size: Size, runs: u32, changes_per_run: u32, machine: Machine) -> Self {
         let load_after = machine.load_before;
         let agent = lb_tests::agent::binary();
@@ -36,8 +36,8 @@ impl Report {
         self.figures.push(figure);
     }
 
-    /// Adds a result with a limit for its maximum. The limit applies only to sizes that [`Size::is_ordinary`] accepts,
-    /// because the result grows with the size.
+    /// Adds a result whose maximum must not exceed `limit`. The limit applies only to sizes that [`Size::is_ordinary`]
+    /// accepts, because the result grows with the size.
     pub(crate) fn add_limited(&mut self, figure: Figure, limit: f64) {
         let has_limit = self.size.is_ordinary();
         self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });
@@ -47,7 +47,7 @@ impl Report {
         self.figures.iter().all(|figure| figure.is_met() != Some(false))
     }
 
-    /// The table with its heading.
+    /// The results as a table, with a heading.
     pub(crate) fn text(&self) -> String {
         format!("{}\n\n{}", self.heading(), figure::table(&self.figures))
     }

@@ -22,11 +22,11 @@ use crate::{
     workload::{CLUSTER_IP_RANGE, Folder, Size},
 };
 
-/// The Services of the node.
+/// Number of Services on the node, and of endpoints per Service.
 const SIZE: Size = Size { services: 100, endpoints: 5 };
-/// Limit in seconds.
+/// Maximum seconds of a start.
 const LIMIT: f64 = 0.7;
-/// Time in which the agent finishes what it does in the background after a start.
+/// Time for the agent to finish its background work after a start.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Starts the agent `runs` times without maps, each time again with the maps of that start, and adds the results. With
@@ -48,7 +48,7 @@ pub(crate) fn measure(other: Option<&Path>, runs: u32, report: &mut Report) -> a
     Ok(())
 }
 
-/// Seconds until `/healthz` succeeded.
+/// Samples of the seconds until `/healthz` succeeded.
 #[derive(Default)]
 struct Figures {
     first: Vec<f64>,
@@ -80,7 +80,7 @@ fn one_run(binary: &Path, figures: &mut Figures) -> anyhow::Result<()> {
         manifests: manifests.folder().to_owned(),
         bpffs: path.join("bpffs"),
         log: path.join("log"),
-        // With a range the agent makes the catch device, as it does with an API server.
+        // With a range of cluster IPs the agent creates the catch device, as it does with an API server.
         arguments: vec!["--service-cluster-ip-range".to_owned(), CLUSTER_IP_RANGE.to_owned()],
         binary: Some(binary.to_owned()),
     };
@@ -94,7 +94,7 @@ fn one_run(binary: &Path, figures: &mut Figures) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A node with a device to another machine and one to a pod; and the namespaces at the other ends.
+/// The namespaces of a node, of another machine at the end of a wire, and of a pod.
 fn node() -> anyhow::Result<(Netns, Netns, Netns)> {
     let [node, network, pod] = [(); 3].map(|()| Netns::create(&unique_prefix()));
     let (node, network, pod) = (node?, network?, pod?);

@@ -1,4 +1,4 @@
-//! The workload: a folder of Services with EndpointSlices, and changes to it.
+//! The workload: a folder of manifests with Services and EndpointSlices, and changes to it.
 
 use std::{
     fmt,
@@ -9,10 +9,10 @@ use lb_common::{Address, ServiceKey, capacity, protocol};
 use lb_tests::manifests::{Endpoint, Port, Service};
 use serde::Serialize;
 
-/// The range of cluster IPs, the agent's default.
+/// The range of cluster IPs, which is the agent's default.
 pub(crate) const CLUSTER_IP_RANGE: &str = "10.96.0.0/12";
 const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
-/// The first addresses of endpoints, before and after a move.
+/// The first address of endpoints, and the first of moved endpoints.
 pub(crate) const FIRST_ENDPOINT: u32 = u32::from_be_bytes([11, 0, 0, 1]);
 pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
@@ -22,16 +22,16 @@ pub(crate) const NODES: u32 = 100;
 /// before any is changed again.
 pub(crate) const STRIDE: u32 = 7919;
 
-/// Size of the workload.
+/// Size of the workload: number of Services, and of endpoints per Service.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Size {
     pub(crate) services: u32,
-    /// Number of endpoints of each Service.
+    /// Number of endpoints per Service.
     pub(crate) endpoints: u32,
 }
 
 impl Size {
-    /// Number of endpoints of all Services.
+    /// Number of endpoints of all Services together.
     pub(crate) fn endpoints(self) -> u64 {
         u64::from(self.services) * u64::from(self.endpoints)
     }
@@ -56,30 +56,30 @@ impl fmt::Display for Size {
     }
 }
 
-/// A folder of manifests, in memory.
+/// The manifests of a folder, in memory.
 pub(crate) struct Folder {
     size: Size,
-    /// The YAML of each Service with its EndpointSlices.
+    /// For each Service: its YAML, with that of its EndpointSlices.
     services: Vec<String>,
-    /// Number of Services in each file; the last one may have fewer.
+    /// Number of Services per file; the last file may have fewer.
     services_per_file: u32,
     changes: u32,
 }
 
-/// A change that moves one endpoint to another address.
+/// An edit of one file that moves one endpoint to another address.
 pub(crate) struct Edit {
     /// Name of the file, without `.yaml`.
     pub(crate) file: String,
-    /// New content of the file.
+    /// The new content of the file.
     pub(crate) text: String,
-    /// Cluster IP and port of the Service.
+    /// Cluster IP and port of the changed Service.
     pub(crate) frontend: ServiceKey,
-    /// The endpoint's new address.
+    /// The new address of the endpoint.
     pub(crate) address: Address,
 }
 
 impl Folder {
-    /// A workload in at most this number of files.
+    /// The manifests of a workload, in at most `files` files.
     pub(crate) fn new(size: Size, files: u32) -> Self {
         Self {
             size,
@@ -89,12 +89,13 @@ impl Folder {
         }
     }
 
-    /// Names and contents of the files.
+    /// Name (without `.yaml`) and content of each file.
     pub(crate) fn files(&self) -> impl Iterator<Item = (String, String)> {
         (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
     }
 
-    /// Moves one endpoint to another address, each time of the Service that is [`STRIDE`] further.
+    /// Moves one endpoint of a Service to another address. Each call takes the Service [`STRIDE`] places after the last
+    /// one.
     pub(crate) fn move_endpoint(&mut self) -> Edit {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;
@@ -125,7 +126,7 @@ pub(crate) fn cluster_ip(n: u32) -> IpAddr {
     Ipv4Addr::from(FIRST_CLUSTER_IP + n).into()
 }
 
-/// Service `n`; its first endpoint has the address `moved` if given.
+/// Service number `n`; its first endpoint has the address `moved`, if that is given.
 fn service(size: Size, n: u32, moved: Option<Ipv4Addr>) -> Service {
     let name = format!("service-{n:05}");
     let endpoint = |i: u32| {

@@ -1,4 +1,4 @@
-//! Compares each candidate with its baseline, round by round.
+//! Compares each candidate with its baseline, which was measured in the same rounds.
 
 use lb_tests::bench::{Quantile, Samples};
 use serde::Serialize;
@@ -10,23 +10,23 @@ use crate::{
     way::Way,
 };
 
-/// A measured quantity, and its ratio to the baseline of the same round.
+/// Samples of a quantity, and of its ratio to the baseline of the same round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Quantity {
-    /// The measured values, in the unit of their quantity.
+    /// The samples, in the quantity's own unit.
     pub(crate) absolute: Samples,
-    /// Ratios by round.
+    /// The ratio to the baseline, one sample per round.
     pub(crate) ratio: Samples,
 }
 
 impl Quantity {
-    /// The median ratio.
+    /// The median of the ratios to the baseline.
     pub(crate) fn typical(&self) -> f64 {
         self.ratio.at(Quantile::Median)
     }
 }
 
-/// One measure of one candidate.
+/// The results of one workload for one candidate, compared with the baseline.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
     #[serde(flatten)]
@@ -38,9 +38,9 @@ pub(crate) struct Comparison {
     pub(crate) machine: Quantity,
     /// Transactions, datagrams or bytes per second.
     pub(crate) rate: Quantity,
-    /// Median latency in seconds.
+    /// Median latency of a transaction in seconds; `None` for workloads without latencies.
     pub(crate) median: Option<Quantity>,
-    /// 99th percentile of the latency in seconds.
+    /// 99th percentile of the latency in seconds; `None` for workloads without latencies.
     pub(crate) p99: Option<Quantity>,
 }
 
@@ -60,12 +60,12 @@ pub(crate) fn all(candidates: &[Candidate], outcome: &Outcome) -> Vec<Comparison
     comparisons
 }
 
-/// Comparisons of one path and one workload.
+/// The comparisons of one path and one workload.
 pub(crate) fn find(all: &[Comparison], way: Way, measure: Measure) -> impl Iterator<Item = &Comparison> {
     all.iter().filter(move |other| other.candidate.way == way && other.measure == measure)
 }
 
-/// Pairs of samples of candidate and baseline from the same round.
+/// Pairs of samples from the same round: candidate, baseline.
 fn pairs<'a>(
     measure: Measure,
     samples: &'a [Sample],

@@ -1,4 +1,4 @@
-//! CPU time, and the CPUs that threads run on.
+//! CPU time of the machine and its processes, and the CPUs that threads are pinned to.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// The CPUs of clients and servers.
+/// The CPUs that the threads of clients and servers are pinned to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cpus {
     pub(crate) client: usize,
@@ -37,7 +37,7 @@ impl Cpus {
     }
 }
 
-/// Binds this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
+/// Pins this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
 pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
@@ -49,7 +49,7 @@ pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Time of a fixed calculation in registers, which shows the machine's present speed: the shortest of three runs.
+/// Duration of a fixed calculation in registers, which shows the machine's present speed: the shortest of three runs.
 fn probe() -> Duration {
     const STEPS: u32 = 300_000;
     let once = |seed: u64| {
@@ -78,16 +78,16 @@ pub(crate) struct Meter {
     machine: Duration,
 }
 
-/// The result of a [`Meter`].
+/// What was used between the start and the end of a [`Meter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// Wall-clock time.
+    /// Wall-clock time of the measurement.
     pub(crate) wall: Duration,
-    /// CPU time of this process and of ksoftirqd.
+    /// CPU time of this process and of the `ksoftirqd` threads.
     pub(crate) cpu: Duration,
     /// CPU time of the whole machine, in steps of 10 ms.
     pub(crate) machine: Duration,
-    /// Time of the fixed calculation on this CPU: the mean of the times before and after.
+    /// Duration of the fixed calculation on this CPU: the mean of runs before and after the measurement.
     pub(crate) probe: Duration,
 }
 
@@ -98,7 +98,7 @@ impl Meter {
         Ok(Self { probe, softirqd, machine, process, start: Instant::now() })
     }
 
-    /// Ends the measurement; returns the usage since its start.
+    /// Ends the measurement; returns what was used since its start.
     pub(crate) fn stop(&self) -> io::Result<Usage> {
         let wall = self.start.elapsed();
         let process = process()?.saturating_sub(self.process);
@@ -112,7 +112,7 @@ fn process() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
 }
 
-/// CPU time of all `ksoftirqd/N`.
+/// CPU time of all threads `ksoftirqd/N`.
 fn softirqd() -> io::Result<Duration> {
     let mut nanoseconds = 0;
     for pid in softirqd_pids() {
@@ -140,6 +140,6 @@ fn machine() -> io::Result<Duration> {
     let line = text.lines().next().unwrap_or_default();
     let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|index| fields.get(index)).sum::<u64>();
-    // USER_HZ is 100 on all supported architectures.
+    // The unit is `USER_HZ`, which is 100 on all supported architectures.
     Ok(Duration::from_millis(busy * 10))
 }

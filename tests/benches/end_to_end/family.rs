@@ -10,28 +10,28 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// IPv4 or IPv6.
+/// The IP family of a benchmark run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) enum Family {
     V4,
     V6,
 }
 
-/// The first addresses of a network in both families.
+/// The first addresses of a network, for IPv4 and IPv6.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Network(pub(crate) Ipv4Addr, pub(crate) Ipv6Addr);
 
-/// Pods of the node: endpoints of the Service for internal clients.
+/// Pods of the node: endpoints of the Service that internal clients use.
 pub(crate) const PODS: Network =
     Network(Ipv4Addr::new(10, 244, 64, 0), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0x64, 0, 0, 0, 0));
-/// Pods of the other node: endpoints of the Service for external clients.
+/// Pods of the other node: endpoints of the Service that external clients use.
 pub(crate) const REMOTE_PODS: Network =
     Network(Ipv4Addr::new(10, 244, 128, 0), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0x128, 0, 0, 0, 0));
 pub(crate) const CLUSTER_IPS: Network =
     Network(Ipv4Addr::new(10, 96, 0, 0), Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0));
 pub(crate) const LOAD_BALANCERS: Network =
     Network(Ipv4Addr::new(192, 0, 2, 0), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
-/// Endpoints of the unused Services.
+/// Endpoints of the Services that no client uses.
 pub(crate) const ELSEWHERE: Network =
     Network(Ipv4Addr::new(10, 245, 0, 0), Ipv6Addr::new(0xfd00, 0x10, 0x245, 0, 0, 0, 0, 0));
 /// The node's addresses towards the external client and towards the other node.
@@ -51,7 +51,7 @@ impl Network {
 }
 
 impl Family {
-    /// `v4` or `v6`, whichever this family is.
+    /// Selects the argument for this family.
     pub(crate) const fn pick<T: Copy>(self, v4: T, v6: T) -> T {
         match self {
             Self::V4 => v4,
@@ -64,12 +64,12 @@ impl Family {
         self.pick("IPv4", "IPv6")
     }
 
-    /// All pods of the cluster.
+    /// Network of all pods in the cluster, for `--cluster-cidr`.
     pub(crate) const fn cluster_cidr(self) -> &'static str {
         self.pick("10.244.0.0/16", "fd00:10:244::/48")
     }
 
-    /// All cluster IPs.
+    /// Range of all cluster IPs.
     pub(crate) const fn service_cidr(self) -> &'static str {
         self.pick("10.96.0.0/12", "fd00:10:96::/112")
     }

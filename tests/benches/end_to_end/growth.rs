@@ -24,7 +24,7 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// The extent of the measurement.
+/// What to measure: numbers of idle flows, rounds, and length of bursts.
 pub(crate) struct Plan {
     pub(crate) idle_flows: Vec<u32>,
     pub(crate) rounds: u32,
@@ -37,19 +37,19 @@ pub(crate) struct Report {
     machine: Machine,
     load_after: f64,
     rounds: u32,
-    /// Seconds of each burst.
+    /// Length of each burst in seconds.
     seconds: f64,
     rows: Vec<Row>,
-    /// Bytes of all maps per million flows (`--max-connections`), whether in use or not.
+    /// Bytes that all maps take per million flows of `--max-connections`, whether used or not.
     memory_per_million: f64,
 }
 
 #[derive(Serialize)]
 struct Row {
     name: String,
-    /// Idle flows in the table; `None` without a load balancer.
+    /// Number of idle flows in the table; `None` without a load balancer.
     idle_flows: Option<u32>,
-    /// Connections per second on both CPUs.
+    /// Connections per second of both CPUs together, by round.
     rate: Samples,
     /// Median latency of a connection in seconds, by round.
     median: Samples,
@@ -57,7 +57,7 @@ struct Row {
     p99: Samples,
 }
 
-/// A node with its idle flows, and its results.
+/// A node with a certain number of idle flows, and its results.
 struct Candidate {
     node: Node,
     running: Running,
@@ -67,12 +67,12 @@ struct Candidate {
     p99s: Vec<f64>,
 }
 
-/// Room for connections beside the idle ones: those in TIME_WAIT keep their flows for a while.
+/// Room in the flow table beside the idle flows: connections in TIME_WAIT keep their flows for a while.
 const ACTIVE: u32 = 300_000;
-/// A small table, to tell the memory of flows from that of other maps.
+/// Size of a small flow table, by which the memory of flows is told from that of other maps.
 const SMALL: u32 = 100_000;
 
-/// Runs the benchmark without a load balancer, and with each number of idle flows in `plan`.
+/// Measures without a load balancer, and with each number of idle flows in `plan`.
 pub(crate) fn measure(plan: &Plan) -> Result<Report> {
     let machine = Machine::read()?;
     let apart = Cpus::choose(true)?;
@@ -105,7 +105,7 @@ pub(crate) fn measure(plan: &Plan) -> Result<Report> {
     })
 }
 
-/// Bytes per million connections, from two agents with tables of different sizes.
+/// Bytes per million connections, computed from the maps of two agents with tables of different sizes.
 fn memory_per_million(large: u64, connections: u32) -> Result<f64> {
     let node = Node::create(&unique_prefix(), Family::V4)?;
     let running = start(&node, SMALL)?;
@@ -208,7 +208,7 @@ impl Report {
         fs::write(file, json).with_context(|| format!("writing {}", file.display()))
     }
 
-    /// Writes a plot of the rate and one of the latency.
+    /// Writes a plot of the rates and one of the latencies.
     pub(crate) fn plot(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         let plot = |title: &str, unit: &str, bars| Plot {

@@ -1,5 +1,5 @@
-//! Idle flows: connections in the flow table that have no sockets. Test runs send their packets through the pinned
-//! programs, which is far cheaper than real connections.
+//! Creates idle flows: connections in the flow table that have no sockets. Test runs send their packets through the
+//! pinned programs, which is far cheaper than real connections.
 
 use std::{
     fs, io,
@@ -23,7 +23,7 @@ use crate::{
     workload::Workload,
 };
 
-/// Network of the clients of idle flows, which must be internal: `--cluster-cidr`. They are IPv4 only.
+/// Network of the clients of idle flows (IPv4 only). They must be internal, so it is also `--cluster-cidr`.
 pub(crate) const CLIENTS: &str = "10.0.0.0/8";
 
 /// Opens this number of established flows from pods to the measured Service, through the programs pinned below `bpffs`.
@@ -62,9 +62,9 @@ fn open_all(pins: &Pins, restore: &Path, flows: u32) -> Result<()> {
     Ok(())
 }
 
-/// The programs and maps that the agent has pinned.
+/// The programs and maps that an agent has pinned.
 pub(crate) struct Pins {
-    /// `DIR/lb/vN`
+    /// The folder `DIR/lb/vN` of the pins.
     folder: PathBuf,
 }
 
@@ -82,19 +82,19 @@ impl Pins {
         SchedClassifier::from_pin(&path).with_context(|| format!("opening {}", path.display()))
     }
 
-    /// Flows that were created so far.
+    /// Number of flows that the programs have created so far.
     fn new_flows(&self) -> Result<u64> {
         let map = MapData::from_pin(self.folder.join("STATS")).context("opening the counters")?;
         let counters: PerCpuArray<_, u64> = PerCpuArray::try_from(Map::PerCpuArray(map))?;
         Ok(counters.get(&(Outcome::NewFlow as u32), 0)?.iter().sum())
     }
 
-    /// Bytes that the kernel accounts for all pinned maps.
+    /// Bytes of memory that the kernel charges for all pinned maps.
     pub(crate) fn memory(&self) -> Result<u64> {
         use std::os::fd::{AsFd as _, AsRawFd as _};
         let mut bytes = 0;
         for entry in fs::read_dir(&self.folder)? {
-            // Skips folders, which are no maps.
+            // Skips entries that are folders, not maps.
             let Ok(map) = MapData::from_pin(entry?.path()) else { continue };
             let file = format!("/proc/thread-self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
             let text = fs::read_to_string(&file).with_context(|| format!("reading {file}"))?;

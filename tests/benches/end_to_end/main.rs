@@ -44,7 +44,7 @@ use self::{
     workload::Size,
 };
 
-/// The sizes of `--full`.
+/// Numbers of Services that `--full` measures.
 const ALL_SERVICES: [u32; 4] = [1, 1_000, 10_000, 30_000];
 const ALL_ENDPOINTS: [u32; 3] = [1, 100, 5_000];
 
@@ -133,7 +133,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.targets_met())
 }
 
-/// Measures with idle flows. There are no targets yet.
+/// Measures new connections with idle flows in the table. There are no targets for the results yet.
 fn measure_growth(args: &Args) -> anyhow::Result<bool> {
     let plan = growth::Plan {
         idle_flows: args.idle_flows.clone(),
@@ -168,7 +168,7 @@ fn measure(args: &Args) -> anyhow::Result<Report> {
         dropped: 0,
         bursts: Vec::new(),
     };
-    // Most machines have too little memory for the nodes of all sizes at once.
+    // Measures size by size: most machines have too little memory for the nodes of all sizes at once.
     for sizes in sizes(args) {
         let prepared = plan(args, cpus, sizes)?.prepare()?;
         prepared.field.check()?;

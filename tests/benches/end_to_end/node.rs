@@ -26,25 +26,25 @@ use crate::{
 };
 
 pub(crate) const WIRES: [&str; 2] = ["eth0", "eth1"];
-/// Names of the node's ends of the pods' veths.
+/// Names of the node's ends of its pods' veths: that of the client, and that of the server.
 pub(crate) const PODS: [&str; 2] = ["pod", "serving"];
 
-/// The node and its neighbours. Dropping it removes all of them.
+/// A node with its neighbours, all network namespaces. Dropping this removes them.
 pub(crate) struct Node {
-    /// The node, in its own cgroup.
+    /// The node's namespace.
     pub(crate) node: Netns,
-    /// The client pod.
+    /// Namespace of the pod that is a client.
     pub(crate) pod: Netns,
-    /// The external client.
+    /// Namespace of the external client.
     pub(crate) outside: Netns,
-    /// The cgroup to which the agent attaches the socket hooks.
+    /// The cgroup to which the agent attaches its socket hooks.
     pub(crate) cgroup: Cgroup,
     servers: [Servers; 2],
     _peers: [Netns; 2],
 }
 
 impl Node {
-    /// Creates the namespaces `PREFIX-node` and so on, and opens the servers' sockets.
+    /// Creates the namespaces `PREFIX-node` and so on, and opens the servers' sockets in them.
     pub(crate) fn create(prefix: &str, family: Family) -> Result<Self> {
         let cgroup = Cgroup::create(&format!("{prefix}-node"))?;
         let host = |name: &str| host(&format!("{prefix}-{name}"));
@@ -65,7 +65,7 @@ impl Node {
         Ok(Self { node, pod, outside, cgroup, servers, _peers: [serving, other] })
     }
 
-    /// The servers of the node's pod, and those of the other node's pods.
+    /// The servers in the node's pod, and those in the other node's pods.
     pub(crate) const fn servers(&self) -> &[Servers; 2] {
         &self.servers
     }
@@ -75,7 +75,7 @@ pub(crate) fn addresses(family: Family) -> [IpAddr; 2] {
     NODE.map(|address| address.at(family, 0))
 }
 
-/// A namespace without duplicate address detection, and with enough ports for all connections of a run.
+/// Creates a namespace without duplicate address detection, and with enough ports for all connections of a run.
 fn host(name: &str) -> Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[
@@ -83,7 +83,7 @@ fn host(name: &str) -> Result<Netns> {
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_local_port_range", "32768 65000"),
         ("ipv4/tcp_tw_reuse", "1"),
-        // Reno does not pace its segments; the machine's default may (BBR does).
+        // The congestion control Reno does not pace segments, as the machine's default may (BBR does).
         ("ipv4/tcp_congestion_control", "reno"),
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),
@@ -93,7 +93,7 @@ fn host(name: &str) -> Result<Netns> {
     Ok(netns)
 }
 
-/// Connects a pod as the CNI plugin `ptp` does.
+/// Connects a pod to the node by a veth, as the CNI plugin `ptp` does.
 fn connect_pod(node: &Netns, device: &str, pod: &Netns, number: u8) -> Result<()> {
     veth((node, device), (pod, "eth0"))?;
     let (v4, v6) = (format!("10.244.1.{number}"), format!("fd00:10:244:1::{number}"));
@@ -124,7 +124,7 @@ fn connect_wire(node: &Netns, device: &str, peer: &Netns) -> Result<()> {
     .with_context(|| format!("setting up {device} as a wire"))
 }
 
-/// Addresses and routes of the wires' ends.
+/// Sets addresses and routes of the wires' ends.
 fn route(node: &Netns, outside: &Netns, other: &Netns) -> Result<()> {
     node.ip("address add 198.51.100.1/24 dev eth0\naddress add fd00:198:51:100::1/64 dev eth0 nodad\n\
          address add 172.18.0.1/24 dev eth1\naddress add fd00:172:18::1/64 dev eth1 nodad\n\
@@ -136,9 +136,9 @@ fn route(node: &Netns, outside: &Netns, other: &Netns) -> Result<()> {
          route add default via 172.18.0.1\nroute add default via fd00:172:18::1\n")
 }
 
-/// Makes all addresses of the networks local in the namespace.
+/// Makes all addresses of these networks local addresses of the namespace.
 fn accept_all(netns: &Netns, v4: &str, v6: &str) -> Result<()> {
-    // No device has these addresses, so replies need the permission to use a foreign source address.
+    // No device has these addresses, so replies from them need permission to use foreign source addresses.
     netns.sysctl("ipv6/ip_nonlocal_bind", "1")?;
     netns.ip(&format!("route add local {v4} dev lo\nroute add local {v6} dev lo\n"))
 }

@@ -19,7 +19,7 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// The time from the start of a system until it works.
+/// How long a load balancer took from its start until it worked.
 #[derive(Debug, Serialize)]
 pub(crate) struct Preparation {
     pub(crate) system: System,
@@ -27,7 +27,7 @@ pub(crate) struct Preparation {
     pub(crate) seconds: f64,
 }
 
-/// The combinations to compare.
+/// Which load balancers and sizes to compare, and with which setup.
 pub(crate) struct Plan {
     pub(crate) family: Family,
     pub(crate) ways: Vec<Way>,
@@ -38,7 +38,7 @@ pub(crate) struct Plan {
     pub(crate) time: Duration,
 }
 
-/// The nodes to measure, and the guards that keep their systems running.
+/// All nodes, their candidates, and guards that keep the load balancers running.
 pub(crate) struct Prepared {
     _running: Vec<Running>,
     pub(crate) field: Field,
@@ -46,7 +46,7 @@ pub(crate) struct Prepared {
 }
 
 impl Plan {
-    /// Creates a node for each system and size, and one without a load balancer.
+    /// Creates a node for each load balancer and size, and one without a load balancer.
     pub(crate) fn prepare(&self) -> Result<Prepared> {
         let mut nodes = vec![Node::create(&unique_prefix(), self.family)?];
         let baseline = |way: &Way| Candidate { system: System::Nothing, way: *way, size: None, node: 0 };

@@ -1,4 +1,4 @@
-//! The results as tables, data and plots.
+//! The results of the benchmark as tables, JSON and plots.
 
 use std::{fs, path::Path};
 
@@ -23,26 +23,26 @@ use crate::{
 pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) family: Family,
-    /// Seconds of each burst.
+    /// Length of each burst in seconds.
     pub(crate) seconds: f64,
     pub(crate) rounds: u32,
-    /// Whether client and server had different CPUs.
+    /// Whether clients and servers ran on different CPUs.
     pub(crate) apart: bool,
-    /// Load average of the last minute at the end of the benchmark.
+    /// Load average of the last minute, read at the end of the benchmark.
     pub(crate) load_after: f64,
-    /// The times of the setup.
+    /// How long each load balancer took to set up.
     pub(crate) preparations: Vec<Preparation>,
     pub(crate) comparisons: Vec<Comparison>,
     pub(crate) targets: Vec<Target>,
-    /// Number of repeated bursts.
+    /// Number of bursts that were repeated because something disturbed them.
     pub(crate) repeated: u32,
-    /// Number of bursts that were dropped: a candidate then has no sample of a round.
+    /// Number of bursts that were dropped, so that a candidate has no sample of a round.
     pub(crate) dropped: u32,
-    /// All accepted bursts.
+    /// All accepted bursts, by candidate.
     pub(crate) bursts: Vec<Bursts>,
 }
 
-/// Bursts of one candidate.
+/// The accepted bursts of one candidate.
 #[derive(Serialize)]
 pub(crate) struct Bursts {
     #[serde(flatten)]
@@ -50,12 +50,12 @@ pub(crate) struct Bursts {
     samples: Vec<Sample>,
 }
 
-/// A quantity that the tables show.
+/// A quantity that the tables show, and how.
 struct View {
     title: &'static str,
-    /// The quantity of a comparison; `None` if its workload has none.
+    /// Selects the quantity of a comparison; `None` if its workload does not have it.
     quantity: fn(&Comparison) -> Option<&Quantity>,
-    /// Formats the value of the baseline.
+    /// Formats the absolute value of the baseline.
     show: fn(&Comparison, f64) -> String,
 }
 
@@ -75,7 +75,7 @@ const VIEWS: [View; 4] = [
 ];
 
 impl Report {
-    /// The tables with their notes.
+    /// The results as tables with notes.
     pub(crate) fn text(&self) -> String {
         let mut parts = vec![self.heading()];
         for way in Way::ALL {
@@ -88,9 +88,9 @@ impl Report {
         parts.join("\n\n")
     }
 
-    /// Adds the results of one batch.
+    /// Adds the results of one group of sizes.
     pub(crate) fn add(&mut self, candidates: &[Candidate], outcome: Outcome) {
-        // Results are compared with the baseline of their own batch, which was measured in the same rounds.
+        // Compares with the baseline of the same group, which was measured in the same rounds.
         self.comparisons.extend(compare::all(candidates, &outcome));
         self.repeated += outcome.repeated;
         self.dropped += outcome.dropped;
@@ -151,7 +151,7 @@ impl Report {
         table
     }
 
-    /// One comparison per candidate of the path.
+    /// For each candidate of the path, one of its comparisons.
     fn rows(&self, way: Way) -> Vec<&Comparison> {
         let mut rows: Vec<&Comparison> = Vec::new();
         for comparison in self.comparisons.iter().filter(|comparison| comparison.candidate.way == way) {
@@ -175,7 +175,7 @@ impl Report {
         lines.join("\n")
     }
 
-    /// Writes a plot for each path and each of the workloads `request` and `connect`.
+    /// Writes a plot for each path, for each of the workloads `request` and `connect`.
     pub(crate) fn plot(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         for way in Way::ALL {

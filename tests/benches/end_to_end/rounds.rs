@@ -20,29 +20,29 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// Attempts of a burst in a round.
+/// Number of attempts at a burst in one round.
 const ATTEMPTS: u32 = 4;
-/// The largest relative difference of the machine's speed from that in the baseline's burst.
+/// Maximum relative difference of the machine's speed between a burst and that of the baseline.
 const DRIFT: f64 = 0.06;
-/// The largest share of a burst's time in which the CPU may run other processes.
+/// Maximum share of a burst's time in which other processes may use the CPU.
 const DISTURBANCE: f64 = 0.05;
 
-/// A combination to measure.
+/// A combination of load balancer, path and size that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Candidate {
-    /// The load balancer.
+    /// The load balancer of the candidate.
     pub(crate) system: System,
-    /// The path from client to server.
+    /// The path of packets from client to server.
     pub(crate) way: Way,
-    /// Number of Services and endpoints; `None` without a load balancer.
+    /// Number of Services and endpoints; `None` for the baseline without a load balancer.
     pub(crate) size: Option<Size>,
-    /// The index of the node to measure in [`Field::nodes`].
+    /// Index in [`Field::nodes`] of the candidate's node.
     #[serde(skip)]
     pub(crate) node: usize,
 }
 
 impl Candidate {
-    /// Label in tables and plots.
+    /// The candidate's label in tables and plots.
     pub(crate) fn label(&self) -> String {
         let name = self.system.name(self.way);
         match self.size {
@@ -55,10 +55,10 @@ impl Candidate {
     }
 }
 
-/// One burst of one candidate.
+/// The result of one accepted burst.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
-    /// The workload.
+    /// The workload of the burst.
     pub(crate) measure: Measure,
     pub(crate) round: u32,
     /// Transactions, datagrams or bytes per second.
@@ -67,45 +67,45 @@ pub(crate) struct Sample {
     pub(crate) cpu: f64,
     /// CPU seconds of the whole machine per transaction, datagram or byte, in coarse steps.
     pub(crate) machine: f64,
-    /// Median latency in seconds.
+    /// Median latency in seconds; `None` for workloads without latencies.
     pub(crate) median: Option<f64>,
-    /// 99th percentile of the latency in seconds.
+    /// 99th percentile of the latency in seconds; `None` for workloads without latencies.
     pub(crate) p99: Option<f64>,
-    /// Seconds of the fixed calculation just before and after, which shows the machine's speed.
+    /// Seconds that the fixed calculation took just before and after the burst, which show the machine's speed.
     pub(crate) probe: f64,
-    /// Seconds of the burst.
+    /// Length of the burst in seconds.
     pub(crate) seconds: f64,
     #[serde(skip)]
     is_disturbed: bool,
 }
 
-/// All candidates and their nodes.
+/// Everything that rounds measure: the candidates, and their nodes.
 pub(crate) struct Field {
-    /// IPv4 or IPv6.
+    /// The IP family of all connections.
     pub(crate) family: Family,
-    /// The nodes, with their load balancers.
+    /// The nodes, each with a running load balancer or none.
     pub(crate) nodes: Vec<Node>,
-    /// The combinations to compare.
+    /// The combinations that are compared.
     pub(crate) candidates: Vec<Candidate>,
-    /// Length of a burst.
+    /// Length of each burst.
     pub(crate) time: Duration,
     /// CPUs that the threads of clients and servers are pinned to.
     pub(crate) cpus: Cpus,
 }
 
-/// The samples of each candidate, and the numbers of repeated and dropped bursts.
+/// The accepted bursts of all candidates, and how many were repeated or dropped.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
-    /// Samples by candidate; at most one per measure and round.
+    /// For each candidate, its samples; at most one per workload and round.
     pub(crate) samples: Vec<Vec<Sample>>,
-    /// Number of repeated bursts.
+    /// Number of bursts that were repeated.
     pub(crate) repeated: u32,
-    /// Number of bursts that were dropped: a candidate then has no sample of a round.
+    /// Number of bursts that were dropped, so that a candidate has no sample of a round.
     pub(crate) dropped: u32,
 }
 
 impl Field {
-    /// Checks each candidate: a connection arrives, and the client is masqueraded as expected.
+    /// Checks for each candidate that a connection arrives, with the client masqueraded or not, as expected.
     pub(crate) fn check(&self) -> Result<()> {
         for candidate in &self.candidates {
             let (client, servers, to) = self.ends(candidate);
@@ -117,7 +117,7 @@ impl Field {
         Ok(())
     }
 
-    /// Measures this number of rounds.
+    /// Measures all candidates in this number of rounds.
     pub(crate) fn run(&self, measures: &[Measure], ways: &[Way], rounds: u32) -> Result<Outcome> {
         let mut outcome =
             Outcome { samples: vec![Vec::new(); self.candidates.len()], repeated: 0, dropped: 0 };
@@ -134,7 +134,7 @@ impl Field {
         Ok(outcome)
     }
 
-    /// Runs one measure of all candidates of a path in one round.
+    /// Runs one workload with all candidates of one path, in one round.
     fn group(&self, measure: Measure, way: Way, round: u32, outcome: &mut Outcome) -> Result<()> {
         let of_way = |index: &usize| self.candidates[*index].way == way;
         let group: Vec<usize> = (0..self.candidates.len()).filter(of_way).collect();
@@ -175,7 +175,7 @@ impl Field {
         Ok(Sample::new(measure, round, burst, may_idle))
     }
 
-    /// Client, server, and the address that the client connects to.
+    /// The namespace of the client, the servers, and the address that the client connects to.
     fn ends(&self, candidate: &Candidate) -> (&Netns, &Servers, Targets) {
         let node = &self.nodes[candidate.node];
         let [local, remote] = node.servers();
@@ -212,17 +212,17 @@ impl Sample {
     }
 }
 
-/// The quantile `share`, in seconds.
+/// The quantile `share` (such as 0.99) of nanoseconds, in seconds.
 fn quantile(nanoseconds: &mut [u32], share: f64) -> Option<f64> {
     let last = nanoseconds.len().checked_sub(1)?;
     let rank = (last as f64 * share).round();
-    // The index is below the length, as the share is below 1.
+    // `rank` is below the length, because `share` is below 1.
     let index = (0..=last).rev().find(|index| *index as f64 <= rank).unwrap_or(0);
     Some(f64::from(*nanoseconds.select_nth_unstable(index).1) / 1e9)
 }
 
-/// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that in the
-/// baseline's burst. If most candidates are affected, the baseline's burst must also be repeated.
+/// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that during the
+/// baseline's burst. If that is true of most candidates, the baseline's burst must also be repeated.
 fn misfits(samples: &[Option<Sample>], group: &[usize], baseline: usize) -> Vec<usize> {
     let Some(speed) = samples[baseline].as_ref().map(|sample| sample.probe) else { return group.to_vec() };
     let fits = |index: &usize| {

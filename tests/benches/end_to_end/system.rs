@@ -1,4 +1,4 @@
-//! The load balancers, and their setup in a node.
+//! The load balancers that are compared, and their setup in a node.
 
 use std::{
     fmt, fs,
@@ -22,7 +22,7 @@ use crate::{
     workload::Workload,
 };
 
-/// Time limit until XDP runs in the requested mode.
+/// How long to wait until XDP runs in the requested mode.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A load balancer.
@@ -47,7 +47,7 @@ impl System {
     /// All load balancers.
     pub(crate) const ALL: [Self; 5] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Direct, Self::Xdp];
 
-    /// Whether the system is measured on this path: on the others it would do the same as [`Self::Tc`].
+    /// Whether the load balancer is measured on this path; on others it would do the same as [`Self::Tc`].
     pub(crate) fn serves(self, way: Way) -> bool {
         match self {
             Self::Xdp => way == Way::Outside,
@@ -56,7 +56,7 @@ impl System {
         }
     }
 
-    /// Name in tables and plots.
+    /// Name of the load balancer in tables and plots.
     pub(crate) const fn name(self, way: Way) -> &'static str {
         match self {
             Self::Nothing => way.baseline(),
@@ -69,35 +69,35 @@ impl System {
         }
     }
 
-    /// Whether the system is this project.
+    /// Whether the load balancer is this project's.
     pub(crate) const fn is_ours(self) -> bool {
         matches!(self, Self::Tc | Self::Direct | Self::Xdp)
     }
 }
 
-/// The kernel's backend of `iptables-restore`.
+/// Which kernel subsystem `iptables-restore` writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
-    /// `ip_tables`
+    /// The subsystem `ip_tables` (iptables-legacy).
     Legacy,
-    /// `nf_tables`
+    /// The subsystem `nf_tables` (iptables-nft).
     Nft,
 }
 
-/// Options of the setup.
+/// Options for the setup of load balancers.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    /// Backend of [`System::Iptables`].
+    /// The subsystem that [`System::Iptables`] uses.
     pub(crate) iptables: Backend,
-    /// The mode of XDP; `None` if the agent runs without XDP.
+    /// Mode of XDP that the agent must use; `None` for an agent without XDP.
     pub(crate) xdp: Option<String>,
-    /// Internal clients; `None` for the pods of the cluster.
+    /// The agent's `--cluster-cidr`; `None` for the pods of the cluster.
     pub(crate) cluster_cidr: Option<&'static str>,
-    /// Further arguments of the agent.
+    /// Further arguments for the agent.
     pub(crate) arguments: Vec<String>,
 }
 
-/// Guards that keep a system running.
+/// Guards that keep a load balancer running until they are dropped.
 pub(crate) struct Running {
     agent: Option<RunningAgent>,
 }
@@ -109,7 +109,7 @@ struct RunningAgent {
 }
 
 impl Running {
-    /// No agent.
+    /// The guards of a node without an agent.
     pub(crate) const fn none() -> Self {
         Self { agent: None }
     }
@@ -126,7 +126,7 @@ impl fmt::Display for System {
     }
 }
 
-/// Formats the value as on the command line.
+/// Displays an argument's value in the spelling of the command line.
 pub(crate) fn show_value(value: &impl clap::ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(value.to_possible_value().as_ref().map_or("", |value| value.get_name()))
 }
@@ -215,7 +215,7 @@ impl Setup {
     }
 }
 
-/// The XDP modes of the wires.
+/// In which mode XDP runs on each of the wires; `None` without XDP.
 fn modes(agent: &Agent) -> Result<[Option<String>; 2]> {
     let status = agent.ask(&["status", "-o", "json"])?;
     let status: serde_json::Value =

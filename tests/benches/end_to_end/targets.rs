@@ -1,4 +1,4 @@
-//! Targets, as ratios within one run.
+//! Targets for the results, as ratios within one run.
 
 use serde::Serialize;
 
@@ -8,19 +8,19 @@ use crate::{
     way::Way,
 };
 
-/// The limit on the ratio to plain routing: at most its cost.
+/// Maximum ratio of the cost to that of plain routing.
 const ROUTING: f64 = 1.0;
-/// The limit on the ratio to a direct connection: 2 % more.
+/// Maximum ratio of the cost to that of a direct connection.
 const DIRECT: f64 = 1.02;
-/// The limit on the ratio of the cost with most Services to that with fewest: 1, plus the remaining noise.
+/// Maximum ratio of the cost with the most Services to that with the fewest: 1, plus the remaining noise.
 const FLAT: f64 = 1.02;
 
-/// A target and whether it is met.
+/// A target for a ratio, and whether the results meet it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Target {
-    /// The label of the target in the report.
+    /// What the target is about, as the report shows it.
     pub(crate) what: String,
-    /// The median of the ratios.
+    /// The ratio: the median over all rounds.
     pub(crate) value: f64,
     pub(crate) limit: f64,
     /// Whether the ratio is within the limit.
@@ -64,7 +64,7 @@ fn of_candidate(comparison: &Comparison) -> Vec<Target> {
     }
 }
 
-/// Compares most Services with fewest, at the same number of endpoints.
+/// The target that compares the most Services with the fewest, at the same number of endpoints.
 fn flat(all: &[Comparison], most: &Comparison) -> Option<Target> {
     if !matches!(most.measure, Measure::Request | Measure::Connect) {
         return None;
@@ -87,7 +87,7 @@ fn flat(all: &[Comparison], most: &Comparison) -> Option<Target> {
     Some(Target::new(what, most.cpu.typical() / fewest.cpu.typical(), FLAT))
 }
 
-/// Name of a candidate and a measure.
+/// Names candidate and workload of a comparison.
 fn name(comparison: &Comparison) -> String {
     let candidate = &comparison.candidate;
     format!("{}: {}, {}", candidate.way, candidate.label(), comparison.measure.name())

@@ -1,4 +1,4 @@
-//! The paths from client to server.
+//! The paths of packets from client to server.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl Way {
     /// All paths, in the order of reports.
     pub(crate) const ALL: [Self; 3] = [Self::Pod, Self::Outside, Self::Node];
 
-    /// Name of the baseline without a load balancer.
+    /// Name of the path's baseline, which has no load balancer.
     pub(crate) const fn baseline(self) -> &'static str {
         match self {
             Self::Pod | Self::Outside => "plain routing",
@@ -37,7 +37,7 @@ impl Way {
         }
     }
 
-    /// Title in reports.
+    /// Title of the path in reports.
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Pod => "pod to pod, through a cluster IP",

@@ -1,4 +1,4 @@
-//! The Services of a cluster: measured ones among unused ones.
+//! The Services of a cluster: the measured ones among others that no client uses.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,36 +15,36 @@ use crate::{
     way::Way,
 };
 
-/// The port of every Service.
+/// The port number of every Service.
 const PORT: u16 = 80;
-/// Number of an unused Service's first address in each range.
+/// Index, in each range of addresses, of the first unused Service.
 const FIRST: u32 = 256;
-/// Number of the first endpoint. Smaller numbers are the addresses of the pods themselves.
+/// Index of the first endpoint in its network; smaller ones are the pods' own addresses.
 const FIRST_ENDPOINT: u32 = 16;
 
 const TCP: Port = Port { protocol: "tcp", port: PORT, target: TCP_PORT, node_port: 30080 };
 const UDP: Port = Port { protocol: "udp", port: PORT, target: UDP_PORT, node_port: 30053 };
 
-/// Size of a cluster.
+/// Size of a cluster: number of Services, and of endpoints of a measured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Size {
     /// Number of Services, including the measured one.
     pub(crate) services: u32,
-    /// Endpoints of the measured Service; all others have one.
+    /// Number of endpoints of the measured Service; all others have one.
     pub(crate) endpoints: u32,
 }
 
 /// All Services of a cluster.
 pub(crate) struct Workload {
-    /// IPv4 or IPv6.
+    /// The IP family of all addresses.
     pub(crate) family: Family,
-    /// The Services, in the order in which sequential rules are tried.
+    /// The Services, in the order in which sequential rules would try them.
     services: Vec<Service>,
     node_addresses: [IpAddr; 2],
 }
 
 impl Workload {
-    /// Services of a cluster of this size.
+    /// Makes the Services of a cluster of this size.
     pub(crate) fn new(family: Family, size: Size) -> Self {
         let others = size.services.saturating_sub(1);
         let other = |n: u32| Service {
@@ -55,14 +55,14 @@ impl Workload {
             endpoints: vec![ELSEWHERE.at(family, FIRST + n)],
             is_local: false,
         };
-        // There are two measured Services, for different paths. They count as one.
+        // The two measured Services, one for each kind of client, count as one.
         let mut services: Vec<Service> = (0..others / 2).map(other).collect();
         services.extend([inside(family, size.endpoints), outside(family, size.endpoints)]);
         services.extend((others / 2..others).map(other));
         Self { family, services, node_addresses: node::addresses(family) }
     }
 
-    /// The virtual address for clients of this path.
+    /// The virtual address that clients on this path use.
     pub(crate) fn targets(family: Family, way: Way) -> Targets {
         let address = match way {
             Way::Pod | Way::Node => CLUSTER_IPS.at(family, 10),
@@ -71,7 +71,7 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, PORT), udp: SocketAddr::new(address, PORT) }
     }
 
-    /// The endpoint for clients of this path, without a load balancer.
+    /// The endpoint that clients on this path use without a load balancer.
     pub(crate) fn endpoint(family: Family, way: Way) -> Targets {
         let network = match way {
             Way::Pod | Way::Node => PODS,
@@ -81,7 +81,7 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, TCP_PORT), udp: SocketAddr::new(address, UDP_PORT) }
     }
 
-    /// The Services as input of kube-proxy's rules.
+    /// The Services in the form from which kube-proxy's rules are made.
     pub(crate) fn cluster(&self) -> Cluster<'_> {
         Cluster {
             is_ipv6: self.family.pick(false, true),
@@ -99,7 +99,7 @@ impl Workload {
     }
 }
 
-/// The Service for internal clients: endpoints are pods of the node.
+/// The Service that internal clients use; its endpoints are pods of the node.
 fn inside(family: Family, endpoints: u32) -> Service {
     Service {
         name: "inside".to_owned(),
@@ -111,7 +111,7 @@ fn inside(family: Family, endpoints: u32) -> Service {
     }
 }
 
-/// The Service for external clients: endpoints are on another node, so clients are masqueraded.
+/// The Service that external clients use; its endpoints are on another node, so clients are masqueraded.
 fn outside(family: Family, endpoints: u32) -> Service {
     Service {
         name: "outside".to_owned(),

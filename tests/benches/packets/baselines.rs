@@ -1,4 +1,4 @@
-//! The minimal baseline programs for comparison: see `lb-ebpf-bench/src/baselines.rs`.
+//! The minimal baseline programs that the data plane is compared with, see `lb-ebpf-bench/src/baselines.rs`.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -19,14 +19,14 @@ use crate::{
     flows::delete_all,
 };
 
-/// A minimal baseline program.
+/// A minimal program for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Baseline {
-    /// Returns at once.
+    /// Returns at once: the overhead of a test run.
     Return,
     /// Parses, swaps MAC addresses, and looks up a flow that does not exist.
     Miss,
-    /// A minimal load balancer.
+    /// A minimal load balancer: looks up a flow and translates the packet.
     Balance,
     /// Inserts one entry for a new flow into a map that allocates memory per entry.
     Insert,
@@ -37,7 +37,7 @@ pub(crate) enum Baseline {
 impl Baseline {
     const ALL: [Self; 5] = [Self::Return, Self::Miss, Self::Balance, Self::Insert, Self::InsertPreallocated];
 
-    /// The label in tables.
+    /// Label of the baseline in tables.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Return => "returns at once",
@@ -48,7 +48,7 @@ impl Baseline {
         }
     }
 
-    /// The name of the program for this kind of hook.
+    /// Name of the baseline's program for this kind of hook.
     pub(crate) fn program(self, kind: Kind) -> String {
         let name = match self {
             Self::Return => "return",
@@ -61,7 +61,7 @@ impl Baseline {
     }
 }
 
-/// The baseline programs and their maps.
+/// The loaded baseline programs, and their maps.
 pub(crate) struct Baselines {
     ebpf: Ebpf,
 }
@@ -82,7 +82,7 @@ impl Baselines {
         program(&self.ebpf, &baseline.program(kind))
     }
 
-    /// Adds a Service with one backend and its flows `0..flows` of `client`.
+    /// Adds a Service with one backend to the baselines' maps, with the flows `0..flows` of `client`.
     pub(crate) fn service(
         &mut self,
         protocol: u8,
@@ -132,7 +132,7 @@ impl Baselines {
     }
 }
 
-/// An IPv4 address in memory order.
+/// An IPv4 address as a number in memory order (network byte order).
 fn word(address: IpAddr) -> anyhow::Result<u32> {
     match address {
         IpAddr::V4(address) => Ok(u32::from_ne_bytes(Ipv4Addr::octets(&address))),

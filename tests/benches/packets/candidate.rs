@@ -1,4 +1,4 @@
-//! A program to measure, with its packets.
+//! A program that is measured, with its packets.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +20,7 @@ use nix::{
 
 use crate::frames::Frame;
 
-/// The kind of a program.
+/// The kind of hook that a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tc,
@@ -28,12 +28,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The kind of the program with this name.
+    /// The kind of hook of the program with this name.
     pub(crate) fn of(program: &str) -> Self {
         if program.starts_with("xdp") { Self::Xdp } else { Self::Tc }
     }
 
-    /// The prefix of the names of programs of this kind.
+    /// Start of the names of programs for this kind of hook.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Self::Tc => "tc",
@@ -42,16 +42,16 @@ impl Kind {
     }
 }
 
-/// A program that gets a fresh packet for every run: see `lb-ebpf-bench/src/restore.rs`.
+/// A program that gets a fresh packet for every run, see `lb-ebpf-bench/src/restore.rs`.
 pub(crate) struct Candidate {
     restore: Ebpf,
     kind: Kind,
     frame: Frame,
-    /// The context of the test run. It contains the device that packets arrive on.
+    /// The context of test runs, which contains the device that packets arrive on.
     context: Vec<u8>,
 }
 
-/// The result of one packet: the return code, and the packet after the run.
+/// What the program did with one packet: its return code, and the packet after the run.
 pub(crate) struct Done {
     pub(crate) verdict: u32,
     pub(crate) output: Vec<u8>,
@@ -91,7 +91,7 @@ impl Candidate {
         Ok((cpu_time()? - start).as_secs_f64() * 1e9 / f64::from(packets))
     }
 
-    /// Runs the kernel's test run; returns the last return code and the length of the last packet.
+    /// Runs `repeat` packets in the kernel; returns the last return code, and the length of the last packet.
     fn test_run(&self, repeat: u32, output: Option<&mut [u8]>) -> anyhow::Result<(u32, usize)> {
         let mut options = TestRunOptions::new();
         options.data_in = Some(self.frame.bytes());
@@ -111,19 +111,20 @@ impl Candidate {
         self.kind
     }
 
-    /// The candidate's packets.
+    /// The packets that the program gets.
     pub(crate) const fn frame(&self) -> &Frame {
         &self.frame
     }
 }
 
 impl Kind {
-    /// The context of this kind of program: `struct __sk_buff` up to `ifindex`, or `struct xdp_md`.
+    /// The context for test runs of programs of this kind: `struct __sk_buff` up to `ifindex`, or `struct xdp_md`.
     fn context(self, frame: &Frame) -> Vec<u8> {
         let device = frame.device();
         let words: &[u32] = match self {
             Self::Tc => &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, device],
-            // Fields: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+            // The fields of `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index,
+            // egress_ifindex.
             Self::Xdp => &[0, u32::try_from(frame.bytes().len()).unwrap_or(u32::MAX), 0, device, 0, 0],
         };
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
@@ -147,25 +148,25 @@ pub(crate) fn load(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<()> {
     result.with_context(|| format!("loading the program {name} (are you root?)"))
 }
 
-/// A loaded program.
+/// The descriptor of a loaded program.
 pub(crate) fn program<'a>(ebpf: &'a Ebpf, name: &str) -> anyhow::Result<&'a ProgramFd> {
     let program = ebpf.program(name).with_context(|| format!("the object has no program {name}"))?;
     program.fd().with_context(|| format!("the program {name} is not loaded"))
 }
 
-/// CPU time of this thread. It includes interrupts, but not other processes.
+/// CPU time of this thread, including interrupts but not other processes.
 fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// The last allowed CPU, and the one before it, if any.
+/// The last CPU that this process may use, and the one before it, if any.
 pub(crate) fn cpus() -> anyhow::Result<(usize, Option<usize>)> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let mut cpus = (0..CpuSet::count()).rev().filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     Ok((cpus.next().context("this process may run on no CPU")?, cpus.next()))
 }
 
-/// Binds this thread, and threads that it starts later, to a CPU.
+/// Pins this thread, and threads that it starts later, to a CPU.
 pub(crate) fn pin(cpu: usize) -> anyhow::Result<()> {
     let mut one = CpuSet::new();
     one.set(cpu)?;
@@ -174,7 +175,7 @@ pub(crate) fn pin(cpu: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Binds this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
+/// Pins this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
 pub(crate) fn claim(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let priority = libc::sched_param { sched_priority: 1 };
@@ -187,7 +188,7 @@ pub(crate) fn claim(cpu: usize) -> anyhow::Result<()> {
 /// Builds a BPF object in the folder of the workspace's other objects.
 pub(crate) fn build(binary: ebpf_build::Binary) -> anyhow::Result<PathBuf> {
     let me = std::env::current_exe().context("cannot tell where the benchmark itself is")?;
-    // The path of the benchmark is target/release/deps/packets-….
+    // The path of the benchmark's executable is target/release/deps/packets-….
     let profile_dir = me.ancestors().nth(2).context("the benchmark is not in a target folder")?;
     let target_dir = ebpf_build::target_dir(profile_dir);
     Ok(ebpf_build::build(binary, &target_dir, std::env::consts::ARCH)?.path)

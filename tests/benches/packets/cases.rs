@@ -1,4 +1,4 @@
-//! The cases: a program, its packets, and the baseline for comparison.
+//! The cases that are measured: a program, its packets, and baselines for comparison.
 
 use std::{fmt, net::SocketAddr};
 
@@ -13,7 +13,7 @@ use crate::{
     world::{Ip, MANY, Population, SCHEDULERS, WIRE, World},
 };
 
-/// A group of cases, shown together.
+/// A group of cases that reports show together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Section {
@@ -51,7 +51,7 @@ impl Section {
         }
     }
 
-    /// Name of the plot.
+    /// Name of the section's plot file.
     pub(crate) const fn file(self) -> &'static str {
         match self {
             Self::Untouched => "packets-untouched",
@@ -64,7 +64,7 @@ impl Section {
         }
     }
 
-    /// The baselines of a section. The fastest one sets the goal.
+    /// The baselines that a section's programs are compared with. The fastest one sets the goal.
     const fn baselines(self) -> &'static [Baseline] {
         match self {
             Self::OneFlow | Self::ManyFlows | Self::HalfFull => &[Baseline::Balance],
@@ -73,7 +73,7 @@ impl Section {
         }
     }
 
-    /// The goal: the largest cost of a program, as a multiple of its baseline.
+    /// Maximum cost of a program in this section, as a multiple of its baseline; `None` without a goal.
     pub(crate) const fn goal(self, kind: Kind) -> Option<f64> {
         match (self, kind) {
             (Self::Untouched, _) => Some(1.2),
@@ -87,25 +87,25 @@ impl Section {
     }
 }
 
-/// The goal of a new flow with masquerading at tc, which creates four entries.
+/// Goal for a new flow with masquerading at tc, which creates four entries.
 const NEW_MASQUERADED: f64 = 2.0;
 
-/// One program with one kind of packet, and the baselines for comparison.
+/// One case: a program with one kind of packet, and the baselines for comparison.
 pub(crate) struct Case {
     pub(crate) section: Section,
-    /// Name of the data plane's program.
+    /// Name of the measured program.
     pub(crate) program: &'static str,
-    /// The packet, as tables show it.
+    /// Description of the packet in tables.
     pub(crate) packet: String,
     pub(crate) frame: Frame,
     pub(crate) expected: Expected,
     pub(crate) baselines: &'static [Baseline],
     pub(crate) baseline_frame: Frame,
-    /// The largest cost of the program, as a multiple of its fastest baseline.
+    /// Maximum cost of the program, as a multiple of its fastest baseline; `None` without a goal.
     pub(crate) goal: Option<f64>,
 }
 
-/// The required result for every packet.
+/// What the program must do with every packet of the case.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     action: Action,
@@ -114,47 +114,47 @@ pub(crate) struct Expected {
     becomes: Becomes,
 }
 
-/// The expected return code for a packet.
+/// The verdict that the program must return for a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Action {
-    /// Passed on to the stack and the next program.
+    /// Passes the packet on to the stack and the next program.
     Pass,
-    /// Redirected to a device that the program names.
+    /// Redirects the packet to a device that the program names.
     Redirect,
-    /// Redirected to the device that it came from. (At tc, [`Self::Redirect`] has the same return code.)
+    /// Redirects the packet to the device that it came from. (At tc, [`Self::Redirect`] has the same return code.)
     SendBack,
 }
 
 impl Action {
-    /// The return code of a program of this kind.
+    /// The return code that stands for the verdict in a program of this kind.
     const fn code(self, kind: Kind) -> u32 {
         match (self, kind) {
-            // TC_ACT_UNSPEC, -1
+            // The return code TC_ACT_UNSPEC, -1.
             (Self::Pass, Kind::Tc) => u32::MAX,
-            // TC_ACT_REDIRECT
+            // The return code TC_ACT_REDIRECT.
             (Self::Redirect | Self::SendBack, Kind::Tc) => 7,
-            // XDP_PASS
+            // The return code XDP_PASS.
             (Self::Pass, Kind::Xdp) => 2,
-            // XDP_REDIRECT
+            // The return code XDP_REDIRECT.
             (Self::Redirect, Kind::Xdp) => 4,
-            // XDP_TX
+            // The return code XDP_TX.
             (Self::SendBack, Kind::Xdp) => 3,
         }
     }
 }
 
-/// The packet that must leave the program, with correct checksums.
+/// What the packet must be after the program, with correct checksums.
 #[derive(Clone, Copy)]
 pub(crate) enum Becomes {
     /// The unchanged packet.
     Same,
-    /// A packet to this address.
+    /// A packet whose destination is this address and port.
     To(SocketAddr),
     /// A packet to this port of any address.
     ToPort(u16),
-    /// A packet from this address.
+    /// A packet whose source is this address and port.
     From(SocketAddr),
-    /// A TCP RST to its sender.
+    /// A TCP RST to the sender of the packet.
     Reset,
 }
 
@@ -197,7 +197,7 @@ impl Case {
         Ok(Self { section, program, packet, frame, expected, baselines, baseline_frame, goal })
     }
 
-    /// The same case without a goal, because the baseline does less.
+    /// The same case without a goal, for a baseline that does less than the program.
     fn without_goal(self) -> Self {
         Self { goal: None, ..self }
     }
@@ -215,7 +215,7 @@ impl Case {
         Kind::of(self.program)
     }
 
-    /// Whether every packet creates a flow.
+    /// Whether every packet of the case creates a flow.
     pub(crate) fn makes_flows(&self) -> bool {
         self.section == Section::NewFlow
     }
@@ -231,8 +231,8 @@ pub(crate) const SYN: Transport = Transport::Tcp(Flags::Syn);
 const SYN_ACK: Transport = Transport::Tcp(Flags::SynAck);
 pub(crate) const ACK: Transport = Transport::Tcp(Flags::Ack);
 
-/// All cases for the flows of this world, for one of its data planes. Each data plane chooses other ports for
-/// masqueraded packets.
+/// All cases for the flows of this world, with the data plane at index `datapath`. Each data plane chooses its own
+/// ports for masqueraded packets.
 pub(crate) fn all(world: &World, datapath: usize) -> anyhow::Result<Vec<Case>> {
     let mut cases = Cases { world, datapath, cases: Vec::new() };
     match world.population {
@@ -263,7 +263,7 @@ pub(crate) fn all(world: &World, datapath: usize) -> anyhow::Result<Vec<Case>> {
     Ok(cases.cases)
 }
 
-/// Expects the packet to go on to the stack, translated.
+/// Expects that the packet is translated and passed on to the stack.
 pub(crate) const fn translated(outcome: Outcome, becomes: Becomes) -> Expected {
     Expected { action: Action::Pass, counted: Some(outcome), becomes }
 }
@@ -287,7 +287,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Adds a case whose baseline does less work.
+    /// Adds a case without a goal, because its baseline does less than the program.
     fn add_without_goal(
         &mut self,
         section: Section,
@@ -336,7 +336,7 @@ impl Cases<'_> {
         let (tcp, udp) = (frame(ACK, family.routed)?, frame(Transport::Udp, family.routed)?);
         let across = frame(ACK, family.across)?;
         self.add(Section::OneFlow, "xdp_native", format!("UDP/{ip}"), udp, sent_back)?;
-        // The baseline does not redirect.
+        // The baseline cannot redirect, so this case has no goal.
         let packet = format!("TCP/{ip}, to another device");
         self.add_without_goal(Section::OneFlow, "xdp_native", packet, across, redirected)?;
         self.add_without_goal(
@@ -348,7 +348,7 @@ impl Cases<'_> {
         )
     }
 
-    /// Adds the cases of packets of no Service.
+    /// Adds the cases of packets that belong to no Service.
     fn untouched(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
         let frame = Frame::new(ACK, Sender::Client, self.world.family(ip).elsewhere)?;
         let packet = format!("TCP/{ip}");
@@ -358,7 +358,7 @@ impl Cases<'_> {
         self.add(section, "xdp_native", packet, frame.through(WIRE), passes(None))
     }
 
-    /// Adds the case of a reply that another hook translates.
+    /// Adds the case of a reply that the other hook translates.
     fn other_hook(&mut self, ip: Ip) -> anyhow::Result<()> {
         let reply = Frame::new(ACK, Sender::Server, self.world.family(ip).backend)?;
         let packet = format!("a reply that egress will translate, {ip}");
@@ -395,7 +395,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Adds the cases of a masqueraded connection: both hooks translate in both directions.
+    /// Adds the cases of a masqueraded connection, whose packets both hooks translate in each direction.
     fn masqueraded(&mut self, ip: Ip) -> anyhow::Result<()> {
         let service = self.world.family(ip).masquerading;
         self.exchange(SYN, SYN_ACK, service)?;
@@ -415,7 +415,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Sends a request through both hooks, and its answer.
+    /// Sends a request and its answer through both hooks; returns the packets in between.
     fn exchange(
         &self,
         sent: Transport,
@@ -431,7 +431,7 @@ impl Cases<'_> {
         Ok(Exchange { between, outside, answer, inside })
     }
 
-    /// The packet as it leaves a program.
+    /// The packet as it leaves a program of the data plane.
     fn through(&self, program: &str, frame: &Frame) -> anyhow::Result<Vec<u8>> {
         let datapath = &self.world.datapaths[self.datapath];
         let before = datapath.counters()?;
@@ -444,22 +444,22 @@ impl Cases<'_> {
 
 /// The packets of a masqueraded connection.
 struct Exchange {
-    /// The packet from the client to the backend, between the hooks.
+    /// The client's packet between the hooks: destined to the backend.
     between: Frame,
-    /// The addresses of the same packet beyond egress.
+    /// The addresses of the client's packet after egress: masqueraded.
     outside: Seen,
-    /// The packet from the backend.
+    /// The backend's answer as it arrives.
     answer: Frame,
-    /// The same packet between the hooks.
+    /// The backend's answer between the hooks.
     inside: Frame,
 }
 
-/// Expects the packet to leave bypassing the stack.
+/// Expects that the packet leaves without passing the stack.
 const fn routed(action: Action, port: u16) -> Expected {
     Expected { action, counted: Some(Outcome::Routed), becomes: Becomes::ToPort(port) }
 }
 
-/// Expects the packet to go on unchanged.
+/// Expects that the packet passes unchanged.
 const fn passes(counted: Option<Outcome>) -> Expected {
     Expected { action: Action::Pass, counted, becomes: Becomes::Same }
 }

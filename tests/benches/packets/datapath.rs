@@ -1,4 +1,4 @@
-//! The data plane's programs and maps.
+//! Loads the data plane's programs and maps for the benchmark.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -29,32 +29,32 @@ use crate::{
     frames::NODE,
 };
 
-/// The measured programs.
+/// Names of the programs that are measured.
 const PROGRAMS: [&str; 3] = ["tc_ingress", "tc_egress", "xdp_native"];
 
-/// Pod networks of a node. No client of the benchmark is in them.
+/// Pod networks in the settings; they contain no client of the benchmark.
 const PODS: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::new(10, 244, 0, 0)), 16),
     (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xa, 0, 0, 0, 0, 0)), 48),
 ];
-/// Ranges of cluster IPs.
+/// Ranges of cluster IPs in the settings.
 const SERVICES: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0)), 24),
     (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0)), 64),
 ];
 
-/// The data plane of an object, with the agent's map sizes.
+/// The data plane of one BPF object, loaded with the agent's map sizes.
 pub(crate) struct Datapath {
-    /// Name of the object: a revision.
+    /// Name of the build in reports, such as a revision.
     pub(crate) name: String,
     ebpf: Ebpf,
     filter: Option<FilterMemory>,
-    /// The next free slot of `BACKENDS`, and the next free id of a Service.
+    /// Next free slot of `BACKENDS`, which is also the next free id of a Service.
     slot: u32,
     id: u32,
-    /// The next free slot of `TABLES`.
+    /// Next free slot of `TABLES`.
     table: u32,
-    /// The state without flows.
+    /// The contents of all maps before the first flow; `None` during the setup.
     empty: Option<Snapshot>,
 }
 
@@ -64,7 +64,7 @@ impl Datapath {
         for name in PROGRAMS {
             load(&mut ebpf, name)?;
         }
-        // An object of an earlier version may have no flow table or no filter.
+        // Objects of earlier revisions may have no flow table and no filter.
         if let Some(map) = ebpf.map_mut("FLOW_TABLE") {
             seed_flow_table(map)?;
         }
@@ -72,7 +72,7 @@ impl Datapath {
         Ok(Self { name: name.to_owned(), ebpf, filter, slot: 0, id: 1, table: 0, empty: None })
     }
 
-    /// Ends the setup: [`Self::clear_flows`] restores the present state.
+    /// Ends the setup: from now on, [`Self::clear_flows`] restores the present state.
     pub(crate) fn finish_setup(&mut self) -> anyhow::Result<()> {
         self.empty = Some(Snapshot::take(&self.ebpf)?);
         Ok(())
@@ -82,7 +82,7 @@ impl Datapath {
         program(&self.ebpf, name)
     }
 
-    /// Writes the settings of a node with these addresses, one of each family.
+    /// Writes settings that give the node these addresses, one of each family.
     pub(crate) fn settings(&mut self, node: [SocketAddr; 2]) -> anyhow::Result<()> {
         let [v4, v6] = node.map(|address| Address::from(address.ip()));
         let settings = Settings {
@@ -103,7 +103,7 @@ impl Datapath {
         Ok(self.array::<Settings>("SETTINGS")?.set(0, settings, 0)?)
     }
 
-    /// Adds a Service with policy and scheduler of `record`. `backends`, with their weights, must be sorted.
+    /// Adds a Service with the policy and scheduler of `record`. `backends`, with their weights, must be sorted.
     pub(crate) fn service(
         &mut self,
         vip: SocketAddr,
@@ -147,7 +147,7 @@ impl Datapath {
         Ok(self.map::<Address, Vip>("VIPS")?.insert(Address::from(vip.ip()), vips, 0)?)
     }
 
-    /// Marks the device as a wire: one that leads to other machines.
+    /// Adds the device to `DEVICES` as a wire, which leads to other machines.
     pub(crate) fn wire(&mut self, device: u32, mtu: u32) -> anyhow::Result<()> {
         let flags = device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET | device_flags::XDP_TX;
         let wire = DeviceInfo { mtu, flags, mac: NODE, ..DeviceInfo::UNKNOWN };
@@ -158,11 +158,11 @@ impl Datapath {
         self.empty.as_ref().context("the setup has not ended")?.restore(&self.ebpf)
     }
 
-    /// Packets by outcome since the programs were loaded.
+    /// Packet counters by outcome since the programs were loaded.
     pub(crate) fn counters(&self) -> anyhow::Result<Counters> {
         let map = self.ebpf.map("STATS").context("there is no map STATS")?;
         let stats: PerCpuArray<_, u64> = PerCpuArray::try_from(map)?;
-        // Another revision may have fewer outcomes.
+        // Objects of other revisions may have fewer outcomes.
         let total = |outcome: Outcome| {
             let index = outcome as u32;
             if index < stats.len() { Ok(stats.get(&index, 0)?.iter().sum()) } else { Ok(0) }
@@ -216,20 +216,20 @@ fn network((address, prefix): (IpAddr, u8)) -> Network {
     Network::new(address.into(), prefix)
 }
 
-/// Packets by outcome.
+/// Packet counters, by outcome.
 #[derive(Debug)]
 pub(crate) struct Counters(Vec<u64>);
 
 impl Counters {
-    /// Packets by outcome since `earlier`, without outcomes with 0 packets.
+    /// Number of packets by outcome since `earlier`, without outcomes that no packet had.
     pub(crate) fn since(&self, earlier: &Self) -> Vec<(Outcome, u64)> {
         let counts = Outcome::ALL.into_iter().zip(self.0.iter().zip(&earlier.0));
         let moved = counts.map(|(outcome, (now, then))| (outcome, now - then));
         moved.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Fails unless exactly this number of packets was counted since `earlier`, all of them as `outcome` (`None`: no
-    /// packet was counted).
+    /// Returns an error unless exactly `packets` packets were counted since `earlier`, all of them as `outcome` (for
+    /// `None`: unless no packet was counted).
     pub(crate) fn ensure_only(
         &self,
         earlier: &Self,

@@ -17,15 +17,15 @@ use aya::{
 };
 use nix::libc;
 
-/// The hash map with flows.
+/// Name of the hash map with flows.
 const HASH: &str = "CONNTRACK";
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
-/// Arrays are compared and restored in blocks of this size.
+/// Size in bytes of the blocks in which arrays are compared and restored.
 const BLOCK: usize = 4096;
 
-/// The contents of all mappable arrays before the first flow.
+/// The contents of all arrays that can be mapped into memory, before the first flow.
 pub(crate) struct Snapshot {
     arrays: Vec<(String, Vec<u8>)>,
 }
@@ -41,7 +41,7 @@ impl Snapshot {
         Ok(Self { arrays })
     }
 
-    /// Deletes all flows that were created since the snapshot.
+    /// Deletes all flows that were created since the snapshot, by restoring what has changed.
     pub(crate) fn restore(&self, ebpf: &Ebpf) -> anyhow::Result<()> {
         if let Some(map) = ebpf.map(HASH) {
             delete_all(map)?;
@@ -73,7 +73,7 @@ pub(crate) fn delete_all(map: &Map) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The key after `key`, or the first one; `None` at the end.
+/// The key after `key` in a map, or the first key; `None` at the end.
 fn next_key(fd: BorrowedFd<'_>, key: Option<&Vec<u8>>, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
     let mut next = vec![0; size];
     match map_command(fd, BPF_MAP_GET_NEXT_KEY, key, Some(&mut next)) {
@@ -83,7 +83,7 @@ fn next_key(fd: BorrowedFd<'_>, key: Option<&Vec<u8>>, size: usize) -> anyhow::R
     }
 }
 
-/// The part of `union bpf_attr` for commands on elements.
+/// Attribute of `bpf(2)` for commands on one element of a map.
 #[repr(C)]
 struct Element {
     map_fd: u32,
@@ -111,7 +111,7 @@ fn map_command(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// An array map in the memory of this process.
+/// An array map, mapped into the memory of this process.
 struct Memory {
     start: *mut c_void,
     length: usize,

@@ -1,4 +1,4 @@
-//! Packets for the programs.
+//! The packets that programs get in the benchmark.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ pub(crate) enum Transport {
     Udp,
 }
 
-/// TCP flags.
+/// Combinations of TCP flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flags {
     Syn,
@@ -23,11 +23,11 @@ pub(crate) enum Flags {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
     Client,
-    /// The Service or the backend.
+    /// The Service's address, or the backend.
     Server,
 }
 
-/// A packet, and the number of flows that send packets like it.
+/// A packet, and how many flows send packets like it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     bytes: Vec<u8>,
@@ -41,25 +41,25 @@ pub(crate) struct Frame {
 /// Interface index of the loopback device, which stands for any device that is no wire.
 const LOOPBACK: u32 = 1;
 
-/// The client of the first flow, in each family. [`lb_ebpf_bench::Variation`] computes the clients of the others.
+/// Address of the first flow's client, in each family. [`lb_ebpf_bench::Variation`] computes those of the others.
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
 const CLIENT_PORT: u16 = 0x8000;
-/// The value that compensates the port in the checksum: the upper half of TCP's acknowledgement number, or a datagram's
-/// first bytes.
+/// Number that compensates for the changing port in the checksum: the upper half of TCP's acknowledgement number, or a
+/// datagram's first bytes.
 const BALANCE: u16 = 0x7fff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
-/// The MAC address of the node.
+/// MAC address of the node.
 pub(crate) const NODE: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 2];
-/// Bytes after the transport header: a datagram has all bytes that `restore` writes.
+/// Number of bytes after the transport header: enough for the bytes that `restore` writes into a datagram.
 const PAYLOAD: usize = 18;
 const TTL: u8 = 61;
 const SEQUENCE: u32 = 1000;
 const WINDOW: u16 = 0xfff0;
 
 impl Frame {
-    /// A packet from the client of the first flow to `server`, or back.
+    /// A packet from the first flow's client to `server`, or in the opposite direction.
     pub(crate) fn new(transport: Transport, sender: Sender, server: SocketAddr) -> anyhow::Result<Self> {
         let client = Self::client(server);
         let (from, to) = match sender {
@@ -76,30 +76,30 @@ impl Frame {
         })
     }
 
-    /// The client of the first flow, of the family of `server`.
+    /// Address and port of the first flow's client, in the family of `server`.
     pub(crate) fn client(server: SocketAddr) -> SocketAddr {
         (if server.is_ipv4() { CLIENT_V4 } else { CLIENT_V6 }, CLIENT_PORT).into()
     }
 
-    /// A packet of one flow between any two addresses.
+    /// A packet of a single flow between these addresses.
     pub(crate) fn between(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Self> {
         Ok(Self::of_bytes(build(transport, from, to)?))
     }
 
-    /// The packet with these bytes, for one flow.
+    /// A packet with these bytes, of a single flow.
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
         Self { bytes, sender: Sender::Client, flows: 1, first: 0, device: LOOPBACK, is_mixed: true }
     }
 
-    /// The same packet for this number of flows.
+    /// The same packet, sent by this number of flows.
     pub(crate) fn flows(self, flows: u32) -> Self {
         Self { flows, ..self }
     }
 
-    /// The same packet for half of its flows: the lower half for 0, the upper half for 1.
+    /// The same packet for half of its flows: the first half for 0, the second half for 1.
     pub(crate) fn half(self, half: u32) -> Self {
         let flows = (self.flows / 2).max(1);
-        // Both halves share a single flow.
+        // If there is only one flow, both halves are that flow.
         let first = if self.flows > 1 { half * flows } else { 0 };
         self.flows(flows).starting_at(first)
     }
@@ -109,12 +109,12 @@ impl Frame {
         Self { first, ..self }
     }
 
-    /// `other`, for the same flows and on the same device as this packet.
+    /// The packet `other`, for the same flows and device as this one.
     pub(crate) fn clone_extent(&self, other: Self) -> Self {
         Self { flows: self.flows, first: self.first, device: self.device, ..other }
     }
 
-    /// The same packet, arriving on this device.
+    /// The same packet, arriving on the device with this interface index.
     pub(crate) fn through(self, device: u32) -> Self {
         Self { device, ..self }
     }
@@ -129,7 +129,7 @@ impl Frame {
         self.device
     }
 
-    /// Number of flows.
+    /// Number of flows that send the packet.
     pub(crate) const fn count(&self) -> u32 {
         self.flows
     }
@@ -147,7 +147,7 @@ impl Frame {
         self.bytes.get(12..14) == Some(&[0x86, 0xdd])
     }
 
-    /// The template from which `restore` writes every packet.
+    /// The template from which `restore` writes each flow's packet.
     pub(crate) fn template(&self) -> anyhow::Result<Template> {
         let is_v6 = self.is_v6();
         let length = if is_v6 { RESTORED_V6 } else { RESTORED_V4 };
@@ -190,12 +190,12 @@ fn build(transport: Transport, from: SocketAddr, to: SocketAddr) -> anyhow::Resu
     Ok(bytes)
 }
 
-/// The contents of a packet.
+/// Addresses and kind of a packet, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The packet's source.
+    /// Source address and port of the packet.
     pub(crate) from: SocketAddr,
-    /// The packet's destination.
+    /// Destination address and port of the packet.
     pub(crate) to: SocketAddr,
     /// Whether the packet is a TCP RST.
     pub(crate) is_reset: bool,

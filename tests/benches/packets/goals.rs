@@ -1,4 +1,4 @@
-//! The goals of the data plane, as a table: hooks by kinds of packets.
+//! A table of the goals of the data plane: hooks by kinds of packets.
 
 use comfy_table::Table;
 use lb_tests::bench::{Quantile, figure::mark};
@@ -8,7 +8,7 @@ use crate::{
     report::{Row, table},
 };
 
-/// The columns: heading, section and packet of the row that is shown.
+/// The columns of the table: heading, section, and packet of the case that is shown.
 const COLUMNS: [(&str, Section, &str); 6] = [
     ("no Service", Section::Untouched, "TCP/IPv4"),
     ("no Service, 65,536 flows", Section::UntouchedMany, "TCP/IPv4"),
@@ -20,7 +20,7 @@ const COLUMNS: [(&str, Section, &str); 6] = [
 const HOOKS: [(&str, &str); 3] =
     [("tc ingress", "tc_ingress"), ("tc egress", "tc_egress"), ("XDP", "xdp_native")];
 
-/// The table of the goals; `None` if no case with a goal was measured.
+/// Makes the table of goals; `None` if no case with a goal was measured.
 pub(crate) fn table_of(rows: &[Row]) -> Option<Table> {
     let cell = |program: &str, section: Section, packet: &str| {
         let mut rows = rows.iter();

@@ -131,7 +131,7 @@ fn in_netns(args: &Args, objects: &Objects) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Measures the cases of one population.
+/// Measures all cases for one population of flows.
 fn measure_population(
     args: &Args,
     objects: &Objects,
@@ -146,7 +146,7 @@ fn measure_population(
         .collect::<anyhow::Result<_>>()?;
     let mut contests = Vec::new();
     loop {
-        // The next case of each build.
+        // The same case of each build.
         let cases: Vec<Case> = of_builds.iter_mut().filter_map(Iterator::next).collect();
         let Some(case) = cases.first() else { break };
         if case.to_string().contains(&args.only) {
@@ -157,7 +157,7 @@ fn measure_population(
     Ok(contests.iter().map(|contest| Row::new(contest, builds)).collect())
 }
 
-/// Writes the files that docs/performance.md shows.
+/// Writes the report and plots that docs/performance.md shows.
 fn write_docs(report: &Report) -> anyhow::Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let file = docs.join("runs/packets.txt");

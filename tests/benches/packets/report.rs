@@ -1,4 +1,4 @@
-//! The results as tables, JSON and plots.
+//! The results of the benchmark as tables, JSON and plots.
 
 use std::{fs, path::Path};
 
@@ -20,45 +20,46 @@ use crate::{
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: Machine,
-    /// The CPU on which the cases ran.
+    /// Number of the CPU on which the cases ran.
     pub(crate) cpu: usize,
-    /// Load average of the last minute at the end of the benchmark.
+    /// Load average of the last minute, read at the end of the benchmark.
     pub(crate) load_after: f64,
-    /// Accepted rounds wanted for each case.
+    /// Number of accepted rounds that each case should have.
     pub(crate) rounds: u32,
     /// Approximate seconds that a program ran in each round.
     pub(crate) slice: f64,
-    /// The names of the builds: the measured one, then the one that it is compared with, if any.
+    /// Names of the builds: the measured one and, if any, the one that it is compared with.
     pub(crate) builds: Vec<String>,
-    /// The cases. Times are CPU time in nanoseconds per packet.
+    /// Results of the cases. Times are CPU time in nanoseconds per packet.
     pub(crate) cases: Vec<Row>,
-    /// Two CPUs on one table.
+    /// Results of two CPUs that use one flow table.
     pub(crate) two_cpus: Vec<two_cpus::Row>,
-    /// The cost of loading, of each build.
+    /// For each build, the cost of loading each program.
     pub(crate) verifier: Vec<Vec<Cost>>,
 }
 
-/// One case.
+/// The results of one case.
 #[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) section: Section,
     pub(crate) program: String,
     pub(crate) packet: String,
-    /// The fastest baseline.
+    /// Name of the fastest baseline's program.
     #[serde(rename = "floor_program")]
     baseline_program: &'static str,
-    /// The overhead: a program that returns at once, with the same packets.
+    /// Time of a program that returns at once, with the same packets.
     #[serde(rename = "base")]
     overhead: Samples,
-    /// Time without the overhead.
+    /// Time of the measured program without the overhead.
     net: Samples,
     #[serde(rename = "floor_net")]
     baseline_net: Samples,
-    /// The ratio of the program's net cost to that of its fastest baseline.
+    /// Ratio of the program's net time to that of its fastest baseline.
     pub(crate) ratio: Samples,
-    /// The other baselines, and the ratio of the program's net cost to theirs.
+    /// The other baselines, with the ratio of the program's net time to theirs.
     other_baselines: Vec<Comparison>,
-    /// The other build, and the ratio of the program's net cost to that of the other build's program.
+    /// The other build, with the ratio of the program's net time to that of the other build's program; `None` without
+    /// one.
     earlier: Option<Comparison>,
     dropped: u32,
     #[serde(rename = "target")]
@@ -66,7 +67,7 @@ pub(crate) struct Row {
     pub(crate) met: Option<bool>,
 }
 
-/// A program that a case is compared with.
+/// Another program that a case's program is compared with, and the result.
 #[derive(Serialize)]
 struct Comparison {
     program: String,
@@ -83,7 +84,7 @@ impl Comparison {
         }
     }
 
-    /// Whether the program is slower or faster in every round; empty if neither.
+    /// Text that the program is slower or faster in every round; empty if neither.
     fn verdict(&self) -> &'static str {
         if self.ratio.at(Quantile::Min) > 1.0 {
             "slower"
@@ -96,7 +97,7 @@ impl Comparison {
 }
 
 impl Row {
-    /// The row of a contest between these builds.
+    /// The results of a contest between these builds.
     pub(crate) fn new(contest: &Contest, builds: &[String]) -> Self {
         let (case, rounds) = (contest.case(), &contest.rounds);
         let samples = |value: fn(&Round) -> f64| Samples::new(rounds.iter().map(value).collect());
@@ -150,7 +151,7 @@ impl Row {
         cells
     }
 
-    /// The bars of the program, of that of the other build, if any, and of the fastest baseline.
+    /// The bars of a plot for the program, for the other build's program (if any), and for the fastest baseline.
     fn bars(&self) -> Vec<Bar> {
         let bar = |label, samples: &Samples, is_reference| Bar {
             label,
@@ -172,13 +173,13 @@ fn median(samples: &Samples, digits: usize) -> String {
     format!("{:.digits$}", samples.at(Quantile::Median))
 }
 
-/// Minimum, median and maximum.
+/// Minimum, median and maximum of the samples, as text.
 fn spread(samples: &Samples, digits: usize) -> [String; 3] {
     [Quantile::Min, Quantile::Median, Quantile::Max]
         .map(|quantile| format!("{:.digits$}", samples.at(quantile)))
 }
 
-/// A table with numbers in all columns but the first and the last.
+/// A table whose columns, except the first and the last, are numbers.
 pub(crate) fn table<T: ToString>(header: Vec<T>, rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     let columns = header.len();
@@ -207,7 +208,7 @@ const HEADER: [&str; 12] = [
 ];
 
 impl Report {
-    /// An empty report.
+    /// A report without results.
     pub(crate) fn new(machine: Machine, cpu: usize, plan: Plan, builds: Vec<String>) -> Self {
         let load_after = machine.load_before;
         let (rounds, slice) = (plan.rounds, plan.slice.as_secs_f64());
@@ -219,7 +220,7 @@ impl Report {
         self.cases.iter().all(|row| row.met != Some(false))
     }
 
-    /// The tables with their notes.
+    /// The results as tables with notes.
     pub(crate) fn text(&self) -> String {
         let mut parts = vec![self.notes().join("\n"), self.case_table().to_string()];
         parts.extend(
@@ -265,7 +266,7 @@ impl Report {
         table(HEADER.to_vec(), rows)
     }
 
-    /// The builds against each other; `None` if there is one only.
+    /// A table that compares the builds; `None` if there is only one.
     fn comparison_table(&self) -> Option<Table> {
         let [new, old] = &self.builds[..] else { return None };
         let mut rows = Vec::new();
@@ -310,7 +311,7 @@ impl Report {
             header.extend([format!("{name}: verified instructions"), "ms".to_owned()]);
         }
         header.push("verified, new / old".to_owned());
-        // Programs that only one build has have no counterpart.
+        // Programs that only one build has appear without a counterpart.
         let mut programs: Vec<&String> = self.verifier.iter().flatten().map(|cost| &cost.program).collect();
         programs.sort();
         programs.dedup();
@@ -343,7 +344,7 @@ impl Report {
         fs::write(file, text).with_context(|| format!("writing the results to {}", file.display()))
     }
 
-    /// Writes one plot per section into a folder.
+    /// Writes one plot per section into the folder.
     pub(crate) fn write_plots(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating the folder {}", folder.display()))?;
         for section in Section::ALL {
@@ -364,7 +365,7 @@ impl Report {
     }
 }
 
-/// A row of the cost of loading, by build.
+/// The cells of a row with the cost of loading a program, by build.
 fn cost_cells(program: &str, builds: &[Option<Cost>]) -> Vec<String> {
     let mut cells = vec![format!("  {program}")];
     for cost in builds {

@@ -15,57 +15,57 @@ use crate::{
     world::World,
 };
 
-/// The extent of the measurement.
+/// How much to measure: number and length of rounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Accepted rounds wanted for each case.
+    /// Number of accepted rounds that each case should have.
     pub(crate) rounds: u32,
     /// Approximate time that a program runs in each round.
     pub(crate) slice: Duration,
 }
 
-/// The largest relative difference of the overhead between the ends of an accepted round.
+/// Maximum relative difference of the overhead between start and end of an accepted round.
 const DRIFT: f64 = 0.1;
-/// Attempts for each accepted round.
+/// Number of attempts per accepted round.
 const ATTEMPTS: u32 = 4;
-/// Packets of the trial that estimates the time per packet.
+/// Number of packets in the trial that estimates the time per packet.
 const TRIAL: u32 = 20_000;
 
-/// Results of one round, in nanoseconds per packet, net of the overhead.
+/// Results of one round: nanoseconds per packet, without the overhead.
 pub(crate) struct Round {
-    /// The program of each build.
+    /// Time of each build's program.
     pub(crate) programs: Vec<f64>,
-    /// Each baseline of the case.
+    /// Time of each baseline of the case.
     pub(crate) baselines: Vec<f64>,
-    /// The overhead, with the packets of the program.
+    /// Time of the overhead (a program that returns at once), with the packets of the program.
     pub(crate) program_overhead: f64,
 }
 
-/// A case with its loaded programs and its results.
+/// A case with the programs that take part in it, and its results.
 pub(crate) struct Contest {
-    /// The case, for each build.
+    /// The case as each build has it.
     cases: Vec<Case>,
-    /// The case's program, of each build.
+    /// The measured program of each build.
     programs: Vec<Runner>,
     baselines: Vec<Runner>,
     program_overhead: Runner,
-    /// Measures the overhead with the baseline's packets; `None` if program and baseline get the same packets.
+    /// Measures the overhead with the baseline's packets; `None` if these are the same as the program's.
     baseline_overhead: Option<Runner>,
-    /// Accepted rounds.
+    /// Results of the accepted rounds.
     pub(crate) rounds: Vec<Round>,
-    /// Rounds that were not accepted.
+    /// Number of rounds that were not accepted.
     pub(crate) dropped: u32,
 }
 
-/// A candidate and the number of packets of one measurement.
+/// A candidate, and how many packets a measurement has.
 struct Runner {
     candidate: Candidate,
     packets: u32,
-    /// Packets before the measurement, which warm the caches.
+    /// Number of packets before the measurement, to warm the caches.
     warm_up: u32,
 }
 
-/// One measurement within a round: of the program or of the baseline with this index.
+/// Which program a measurement within a round is about: that of a build, or a baseline, by index.
 #[derive(Clone, Copy)]
 enum Turn {
     Program(usize),
@@ -73,8 +73,8 @@ enum Turn {
 }
 
 impl Runner {
-    /// Prepares measurements with packets of existing flows or, with `makes_flows`, packets that create a flow each, of
-    /// which a measurement sends each once.
+    /// Prepares measurements with packets of existing flows. With `makes_flows`, each packet creates a flow, so a
+    /// measurement sends each once.
     fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
         if makes_flows {
@@ -87,7 +87,7 @@ impl Runner {
             reason = "slices last milliseconds"
         )]
         let packets = (slice.as_nanos() as f64 / nanos) as u32;
-        // Rounds down to a multiple of the number of flows.
+        // Rounds the number of packets down to a multiple of the number of flows.
         let packets = packets.max(flows) / flows * flows;
         Ok(Self { candidate, packets, warm_up: if flows > 1 { flows } else { 0 } })
     }
@@ -101,7 +101,7 @@ impl Runner {
 }
 
 impl Contest {
-    /// Loads a case, which `cases` has for each build, and checks that its programs return the expected results.
+    /// Loads the programs of a case, given as each build has it, and checks that they return the expected results.
     pub(crate) fn new(world: &World, cases: Vec<Case>, plan: Plan) -> anyhow::Result<Self> {
         let case = cases.first().context("a case of no build")?;
         let (kind, makes_flows) = (case.kind(), case.makes_flows());
@@ -136,12 +136,12 @@ impl Contest {
         })
     }
 
-    /// The case, as the first build has it.
+    /// The case as the first build has it.
     pub(crate) fn case(&self) -> &Case {
         &self.cases[0]
     }
 
-    /// Whether the contest has enough rounds or attempts.
+    /// Whether the contest has enough accepted rounds, or no attempts are left.
     fn is_done(&self, plan: Plan) -> bool {
         let kept = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX);
         kept >= plan.rounds || kept.saturating_add(self.dropped) >= plan.rounds.saturating_mul(ATTEMPTS)
@@ -175,7 +175,7 @@ impl Contest {
         Ok(())
     }
 
-    /// The overhead with the packets of the program, and with those of the baseline.
+    /// The time of the overhead with the packets of the program, and with those of the baseline.
     fn overheads(&self) -> anyhow::Result<[f64; 2]> {
         let program = self.program_overhead.run()?;
         let baseline = self.baseline_overhead.as_ref().map_or(Ok(program), Runner::run)?;
@@ -205,7 +205,7 @@ impl Contest {
 }
 
 impl Candidate {
-    /// Fails unless the baseline program returns the verdict for a processed packet.
+    /// Returns an error unless the baseline program returns the verdict for a packet that it has processed.
     pub(crate) fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {
@@ -217,7 +217,7 @@ impl Candidate {
     }
 }
 
-/// Measures all cases, in a random order in each round.
+/// Measures all contests round by round, in a random order in each round.
 pub(crate) fn measure(contests: &mut [Contest], world: &World, plan: Plan) -> anyhow::Result<()> {
     loop {
         let mut left: Vec<&mut Contest> =

@@ -22,17 +22,17 @@ use crate::{
     world::{Ip, MANY, NEW, Objects, Population, WIRE, World},
 };
 
-/// One measurement.
+/// A program that is measured on one CPU and on two at once.
 struct Contest {
     build: String,
     program: &'static str,
     packets: &'static str,
     ip: Ip,
-    /// The program with the packets of each CPU.
+    /// The program with the packets of each of the CPUs.
     sides: [Candidate; 2],
-    /// Packets of each CPU in one measurement.
+    /// Number of packets per CPU in one measurement.
     count: u32,
-    /// Index of the data plane; `None` for a baseline.
+    /// Index of the measured data plane; `None` for a baseline.
     datapath: Option<usize>,
     makes_flows: bool,
     counted: Option<Outcome>,
@@ -40,32 +40,32 @@ struct Contest {
     together: Vec<f64>,
 }
 
-/// The result of one measurement. Times are nanoseconds per packet on one CPU, including the overhead of a test run.
+/// Results of one contest. Times are nanoseconds per packet on one CPU, including the overhead of a test run.
 #[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) build: String,
     pub(crate) program: String,
     pub(crate) packets: String,
-    /// One CPU runs, the other is idle.
+    /// Time per packet while the other CPU is idle.
     pub(crate) alone: Samples,
-    /// Both CPUs run at once.
+    /// Time per packet while both CPUs run.
     pub(crate) together: Samples,
-    /// Packets per second of both CPUs, as a multiple of one CPU's: 2 is perfect scaling.
+    /// Packets per second of both CPUs together, as a multiple of one CPU's: 2 is perfect scaling.
     pub(crate) scaling: Samples,
 }
 
-/// A kind of packets.
+/// A kind of packets that both CPUs process.
 struct Load {
     program: &'static str,
     packets: &'static str,
-    /// The packets of each CPU.
+    /// The packets of each of the CPUs.
     frames: [Frame; 2],
-    /// The baseline with the same packets.
+    /// The baseline that gets the same packets; `None` without one.
     baseline: Option<Baseline>,
     counted: Option<Outcome>,
 }
 
-/// Measures all cases on these CPUs.
+/// Measures all cases on these two CPUs.
 pub(crate) fn measure(objects: &Objects, plan: Plan, cpus: [usize; 2]) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for ip in Ip::ALL {
@@ -150,7 +150,7 @@ fn contests(world: &World, ip: Ip, plan: Plan) -> anyhow::Result<Vec<Contest>> {
             contests.push(Contest::new(world, &load, ip, Some(index), datapath.name.clone(), sides, plan)?);
         }
         if let Some(baseline) = load.baseline {
-            // The baselines only have flows from the client to the first Service.
+            // The baselines have only flows from clients to the first Service.
             let transport = if world.population == Population::Empty { SYN } else { ACK };
             let frame = |half: usize| {
                 let frame = Frame::new(transport, Sender::Client, world.v4.vip)?;
@@ -216,7 +216,7 @@ impl Contest {
         Ok(())
     }
 
-    /// Runs on all these CPUs at once; returns the nanoseconds per packet on each.
+    /// Runs the candidates on all these CPUs at once; returns the nanoseconds per packet on each.
     fn run<const N: usize>(
         &self,
         world: &World,

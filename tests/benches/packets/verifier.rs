@@ -1,4 +1,4 @@
-//! The cost of loading: the instructions that the kernel's verifier processes for each program, and the time.
+//! Measures the cost of loading: how many instructions the verifier processes for each program, and how long it takes.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,20 @@ use serde::Serialize;
 
 use crate::{datapath, world::Build};
 
-/// Loads of each program; the fastest counts.
+/// Number of loads per program; the fastest counts.
 const LOADS: u32 = 3;
 
-/// The cost of one program.
+/// The cost of loading one program.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     pub(crate) program: String,
-    /// Instructions that the verifier processed, on all paths.
+    /// Number of instructions that the verifier processed, on all paths.
     pub(crate) verified: u32,
     /// Milliseconds of the system call that loads the program: verifier and JIT compiler.
     pub(crate) milliseconds: f64,
 }
 
-/// The costs of all programs of a build, sorted by name.
+/// The costs of loading all programs of a build, sorted by name.
 pub(crate) fn costs(build: &Build) -> anyhow::Result<Vec<Cost>> {
     let mut fastest = load_all(build)?;
     for _ in 1..LOADS {

@@ -1,4 +1,4 @@
-//! The state that the programs work on: Services, routes, and a population of flows.
+//! The state that programs work on: Services, routes, and a population of flows.
 
 use std::{
     fmt,
@@ -18,22 +18,22 @@ use crate::{
     frames::{Flags, Frame, Sender, Transport},
 };
 
-/// Number of flows in rotation, in cases with many flows.
+/// Number of flows that take turns, in cases with many flows.
 pub(crate) const MANY: u32 = 65_536;
 /// Number of flows that fill half of the table: each has two entries.
 pub(crate) const HALF_FULL: u32 = 131_072;
-/// New flows of one measurement. They are deleted before the next one.
+/// Number of new flows per measurement; they are deleted before the next one.
 pub(crate) const NEW: u32 = 16_384;
-/// Backends of a Service that balances new flows.
+/// Number of backends of a Service whose scheduler is measured.
 const BACKENDS: u8 = 100;
 
 /// Interface index of the device that leads to clients and backends.
 pub(crate) const WIRE: u32 = 50;
-/// Interface index of another device, which leads to one more backend.
+/// Interface index of another wire, which leads to one further backend.
 const OTHER: u32 = 52;
 const MTU: u32 = 1500;
 
-/// All schedulers that do not compare numbers of active flows.
+/// All schedulers except those that compare numbers of active flows.
 pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::Random,
     Scheduler::RoundRobin,
@@ -43,7 +43,7 @@ pub(crate) const SCHEDULERS: [Scheduler; 6] = [
     Scheduler::Maglev,
 ];
 
-/// An address family.
+/// The IP family of a case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ip {
     V4,
@@ -63,26 +63,26 @@ impl fmt::Display for Ip {
     }
 }
 
-/// Addresses of one family.
+/// The addresses of the world in one family.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
-    /// A Service with one backend, over TCP and UDP.
+    /// A Service with one backend, for TCP and UDP.
     pub(crate) vip: SocketAddr,
-    /// Like `vip`, with every client masqueraded.
+    /// A Service like `vip` that masquerades every client.
     pub(crate) masquerading: SocketAddr,
-    /// Like `masquerading`, with many backends, which are reached through the device that the packets come from.
+    /// A Service like `masquerading`, with many backends that are behind the device where clients' packets arrive.
     pub(crate) routed: SocketAddr,
-    /// Like `vip`, with its backend beyond another device.
+    /// A Service like `vip` whose backend is behind another device.
     pub(crate) across: SocketAddr,
-    /// A Service without backends, over TCP.
+    /// A Service without backends, for TCP.
     pub(crate) empty: SocketAddr,
-    /// An address of no Service.
+    /// An address that belongs to no Service.
     pub(crate) elsewhere: SocketAddr,
-    /// The backend, or the first of many.
+    /// The backend of `vip`, which is also the first of many.
     pub(crate) backend: SocketAddr,
-    /// The backend beyond another device.
+    /// The backend that is behind another device.
     far: SocketAddr,
-    /// This node's address.
+    /// The address of this node.
     node: SocketAddr,
 }
 
@@ -126,14 +126,14 @@ impl Family {
         ])
     }
 
-    /// The address of a Service with many backends and this scheduler, over TCP.
+    /// The TCP address of a Service with many backends and this scheduler.
     pub(crate) const fn scheduled(&self, scheduler: Scheduler) -> SocketAddr {
         let mut vip = self.vip;
         vip.set_port(1000 + scheduler as u16);
         vip
     }
 
-    /// Many backends, sorted, with weights.
+    /// Many backends in sorted order, each with a weight.
     fn backends(&self) -> Vec<(SocketAddr, u32)> {
         let nth = |n: u8| {
             let mut backend = self.backend;
@@ -147,15 +147,15 @@ impl Family {
     }
 }
 
-/// The flows in the table while cases are measured. Every population gets maps of its own, because the cost of a lookup
-/// depends on how full the table is.
+/// Which flows are in the table while cases are measured. Every population gets its own maps, because the cost of a
+/// lookup depends on how full the table is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Population {
-    /// A flow of each kind, in both families.
+    /// One flow of each kind, in both families.
     Few,
-    /// This number of flows through the stack, of one family.
+    /// This number of flows through the stack, all in one family.
     Stack(Ip, u32),
-    /// This number of flows between wires, of one family.
+    /// This number of routed flows (between wires), all in one family.
     Routed(Ip, u32),
     /// No flows: every measured packet creates one.
     Empty,
@@ -175,7 +175,7 @@ impl Population {
         Self::Empty,
     ];
 
-    /// Number of flows in rotation.
+    /// Number of flows that take turns.
     pub(crate) const fn flows(self) -> u32 {
         match self {
             Self::Few => 1,
@@ -196,28 +196,28 @@ impl fmt::Display for Population {
     }
 }
 
-/// A BPF object with the data plane, and its name in reports.
+/// A BPF object with the data plane, and the name of the build in reports.
 pub(crate) struct Build {
     pub(crate) name: String,
     pub(crate) object: PathBuf,
 }
 
 pub(crate) struct Objects {
-    /// The measured data plane, then the one to compare it with, if any.
+    /// The measured data plane and, if any, the one that it is compared with.
     pub(crate) builds: Vec<Build>,
-    /// The program that gives the measured program a fresh packet each time.
+    /// Path of the object with the program that gives measured programs a fresh packet each time.
     pub(crate) restore: PathBuf,
-    /// The minimal baseline programs.
+    /// Path of the object with the minimal baseline programs.
     pub(crate) baselines: PathBuf,
 }
 
-/// All loaded objects.
+/// All loaded objects, with Services, routes and flows.
 pub(crate) struct World {
-    /// Path of the object that gives programs fresh packets.
+    /// Path of the object that gives measured programs fresh packets.
     pub(crate) restore: PathBuf,
     pub(crate) v4: Family,
     pub(crate) v6: Family,
-    /// The data planes of all builds.
+    /// The loaded data plane of each build.
     pub(crate) datapaths: Vec<Datapath>,
     pub(crate) baselines: Baselines,
     pub(crate) population: Population,
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Opens the population's flows through the programs.
+    /// Creates the population's flows by running packets through the programs.
     fn open_flows(&mut self) -> anyhow::Result<()> {
         let flows = self.population.flows();
         for index in 0..self.datapaths.len() {
@@ -296,7 +296,7 @@ impl World {
         Ok(())
     }
 
-    /// Opens routed flows without replies: their masqueraded ports are unknown here, and the cost of the client's
+    /// Creates routed flows without replies: their masqueraded ports are unknown here, and the cost of the client's
     /// packets does not depend on replies.
     fn open_routed_flows(&self, datapath: usize, ip: Ip, flows: u32) -> anyhow::Result<()> {
         let syn = Transport::Tcp(Flags::Syn);
@@ -311,14 +311,14 @@ impl World {
         Ok(())
     }
 
-    /// Runs a packet of each flow through a program.
+    /// Runs one packet of each flow through a program of a data plane.
     fn send(&self, datapath: usize, program: &str, frame: &Frame) -> anyhow::Result<()> {
         let candidate = self.candidate(datapath, program, &frame.clone().in_order())?;
         candidate.run(frame.count())?;
         Ok(())
     }
 
-    /// Prepares a program of a data plane with these packets.
+    /// Prepares a program of a data plane to get these packets.
     pub(crate) fn candidate(
         &self,
         datapath: usize,
@@ -329,13 +329,13 @@ impl World {
         Candidate::new(&self.restore, Kind::of(program), program_fd, frame)
     }
 
-    /// Deletes all flows, of the baselines as well.
+    /// Deletes all flows of the data planes and of the baselines.
     pub(crate) fn clear_flows(&self) -> anyhow::Result<()> {
         self.datapaths.iter().try_for_each(Datapath::clear_flows)?;
         self.baselines.clear_flows()
     }
 
-    /// Prepares a baseline with these packets.
+    /// Prepares a baseline program to get these packets.
     pub(crate) fn baseline(
         &self,
         baseline: Baseline,
@@ -346,7 +346,7 @@ impl World {
     }
 }
 
-/// Writes settings, devices and Services.
+/// Writes settings, devices and Services to the maps.
 fn make_services(
     datapath: &mut Datapath,
     families: [Family; 2],

@@ -1,11 +1,11 @@
-//! Figures of benchmarks: samples, quantiles and targets.
+//! Results of benchmarks: samples, quantiles and targets.
 
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-/// The unit of a figure.
+/// The unit of a figure's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -13,15 +13,15 @@ pub enum Unit {
     Seconds,
     /// Bytes.
     Bytes,
-    /// A plain number.
+    /// A plain number, without a unit.
     Count,
 }
 
-/// A quantity that was measured several times.
+/// A quantity that a benchmark has measured several times.
 pub struct Figure {
-    /// The measured part of the system or setup.
+    /// What was measured: a part of the system, or a setup.
     pub place: String,
-    /// Name of the quantity.
+    /// Name of the measured quantity.
     pub what: String,
     unit: Unit,
     samples: Samples,
@@ -31,13 +31,13 @@ pub struct Figure {
 /// The upper limit of a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Target {
-    /// The sample to which the limit applies.
+    /// Which sample the limit applies to.
     pub quantile: Quantile,
-    /// The limit, in the unit of the figure.
+    /// The limit, in the unit of the figure, which the sample must be below.
     pub below: f64,
 }
 
-/// A sample by its rank in ascending order.
+/// Selects a sample by its rank in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantile {
@@ -60,13 +60,13 @@ pub enum Quantile {
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    /// Sorts values in any order.
+    /// Sorts values, which may be in any order.
     pub fn new(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         Self(samples)
     }
 
-    /// The sample of this rank; not a number (NaN) if there are no samples.
+    /// The sample with this rank; NaN if there are no samples.
     pub fn at(&self, quantile: Quantile) -> f64 {
         let count = self.0.len();
         let rank = match quantile {
@@ -107,17 +107,17 @@ impl Figure {
         Self { place: place.to_owned(), what: what.to_owned(), unit, samples, target: None }
     }
 
-    /// Adds a target: the sample of this rank must be less than `below`.
+    /// Adds a target: the sample with this rank must be less than `below`.
     pub fn target(self, quantile: Quantile, below: f64) -> Self {
         Self { target: Some(Target { quantile, below }), ..self }
     }
 
-    /// The sample of this rank.
+    /// The sample with this rank.
     pub fn at(&self, quantile: Quantile) -> f64 {
         self.samples.at(quantile)
     }
 
-    /// Whether the target is met, if there is one.
+    /// Whether the target is met; `None` without a target.
     pub fn is_met(&self) -> Option<bool> {
         self.target.map(|target| self.at(target.quantile) < target.below)
     }
@@ -128,7 +128,7 @@ impl Figure {
     }
 }
 
-/// Whether a target is met, in one character.
+/// One character that shows whether a target is met.
 pub const fn mark(met: bool) -> &'static str {
     if met { "✓" } else { "✗" }
 }

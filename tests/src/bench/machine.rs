@@ -5,21 +5,21 @@ use std::{fmt, fs, process::Command, thread};
 use anyhow::Context as _;
 use serde::Serialize;
 
-/// The machine and its kernel.
+/// The machine and the kernel that a benchmark ran on.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     /// Model of the first CPU; the architecture if `/proc/cpuinfo` names no model.
     pub cpu: String,
     /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// Memory in bytes.
+    /// Size of the memory in bytes.
     pub memory: u64,
-    /// Release of the kernel.
+    /// Release of the running kernel.
     pub kernel: String,
-    /// The commit of the working tree, with "-dirty" if files differ from it; "unknown" outside a repository.
+    /// Git commit of the working tree, with "-dirty" if files differ from it; "unknown" outside a repository.
     pub commit: String,
-    /// Load average of the last minute at the start of the benchmark; a load near the number of CPUs disturbs the
-    /// figures.
+    /// Load average of the last minute, read at the start of the benchmark. A load near the number of CPUs disturbs the
+    /// results.
     pub load_before: f64,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// The output of `git describe`; `None` outside a repository.
+/// The commit as `git describe` shows it; `None` outside a repository.
 fn commit() -> Option<String> {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
@@ -58,21 +58,21 @@ fn commit() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| output.status.success() && !name.is_empty())
 }
 
-/// The load average of the last minute.
+/// The machine's load average of the last minute.
 pub fn load() -> anyhow::Result<f64> {
     let text = read("/proc/loadavg")?;
     let first = text.split(' ').next().unwrap_or_default();
     first.parse().with_context(|| format!("the load in /proc/loadavg: {text}"))
 }
 
-/// The value of a line `NAME: N kB`, in bytes.
+/// The value, in bytes, of a line `NAME: N kB` in the text of a file of `/proc`.
 pub fn kibibytes(text: &str, name: &str) -> anyhow::Result<u64> {
     let value = field(text, name).with_context(|| format!("{name} is missing"))?;
     let number = value.trim_end_matches("kB").trim();
     Ok(1024 * number.parse::<u64>().with_context(|| format!("{name} is {value}"))?)
 }
 
-/// The value of a line `NAME: VALUE`.
+/// The value of a line `NAME: VALUE` in the text of a file of `/proc`.
 pub fn field(text: &str, name: &str) -> Option<String> {
     let mut fields = text.lines().filter_map(|line| line.split_once(':'));
     fields.find(|(field, _)| field.trim() == name).map(|(_, value)| value.trim().to_owned())

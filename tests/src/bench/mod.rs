@@ -12,7 +12,7 @@ pub use self::{
     plot::{Bar, Plot},
 };
 
-/// Exit code of a benchmark: failure, with a message, if a target is missed or an error occurred.
+/// The exit code of a benchmark: success if all targets are met; else failure, with a message.
 pub fn exit_code(all_met: anyhow::Result<bool>) -> ExitCode {
     let error = match all_met {
         Ok(true) => return ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! Bar plots as SVG, which browsers and code hosts show.
+//! Draws bar plots as SVG, which browsers and code hosts show.
 
 use std::{fs, path::Path};
 
@@ -8,36 +8,36 @@ use svg::{
     node::element::{Line, Rectangle, Text},
 };
 
-/// Horizontal bars below a heading.
+/// A plot with horizontal bars below a heading.
 pub struct Plot {
-    /// The heading: what the bars compare.
+    /// The heading, which says what the bars compare.
     pub title: String,
-    /// Lines below the heading: machine and source of the figures.
+    /// Lines below the heading, such as the machine and the source of the figures.
     pub notes: Vec<String>,
-    /// Unit of the axis.
+    /// Unit of the values, which the axis shows.
     pub unit: String,
     /// The bars, from top to bottom.
     pub bars: Vec<Bar>,
 }
 
-/// One bar.
+/// One bar of a plot, from 0 to the median, with a line from minimum to maximum.
 pub struct Bar {
-    /// Name of the quantity.
+    /// Name of the bar's quantity.
     pub label: String,
-    /// Smallest value.
+    /// Smallest value, where the thin line begins.
     pub min: f64,
     /// Median, where the bar ends.
     pub median: f64,
-    /// Greatest value.
+    /// Greatest value, where the thin line ends.
     pub max: f64,
-    /// Whether the bar is a reference for the others.
+    /// Whether the bar is a reference for the others, and so has another colour.
     pub is_reference: bool,
 }
 
 const WIDTH: f64 = 900.0;
-/// Left end of the bars; labels are left of it.
+/// Left end of the bars; their labels are left of it.
 const LEFT: f64 = 380.0;
-/// Right end of the line from minimum to maximum that reaches farthest; its number is right of it.
+/// Right end of the longest line from minimum to maximum; its number is right of it.
 const RIGHT: f64 = 820.0;
 const ROW: f64 = 20.0;
 const LINE: f64 = 16.0;
@@ -112,7 +112,7 @@ fn text(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", x).set("y", y).set("fill", INK)
 }
 
-/// Formats a value: no decimals from 100 on, one from 10 on, else two.
+/// A value as text: no decimals from 100 on, one from 10 on, else two.
 fn number(value: f64) -> String {
     match value.abs() {
         at if at >= 100.0 => format!("{value:.0}"),

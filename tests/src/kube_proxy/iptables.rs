@@ -6,7 +6,7 @@ use std::{fmt::Write as _, net::SocketAddr};
 
 use super::{Cluster, Port, Service};
 
-/// The input of `iptables-restore` or `ip6tables-restore`.
+/// The rules as input of `iptables-restore` or `ip6tables-restore`.
 pub fn rules(cluster: &Cluster<'_>) -> String {
     let mut nat = Nat::default();
     for service in cluster.services {
@@ -65,7 +65,7 @@ const NAT: &str = r#"-A PREROUTING -m comment --comment "kubernetes service port
 const LAST: &str = r#"-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
 "#;
 
-/// Chains and rules of Services in the table `nat`.
+/// Collects the chains and rules of Services for the table `nat`.
 #[derive(Default)]
 struct Nat {
     chains: String,
@@ -78,7 +78,7 @@ struct Nat {
 
 impl Nat {
     fn service(&mut self, cluster_cidr: &str, service: &Service, port: &Port) {
-        // kube-proxy's names end with 16 characters of a hash.
+        // In place of the hash of 16 characters with which names of kube-proxy's chains end.
         let id = format!("{:016}", self.service_count);
         self.service_count += 1;
         let name = format!("default/{}:{}", service.name, port.protocol);
@@ -145,7 +145,7 @@ impl Nat {
             self.endpoint_count += 1;
             writeln!(self.chains, ":{chain} - [0:0]")?;
             write!(self.rules, "-A KUBE-SVC-{id} -m comment --comment \"{name} -> {endpoint}\" ")?;
-            // Each rule takes an equal share of what the rules before it left; the last one takes the rest.
+            // Each rule takes an equal share of what earlier rules have left; the last rule takes the rest.
             let left = count - index;
             if left > 1 {
                 write!(self.rules, "-m statistic --mode random --probability {:.10} ", 1.0 / left as f64)?;

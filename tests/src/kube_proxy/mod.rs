@@ -1,4 +1,4 @@
-//! The rules that kube-proxy would write on a node: for the benchmark that compares them with the agent, and for the
+//! Makes the rules that kube-proxy would write on a node: for a benchmark that compares them with the agent, and for a
 //! test in which the agent removes them.
 
 pub mod iptables;
@@ -6,47 +6,47 @@ pub mod nftables;
 
 use std::net::IpAddr;
 
-/// A port of a Service.
+/// A port of a Service, as rules need it.
 #[derive(Clone, Copy, Debug)]
 pub struct Port {
-    /// `tcp` or `udp`; also the name of the port.
+    /// The protocol, `tcp` or `udp`, which is also the port's name.
     pub protocol: &'static str,
-    /// The port to which clients connect.
+    /// Port number that clients connect to.
     pub port: u16,
-    /// The port on which endpoints listen.
+    /// Port number that endpoints listen on.
     pub target: u16,
-    /// The node port, if the Service has node ports.
+    /// The node port; used only if the Service has a load balancer.
     pub node_port: u16,
 }
 
-/// A Service, as kube-proxy's rules need it.
+/// A Service, as rules need it.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// `metadata.name`
+    /// Name of the Service.
     pub name: String,
-    /// `spec.clusterIP`
+    /// The only cluster IP of the Service.
     pub cluster_ip: IpAddr,
-    /// The address of the Service's load balancer; a Service with one also has node ports.
+    /// Address of the Service's load balancer; with it, the Service also has node ports.
     pub load_balancer: Option<IpAddr>,
-    /// `spec.ports`
+    /// Ports of the Service.
     pub ports: &'static [Port],
     /// Addresses of the Service's endpoints.
     pub endpoints: Vec<IpAddr>,
-    /// Whether the endpoints are on this node.
+    /// Whether all endpoints are on this node.
     pub is_local: bool,
 }
 
-/// The state of a cluster for which kube-proxy writes rules, in one address family.
+/// What kube-proxy's rules are made from, for one IP family.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster<'a> {
-    /// Whether the family is IPv6.
+    /// Whether the family is IPv6 (else IPv4).
     pub is_ipv6: bool,
-    /// All pods: `clusterCIDR` of kube-proxy's configuration.
+    /// Network of all pods: `clusterCIDR` in kube-proxy's configuration.
     pub cluster_cidr: &'a str,
-    /// All cluster IPs: the API server's ServiceCIDR.
+    /// Range of all cluster IPs: the API server's ServiceCIDR.
     pub service_cidr: &'a str,
-    /// Addresses at which the node accepts connections to node ports.
+    /// Addresses of the node that serve node ports.
     pub node_addresses: &'a [IpAddr],
-    /// The Services, in the order in which mode `iptables` tries their rules.
+    /// The Services; mode `iptables` tries their rules in this order.
     pub services: &'a [Service],
 }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{Cluster, Port, Service};
 
-/// The input of `nft -f`.
+/// The rules as input of `nft -f`.
 pub fn rules(cluster: &Cluster<'_>) -> String {
     let (ip, address) = if cluster.is_ipv6 { ("ip6", "ipv6_addr") } else { ("ip", "ipv4_addr") };
     let base = BASE.replace("FAMILY", ip).replace("ADDRESS", address);
@@ -23,7 +23,8 @@ pub fn rules(cluster: &Cluster<'_>) -> String {
     table.text
 }
 
-/// `FAMILY` is `ip` or `ip6`, `ADDRESS` is `ipv4_addr` or `ipv6_addr`.
+/// The chains that do not depend on Services. `FAMILY` stands for `ip` or `ip6`, `ADDRESS` for `ipv4_addr` or
+/// `ipv6_addr`.
 const BASE: &str = r#"add table FAMILY kube-proxy { comment "rules for kube-proxy" ; }
 add set FAMILY kube-proxy cluster-ips { type ADDRESS ; comment "Active ClusterIPs" ; }
 add set FAMILY kube-proxy nodeport-ips { type ADDRESS ; comment "IPs that accept NodePort traffic" ; }
@@ -87,7 +88,7 @@ impl Table {
         let ip = self.ip;
         self.add(&format!("element {ip} kube-proxy cluster-ips {{ {} }}", service.cluster_ip));
         for (index, port) in service.ports.iter().enumerate() {
-            // kube-proxy's names begin with 8 characters of a hash.
+            // In place of the hash of 8 characters with which names of kube-proxy's chains begin.
             let name = format!("{index:08}-default/{}/{1}/{1}", service.name, port.protocol);
             self.cluster_ip(service, port, &name);
             self.external(service, port, &name);
@@ -134,7 +135,7 @@ impl Table {
     }
 }
 
-/// The number of endpoints, and an nftables map of them.
+/// Number of endpoints, and an nftables map from a number to each endpoint.
 fn endpoints(service: &Service, target: u16) -> String {
     let endpoints = service.endpoints.iter().enumerate();
     let endpoints = endpoints.map(|(index, address)| format!("{index} : {address} . {target}"));

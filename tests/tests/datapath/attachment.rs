@@ -1,4 +1,4 @@
-//! Attachment of the tc programs: their order, by tcx or clsact, and on devices that change.
+//! Tests how the tc programs are attached: their order, by tcx or clsact, and on devices that change.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn tcx_programs_run_first_at_ingress_and_last_at_egress() {
     if !has_tcx() {
         return skip::whole("the kernel has no tcx");
     }
-    // The foreign program belongs to a second data plane, which is pinned elsewhere.
+    // The foreign program is that of a second data plane, which is pinned elsewhere.
     let other = sandbox.folder.join("other");
     let options = Options { bpffs: other.clone(), ..sandbox.options() };
     sync(&mut Datapath::open(&options).unwrap().attacher().unwrap(), &wire);

@@ -1,4 +1,4 @@
-//! Garbage collection, purge and flush of the conntrack table.
+//! Tests of garbage collection, purge and flush of the flow table.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering},
@@ -21,12 +21,12 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Limit on the CPU time of a GC, as a multiple of the time that filling the table takes. A build without optimisation
-/// needs about 9 times as long.
+/// Maximum CPU time of a GC, as a multiple of the time that it takes to fill the table. (A build without optimisation
+/// needs about 9 times as long.)
 const COST_LIMIT: u32 = 60;
 
-/// Two ticks at which flows of this phase were last seen. The first flow expires in a third of its timeout, but in 10 s
-/// at most; the second one expired 10 s ago.
+/// Two ticks at which flows of this phase were last seen: the first flow expires after a third of its timeout, but in
+/// at most 10 s; the second one has expired 10 s ago.
 fn around_timeout(phase: Phase) -> [Tick; 2] {
     let timeout = u64::from(phase.timeout_seconds());
     [ago(timeout - (timeout / 3).min(10)), ago(timeout + 10)]
@@ -66,7 +66,7 @@ fn tunnelled_flows_expire_by_their_only_entry() {
     insert(&conntrack, &[tunnelled(protocol::TCP, 1, live), tunnelled(protocol::TCP, 2, expired)]);
     let [live, expired] = around_timeout(Phase::Unreplied);
     insert(&conntrack, &[tunnelled(protocol::UDP, 3, live), tunnelled(protocol::UDP, 4, expired)]);
-    // Another flow has the key that a reverse entry would have.
+    // The key that a reverse entry would have belongs to another flow.
     let stranger = tunnelled(protocol::UDP, 3, ago(1)).1.to.reversed();
     let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
     insert(&conntrack, &[(stranger, other)]);
@@ -103,7 +103,7 @@ fn deleted_flows_leave_the_active_count() {
     for port in 2..6 {
         insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
     }
-    // An ended flow: only its reverse entry still holds the number of its counter.
+    // In the entries of an ended flow, only the reverse one still has the number of its counter.
     let [_, expired] = around_timeout(Phase::Established);
     let [(key, forward), reply] = counted(protocol::TCP, 9, expired);
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
@@ -158,7 +158,7 @@ fn gc_rebuilds_the_lost_entry_of_a_flow() {
     assert_eq!((gc.entries, gc.restored), (4, 0), "a second GC finds nothing to do");
 }
 
-/// The client sends, but no packet reaches the egress hook: the neighbour does not answer, or a policy drops the
+/// The client sends, but no packet reaches the egress hook, because the neighbour does not answer or a policy drops the
 /// packets.
 #[test]
 fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
@@ -181,7 +181,7 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
         let gc = conntrack.expire(NOW).unwrap();
         assert_eq!((gc.expired, gc.restored, gc.orphans), (0, 2 - halves.len(), 0));
         assert_eq!(conntrack.list().unwrap()[0].masqueraded, Some(outside));
-        // The first flow expires before the second one, which expires in the next GC at the latest.
+        // The first flow expires before the second one, which the next GC at the latest deletes.
         let later = Tick(NOW.0 + 1_000);
         let expired = conntrack.expire(later).unwrap().expired + conntrack.expire(later).unwrap().expired;
         assert_eq!((expired, conntrack.table().count().unwrap()), (2, 0));
@@ -220,7 +220,7 @@ fn purge_deletes_matching_flows_and_flush_deletes_all() {
     assert_eq!(conntrack.table().count().unwrap(), 0);
 }
 
-/// Replaces both entries of the flow from `port` by those of a newer one from the same port to the same address, which
+/// Replaces both entries of the flow from client port `port` by those of a newer flow with the same tuple, which
 /// another counter counts.
 fn replace_flow(conntrack: &Conntrack, port: u16, service: u32, active_flows_slot: u32) {
     for (key, entry) in counted(protocol::TCP, port, ago(1)) {
@@ -229,7 +229,7 @@ fn replace_flow(conntrack: &Conntrack, port: u16, service: u32, active_flows_slo
     }
 }
 
-/// A program replaces a flow while purge decides whether to delete it.
+/// A program replaces the flow after purge has read it, and before purge deletes it.
 #[test]
 fn purge_keeps_a_flow_that_replaced_the_matching_one() {
     for overflow_only in [false, true] {
@@ -256,7 +256,7 @@ fn purge_keeps_a_flow_that_replaced_the_matching_one() {
     }
 }
 
-/// Packets of the flow, or its end, may change an entry after purge has read it.
+/// Packets change an entry, or end its flow, after purge has read it.
 #[test]
 fn purge_deletes_a_flow_that_packets_changed_after_it_matched() {
     let sandbox = Sandbox::new();
@@ -267,23 +267,24 @@ fn purge_deletes_a_flow_that_packets_changed_after_it_matched() {
     conntrack.set_active_flows(5, 1);
     let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
     let mut overflow = HashMap::<_, Tuple, Flow>::try_from(map).unwrap();
-    // The program that processes the end of a flow subtracts it, and clears the number of its counter.
+    // The program that processes the end of a flow subtracts it from the active ones, and clears the number of its
+    // counter.
     let ended = Flow { packets: 9, last_seen: NOW, active_flows_slot: 0, ..forward };
     let purged = conntrack.purge(|_, _| overflow.insert(key, ended, 0).is_ok());
     assert_eq!((purged.unwrap(), conntrack.table().count().unwrap()), (1, 0));
     assert_eq!(conntrack.active_flows().get(5), 1, "the program has subtracted the flow");
 }
 
-/// A thread inserts and removes flows of one tuple, each with its own counter. A flow that the thread cannot remove was
-/// deleted by the flush, which must subtract exactly those flows.
+/// A thread inserts and removes flows of one tuple, each with a counter of its own. A flow that the thread cannot
+/// remove was deleted by the flush, which must subtract exactly those flows.
 #[test]
 fn flush_subtracts_exactly_the_flows_that_it_deletes() {
     const COUNTERS: u32 = 1000;
-    /// Enough that the walk of a flush takes milliseconds.
+    /// Number of entries in the table: enough that the walk of a flush takes milliseconds.
     const ENTRIES: u32 = 1 << 16;
-    /// Flows that the flushes must delete before the test ends.
+    /// Number of flows that flushes must delete before the test ends.
     const DELETED: i64 = 20;
-    /// Flows that the thread inserts at most.
+    /// Maximum number of flows that the thread inserts.
     const FLOWS: usize = 2_000;
     for overflow_only in [false, true] {
         let sandbox = Sandbox::new();
@@ -327,7 +328,7 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
     }
 }
 
-/// The limit is a multiple of the time that filling the table takes: this time depends on the machine in the same way.
+/// The limit is a multiple of the time that filling the table takes, which depends on the machine in the same way.
 #[test]
 fn gc_of_200_000_entries_costs_little_cpu_time() {
     let sandbox = Sandbox::new();

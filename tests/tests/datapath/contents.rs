@@ -1,4 +1,4 @@
-//! Numbered Services and endpoints, as the plan writes them to the maps.
+//! Makes numbered Services and endpoints, in the form in which a plan writes them to the maps.
 
 use std::net::IpAddr;
 
@@ -41,7 +41,7 @@ pub(crate) fn endpoint_labels(number: u32) -> EndpointLabels {
     EndpointLabels { node: Some("a".into()), zone: None, pod: Some(format!("pod-{number}").into()) }
 }
 
-/// The steps that create `services` Services with `size` endpoints each, and the map contents after them.
+/// Steps that create `services` Services with `size` endpoints each, and the contents of the maps after them.
 pub(crate) fn steps(services: u32, size: u32) -> (Vec<Step>, Contents) {
     let (mut steps, mut contents) = (Vec::new(), Contents::default());
     let ids = 1..=services;

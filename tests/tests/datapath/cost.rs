@@ -1,10 +1,10 @@
-//! CPU time of a function.
+//! Measures the CPU time of a function.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// CPU time of this thread in `work`, in the kernel and outside it. Waiting for a busy CPU does not count.
+/// Runs `work`; returns its result, and its CPU time on this thread in kernel and user space. Waits do not count.
 pub(crate) fn cpu_time<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let before = thread_time();
     let result = work();

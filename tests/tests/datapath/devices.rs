@@ -1,4 +1,4 @@
-//! Detection of devices, and the programs that they get when they appear.
+//! Tests which devices are detected, and which programs they get when they appear.
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ fn wires_and_workload_devices_are_detected() {
     assert_eq!(devices, expected);
 }
 
-/// The watcher does not poll: without the netlink event the device would never get programs.
+/// The watcher does not poll: without a netlink event the device would never get programs.
 #[test]
 fn new_device_gets_its_programs_on_its_netlink_event() {
     let sandbox = Sandbox::new();
@@ -72,8 +72,8 @@ fn new_device_gets_its_programs_on_its_netlink_event() {
     });
 }
 
-/// Creates a pod's device `pod0`, which must get its programs within a second. The test makes further attempts if the
-/// machine is busy.
+/// Creates a pod's device `pod0`, which must get its programs within a second; tries several times, in case the machine
+/// is busy.
 async fn attach_within_a_second(watcher: &mut DeviceWatcher, attacher: &mut Attacher) -> OtherNamespace {
     let start = Instant::now();
     loop {
@@ -100,7 +100,7 @@ async fn attach_within_a_second(watcher: &mut DeviceWatcher, attacher: &mut Atta
     }
 }
 
-/// Programs for devices without link-layer header are loaded when the first such device appears.
+/// Programs for devices without link-layer header are loaded only when such a device appears.
 #[test]
 fn new_device_without_link_layer_header_gets_its_programs() {
     let sandbox = Sandbox::new();
@@ -121,7 +121,7 @@ fn new_device_without_link_layer_header_gets_its_programs() {
     assert_eq!(sync(&mut attacher, &both), (0, 0));
     drop((attacher, datapath));
 
-    // The next agent keeps the links, and loads the programs for them.
+    // The next agent keeps the links and loads programs for them.
     let links = link_inodes(&sandbox);
     let datapath = sandbox.open();
     assert!(!programs.iter().any(|name| is_loaded(name)), "the pins of the last agent are removed");
@@ -131,7 +131,7 @@ fn new_device_without_link_layer_header_gets_its_programs() {
     assert_eq!(link_inodes(&sandbox), links);
     drop((attacher, datapath));
 
-    // `Datapath::open` loads the programs of the devices in its options.
+    // `Datapath::open` itself loads the programs of devices in its options.
     let options = Options { devices: both.to_vec(), ..sandbox.options() };
     drop(Datapath::open(&options).unwrap());
     assert!(programs.iter().all(|name| is_loaded(name)));
@@ -154,7 +154,7 @@ fn netlink_overrun_loses_no_device() {
         let mut watcher = DeviceWatcher::open(DevicePatterns::default()).unwrap();
         assert!(watcher.devices().unwrap().is_empty());
         wire("wire0", 50);
-        // Causes more events than the socket's buffer holds.
+        // More events than the buffer of the watcher's socket can hold.
         let batch: String =
             (0..3000).map(|n| format!("addr add 10.1.{}.{}/32 dev wire0\n", n / 250, n % 250 + 1)).collect();
         let file = std::env::temp_dir().join(format!("lb-datapath-{}-batch", std::process::id()));

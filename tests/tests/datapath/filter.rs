@@ -1,4 +1,4 @@
-//! The filter across restarts of the agent.
+//! Tests of the filter across restarts of the agent.
 
 use std::os::fd::AsFd as _;
 
@@ -11,7 +11,7 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// The filter of the last agent may lack marks: the programs of its build may have set others. So the next agent
+/// The last agent's filter may lack marks, because programs of its build may have set others. So the next agent
 /// computes the marks from the entries.
 #[test]
 fn entries_without_marks_of_an_earlier_build_get_them_before_the_filter_is_on() {

@@ -1,4 +1,4 @@
-//! The flow table and its overflow.
+//! Tests of the flow table and its overflow.
 
 use std::{collections::BTreeSet, fs, thread};
 
@@ -15,14 +15,14 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Opens a data plane whose flow table is made for this number of entries.
+/// Opens a data plane whose flow table is made for `entries` entries.
 pub(crate) fn open(sandbox: &Sandbox, entries: u32) -> Datapath {
     let options = sandbox.options();
     let capacities = Capacities { conntrack: entries, ..options.capacities };
     Datapath::open(&Options { capacities, ..options }).unwrap()
 }
 
-/// Entries of `count` different flows.
+/// Keys and entries of `count` different flows.
 fn entries(count: u16) -> Vec<(Tuple, Flow)> {
     (1..=count).map(|port| flow(protocol::TCP, port, ago(1))[0]).collect()
 }
@@ -63,7 +63,7 @@ fn entries_without_a_free_slot_are_put_into_the_overflow() {
     assert_eq!(table.get(&entries(1)[0].0).unwrap(), None);
 }
 
-/// Makes the table put all new entries into the overflow.
+/// Makes all new entries go to the overflow, by the flag `takes_all` in the header of the flow table.
 pub(crate) fn insert_into_overflow_only(sandbox: &Sandbox) {
     let map = Map::Array(MapData::from_pin(sandbox.pin("FLOW_TABLE")).unwrap());
     let mut headers = Array::<_, Header>::try_from(map).unwrap();
@@ -71,7 +71,7 @@ pub(crate) fn insert_into_overflow_only(sandbox: &Sandbox) {
     headers.set(0, Header { takes_all: 1, ..header }, 0).unwrap();
 }
 
-/// GC reads an entry that it is going to delete, and before the deletion a program replaces it by that of another flow.
+/// A program replaces an entry by that of another flow after GC has read it, and before GC deletes it.
 #[test]
 fn entry_that_another_flow_has_taken_over_is_not_removed() {
     let sandbox = Sandbox::new();
@@ -94,7 +94,7 @@ fn assert_only_judged_entries_are_removed(table: &FlowTable) {
     assert_eq!((table.get(&key).unwrap(), table.overflowed()), (None, 0));
 }
 
-/// GC reads an entry that it is going to delete, and before the deletion a packet of its flow changes it.
+/// A packet changes an entry after GC has read it, and before GC deletes it.
 #[test]
 fn entry_of_the_overflow_that_a_packet_has_changed_is_not_removed() {
     let sandbox = Sandbox::new();
@@ -123,7 +123,7 @@ fn restarted_agent_keeps_all_flows() {
     }
 }
 
-/// A killed agent may leave claimed slots behind. The next agent frees them.
+/// A killed agent may leave claimed slots; the next agent frees them.
 #[test]
 fn claims_of_a_killed_agent_are_released() {
     const CLAIMED_BY_AN_AGENT: u64 = 1 << 32 | 8 | 1;
@@ -138,7 +138,7 @@ fn claims_of_a_killed_agent_are_released() {
     assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (16, 0));
 }
 
-/// The slots of an entry depend on the size of the table, so the agent copies the entries.
+/// In which slots an entry can be depends on the table's size, so the agent copies the entries.
 #[test]
 fn table_of_another_size_takes_over_all_flows() {
     for (earlier, ours) in [(32, 1024), (1024, 64)] {
@@ -158,7 +158,7 @@ fn table_of_another_size_takes_over_all_flows() {
     }
 }
 
-/// Leaves behind the pins of a version that had no flow table: all flows are in `CONNTRACK`.
+/// Leaves the pins of a version that had no flow table: all flows are in `CONNTRACK`.
 fn leave_without_flow_table(sandbox: &Sandbox, flows: &[(Tuple, Flow)]) {
     drop(open(sandbox, 1024));
     let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
@@ -196,7 +196,7 @@ fn flows_of_a_build_without_flow_table_become_the_overflow() {
     assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (0, 0));
 }
 
-/// Several threads insert the same keys: for each key one insert succeeds, and no entry is lost.
+/// Several threads insert the same keys: for each key, exactly one insert succeeds, and no entry is lost.
 #[test]
 fn concurrent_inserts_create_each_entry_once() {
     const THREADS: usize = 4;

@@ -1,4 +1,4 @@
-//! Conntrack entries of a given age.
+//! Makes flow table entries of a given age.
 
 use lb_common::{
     Address,
@@ -7,15 +7,15 @@ use lb_common::{
 };
 use lb_datapath::Conntrack;
 
-/// The current tick of the tests.
+/// The present tick in these tests.
 pub(crate) const NOW: Tick = Tick(1_000_000);
 
 pub(crate) fn ago(seconds: u64) -> Tick {
     Tick(NOW.0 - u32::try_from((seconds * 1_000_000_000) >> 30).unwrap())
 }
 
-/// Both entries, with their keys, of an answered flow from client port `port`, last seen at `last`: TCP is
-/// `Phase::Established`, UDP `Phase::Replied`.
+/// Both entries, with their keys, of an answered flow from client port `port`, last seen at `last`. TCP flows are in
+/// `Phase::Established`, UDP flows in `Phase::Replied`.
 pub(crate) fn flow(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
     let address = |last| Address::from_v4([192, 0, 2, last]);
     let from = Tuple::new(address(1), address(10), port, 80, protocol);
@@ -41,7 +41,7 @@ pub(crate) fn insert(conntrack: &Conntrack, entries: &[(Tuple, Flow)]) {
     }
 }
 
-/// The only entry of a tunnelled flow. The tunnel's ends are this node and the backend.
+/// The only entry, with its key, of a tunnelled flow from client port `port`.
 pub(crate) fn tunnelled(protocol: u8, port: u16, last: Tick) -> (Tuple, Flow) {
     let [(from, mut forward), _] = counted(protocol, port, last);
     forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
@@ -49,7 +49,7 @@ pub(crate) fn tunnelled(protocol: u8, port: u16, last: Tick) -> (Tuple, Flow) {
     (from, forward)
 }
 
-/// Like [`flow`], counted as active by counter 5.
+/// Like [`flow`]; the slot 5 of `ACTIVE` counts the flow.
 pub(crate) fn counted(protocol: u8, port: u16, last: Tick) -> [(Tuple, Flow); 2] {
     flow(protocol, port, last).map(|(key, entry)| (key, Flow { active_flows_slot: 5, ..entry }))
 }

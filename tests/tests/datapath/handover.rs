@@ -1,4 +1,4 @@
-//! Upgrades: a data plane with another layout is taken over, or retired.
+//! Tests of upgrades: an agent takes over a data plane with another layout, or removes it.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn layout_without_a_description_is_retired() {
     sync(&mut old.attacher().unwrap(), std::slice::from_ref(&wire));
     drop(old);
     fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
-    // Layouts before version 5 have no description, so they cannot be taken over.
+    // Layouts before version 5 have no description, and so cannot be taken over.
     fs::remove_file(sandbox.bpffs().join("lb/v0/LAYOUT")).unwrap();
 
     let datapath = sandbox.open();
@@ -50,7 +50,7 @@ fn layout_with_a_description_is_taken_over() {
     drop(old);
     let earlier = sandbox.bpffs().join("lb/v0");
     fs::rename(sandbox.pin(""), &earlier).unwrap();
-    // An agent that is killed during the handover leaves both layouts behind. The next agent starts the handover again.
+    // An agent that is killed during the handover leaves both layouts; the next agent starts the handover again.
     let mut datapath = sandbox.open();
     for _ in 0..2 {
         sync(&mut datapath.attacher().unwrap(), &wire);
@@ -67,7 +67,7 @@ fn layout_with_a_description_is_taken_over() {
     eventually(|| tcx("wire0", TcAttachType::Egress).len() == 1);
     assert!(!earlier.exists());
     assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
-    // An agent may also be killed after flows were added to the maps of its own layout: the next one keeps them.
+    // An agent that is killed later may have added flows to its own maps; the next agent keeps them.
     drop((attacher, datapath));
     fs::create_dir(&earlier).unwrap();
     for pin in fs::read_dir(sandbox.pin("")).unwrap().map(|entry| entry.unwrap()) {
@@ -82,7 +82,7 @@ fn layout_with_a_description_is_taken_over() {
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
 }
 
-/// The map of backends has free slots between used ones, so its size must exceed the number of backends.
+/// The map of backends may have free slots between used ones, so its size must exceed the number of backends.
 #[test]
 fn maps_with_smaller_defaults_take_over_all_elements() {
     let sandbox = Sandbox::new();

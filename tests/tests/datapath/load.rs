@@ -1,4 +1,4 @@
-//! Loading programs.
+//! Tests of loading programs.
 
 use std::{io::ErrorKind, sync::mpsc, thread, time::Duration};
 
@@ -12,12 +12,12 @@ use nix::sys::{
     signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
 };
 
-/// Less than the verifier needs for the program.
+/// Pause between two signals: shorter than the verifier needs for the program.
 const BETWEEN_SIGNALS: Duration = Duration::from_millis(5);
 
 extern "C" fn ignore(_: i32) {}
 
-/// The object with small maps.
+/// The BPF object, opened with small maps.
 fn object() -> Ebpf {
     let mut loader = EbpfLoader::new();
     loader.override_global("AYA_LOG_LEVEL", &0u8, true).override_global("FLOW_SLOTS", &256u32, true);
@@ -27,7 +27,7 @@ fn object() -> Ebpf {
     loader.load(lb_datapath::linked_object()).unwrap()
 }
 
-/// Loads a large program on a thread that gets up to `signals` signals.
+/// Loads a large program on a thread, which gets up to `signals` signals meanwhile.
 fn load_interrupted(
     signals: usize,
     load: impl FnOnce(&mut Program) -> Result<(), ProgramError> + Send,
@@ -45,7 +45,7 @@ fn load_interrupted(
             if loading.is_finished() {
                 break;
             }
-            // The thread is not joined yet, so its handle is valid, even if it has ended meanwhile.
+            // As the thread is not joined yet, its handle is valid even if it has ended.
             pthread_kill(thread, Signal::SIGUSR2).unwrap();
         }
         loading.join().unwrap()

@@ -13,8 +13,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Largest CPU time of `apply`, as a multiple of the time for single updates of all entries. The measured value is
-/// about 0.8, also without optimisation.
+/// Maximum CPU time of `apply`, as a multiple of the time for single updates of all entries. (It was about 0.8 when
+/// measured, also without optimisation.)
 const COST_LIMIT: u32 = 10;
 
 #[test]
@@ -100,7 +100,7 @@ fn apply_error_counts_the_steps_already_in_the_kernel() {
     }
 }
 
-/// The reference is a single update per map entry, because its time depends on the machine in the same way.
+/// The limit is relative to single updates of all entries, whose time depends on the machine in the same way.
 #[test]
 fn ten_thousand_services_cost_little_cpu_time() {
     let sandbox = Sandbox::new();

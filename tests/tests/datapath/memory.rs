@@ -1,4 +1,4 @@
-//! Memory of the maps, as the kernel accounts for it.
+//! Tests how much memory the kernel charges for the maps.
 
 use std::{collections::BTreeMap, fs, os::fd::AsFd as _, os::fd::AsRawFd as _};
 
@@ -15,16 +15,17 @@ use super::{
 
 const SERVICES: u32 = 10_000;
 const ENDPOINTS: u32 = 5;
-/// Limits in bytes for all maps (128 MiB), and for all but those of flows.
+/// Maximum number of bytes of all maps (128 MiB), and of all maps except those of flows.
 const LIMIT: u64 = 128 << 20;
 const LIMIT_OF_OTHERS: u64 = 60_000_000;
-/// Maps of flows, whose size `--max-connections` sets.
+/// Names of the maps of flows, whose size `--max-connections` sets.
 const OF_FLOWS: [&str; 3] = ["CONNTRACK", "FLOWS", "FLOW_TABLE"];
-/// A map whose elements are allocated one by one: a kernel that does not count their memory reports an unchanged size.
+/// Name of a map that allocates elements one by one. If its reported size does not change, the kernel does not count
+/// that memory.
 const NAMES: &str = "ENDPOINT_NAMES";
-/// The most CPUs with which the maps whose size depends on the number of CPUs have their smallest size.
+/// Up to this number of CPUs, maps whose size depends on the number of CPUs have their smallest size.
 const MOST_CPUS: usize = 32;
-/// The default of `--max-connections` on a machine with few CPUs.
+/// Default of `--max-connections` on a machine with few CPUs.
 const CONNECTIONS: u32 = 131_072;
 
 #[test]
@@ -53,7 +54,7 @@ fn default_maps_stay_small_with_ten_thousand_services() {
     );
 }
 
-/// Bytes of every map by name: the pinned ones, and those that only programs hold.
+/// Bytes of memory of each map, by name: of the pinned ones, and of those that only programs hold.
 fn memory(sandbox: &Sandbox) -> BTreeMap<String, u64> {
     let mut maps = BTreeMap::new();
     let mut pinned = Vec::new();

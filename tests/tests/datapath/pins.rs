@@ -1,4 +1,4 @@
-//! Pinned maps, programs and links: across restarts, with a second agent, and after a cleanup.
+//! Tests of pinned maps, programs and links: across restarts, with a second agent, and after a cleanup.
 
 use std::{
     ffi::CString,
@@ -19,7 +19,7 @@ use super::{
     sandbox::{Sandbox, eventually, layout_folder, link_inodes, sync, tcx, wire},
 };
 
-/// Creates an LRU map, which aya cannot create, and pins it.
+/// Creates and pins an LRU map, which aya cannot create.
 fn pin_lru_map(path: &Path, key_size: u32, value_size: u32, entries: u32) {
     const MAP_CREATE: libc::c_int = 0;
     const OBJ_PIN: libc::c_int = 6;
@@ -37,7 +37,7 @@ fn pin_lru_map(path: &Path, key_size: u32, value_size: u32, entries: u32) {
     drop(unsafe { OwnedFd::from_raw_fd(libc::c_int::try_from(map).unwrap()) });
 }
 
-/// Earlier agents had smaller maps. The upgrade may lose the entries of the old map.
+/// Earlier agents had a smaller map. An upgrade may lose its entries.
 #[test]
 fn upgrade_enlarges_the_fragment_map() {
     let sandbox = Sandbox::new();
@@ -132,7 +132,7 @@ fn cleanup_removes_everything() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    // Only the two programs that an Ethernet device needs were loaded.
+    // Only the two programs of an Ethernet device had to be loaded.
     assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 2, 29, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());

@@ -1,4 +1,4 @@
-//! The namespaces, the bpffs and the devices of one test, and queries of their state in the kernel.
+//! The namespaces, BPF file system and devices of a test, and queries of their state in the kernel.
 
 use std::{
     fs,
@@ -17,10 +17,10 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-/// Time limit for the kernel and child processes. Only a hang takes this long.
+/// How long to wait for the kernel and child processes; only a hang takes so long.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// A folder for pins, in a network and a mount namespace of this thread.
+/// A folder for pins, and a network and a mount namespace of this thread.
 pub(crate) struct Sandbox {
     pub(crate) folder: PathBuf,
 }
@@ -42,7 +42,7 @@ impl Sandbox {
         self.folder.join("bpffs")
     }
 
-    /// Small maps, so that the tests need little memory.
+    /// Options with small maps, so that the tests need little memory.
     pub(crate) fn options(&self) -> Options {
         let capacities =
             Capacities { services: 1024, backends: 4096, tables: 4096, conntrack: 1024, affinity: 1024 };
@@ -67,7 +67,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// A network namespace that exists as long as this value.
+/// A network namespace that a child process keeps open as long as this value exists.
 pub(crate) struct OtherNamespace(Child);
 
 impl OtherNamespace {
@@ -111,7 +111,7 @@ pub(crate) fn tc(arguments: &str) -> String {
     run("tc", arguments)
 }
 
-/// One end of a veth pair whose ends are both in this namespace. (Not every kernel has dummy devices.)
+/// A wire device: one end of a veth pair that is completely in this namespace. (Not every kernel has dummy devices.)
 pub(crate) fn wire(name: &str, index: u32) -> Device {
     ip(&format!("link add {name} index {index} type veth peer name {name}-far"));
     ip(&format!("link set {name} up"));
@@ -141,12 +141,12 @@ pub(crate) fn has_tcx() -> bool {
     AttachMode::probe().unwrap() == AttachMode::Tcx
 }
 
-/// The folder of the current layout, below the bpffs.
+/// Path of the folder `lb/vN` of the present layout.
 pub(crate) fn layout_folder() -> String {
     format!("lb/v{LAYOUT_VERSION}")
 }
 
-/// Waits until `holds` returns true, because the kernel frees links and programs in the background.
+/// Waits until `holds` is true: the kernel frees links and programs in the background.
 pub(crate) fn eventually(mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -159,14 +159,14 @@ pub(crate) fn program_id(datapath: &Pinned, name: &str) -> u32 {
     datapath.programs().unwrap().iter().find(|program| program.name == name).unwrap().id
 }
 
-/// Attaches to these devices only; returns how many programs were attached and detached.
+/// Attaches programs to exactly these devices; returns how many were attached and detached.
 pub(crate) fn sync(attacher: &mut Attacher, devices: &[Device]) -> (usize, usize) {
     let report = attacher.sync(devices).unwrap();
     assert!(report.failed.is_empty(), "{:?}", report.failed);
     (report.attached.len(), report.detached.len())
 }
 
-/// Inodes of the pinned links, sorted by the links' names. A new link has a new inode.
+/// Inode numbers of the pinned links, sorted by the links' names. A link that is replaced gets a new inode.
 pub(crate) fn link_inodes(sandbox: &Sandbox) -> Vec<u64> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(sandbox.pin("links")).unwrap().map(|entry| entry.unwrap().path()).collect();

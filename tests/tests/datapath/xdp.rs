@@ -11,10 +11,10 @@ use nix::mount::{MntFlags, umount2};
 
 use super::sandbox::{Sandbox, eventually, ip, run, wire};
 
-/// Why a test is skipped.
+/// Why tests that need XDP features of drivers are skipped.
 const NO_FEATURES: &str = "the kernel does not tell the XDP features of devices before Linux 6.3";
 
-/// Mode and id of the XDP program of a device, as `ip` shows them.
+/// Mode and id of the XDP program on a device, as `ip` prints them; `None` without a program.
 fn xdp_on(device: &str) -> Option<(String, u64)> {
     let text = run("ip", &format!("-j -d link show dev {device}"));
     let links: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -95,7 +95,7 @@ fn frames_are_redirected_only_to_devices_whose_drivers_send_them() {
     let datapath = open_with(&sandbox, XdpOption::Generic);
     let mut attacher = datapath.xdp_attacher();
     for takes in [false, true] {
-        // With GRO, the other end of the veth takes frames that are redirected to the veth.
+        // With GRO, the other end of the veth takes frames that programs redirect to the veth.
         offload::set("wire0-far", Offload::Reception, takes).unwrap();
         attacher.sync(&[pair.clone(), bridge.clone()]).unwrap();
         assert_eq!(attacher.mode_of(pair.index), Some(XdpMode::Native));
@@ -132,7 +132,7 @@ fn native_program_is_not_attached_to_a_veth_that_sends_none_of_its_frames() {
     }
 }
 
-/// A veth, like most network cards, takes VLAN tags out of frames, so its XDP programs cannot tell the VLANs apart.
+/// A veth strips VLAN tags from frames, as most network cards do, so XDP programs could not tell VLANs apart.
 #[test]
 fn no_program_is_attached_to_a_device_that_strips_vlan_tags() {
     let sandbox = Sandbox::new();
@@ -173,7 +173,7 @@ fn restart_keeps_the_xdp_link_and_cleanup_removes_it() {
     assert_eq!(inode(), link, "the same link");
     let (_, second) = xdp_on("wire0").unwrap();
     assert!(mode == "native" && second != first, "the link has another program");
-    // Creates another device with the same index.
+    // Creates another device with the same interface index.
     ip("link del wire0");
     let wire = self::wire(&wire.name, wire.index);
     let datapath = open_with(&sandbox, XdpOption::Native);

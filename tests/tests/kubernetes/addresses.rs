@@ -1,5 +1,5 @@
-//! The controller that assigns addresses to Services of type `LoadBalancer`. It runs as a library in this process, with
-//! a short Lease; one test runs the whole agent.
+//! Tests of the controller that assigns addresses to Services of type `LoadBalancer`. It runs as a library in this
+//! process, with a short Lease; one test runs a whole agent.
 
 use std::{fs, path::PathBuf, thread, time::Duration};
 
@@ -30,7 +30,7 @@ const TIMING: Timing = Timing {
     request: Duration::from_millis(700),
 };
 
-/// An API server, and what its agents need to assign addresses.
+/// A mock API server, and what controllers need to assign addresses.
 struct World {
     server: ApiServer,
     cluster: Cluster,
@@ -38,10 +38,10 @@ struct World {
     _folder: Cleanup,
 }
 
-/// The controller of an agent, in a thread of this process. Dropping it stops it.
+/// A controller that runs in a thread of this process until this is dropped.
 struct Agent {
     report: watch::Receiver<AddressReport>,
-    /// Makes the controller release the Lease.
+    /// Makes the controller give the Lease up.
     release: watch::Sender<bool>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -100,7 +100,7 @@ impl World {
         self.server.object("services", "default", name).unwrap()
     }
 
-    /// The entries of `status.loadBalancer.ingress`.
+    /// The entries in `status.loadBalancer.ingress` of a Service.
     fn ingress(&self, name: &str) -> Vec<Value> {
         self.service(name)["status"]["loadBalancer"]["ingress"].as_array().cloned().unwrap_or_default()
     }
@@ -109,7 +109,7 @@ impl World {
         self.ingress(name).iter().any(|entry| entry["ip"] == ip)
     }
 
-    /// The Events on a Service, as `REASON: NOTE`.
+    /// The Events about a Service, each as `REASON: NOTE`.
     fn events(&self, name: &str) -> Vec<String> {
         let events = self.server.events().into_iter().filter(|event| event["regarding"]["name"] == name);
         let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -217,7 +217,7 @@ fn next_leader_changes_no_address() {
     assert_eq!(agents.iter().filter(|agent| agent.leads()).count(), 1);
     let leader = agents.iter().position(Agent::leads).unwrap();
     drop(agents.remove(leader));
-    // Service "a" sorts first: it would get 192.0.2.1 if that address were free.
+    // By its name, "a" would get 192.0.2.1 first, if that address were free.
     world.balancer("a");
     world.wait_until("an address by the next leader", |world| world.has("a", "192.0.2.3"));
     assert!(agents[0].leads());
@@ -305,7 +305,7 @@ fn services_of_other_controllers_are_not_touched() {
     let before = ["classed", "cloud"].map(|name| world.service(name));
     let _agent = world.agent("a");
     world.balancer("web");
-    // The controller assigns no address twice, not even one in its pool that another controller has assigned.
+    // The controller never assigns an address of its pool that another controller has assigned.
     world.wait_until("an address", |world| world.has("web", "192.0.2.2"));
     assert_eq!(["classed", "cloud"].map(|name| world.service(name)), before);
 }

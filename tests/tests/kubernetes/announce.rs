@@ -1,5 +1,5 @@
-//! Announcements at layer 2 in a cluster: three nodes, a client and the API server on one bridge. Each node serves the
-//! address with a server of its own, so an answer shows which node the client has reached.
+//! Tests of announcements at layer 2 in a cluster: three nodes, a client and the API server on one bridge. Each node
+//! serves the address with a server of its own, so an answer shows which node the client has reached.
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, time::Duration};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::segment::{Segment, node};
 
 const VIP: &str = "192.0.2.100";
-/// Agents start, and voters that have just started are silent at first.
+/// How long to wait for agents to start; voters that have just started grant nothing at first.
 const SOON: Duration = Duration::from_secs(20);
 
 impl Segment {
@@ -63,7 +63,7 @@ impl Segment {
         self.start_with(|_| vec!["--announce".to_owned(), format!("--announce-key-file={key}")]);
     }
 
-    /// The MAC addresses that answer an ARP request within a second.
+    /// MAC addresses that answer an ARP request within a second.
     fn arping(&self) -> BTreeSet<String> {
         let arguments = ["-I", "eth0", "-c", "1", "-w", "1", VIP];
         let output = self.client.command("arping").args(arguments).output().expect("arping");
@@ -72,7 +72,8 @@ impl Segment {
         replies.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_lowercase())).collect()
     }
 
-    /// Waits until a node that `accept` accepts answers for the address; returns its number. At no time do two answer.
+    /// Waits until a node that `accept` accepts answers for the address; returns its number. Asserts that never two
+    /// answer.
     #[track_caller]
     fn owner(&self, what: &str, accept: impl Fn(Option<usize>) -> bool) -> Option<usize> {
         let answering = || {
@@ -96,7 +97,7 @@ impl Segment {
     }
 }
 
-/// The routes for BGP on a node.
+/// The routes that the agent on a node offers its BGP daemon.
 fn routes(segment: &Segment, number: usize) -> String {
     let mut command = segment.nodes[number - 1].command("ip");
     let output = command.args(["-4", "route", "show", "table", "1080"]).output().unwrap();
@@ -145,7 +146,7 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     let has_route = |number| routes(&segment, number).contains(&format!("blackhole {VIP} "));
     waits("both nodes offer a route", &|| has_route(1) && has_route(2));
     assert!(!config(1).contains("neighbor"), "{}", config(1));
-    // The labels are those of the Node.
+    // The agent uses the labels of the Node object.
     segment.server.put(node(1, json!({"rack": "a"})));
     let statements = [
         "neighbor 192.0.2.250 port 179 as 64501",
@@ -155,7 +156,7 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     ];
     waits("the peer of the rack", &|| statements.iter().all(|statement| config(1).contains(statement)));
     assert!(!config(2).contains("neighbor"), "{}", config(2));
-    // The agent reports the configuration after it has written the file and asked BIRD to read it.
+    // The agent reports a configuration after it has written the file and told BIRD to read it.
     let shown = || {
         let shown = ask(&segment.nodes[0], &segment.bpffs(1), &["announce", "bird-config"]).unwrap();
         String::from_utf8(shown.stdout).unwrap()
@@ -170,7 +171,7 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     waits("and comes back", &|| has_route(1));
     segment.endpoints(&[2]);
     waits("a node without an endpoint withdraws", &|| !has_route(1) && has_route(2));
-    // A mistake is named, and the last good state stays.
+    // `status` names an error in an object, and the last good state stays in force.
     put("BGPAdvertisement", "v1beta1", "all", json!({"aggregationLength": 99}));
     let status = || {
         let status = ask(&segment.nodes[1], &segment.bpffs(2), &["status"]).unwrap();
@@ -211,7 +212,7 @@ fn nodes_share_an_address_as_advertisements_and_labels_say() {
     segment.owner("it has one again", |number| number == Some(first));
     segment.advertise(&json!({"interfaces": ["eth9"]}));
     segment.owner("no node has the interface", |number| number.is_none());
-    // The best node still has no such device.
+    // The best candidate still does not have such a device.
     let device =
         "link add eth9 link eth0 address 02:00:00:00:09:09 type macvlan mode bridge\nlink set eth9 up\n";
     segment.nodes[second - 1].ip(device).unwrap();

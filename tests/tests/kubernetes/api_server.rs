@@ -1,5 +1,5 @@
-//! The part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply, merge
-//! patches and replacements that compare versions, and delete. The server can also simulate faults.
+//! A mock of the part of an API server that the agent uses: paged lists, watches with selectors and bookmarks, apply,
+//! merge patches and replacements that compare versions, and delete. It can also simulate faults.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,10 +27,10 @@ use crate::{
     selection::Selection,
 };
 
-/// A server and its objects, which outlive [`ApiServer::stop`].
+/// A mock API server with its objects, which stay after [`ApiServer::stop`].
 pub(crate) struct ApiServer {
     store: Arc<Store>,
-    /// The namespace in which the server listens; `None` for that of the test.
+    /// The namespace in which the server listens; `None` for that of the test process.
     netns: Option<Netns>,
     address: SocketAddr,
     runtime: Option<Runtime>,
@@ -42,7 +42,7 @@ struct Store {
     changed: watch::Sender<()>,
 }
 
-/// Key of an object: plural of its kind, namespace, name.
+/// What identifies an object: plural of its kind, namespace, name.
 type Key = (String, String, String);
 
 #[derive(Default)]
@@ -50,18 +50,19 @@ struct Contents {
     version: u64,
     objects: BTreeMap<Key, Value>,
     changes: Vec<Change>,
-    /// Watches from a version older than this one get 410 Gone.
+    /// Oldest version from which a watch can start; a watch from an older one gets 410 Gone.
     oldest: u64,
-    /// Watches of an older generation end.
+    /// Generation of watches; watches of an older generation end.
     generation: u64,
     faults: HashMap<String, Fault>,
-    /// The remaining objects of paged lists, by token.
+    /// For each token of a paged list, the objects that later pages will contain.
     pages: HashMap<String, Vec<Value>>,
     requests: Vec<Request>,
     events: Vec<Value>,
-    /// How the server answers `exec` in a Pod, by the name of the Pod.
+    /// How the server answers `exec` in a Pod, by the Pod's name.
     pods: HashMap<String, PodExec>,
-    /// Number of patches that got 409 Conflict: their `resourceVersion` was outdated, or [`Fault::conflicts`] was set.
+    /// Number of patches that got 409 Conflict, because their `resourceVersion` was outdated or [`Fault::conflicts`]
+    /// was set.
     refused_writes: usize,
 }
 
@@ -77,26 +78,26 @@ struct Change {
 enum ChangeKind {
     Object,
     Bookmark,
-    /// The first watch that sends this change breaks off within the line.
+    /// The first watch that sends this change breaks off within its line.
     Cut,
 }
 
-/// The faults of one resource.
+/// Faults that the server simulates for one resource.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fault {
-    /// Whether lists wait until the fault is removed.
+    /// Whether lists are not answered until this is reset.
     pub(crate) held: bool,
-    /// The status of all responses to lists and watches.
+    /// HTTP status with which all lists and watches are answered; `None` for normal answers.
     pub(crate) status: Option<u16>,
-    /// Whether all pages of lists but the first have expired.
+    /// Whether all pages of a list except the first have expired.
     pub(crate) expired_pages: bool,
-    /// Whether watches end as soon as they begin.
+    /// Whether each watch ends as soon as it has begun.
     pub(crate) short_watches: bool,
-    /// Whether all patches of the status are refused, as if another client had been faster.
+    /// Whether patches of the status are refused with 409, as if another client had been faster.
     pub(crate) conflicts: bool,
 }
 
-/// A request for a list or a watch.
+/// A request for a list or a watch that the server has received.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) plural: String,
@@ -120,7 +121,7 @@ impl Store {
         self.contents.lock().unwrap()
     }
 
-    /// Creates, changes or removes an object, with a new resource version.
+    /// Creates, changes or deletes an object, with a new resource version.
     fn set(&self, key: Key, mut object: Option<Value>, kind: ChangeKind) {
         let mut contents = self.lock();
         contents.version += 1;
@@ -139,7 +140,7 @@ impl Store {
 }
 
 impl ApiServer {
-    /// Starts a server on the loopback device of the namespace.
+    /// Starts a server on the loopback device of the namespace; `None` for that of the test process.
     pub(crate) fn start(netns: Option<&Netns>) -> Self {
         Self::start_at(netns, Ipv4Addr::LOCALHOST.into())
     }
@@ -152,7 +153,7 @@ impl ApiServer {
         server
     }
 
-    /// Starts serving; after [`Self::stop`] at the same address as before.
+    /// Starts to listen; after [`Self::stop`], at the same address as before.
     pub(crate) fn listen(&mut self) {
         let bind = || TcpListener::bind(self.address);
         let listener = self.netns.as_ref().map_or_else(bind, |netns| netns.run(bind)).unwrap();
@@ -178,7 +179,7 @@ impl ApiServer {
         }
     }
 
-    /// A kubeconfig for this server.
+    /// The text of a kubeconfig for this server.
     pub(crate) fn kubeconfig(&self) -> String {
         let server = format!("http://{}", self.address);
         json!({
@@ -190,22 +191,22 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Stores an object without validation.
+    /// Stores an object without validating it.
     pub(crate) fn put(&self, object: Value) {
         self.store.set(key_of(&object), Some(object), ChangeKind::Object);
     }
 
-    /// Deletes an object, also while the server is stopped.
+    /// Deletes an object; possible also while the server is stopped.
     pub(crate) fn delete(&self, object: &Value) {
         self.store.set(key_of(object), None, ChangeKind::Object);
     }
 
-    /// Stores an object; the watch that sends it breaks off within the object.
+    /// Stores an object; the first watch that sends the change breaks off within its line.
     pub(crate) fn put_and_cut(&self, object: Value) {
         self.store.set(key_of(&object), Some(object), ChangeKind::Cut);
     }
 
-    /// Sends a bookmark with a new version to the watches of a resource.
+    /// Sends a bookmark with a new version to all watches of a resource.
     pub(crate) fn bookmark(&self, plural: &str) {
         let mut contents = self.store.lock();
         contents.version += 1;
@@ -221,14 +222,14 @@ impl ApiServer {
         self.store.changed.send_replace(());
     }
 
-    /// Makes changes that no watch reports: all watches end, and the history is dropped.
+    /// Makes changes that no watch reports: ends all watches and drops the history.
     pub(crate) fn unseen(&self, change: impl FnOnce(&Self)) {
         self.store.lock().generation += 1;
         change(self);
         self.drop_history();
     }
 
-    /// Drops the history: watches from an earlier version, and further pages of lists, get 410 Gone.
+    /// Drops the history: watches from earlier versions, and further pages of lists, get 410 Gone.
     pub(crate) fn drop_history(&self) {
         let mut contents = self.store.lock();
         contents.oldest = contents.version;
@@ -238,35 +239,36 @@ impl ApiServer {
         self.store.changed.send_replace(());
     }
 
-    /// Ends all watches, as a server does after some time.
+    /// Ends all watches, as an API server does after some time.
     pub(crate) fn end_watches(&self) {
         self.store.lock().generation += 1;
         self.store.changed.send_replace(());
     }
 
-    /// Sets the faults of a resource.
+    /// Sets the faults that the server simulates for a resource.
     pub(crate) fn set_fault(&self, plural: &str, fault: Fault) {
         self.store.lock().faults.insert(plural.to_owned(), fault);
         self.store.changed.send_replace(());
     }
 
-    /// Sets what happens to commands that clients run in a Pod.
+    /// Sets how the server answers `exec` in a Pod.
     pub(crate) fn set_exec(&self, pod: &str, exec: PodExec) {
         self.store.lock().pods.insert(pod.to_owned(), exec);
     }
 
-    /// All requests for lists and watches since the start.
+    /// All requests for lists and watches since the server was created.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.store.lock().requests.clone()
     }
 
-    /// An object, as it is stored.
+    /// An object as the server has stored it.
     pub(crate) fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         self.store.lock().objects.get(&key).cloned()
     }
 
-    /// Number of patches that got 409 Conflict: their `resourceVersion` was outdated, or [`Fault::conflicts`] was set.
+    /// Number of patches that got 409 Conflict, because their `resourceVersion` was outdated or [`Fault::conflicts`]
+    /// was set.
     pub(crate) fn refused_writes(&self) -> usize {
         self.store.lock().refused_writes
     }
@@ -276,7 +278,7 @@ impl ApiServer {
         self.store.lock().events.clone()
     }
 
-    /// Number of lists (first pages only) and of watches of a resource that were requested.
+    /// Number of lists (only first pages count) and of watches of a resource that clients have requested.
     pub(crate) fn counts(&self, plural: &str) -> (usize, usize) {
         let requests = self.requests();
         let of_kind = requests.iter().filter(|request| request.plural == plural);
@@ -292,7 +294,7 @@ fn key_of(object: &Value) -> Key {
     (plural, text("namespace"), text("name"))
 }
 
-/// The resource in a request path.
+/// The resource that a request's path names.
 struct Target {
     plural: String,
     namespace: String,
@@ -319,10 +321,10 @@ impl Target {
     }
 }
 
-/// The path of `pods/exec`.
+/// Route of `exec` in a Pod.
 const EXEC: &str = "/api/v1/namespaces/{namespace}/pods/{name}/exec";
 
-/// Runs a command in a Pod.
+/// Answers an `exec` request for a Pod.
 async fn exec_in_pod(
     State(store): State<Arc<Store>>,
     Path((_, name)): Path<(String, String)>,
@@ -381,7 +383,7 @@ fn get(store: &Store, key: &Key) -> Response {
     store.lock().objects.get(key).map_or_else(|| failure(404), |object| Json(object.clone()).into_response())
 }
 
-/// Server-side apply, as far as the tests need it: the body replaces all but identity and status.
+/// Server-side apply, as far as the tests need it: the body replaces everything but identity and status.
 fn apply(store: &Store, key: Key, body: &str) -> Response {
     let mut object: Value = serde_json::from_str(body).unwrap();
     let known = store.lock().objects.get(&key).cloned();
@@ -389,7 +391,7 @@ fn apply(store: &Store, key: Key, body: &str) -> Response {
         Some(known) => {
             object["metadata"]["uid"] = known["metadata"]["uid"].clone();
             object["metadata"]["creationTimestamp"] = known["metadata"]["creationTimestamp"].clone();
-            // Fields of other managers stay; in these tests that is one annotation.
+            // Fields of other managers stay; in these tests, that is an annotation.
             for (name, value) in known["metadata"]["annotations"].as_object().into_iter().flatten() {
                 if name == lb_core::load_balancer::GIVEN {
                     object["metadata"]["annotations"][name] = value.clone();
@@ -437,7 +439,7 @@ fn merge_values(object: &mut Value, patch: &Value) {
     }
 }
 
-/// Replaces an object if the body has its version.
+/// Replaces an object if the body has the object's present version.
 fn replace(store: &Store, key: Key, body: &str) -> Response {
     let object: Value = serde_json::from_str(body).unwrap();
     let Some(known) = store.lock().objects.get(&key).cloned() else { return failure(404) };
@@ -454,16 +456,16 @@ fn create(store: &Store, plural: String, namespace: String, body: &str) -> Respo
     stored(store, key, object)
 }
 
-/// Sets the fields that the API server assigns to a new object.
+/// Sets the fields of a new object that the API server assigns.
 fn begin(store: &Store, object: &mut Value) {
     let version = store.lock().version;
     object["metadata"]["uid"] = format!("uid-{version}").into();
-    // Later objects have later times.
+    // Objects that are created later get later times.
     object["metadata"]["creationTimestamp"] =
         format!("2026-01-01T{:02}:{:02}:{:02}Z", version / 3600, version / 60 % 60, version % 60).into();
 }
 
-/// Whether the version that the body names, if any, is that of the stored object.
+/// Whether the version in the body, if there is one, is that of the stored object.
 fn is_newest(body: &Value, known: &Value) -> bool {
     let version = &body["metadata"]["resourceVersion"];
     version.is_null() || *version == known["metadata"]["resourceVersion"]
@@ -474,7 +476,7 @@ fn stored(store: &Store, key: Key, object: Value) -> Response {
     get(store, &key)
 }
 
-/// Adds `null` for a missing `lastTransitionTime` of a condition, as the encoder of the API server does.
+/// Adds `lastTransitionTime: null` to conditions without it, as the encoder of the API server does.
 fn set_transition_times(object: &mut Value) {
     for condition in object["status"]["conditions"].as_array_mut().into_iter().flatten() {
         condition.as_object_mut().unwrap().entry("lastTransitionTime").or_insert(Value::Null);
@@ -499,7 +501,7 @@ async fn read(store: Arc<Store>, request: &Request) -> Response {
     list(&store, request)
 }
 
-/// Waits until lists of the resource are no longer held.
+/// Waits as long as [`Fault::held`] is set for the resource.
 async fn wait_until_released(store: &Store, plural: &str) {
     let mut changed = store.changed.subscribe();
     while store.lock().faults.get(plural).is_some_and(|fault| fault.held) {
@@ -549,7 +551,7 @@ fn list(store: &Store, request: &Request) -> Response {
     Json(json!({"metadata": metadata, "items": items})).into_response()
 }
 
-/// The state of a watch.
+/// A watch: what it selects, and which changes it has sent.
 struct Position {
     store: Arc<Store>,
     changed: watch::Receiver<()>,
@@ -581,7 +583,7 @@ async fn next_line(mut position: Position) -> Option<(Result<String, Infallible>
 }
 
 impl Position {
-    /// The next line; `Some(None)` if there is none yet, `None` at the end of the watch.
+    /// The next line to send; `Some(None)` if there is none yet, `None` if the watch ends.
     fn line(&mut self) -> Option<Option<String>> {
         let store = Arc::clone(&self.store);
         let contents = &mut *store.lock();
@@ -612,7 +614,7 @@ impl Position {
         Some(None)
     }
 
-    /// The watch event of a change; `None` if it is of another resource or the selectors exclude the object.
+    /// The watch event for a change; `None` if the change is about another resource, or selectors exclude the object.
     fn event(&self, change: &Change) -> Option<Value> {
         if change.plural != self.plural {
             return None;

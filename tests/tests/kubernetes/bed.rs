@@ -1,4 +1,4 @@
-//! A node with an API server, and an agent that can be started.
+//! A node with an API server and an agent, for the tests of the API server source.
 
 use std::{
     fs::{self, File},
@@ -21,20 +21,20 @@ use crate::{
     cluster::{self, Cluster},
 };
 
-/// Time limit of every wait. Only an agent that hangs takes this long: after a failure it pauses 0.8 s, 1.6 s, … and at
-/// most a minute, and on a busy machine loading the programs takes seconds.
+/// Time limit of every wait; only an agent that hangs takes so long. After a failure an agent pauses for 0.8 s, 1.6 s
+/// and so on up to a minute, and on a busy machine it takes seconds to load programs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 /// How long a test watches for a change that must not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
 
-/// A node with an API server, and an agent that can be started.
+/// A node with an API server; the test starts the agent.
 pub(crate) struct Bed {
-    /// The in-repo server, unless a real one is used.
+    /// The mock API server; `None` if a real one is used.
     server: Option<ApiServer>,
     pub(crate) cluster: Cluster,
-    /// The namespace of all objects of this test: other tests may use the same server.
+    /// The Kubernetes namespace of all objects of this test, because other tests may use the same server.
     namespace: String,
-    /// Third byte of all cluster IPs.
+    /// The third byte of all cluster IPs of this test.
     subnet: u8,
     agent: Option<(Child, Cleanup)>,
     pub(crate) netns: Netns,
@@ -43,17 +43,17 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// A bed with the real API server if the environment names one, else with the in-repo one.
+    /// Uses the real API server if the environment names one, else the mock.
     pub(crate) fn new() -> Self {
         Self::with(Cluster::real())
     }
 
-    /// A bed with the in-repo server, which can simulate faults.
+    /// Uses the mock API server, which can simulate faults.
     pub(crate) fn with_faults() -> Self {
         Self::with(None)
     }
 
-    /// A bed with this server, or else with the in-repo one.
+    /// Uses this API server, or the mock if there is none.
     pub(crate) fn with(real: Option<Cluster>) -> Self {
         static SUBNET: AtomicU8 = AtomicU8::new(200);
         let name = format!("{}k8s", unique_prefix());
@@ -72,7 +72,7 @@ impl Bed {
         bed
     }
 
-    /// Starts the agent with the Services `a` and `b`, which have one backend each.
+    /// Starts the agent with the Services `a` and `b`, each of which has one backend.
     pub(crate) fn with_a_and_b(mut self) -> Self {
         self.put("a", 1);
         self.put("b", 2);
@@ -81,7 +81,7 @@ impl Bed {
         self
     }
 
-    /// The in-repo server.
+    /// The mock API server.
     pub(crate) fn server(&self) -> &ApiServer {
         self.server.as_ref().expect("a test that needs faults uses the in-repo server")
     }
@@ -94,7 +94,7 @@ impl Bed {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
     }
 
-    /// A Service with a cluster IP that ends with `number`.
+    /// A Service whose cluster IP ends with `number`.
     pub(crate) fn service(&self, name: &str, number: u8) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Service",
@@ -106,7 +106,7 @@ impl Bed {
         })
     }
 
-    /// An EndpointSlice of the Service with the same name; its backend is 198.51.100.NUMBER.
+    /// The EndpointSlice of the Service with the same name; its only backend is `198.51.100.NUMBER`.
     pub(crate) fn slice(&self, name: &str, number: u8) -> Value {
         self.slice_of(name, name, &[endpoint(number)])
     }
@@ -134,7 +134,7 @@ impl Bed {
         }
     }
 
-    /// Deletes the Service and the EndpointSlice of this name.
+    /// Deletes the Service and the EndpointSlice with this name.
     pub(crate) fn delete(&self, name: &str) {
         for object in [self.service(name, 0), self.slice(name, 0)] {
             match &self.server {
@@ -148,7 +148,7 @@ impl Bed {
         self.start_agent_with(&[]);
     }
 
-    /// Starts the agent with more arguments of `run`.
+    /// Starts the agent with these additional arguments of `run`.
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str]) {
         let log = File::options().create(true).append(true).open(self.folder.join("log")).unwrap();
         let mut command = self.netns.command(binary());
@@ -175,15 +175,15 @@ impl Bed {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// The Services in the kernel, as `NAME NUMBER…`: the number of the cluster IP, and those of the backends if they
-    /// differ.
+    /// The Services in the kernel, as `NAME NUMBER…`: the last byte of the cluster IP, and that of each backend if it
+    /// differs.
     pub(crate) fn served(&self) -> Vec<String> {
         let services = self.json(&["service", "list"]).unwrap_or_default();
         let services = services.as_array().into_iter().flatten();
         services.filter(|service| service["namespace"] == *self.namespace).map(shown).collect()
     }
 
-    /// The problems that `status` lists, except that the Node object is missing: most tests create none.
+    /// The problems that `status` lists, except that the Node object does not exist, as in most tests.
     pub(crate) fn problems(&self) -> String {
         let mut problems = self.json(&["status"]).unwrap()["agent"]["problems"].clone();
         if let Some(problems) = problems.as_array_mut() {
@@ -208,7 +208,7 @@ impl Bed {
         self.wait_until(&format!("{what}: {served:?}"), limit, |bed| bed.served() == served);
     }
 
-    /// Asserts that the Services in the kernel stay the same for this time.
+    /// Asserts that the Services in the kernel stay the same during `time`.
     #[track_caller]
     pub(crate) fn assert_stays(&self, served: &[&str], time: Duration) {
         let start = Instant::now();
@@ -228,7 +228,7 @@ impl Drop for Bed {
     }
 }
 
-/// A ready endpoint 198.51.100.NUMBER.
+/// A ready endpoint with the address `198.51.100.NUMBER`.
 pub(crate) fn endpoint(number: u8) -> Value {
     json!({"addresses": [format!("198.51.100.{number}")], "conditions": {"ready": true}})
 }

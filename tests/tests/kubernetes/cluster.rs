@@ -1,4 +1,4 @@
-//! A client that creates and deletes objects through the API of the in-repo server or of a real one.
+//! A client that creates and deletes objects through the API of the mock server or of a real one.
 
 use std::{
     env, io,
@@ -17,18 +17,18 @@ use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
 
-/// Environment variable with the path of a kubeconfig. Tests that need no simulated faults use its API server.
+/// Environment variable with the path of a kubeconfig; tests that simulate no faults use that API server.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
-/// A client of an API server.
+/// A client of an API server, real or mock.
 pub(crate) struct Cluster {
     kubeconfig: Kubeconfig,
-    /// The namespace in which the server is reachable; `None` for that of the test.
+    /// The namespace from which the server can be reached; `None` for that of the test process.
     netns: Option<Netns>,
 }
 
-/// Connects a namespace with an API server: `real`, or else an in-repo one in the namespace. Returns the in-repo
-/// server, a client of the server in use, and a kubeconfig for the namespace.
+/// Connects a namespace with an API server: with `real`, or else with a mock in the namespace. Returns the mock, a
+/// client of the server in use, and a kubeconfig for programs in the namespace.
 pub(crate) fn connect(real: Option<Cluster>, netns: &Netns) -> (Option<ApiServer>, Cluster, String) {
     if let Some(real) = real {
         let kubeconfig = real.kubeconfig_inside(netns);
@@ -41,24 +41,24 @@ pub(crate) fn connect(real: Option<Cluster>, netns: &Netns) -> (Option<ApiServer
 }
 
 impl Cluster {
-    /// A client of a server that listens in the namespace.
+    /// A client of a mock server that listens in the namespace.
     pub(crate) fn inside(kubeconfig: &str, netns: &Netns) -> Self {
         Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: Some(netns.clone()) }
     }
 
-    /// A client of the real server, if the environment names one.
+    /// A client of the real server that the environment names; `None` if it names none.
     pub(crate) fn real() -> Option<Self> {
         let path = PathBuf::from(env::var_os(REAL)?);
         let kubeconfig = Kubeconfig::read_from(&path).unwrap_or_else(|error| panic!("{REAL}: {error}"));
         Some(Self { kubeconfig, netns: None })
     }
 
-    /// A client of a server outside the namespace, where real servers are.
+    /// A client of a real server, which is outside the namespace.
     pub(crate) fn outside(kubeconfig: &str) -> Self {
         Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: None }
     }
 
-    /// A kubeconfig for use in the namespace, which reaches the real server only through a forwarder.
+    /// A kubeconfig for programs in the namespace, which reach a real server only through a forwarder.
     pub(crate) fn kubeconfig_inside(&self, netns: &Netns) -> String {
         let mut kubeconfig = self.kubeconfig.clone();
         let current = kubeconfig.current_context.clone();
@@ -78,7 +78,7 @@ impl Cluster {
         serde_json::to_string(&kubeconfig).unwrap()
     }
 
-    /// Applies an object, and then its status, which the API server accepts only in a separate request.
+    /// Applies an object, then its status, which an API server accepts only in a separate request.
     pub(crate) fn apply(&self, object: &Value) {
         let (name, api_of) = handle(object);
         let mut object = object.clone();
@@ -103,7 +103,7 @@ impl Cluster {
         });
     }
 
-    /// Runs `work` with a client, in the namespace in which the server is reachable.
+    /// Runs `work` with a client of the server, in the namespace from which the server can be reached.
     #[track_caller]
     fn block_on(&self, work: impl AsyncFnOnce(Client) -> kube::Result<()> + Send) {
         let run = || {
@@ -123,7 +123,7 @@ impl Cluster {
     }
 }
 
-/// The name of an object, and a constructor of its API.
+/// The name of an object, and a function that makes the API to access it.
 fn handle(object: &Value) -> (String, impl FnOnce(Client) -> Api<DynamicObject> + Send + use<>) {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
@@ -144,7 +144,7 @@ fn handle(object: &Value) -> (String, impl FnOnce(Client) -> Api<DynamicObject> 
     (text(&object["metadata"]["name"]), api)
 }
 
-/// Forwards connections from a port in the namespace to a target outside of it, until the process ends.
+/// Forwards connections from a port in the namespace to `target` outside of it, until the process ends.
 fn forward(netns: &Netns, target: String) -> SocketAddr {
     let listener = netns.run(|| TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! The effect of API objects on the Services in the kernel, with any API server.
+//! Tests how API objects affect the Services in the kernel, with the mock or a real API server.
 
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ fn endpoint_moves_between_slices_without_a_gap() {
     };
     bed.cluster.apply(&slice("a", &[1, 7]));
     bed.wait_served("two endpoints", LIMIT, &["a 1 7", "b 2"]);
-    // The EndpointSlice controller does the same: for a moment the endpoint is in both slices.
+    // As the EndpointSlice controller does it, the endpoint is in both slices for a moment.
     bed.cluster.apply(&slice("a-2", &[7]));
     bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
     bed.cluster.apply(&slice("a", &[1]));
@@ -96,7 +96,7 @@ fn service_type_can_change_and_change_back() {
     bed.wait_served("an address of another type", LIMIT, &["a 1", "b 2"]);
 }
 
-/// The API server stores a condition without `lastTransitionTime`, and returns it with `null`.
+/// The API server stores a condition without `lastTransitionTime`, and returns it with the value `null`.
 #[test]
 fn null_transition_time_of_a_condition_does_not_stop_updates_of_a_service() {
     let mut bed = Bed::new().with_a_and_b();
@@ -137,7 +137,7 @@ fn headless_service_is_ignored() {
     bed.cluster.apply(&headless("c"));
     bed.cluster.apply(&bed.slice("c", 3));
     bed.assert_stays(&["a 1", "b 2"], A_WHILE);
-    // `clusterIP` is immutable: to become headless, a Service must be deleted and created again.
+    // `clusterIP` is immutable, so to become headless, a Service must be deleted and created again.
     bed.cluster.delete(&bed.service("a", 1));
     bed.cluster.apply(&headless("a"));
     bed.wait_served("it has become headless", LIMIT, &["b 2"]);
@@ -175,7 +175,7 @@ fn restarted_agent_catches_up() {
     bed.wait_served("changes made without an agent", LIMIT, &["b 2 7", "c 3"]);
 }
 
-/// Tests reach a real server in the same way: by a forwarder in the agent's namespace, and only through the API.
+/// Tests reach a real server through a forwarder in the agent's namespace, as this test does, and only through the API.
 #[test]
 fn api_server_outside_the_node_is_reached() {
     let mut server = ApiServer::start(None);

@@ -1,4 +1,4 @@
-//! Health checks of endpoints, and annotations without effect, in a cluster.
+//! Tests of health checks of endpoints, and of annotations without effect, in a cluster.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, LIMIT};
 
-/// The Events on Service `a` with this reason.
+/// The Events about the Service `a` that have this reason.
 fn events(bed: &Bed, reason: &str) -> Vec<Value> {
     let mut events = bed.server().events();
     events.retain(|event| event["reason"] == reason && event["regarding"]["name"] == "a");
     events
 }
 
-/// The backends of `a` in the kernel.
+/// The backends of the Service `a` in the kernel.
 fn backends(bed: &Bed) -> Vec<String> {
     let services = bed.json(&["service", "show", "a"]).unwrap_or_default();
     let backends = services[0]["backends"].as_array().cloned().unwrap_or_default();
@@ -29,7 +29,7 @@ fn annotated(bed: &Bed, annotations: &Value) {
 #[test]
 fn unhealthy_endpoint_is_an_event_and_gets_no_new_flows() {
     let bed = Bed::with_faults().with_a_and_b();
-    // 198.51.100.1 has no route; the loopback address of the node answers while the test listens there.
+    // There is no route to 198.51.100.1. The node has 198.51.100.7 on its loopback device, and the test listens there.
     bed.netns.ip("address add 198.51.100.7/32 dev lo").unwrap();
     let server = bed.netns.run(|| TcpListener::bind((Ipv4Addr::new(198, 51, 100, 7), 8080))).unwrap();
     let endpoints = [crate::bed::endpoint(1), crate::bed::endpoint(7)];

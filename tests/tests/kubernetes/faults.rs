@@ -1,4 +1,4 @@
-//! Faults of the in-repo server. No fault may remove a Service from the kernel, not even for a moment.
+//! Tests with faults of the mock API server. No fault may remove a Service from the kernel, not even for a moment.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn expired_version_is_followed_by_a_new_list_without_a_gap() {
         assert!(served.contains(&"b 2".to_owned()), "{served:?}; log:\n{}", bed.log());
         served == ["b 2", "c 3"]
     };
-    // The agent lists Services again while the list of EndpointSlices is held.
+    // While the list of EndpointSlices is not answered, the agent lists Services again.
     bed.wait_until("another list of Services", LIMIT, |bed| {
         steady(bed);
         bed.server().counts("services").0 == 2
@@ -86,7 +86,7 @@ fn watch_from_an_expired_version_causes_one_list() {
     for kind in KINDS {
         bed.server().bookmark(kind);
     }
-    // Gives the bookmarks time to arrive; they have no visible effect.
+    // Bookmarks have no visible effect, so this gives them time to arrive.
     std::thread::sleep(A_WHILE);
     let fetched = bed.server().counts("services").0;
     bed.server().unseen(|server| KINDS.iter().for_each(|kind| server.bookmark(kind)));
@@ -130,8 +130,8 @@ fn malformed_object_affects_no_other_service() {
     let problems = bed.problems();
     assert!(problems.contains("default/a") && problems.contains("last good state"), "{problems}");
 
-    // An agent that has never read a valid version of a Service keeps that Service in the kernel, but no other stale
-    // one.
+    // An agent that has read no valid version of a Service keeps what the kernel has of it, but of no other stale
+    // Service.
     bed.kill_agent();
     bed.delete("b");
     bed.start_agent();
@@ -199,8 +199,8 @@ fn unreachable_server_changes_nothing_and_is_logged_once() {
     bed.wait_served("c instead of a", LIMIT, &["b 2", "c 3"]);
 }
 
-/// The state after an hour: the server's history is too short, and most objects have changed. Seconds are enough here,
-/// because the pauses between attempts stop growing at a minute.
+/// Simulates an hour without the server: its history is too short, and most objects have changed. Seconds are enough
+/// here, because the pauses between attempts stop growing at a minute.
 #[test]
 fn agent_catches_up_when_the_version_of_its_watch_has_expired() {
     let mut bed = with_a_and_b();

@@ -1,4 +1,4 @@
-//! Health endpoints, metrics and Events of a node in a cluster.
+//! Tests of the health endpoints, metrics and Events of a node in a cluster.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -122,7 +122,7 @@ fn unserved_health_check_is_reported_as_an_event() {
     let note = event["note"].as_str().unwrap();
     let begin = "node a failed to start healthcheck \"default/a\" on port 32000: listen tcp 0.0.0.0:32000: ";
     assert!(note.starts_with(begin), "{note}");
-    // Waits for longer than the pause until the next attempt.
+    // Waits longer than the pause before the next attempt, which must report nothing new.
     sleep(Duration::from_millis(1_500));
     assert_eq!(failures().len(), 1);
     drop(taken);

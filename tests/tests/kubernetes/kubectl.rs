@@ -1,4 +1,4 @@
-//! `kubectl lb`: the plugin asks the agents of two nodes through the API server's `exec`.
+//! Tests of `kubectl lb`, the plugin that asks the agents of two nodes through the API server's `exec`.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -22,10 +22,10 @@ use crate::{
     segment::{Segment, node},
 };
 
-/// Agents load their programs first, which takes seconds on a busy machine.
+/// How long to wait for agents, which first load their programs: that takes seconds on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Two nodes with their Pods and agents, which have read the objects.
+/// Two nodes with Pods and agents; the agents have read all objects.
 fn with_agents() -> Segment {
     let mut segment = Segment::new(2);
     for number in 1..=2 {
@@ -47,7 +47,7 @@ fn with_agents() -> Segment {
     segment
 }
 
-/// Runs the plugin on the client, under the name by which kubectl finds it.
+/// Runs the plugin on the client, under the file name by which kubectl finds it.
 fn plugin(segment: &Segment, arguments: &[&str]) -> Output {
     let link = segment.folder.join("kubectl-lb");
     if !link.exists() {
@@ -68,7 +68,7 @@ fn linux_node(number: usize) -> Value {
     node
 }
 
-/// The Pod of the agent of a node, with the labels of the chart.
+/// The Pod of the agent on a node, with the labels that the chart sets.
 fn pod(number: usize) -> Value {
     let labels =
         json!({"app.kubernetes.io/name": "lb-agent", "app.kubernetes.io/component": "service-proxy"});
@@ -84,7 +84,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The nodes in the JSON of `status`, in order.
+/// The nodes in the JSON output of `status`, in order.
 fn rows(output: &Output) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
@@ -117,7 +117,7 @@ fn kubectl_status_shows_all_nodes_and_those_that_do_not_answer_first() {
     let error = "error: 1 of 2 nodes have not answered\n  n2: Pod lb-agent-2 has not answered within 3 s";
     assert!(errors.starts_with(error), "{errors}");
 
-    // A command that fails shows its own error.
+    // A command that fails on a node shows its own error.
     let (netns, bpffs) = (segment.nodes[1].clone(), segment.folder.join("nothing"));
     segment.server.set_exec("lb-agent-2", PodExec::Runs { netns, bpffs });
     let errors = text(&plugin(&segment, &["status"]).stderr);
@@ -175,7 +175,7 @@ shop       web   80/TCP  10.96.0.7:80  2/2    1         -
 ";
     served(&segment, table);
 
-    // The programs of a node whose agent has ended go on to serve what they know.
+    // Without an agent, a node's programs continue to serve the Services that they know.
     let (mut agent, cleanup) = segment.agents.pop().unwrap();
     agent.kill().unwrap();
     agent.wait().unwrap();
@@ -215,7 +215,7 @@ PORT    NODE  FRONTENDS     BACKENDS
     assert!(text(&output.stderr).contains("1 of 2 nodes have not answered\n  n2: you may not"), "{output:?}");
 }
 
-/// A Service with two ports and one backend, on the second node, and a Pod on the first one.
+/// Creates a Service with two ports and one backend on the second node, and a Pod on the first node.
 fn put_shop(server: &ApiServer) {
     let metadata = json!({"namespace": "shop", "name": "web"});
     server.put(json!({

@@ -1,11 +1,11 @@
-//! DNS names of the objects of an API server.
+//! Tests of the DNS names of objects in an API server.
 
 use lb_tests::resolver::Resolver;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, LIMIT};
 
-/// Arguments for a DNS server at a loopback address; nothing listens at the address of its upstream server.
+/// Arguments for a DNS server at a loopback address; at the address of its upstream server nothing listens.
 const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
 
 fn headless(bed: &Bed, name: &str) -> Value {

@@ -1,4 +1,4 @@
-//! The effect of the Node object and the ServiceCIDRs on the data plane, and the Events that the agent creates.
+//! Tests how the Node object and ServiceCIDRs affect the data plane, and which Events the agent creates.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ fn node(pod_cidrs: &[&str]) -> Value {
     })
 }
 
-/// A node with two addresses. The Node object has only the second one.
+/// A node with two addresses, of which the Node object has only the second.
 fn bed() -> Bed {
     let bed = Bed::with_faults();
     bed.netns.ip("address add 192.0.2.1/24 dev lo\naddress add 192.0.2.9/32 dev lo\n").unwrap();
@@ -47,7 +47,7 @@ fn are_from_the_api_server(settings: &Settings) -> bool {
         && service_ranges.contains(&address("10.96.255.255"))
 }
 
-/// The clients that are masqueraded at the cluster IP.
+/// Which clients are masqueraded at the cluster IP, as `service show` names them.
 fn masqueraded(bed: &Bed) -> Option<Value> {
     Some(bed.json(&["service", "list"])?[0]["frontends"][0]["masquerade"].clone())
 }
@@ -92,7 +92,7 @@ fn no_client_is_external_before_the_node_has_a_pod_cidr() {
     );
     bed.wait_until("no problem", LIMIT, |bed| !complains(bed));
 
-    // An agent without the API server uses the node's addresses that its predecessor has stored.
+    // An agent that cannot reach the API server uses the node's addresses that its predecessor has stored.
     bed.kill_agent();
     bed.server_mut().stop();
     bed.start_agent_with(&ARGUMENTS);
@@ -114,7 +114,8 @@ fn agent_start_is_an_event() {
     );
 }
 
-/// Before the first full write, another proxy may still serve addresses that the agent has not written yet.
+/// Before the first complete write of the maps, another proxy may still serve addresses that the agent does not have
+/// yet.
 #[test]
 fn unknown_cluster_ips_are_dropped_only_after_the_first_full_write() {
     let drops =

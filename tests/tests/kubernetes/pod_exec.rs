@@ -1,5 +1,5 @@
-//! The `exec` of Pods, as kubelets do it behind the API server: WebSocket, subprotocol `v5.channel.k8s.io`, one byte of
-//! channel before the data.
+//! Mocks the `exec` of Pods as kubelets implement it behind the API server: WebSocket with subprotocol
+//! `v5.channel.k8s.io`, in which each message begins with a byte for its channel.
 
 use std::{future, path::PathBuf, process::Stdio};
 
@@ -24,27 +24,27 @@ use tokio_tungstenite::{
 };
 
 const PROTOCOL: &str = "v5.channel.k8s.io";
-/// Channels of the protocol.
+/// Numbers of the channels in the subprotocol.
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
-/// Bytes in one message.
+/// Maximum number of bytes in one message.
 const MESSAGE: usize = 16 * 1024;
 
-/// How the server treats a command that a client runs in a Pod.
+/// How the mock API server treats a command that a client runs in a Pod.
 #[derive(Clone)]
 pub(crate) enum PodExec {
-    /// It runs in the namespace of a node, with the pins of its agent.
+    /// Runs the command in the namespace of a node, with the pins of that node's agent.
     Runs { netns: Netns, bpffs: PathBuf },
-    /// The node never answers.
+    /// Never answers, like a node that hangs.
     Silent,
-    /// The client may not run it.
+    /// Refuses the command, as to a client without the permission.
     Forbidden,
 }
 
 type WebSocket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Accepts the connection, then runs the command and sends its output and status.
+/// Accepts the WebSocket connection, runs the command, and sends its output and status.
 pub(crate) fn answer(pod: PodExec, words: Vec<String>, request: Request) -> Response {
     let accept = derive_accept_key(request.headers()[SEC_WEBSOCKET_KEY].as_bytes());
     tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! A cluster without pods: nodes, each with an agent and an HTTP server, a client, and the API server on one bridge.
+//! A cluster without pods on one bridge: nodes with an agent and an HTTP server each, a client, and the API server.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use crate::api_server::ApiServer;
 
 const SERVER: &str = "192.0.2.250";
 
-/// Nodes, a client and the API server on one bridge. Agents end first.
+/// The nodes, client and API server. Agents are dropped first.
 pub(crate) struct Segment {
     pub(crate) agents: Vec<(Child, Cleanup)>,
     pub(crate) server: ApiServer,
@@ -33,7 +33,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Creates this many nodes, and the files that agents read.
+    /// Creates `count` nodes, and the files that their agents read.
     pub(crate) fn new(count: usize) -> Self {
         cleanup::on_interrupt();
         cleanup::remove_stale().unwrap();
@@ -59,7 +59,7 @@ impl Segment {
         Self { agents, server, _servers, nodes, client, _lan, folder, _cleanup }
     }
 
-    /// Starts an agent on each node, with these flags.
+    /// Starts an agent on each node; `flags` returns its flags, given the node's number.
     pub(crate) fn start_with(&mut self, flags: impl Fn(usize) -> Vec<String>) {
         for number in 1..=self.nodes.len() {
             let log = File::create(self.folder.join(format!("log-{number}"))).unwrap();
@@ -94,7 +94,7 @@ impl Drop for Segment {
     }
 }
 
-/// The Node object of a node.
+/// The Node object of the node with this number, with these labels.
 pub(crate) fn node(number: usize, labels: Value) -> Value {
     let addresses = json!([{"type": "InternalIP", "address": format!("192.0.2.{number}")}]);
     json!({

@@ -1,19 +1,20 @@
-//! The label and field selectors that the agent and its plugin use.
+//! The label and field selectors that the mock API server supports: those that the agent and its plugin use.
 
 use serde_json::Value;
 
-/// The criteria by which a list or a watch selects objects.
+/// The criteria of a list or watch, by which objects are selected.
 pub(crate) struct Selection {
-    /// Labels that the object must not have.
+    /// Names of labels that a selected object does not have.
     absent: Vec<String>,
-    /// Labels with the value that the object must have.
+    /// Labels, with their values, that a selected object has.
     equal: Vec<(String, String)>,
-    /// JSON pointer, value, and whether the field must have the value or must not have it.
+    /// Criterion on a field: JSON pointer, value, and whether the field must (true) or must not (false) have the value.
     field: Option<(String, String, bool)>,
 }
 
 impl Selection {
-    /// Panics on label selectors of other forms than `!LABEL` and `LABEL=VALUE`, the only ones in use.
+    /// Parses selectors. Panics at label selectors of other forms than `!LABEL` and `LABEL=VALUE`, the only ones in
+    /// use.
     pub(crate) fn new(labels: &str, field: &str) -> Self {
         let (mut absent, mut equal) = (Vec::new(), Vec::new());
         for label in labels.split(',').filter(|label| !label.is_empty()) {

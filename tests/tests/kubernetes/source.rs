@@ -1,5 +1,5 @@
-//! Tests of the Kubernetes source: the agent's Node, the ranges of cluster IPs, and trigger times of changes, which it
-//! publishes in addition to Services. The source runs as a library in this process.
+//! Tests of what the Kubernetes source publishes in addition to Services: the agent's Node, ranges of cluster IPs, and
+//! trigger times of changes. The source runs as a library in this process.
 
 use std::{
     cell::RefCell,
@@ -28,12 +28,12 @@ use crate::{
     cluster::{self, Cluster},
 };
 
-/// A source that follows an API server.
+/// A Kubernetes source that runs in a thread of this process.
 struct Source {
     server: Option<ApiServer>,
     cluster: Cluster,
     node_name: String,
-    /// The receiver, and all events that were received.
+    /// The receiver of events, and all events that it has received.
     events: RefCell<(mpsc::Receiver<SourceEvent>, Vec<SourceEvent>)>,
     node: watch::Receiver<NodeInfo>,
     service_cidrs: watch::Receiver<Vec<ipnet::IpNet>>,
@@ -43,13 +43,13 @@ struct Source {
 }
 
 impl Source {
-    /// A source with the real API server if the environment names one, else with the in-repo one. `prepare` creates
-    /// objects first.
+    /// Starts a source with the real API server if the environment names one, else with the mock. `prepare` creates
+    /// objects before.
     fn new(prepare: impl FnOnce(&Cluster, &str)) -> Self {
         Self::start(Cluster::real(), |_, cluster, name| prepare(cluster, name))
     }
 
-    /// A source with the in-repo server.
+    /// Starts a source with the mock API server, which can simulate faults.
     fn with_faults(prepare: impl FnOnce(&ApiServer, &Cluster, &str)) -> Self {
         Self::start(None, |server, cluster, name| prepare(server.unwrap(), cluster, name))
     }
@@ -80,7 +80,7 @@ impl Source {
         self.server.as_ref().unwrap()
     }
 
-    /// All events so far.
+    /// All events that the source has sent so far.
     fn sent(&self) -> Vec<SourceEvent> {
         let (receiver, sent) = &mut *self.events.borrow_mut();
         while let Ok(event) = receiver.try_recv() {
@@ -108,7 +108,7 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        // The source ends when the channel is closed, and its thread leaves the namespace.
+        // Closing the channel ends the source, and its thread leaves the namespace.
         self.events.get_mut().0.close();
         if let Some(thread) = self.thread.take() {
             _ = thread.join();
@@ -271,7 +271,7 @@ fn changes_carry_their_trigger_time() {
     let long_ago = "2020-01-01T00:00:00Z";
     let source = Source::with_faults(|server, _, _| server.put(slice(80, long_ago)));
     source.wait_until("synchronised", LIMIT, |source| source.sent().contains(&SourceEvent::Synchronised));
-    // A time in the future: triggers before the agent's start do not count.
+    // A time in the future, because triggers from before the agent's start do not count.
     let soon = "2100-01-01T00:00:00.123456789Z";
     source.server().put(slice(81, soon));
     let changed = |source: &Source, count| {

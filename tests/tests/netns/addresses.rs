@@ -1,4 +1,4 @@
-//! Packets to virtual addresses that no Service port serves: pings, unlisted ports, unassigned addresses.
+//! Tests of packets to virtual addresses that no Service port takes: pings, unlisted ports, unassigned addresses.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{
     lan::{EVERY, Frontend::ClusterIp, Lan, Verdict, external, node_addresses, probe, probe_briefly},
 };
 
-/// A port of no service.
+/// A port number that no Service has.
 const UNLISTED: u16 = 33_434;
 
 #[test]
@@ -48,12 +48,12 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
             }
         }
     });
-    // Node 1 dropped the packets. Sent back to the router they would loop until their TTL expires.
+    // Node 1 must drop these packets: sent back to the router, they would loop until their TTL expires.
     let sent = packets_to_the_router(&lan) - left_node1;
     assert!(sent < 10, "node 1 has sent {sent} packets");
 }
 
-/// Packets that node 1 has sent on the wire.
+/// Number of packets that node 1 has sent on the wire to the router.
 fn packets_to_the_router(lan: &Lan) -> u64 {
     let devices = lan.cluster.node1.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).unwrap();
     let line = devices.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
@@ -66,7 +66,7 @@ fn virtual_addresses_answer_pings() {
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for source in ["client", "pod1", "pod4"] {
         for number in [1, 2] {
-            // A cluster IP and a load balancer address.
+            // Tests a cluster IP and a load balancer's address.
             for addresses in [vips(number), external(number)] {
                 for address in addresses {
                     for bytes in [0, 56, 1_400] {
@@ -83,7 +83,7 @@ fn virtual_addresses_answer_pings() {
     }
 }
 
-/// An external IP may be the address of a node. While that node is down, no other node may answer its pings.
+/// An external IP may be another node's address. While that node is down, no other node may answer pings to it.
 #[test]
 fn pings_to_the_address_of_another_node_reach_that_node() {
     let lan = Lan::with(&[]);
@@ -99,7 +99,7 @@ fn pings_to_the_address_of_another_node_reach_that_node() {
     }
 }
 
-/// Sends a datagram with this hop limit and returns the ICMP error and its source.
+/// Sends a datagram with this hop limit; returns the ICMP error that comes back, and its source.
 fn trace(netns: &Netns, to: SocketAddr, hops: u32) -> (Errno, Option<std::net::IpAddr>) {
     let socket = udp_socket(netns, to).unwrap();
     queue_errors(&socket).unwrap();
@@ -123,7 +123,7 @@ fn traceroute_ends_at_the_virtual_address() {
         for hops in [2, 64] {
             assert_eq!(trace(client, unlisted, hops), (Errno::ECONNREFUSED, Some(address)), "{hops} hops");
         }
-        // For a port of the service, errors of hops behind the virtual address have that address as their source.
+        // For a port of the Service, errors of hops behind the virtual address seem to come from that address.
         for (frontend, hops) in [(ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)] {
             let to = frontend.of(1, (crate::lan::Protocol::Udp, family));
             let (errno, offender) = trace(client, to, hops);

@@ -1,4 +1,4 @@
-//! `sessionAffinity: ClientIP` through every kind of address.
+//! Tests of `sessionAffinity: ClientIP` through every kind of address.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ fn sticky(lan: &Lan, number: u8, pods: &[&str], seconds: u32) -> Service {
     service
 }
 
-/// The server of each protocol and family. Sends five requests each, and fails if the server changes.
+/// The servers that answer five requests by each protocol and in each family; asserts that these do not change.
 fn chosen(lan: &Lan, source: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
     let of = |how| {
         let servers: BTreeSet<String> = (0..5).map(|_| lan.server(source, number, frontend, how)).collect();
@@ -38,10 +38,10 @@ fn affinity_pins_a_client_to_one_backend_through_every_kind_of_address() {
     };
     lan.apply(&[sticky(&lan, 1, &PODS, 600), local]);
     for source in ["client", "client2", "pod1"] {
-        // Affinity holds per Service port, across all its addresses.
+        // Affinity applies to a Service port as a whole, at all its addresses.
         let all: BTreeSet<_> = FRONTENDS.iter().map(|frontend| chosen(&lan, source, 1, *frontend)).collect();
         assert_eq!(all.len(), 1, "{all:?}");
-        // Each node keeps its own affinity.
+        // Affinity on another node is independent.
         chosen(&lan, source, 1, NodePort(2));
     }
     for server in chosen(&lan, "client", 2, NodePort(1)) {
@@ -59,7 +59,7 @@ fn affinity_selects_a_new_backend_after_removal_and_follows_edits() {
     lan.apply(&[sticky(&lan, 1, &left, 600)]);
     let second = chosen(&lan, "client", 1, NodePort(1));
     assert!(second.iter().all(|pod| left.contains(&&**pod)), "{second:?} of {left:?}");
-    // The other endpoints return, and no client is rebalanced.
+    // The other endpoints are back; no client moves to them.
     lan.apply(&[sticky(&lan, 1, &PODS, 600)]);
     assert_eq!(chosen(&lan, "client", 1, NodePort(1)), second);
     lan.apply(&[lan.service(1, &PODS)]);
@@ -71,8 +71,8 @@ fn affinity_selects_a_new_backend_after_removal_and_follows_edits() {
 #[test]
 fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     let lan = Lan::with(&[]);
-    // The choices of all Services, protocols and families count as those of 16 clients: the probability that all of
-    // them choose the same backends again is one in 4^16.
+    // The choices for all Services, protocols and families count like those for 16 clients: the probability that all of
+    // them get the same backends again is one in 4^16.
     let services = [1, 2, 3, 4];
     let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
     let with_timeout =
@@ -80,13 +80,13 @@ fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     with_timeout(2_u16);
     let begun = Instant::now();
     all();
-    // The timeout is long compared with a round of requests on this machine at this moment.
+    // The timeout must be long compared with a round of requests on this machine at this moment.
     let seconds = 2 + 4 * u16::try_from(begun.elapsed().as_secs()).unwrap();
     with_timeout(seconds);
     let timeout = Duration::from_secs(seconds.into());
     let mut before = Instant::now();
     let (mut first, mut since) = (all(), Instant::now());
-    // Connects for longer than the timeout in total, with pauses that are shorter than the timeout.
+    // Connects for longer than the timeout in total, with pauses shorter than the timeout.
     while since.elapsed() < timeout * 2 {
         sleep(timeout / 3);
         let begun = Instant::now();
@@ -94,7 +94,7 @@ fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
         if before.elapsed() < timeout {
             assert_eq!(now, first);
         } else {
-            // A pause that may exceed the timeout proves nothing, so the time starts again.
+            // After a pause that may have exceeded the timeout, the test starts again: it would prove nothing.
             (first, since) = (now, begun);
         }
         before = begun;

@@ -1,4 +1,4 @@
-//! The data plane outlives the agent: restarts, SIGTERM, cleanup.
+//! Tests that the data plane outlives the agent: restarts, SIGTERM, cleanup.
 
 use std::{fs, io, process::Command};
 
@@ -14,10 +14,10 @@ use lb_tests::{
 
 use crate::bed::{Bed, RANGES, WEB, ask_briefly, http, udp, vips};
 
-/// Bytes of a transfer that outlives several agents.
+/// Number of bytes of a transfer that outlives several agents.
 const BYTES: u64 = 100_000_000;
 
-/// A download of each family, with the server that sends it.
+/// A running download in each family, with the name of the server that sends it.
 fn running_downloads(netns: &Netns) -> Vec<(String, Transfer)> {
     WEB.into_iter()
         .map(|vip| {
@@ -73,7 +73,7 @@ fn sigterm_leaves_the_data_plane_working() {
     assert_served(&bed);
 }
 
-/// The number of routes of type `unreachable` on node1.
+/// Number of routes of type `unreachable` on node1.
 fn unreachable_routes(bed: &Bed) -> usize {
     let list = |family| {
         let output =
@@ -84,8 +84,8 @@ fn unreachable_routes(bed: &Bed) -> usize {
     list("-4") + list("-6")
 }
 
-/// The device of a pod that starts while no agent runs has no programs. Without a catch device and routes of
-/// type `unreachable`, its packets to cluster IPs would leave by the node's default route.
+/// A pod that starts while no agent runs has a device without programs. Without the catch device and `unreachable`
+/// routes, its packets to cluster IPs would leave the node by the default route.
 #[test]
 fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
@@ -134,7 +134,7 @@ fn edits_during_agent_downtime_are_served_after_its_restart() {
     assert!(ask_http(&client, http(vips(11)[0])).is_err());
 }
 
-/// Names of the programs at tcx hooks of the devices of node1; none on Linux before 6.6, which has no tcx.
+/// Names of the programs at tcx hooks of node1's devices; empty on Linux before 6.6, which has no tcx.
 fn programs(bed: &Bed) -> Vec<String> {
     let mut names = Vec::new();
     if AttachMode::probe().unwrap() == AttachMode::Clsact {
@@ -177,7 +177,7 @@ fn cleanup_leaves_nothing_behind() {
     assert!(has_clsact(&node1) || programs(&bed).len() == 8, "{:?}", programs(&bed));
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
     let output = agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
-    // The kernel removes links asynchronously.
+    // The kernel removes links a little later.
     let gone = || programs(&bed).is_empty().then_some(());
     wait_for(PATIENCE, gone).unwrap_or_else(|| panic!("{:?}", programs(&bed)));
     assert!(!has_clsact(&node1));
@@ -186,9 +186,9 @@ fn cleanup_leaves_nothing_behind() {
     for vip in WEB {
         assert!(ask_http(&bed.cluster.client, http(vip)).is_err());
     }
-    // A second cleanup has nothing to do, which is no error.
+    // A second cleanup finds nothing, which is no error.
     agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
-    // An agent must be able to start again afterwards.
+    // After a cleanup, an agent can be started again.
     bed.start_agent();
     assert_served(&bed);
 }

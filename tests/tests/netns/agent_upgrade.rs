@@ -1,4 +1,4 @@
-//! Restarts, kills, upgrades and configuration errors of the agent under traffic: no transaction may fail.
+//! Tests of restarts, kills, upgrades and configuration errors of the agent under traffic: no transaction may fail.
 
 use std::{
     collections::BTreeMap,
@@ -23,10 +23,10 @@ use crate::{
     xdp::wires,
 };
 
-/// Backends on both nodes, so that some packets are forwarded to node2.
+/// Pods with backends, on both nodes, so that some packets are forwarded to node2.
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
-/// Time limit until the kernel has verified the programs under traffic.
+/// How long the kernel may take to verify the programs under traffic.
 const VERIFIED: Duration = Duration::from_secs(15);
 
 #[test]
@@ -40,7 +40,7 @@ fn restart_under_load_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// The test also kills the next agent halfway through its start.
+/// In addition, the next agent is killed halfway through its start.
 #[test]
 fn kill_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
@@ -58,7 +58,8 @@ fn kill_under_load_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// Links pinned in the folder `links` of node 1 by name: the id of the link and of its program, as reported by bpftool.
+/// For each link pinned in the folder `links` of node 1: the ids of the link and of its program, as bpftool reports
+/// them.
 fn links(bpffs: &Path) -> BTreeMap<String, (u64, u64)> {
     let mut links = BTreeMap::new();
     let folder = current(bpffs).join("links");
@@ -75,7 +76,7 @@ fn links(bpffs: &Path) -> BTreeMap<String, (u64, u64)> {
     links
 }
 
-/// The pin folder of the data plane; fails if there are several.
+/// Path of the folder with the data plane's pins; asserts that there is only one.
 fn current(bpffs: &Path) -> PathBuf {
     let entries = fs::read_dir(bpffs.join("lb")).unwrap();
     let is_version = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('v');
@@ -84,8 +85,8 @@ fn current(bpffs: &Path) -> PathBuf {
     versions[0].clone()
 }
 
-/// The second agent has another `--syn-retries`, so its programs differ in a constant, as those of another build with
-/// the same maps would. Links stay and get the new programs.
+/// The second agent has another `--syn-retries`, so its programs differ in a constant, like those of another build with
+/// the same maps. Links stay and get the new programs.
 #[test]
 fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     let mut bed = Bed::with_web(&PODS);
@@ -104,14 +105,14 @@ fn upgrade_with_the_same_layout_replaces_programs_in_their_links() {
     traffic.stop().assert_unharmed();
 }
 
-/// Stops the agent of node 1 and starts another binary.
+/// Ends the agent of node 1 and starts another executable.
 fn change_agent(bed: &mut Bed, binary: Option<PathBuf>) {
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
     let settings = Settings { binary, ..bed.cluster.agent_settings(1) };
     bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
 }
 
-/// Ids of the services of node 1, by name.
+/// Ids of the Services of node 1, by Service name.
 fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
     let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
     let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -121,8 +122,8 @@ fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
     list.as_array().unwrap().iter().map(id).collect()
 }
 
-/// Changes from one map layout to another under traffic. Connections stay open while they transfer data, and idle
-/// connections and sockets must also survive.
+/// Changes from one map layout to another under traffic. Connections that transfer data, and idle connections and
+/// sockets, must all survive.
 fn changes_layout(first: Option<PathBuf>, second: Option<PathBuf>) {
     let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &PODS);
     let settings = Settings { binary: first, ..bed.cluster.agent_settings(1) };
@@ -154,8 +155,8 @@ fn downgrade_to_another_layout_keeps_every_connection() {
     changes_layout(Some(agent::next_binary()), None);
 }
 
-/// Traffic to the node ports of service 1, whose backend is on node 1, and of service 2, whose backend is on node 2:
-/// part of it is masqueraded at tc, part by XDP.
+/// Starts traffic to node ports of service 1 (backend on node 1) and service 2 (backend on node 2): part of it is
+/// masqueraded at tc, part by XDP.
 fn exposed_traffic(lan: &Lan) -> Traffic {
     let mut clients = Vec::new();
     for (number, source) in [(1, "client"), (2, "client"), (2, "client2"), (2, "pod1")] {
@@ -182,7 +183,7 @@ fn upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
     assert_eq!(lb_tests::client::ask_http(lan.0.netns("client"), served).unwrap().server, "pod3");
 }
 
-/// Kills an agent while programs of both layouts are attached; the next agent continues the upgrade.
+/// Kills an agent while programs of both layouts are attached. The next agent must complete the upgrade.
 #[test]
 fn upgrade_killed_halfway_is_completed_by_the_next_agent() {
     let mut bed = Bed::with_web(&PODS);
@@ -218,7 +219,7 @@ fn second_agent_fails_with_the_pid_of_the_running_one_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// Starts two agents at once: one serves, the other one exits with an error that names the first.
+/// Of two agents that are started at once, one serves; the other exits with an error that names the first.
 #[test]
 fn only_one_of_two_simultaneously_started_agents_serves() {
     let mut bed = Bed::with_web(&PODS);
@@ -268,7 +269,7 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     assert!(busy.contains("busy"), "{busy}");
     traffic.progresses().unwrap();
     run(Command::new("umount").arg("--lazy").arg(&bpffs)).unwrap();
-    // The test restarts the agent, as a supervisor would.
+    // Restarts the agent, as a supervisor would.
     let agent = bed.agent.take().unwrap();
     wait_for(PATIENCE, || agent.log().contains("was unmounted").then_some(())).unwrap();
     assert!(!agent.wait().unwrap().success());
@@ -279,7 +280,7 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// An agent that cannot pin everything again keeps running, because the data plane would end with it.
+/// An agent that cannot pin everything again must keep running, because the data plane would end with it.
 #[test]
 fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let mut bed = Bed::with_web(&PODS);
@@ -303,7 +304,7 @@ fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     traffic.stop().assert_unharmed();
 }
 
-/// Replaces a file by rename, as the kubelet does.
+/// Replaces a file by a rename, as the kubelet does.
 fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -322,7 +323,7 @@ fn configuration_is_reloaded_under_load_and_errors_in_it_change_nothing() {
     let agent = bed.agent.take().unwrap();
     wait_for(PATIENCE, || agent.log().contains("goes on as it was started").then_some(())).unwrap();
     traffic.progresses().unwrap();
-    // The test restarts the agent, as a supervisor would.
+    // The agent ends because of this change; the test restarts it, as a supervisor would.
     replace(&config, "syn-retries: 2\n");
     assert!(!agent.wait().unwrap().success());
     bed.start_agent_with(&["--config", config.to_str().unwrap()]);

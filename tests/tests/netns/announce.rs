@@ -1,5 +1,5 @@
-//! Announcements at layer 2: nodes and clients on one bridge, without a router. Each node runs its own server behind
-//! the addresses, so an answer shows which node a client has reached.
+//! Tests of announcements at layer 2: nodes and clients on one bridge, without a router. Each node runs its own server
+//! at the addresses, so an answer shows which node a client has reached.
 
 use std::{
     collections::BTreeSet,
@@ -28,7 +28,7 @@ use serde_json::Value;
 
 const VIP6: &str = "2001:db8::64";
 const ADVERTISEMENT: &str = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all, namespace: metallb-system}}\n";
-/// Time limit of an announcement or a takeover. A voter that has just started promises nothing for 1.2 s.
+/// How long to wait for an announcement or a takeover. A voter that has just started grants nothing for 1.2 s.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Nodes and clients on one bridge. Agents are dropped first.
@@ -44,7 +44,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// A segment of `count` nodes; the device of each is `eth0`.
+    /// Creates `count` nodes, each with the device `eth0` on the bridge.
     fn new(count: usize) -> Self {
         cleanup::on_interrupt();
         cleanup::remove_stale().unwrap();
@@ -76,7 +76,7 @@ impl Segment {
         }
     }
 
-    /// Writes a pool and a Service with the addresses, and starts an agent on each node.
+    /// Writes the manifests of a pool and a Service with the addresses, and starts an agent on each node.
     fn start(&mut self, arguments: &[&str]) {
         for number in 1..=self.nodes.len() {
             self.folders[number - 1].write("web", &manifests(number)).unwrap();
@@ -99,7 +99,7 @@ impl Segment {
         }
     }
 
-    /// The flags of agents that share the addresses.
+    /// The flags by which agents share the addresses with each other.
     fn members(&self) -> Vec<String> {
         let key = self.dir.join("key");
         std::fs::write(&key, "a key of more than sixteen bytes\n").unwrap();
@@ -112,7 +112,7 @@ impl Segment {
         self.folders.iter().for_each(|folder| folder.write("advertisement", ADVERTISEMENT).unwrap());
     }
 
-    /// The MAC addresses that answer an ARP request within a second.
+    /// MAC addresses that answer an ARP request of a client within a second.
     fn arping(&self, client: usize, address: &str) -> BTreeSet<String> {
         let arguments = ["-I", "eth0", "-c", "1", "-w", "1", address];
         let output = self.clients[client].command("arping").args(arguments).output().expect("arping");
@@ -121,7 +121,7 @@ impl Segment {
         replies.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_lowercase())).collect()
     }
 
-    /// The MAC addresses in the advertisements that answer a neighbour solicitation.
+    /// MAC addresses in the neighbour advertisements that answer a client's solicitation.
     fn ndisc(&self, client: usize, address: &str) -> BTreeSet<String> {
         let arguments = ["-m", "-w", "500", "-r", "2", address, "eth0"];
         let output = self.clients[client].command("ndisc6").args(arguments).output().expect("ndisc6");
@@ -130,7 +130,7 @@ impl Segment {
         lines.map(|(_, mac)| mac.trim().to_lowercase()).collect()
     }
 
-    /// Waits until one node answers for the address; returns its number and how long it took.
+    /// Waits until a node that `accept` accepts answers for the address; returns its number, and how long it took.
     fn owner(&self, patience: Duration, accept: impl Fn(usize) -> bool) -> (usize, Duration) {
         let start = Instant::now();
         let answering = || {
@@ -185,15 +185,15 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     assert_eq!(segment.owner(SOON, |_| true).0, 1);
     assert_eq!(segment.ndisc(0, VIP6), of_node(1));
     assert_eq!((segment.ask("192.0.2.100"), segment.ask(VIP6)), ("n1".to_owned(), "n1".to_owned()));
-    // The kernel answers for the node's own address. Nothing answers for a free address of the pool, or for one outside
-    // every pool.
+    // The kernel answers for the node's own address. No machine answers for a free address of the pool, or for an
+    // address in no pool.
     assert_eq!(segment.arping(0, "192.0.2.1"), of_node(1));
     assert_eq!(segment.ndisc(0, "2001:db8::1"), of_node(1));
     for nobody in ["192.0.2.101", "192.0.2.77"] {
         assert_eq!(segment.arping(0, nobody), BTreeSet::new(), "{nobody}");
     }
     assert_eq!(segment.ndisc(0, "2001:db8::65"), BTreeSet::new());
-    // Duplicate address detection finds the owner.
+    // The client's duplicate address detection must find that the address is in use.
     let probe = ["-D", "-I", "eth0", "-c", "1", "-w", "1", "192.0.2.100"];
     assert!(!segment.clients[0].command("arping").args(probe).output().unwrap().status.success());
     segment.clients[1].ip(&format!("address add {VIP6}/64 dev eth0\n")).unwrap();
@@ -210,7 +210,7 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     assert_eq!((&list[0]["node"], &list[0]["interfaces"][0]), (&Value::from("n1"), &Value::from("eth0")));
     assert!(list[0]["answers"].as_u64().unwrap() > 0 && list[0]["expiresInMs"].is_null(), "{list:?}");
 
-    // A lone node needs no agent to answer, as it needs none to serve its Services.
+    // After its agent has ended, a lone node still answers for the addresses, as it still serves its Services.
     let agent = segment.agents[0].take().unwrap();
     agent.kill().unwrap();
     assert_eq!(segment.arping(0, "192.0.2.100"), of_node(1));
@@ -248,7 +248,7 @@ fn claim_of_another_machine_silences_the_node() {
 #[test]
 fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
     let mut segment = Segment::new(1);
-    // `ip` makes the kernel load the module if it exists.
+    // `ip` makes the kernel load the module for VLANs, if it exists.
     if let Err(error) = segment.clients[1].ip("link add link eth0 name probe type vlan id 9\n") {
         return skip::whole(&format!("no 802.1Q devices: {error:#}"));
     }
@@ -273,7 +273,7 @@ fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
     assert_eq!(segment.arping(1, "192.0.2.100"), BTreeSet::new(), "a request without the tag");
 }
 
-/// Starts three nodes; returns the segment and the number of the node that answers.
+/// Starts three nodes; returns the segment, and the number of the node that answers.
 fn three() -> (Segment, usize) {
     let mut segment = Segment::new(3);
     let members = segment.members();
@@ -308,11 +308,11 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
         let explained = output(&["explain", "--from", "192.0.2.201:40000", "--to", "192.0.2.100:80"]);
         assert!(explained.contains(&format!("announcement: n{owner}{here}")), "{explained}");
     }
-    // Simulates the death of the machine: its link goes down and its agent is killed.
+    // As if the machine had died: its link goes down, and its agent is killed.
     segment.nodes[owner - 1].ip("link set eth0 down\n").unwrap();
     segment.agents[owner - 1].take().unwrap().kill().unwrap();
     let start = Instant::now();
-    // `arping` waits a whole second for an answer, so `announce list` measures the takeover.
+    // `arping` waits a whole second for an answer, so `announce list` is used to measure the takeover.
     let others = || (1..=3).filter(|number| *number != owner);
     let answering = || others().find(|number| segment.list(*number)[0]["here"] == true);
     let next = wait_for(SOON, answering).expect("no other node has the right to answer");
@@ -323,7 +323,7 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
     assert_eq!(segment.ask("192.0.2.100"), format!("n{next}"), "the client follows the announcement");
 }
 
-/// Opens connections at a steady rate until `stop`; returns how many there were, and the errors.
+/// Opens connections at a steady rate until `stop` is set; returns their number, and the errors.
 fn connections_until(stop: &AtomicBool, to: SocketAddr) -> std::io::Result<(usize, Vec<String>)> {
     let (mut count, mut lost) = (0, Vec::new());
     let start = Instant::now();
@@ -345,22 +345,22 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Between two new connections: 500 of them in a second, unless the machine is too slow.
+/// Interval between two new connections, 500 per second, unless the machine is too slow.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A connection that is open while its packets change the node ends: the other node has no flow for it. The client has
-/// one connection at a time, and its packets change the node twice.
+/// A connection ends if it is open while its packets move to another node, which has no flow for it. The client has one
+/// connection at a time, and the packets move twice.
 #[test]
 fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
     let (mut segment, _) = three();
-    // The best node takes over once it has settled.
+    // The best candidate takes the address over once it has been alive for long enough.
     thread::sleep(Duration::from_secs(6));
     let (owner, _) = segment.owner(SOON, |_| true);
     let stop = AtomicBool::new(false);
     let client = segment.clients[0].clone();
     let to = SocketAddr::new("192.0.2.100".parse().unwrap(), 80);
     let (took, (count, lost)) = thread::scope(|scope| {
-        // Also if the test fails: the scope waits for the connections.
+        // Even if the test fails, `stop` must be set, because the scope waits for the connections.
         let _stop = StopOnDrop(&stop);
         let connections = scope.spawn(|| client.run(|| connections_until(&stop, to)).unwrap());
         thread::sleep(Duration::from_secs(1));
@@ -373,7 +373,7 @@ fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
         let took = start.elapsed();
         assert!(ended.join().unwrap().success());
         thread::sleep(Duration::from_secs(2));
-        // The agent of the owner starts again, and takes the address back.
+        // A new agent of the best candidate takes the address back.
         let members = segment.members();
         let settings = segment.settings(owner, &members.iter().map(String::as_str).collect::<Vec<_>>());
         segment.agents[owner - 1] = Some(Agent::start(&segment.nodes[owner - 1], settings).unwrap());
@@ -396,7 +396,7 @@ fn hung_owner_stops_answering_before_another_begins() {
     let pid = Pid::from_raw(i32::try_from(segment.agents[owner - 1].as_ref().unwrap().pid()).unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
     let start = Instant::now();
-    // `owner` asserts that no request gets two answers.
+    // `owner` asserts that no request gets answers from two nodes.
     let (next, _) = segment.owner(SOON, |number| number != owner);
     println!("n{next} answers {:?} after the agent of n{owner} hung", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(3));

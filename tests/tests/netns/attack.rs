@@ -1,5 +1,5 @@
-//! Attacks on connection tracking by senders that do not receive the replies: after forged segments new clients are
-//! served, and established connections stay.
+//! Tests of attacks on connection tracking by senders that do not receive the replies: after forged segments, new
+//! clients must be served, and established connections must stay.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -21,19 +21,20 @@ use crate::{
     flood::{self, Forged, forge},
 };
 
-/// Connections that fit into the maps; each flood begins more.
+/// Number of connections for which the maps have room; each flood begins more.
 const ROOM: u32 = 400;
-/// `--masquerade-ports` for 200 connections to one backend.
+/// Value of `--masquerade-ports` that allows 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
-/// Under pressure, streams are evicted last, after 10 s without a packet; twice that for slow machines.
+/// How long a new client may wait to be served. Under pressure, streams are evicted last, after 10 s without a packet;
+/// this is twice that, for slow machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
-/// A stream that is not evicted stays much longer than [`RECOVERY`], so the tests can tell the difference.
+/// A stream that is not evicted must stay much longer than [`RECOVERY`], so that the tests can tell the difference.
 const _: () = assert!(
     Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs(),
     "shorten RECOVERY with the timeout"
 );
 
-/// A Service with one backend; node1 routes the forged addresses to the client.
+/// A cluster with a Service that has one backend; node1 routes the forged addresses to the client.
 fn bed(arguments: &[&str]) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
     bed.start_agent_with(arguments);
@@ -41,7 +42,7 @@ fn bed(arguments: &[&str]) -> Bed {
     bed
 }
 
-/// Routes replies to forged addresses back to the client.
+/// Adds routes on a node that lead replies to forged addresses back to the client.
 pub(crate) fn route_forged(node: &Netns) {
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
     flood::route_back(node, (v4, v6));
@@ -80,8 +81,8 @@ fn forged_syn_and_fin_hold_no_entry_longer_than_a_syn() {
     }
 }
 
-/// The attack sends 40 SYNs/s. If each held its source port for the minute of an incomplete handshake, the 200 ports of
-/// this test would run out within seconds.
+/// The attack sends 40 SYNs per second. If each held its source port for the minute of an incomplete handshake, this
+/// test's 200 ports would run out within seconds.
 #[test]
 fn forged_syns_exhaust_no_source_ports() {
     let bed = bed(&["--masquerade-all", "--masquerade-ports", FEW_PORTS]);
@@ -125,13 +126,13 @@ fn entries_of_forged_udp_streams_are_evicted_for_new_clients() {
     }
     let served = || ask_udp(client, udp(WEB[0]), 8).ok();
     assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
-    // Without pressure, no stream of the last wave would have expired yet. (The test itself measures the time, because
+    // Without pressure, no stream of the last wave would have expired yet. (Measured by this test itself, because
     // `wait_for` does not count time in which tasks wait for a CPU, I/O or memory.)
     let recovered = last_wave.elapsed();
     assert!(recovered < Duration::from_secs(Phase::Stream.timeout_seconds().into()), "{recovered:?}");
 }
 
-/// Without an agent the programs alone evict the entries of the floods.
+/// Without an agent, only the programs evict the flows of the floods.
 #[test]
 fn new_clients_are_served_after_floods_without_an_agent() {
     let mut bed = bed(&["--max-connections", &ROOM.to_string()]);

@@ -1,4 +1,4 @@
-//! Distribution over backends, and the source addresses of the packets that client and backend receive.
+//! Tests how connections spread over backends, and which source addresses client and backend see.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::bed::{Bed, WEB, http, udp, vips};
 
 const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
 
-/// Counts the servers that answer 200 requests.
+/// Number of answers from each server, in 200 requests.
 fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for _ in 0..200 {
@@ -25,8 +25,8 @@ fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
     counts
 }
 
-/// Asserts that every backend gets its share. With 200 requests and 4 backends each gets 50 ± 6.1; ± 34 is 5.5 standard
-/// deviations, about one false alarm in ten million.
+/// Asserts that every backend gets its share. Of 200 requests, each of 4 backends gets 50 ± 6.1; the limit ± 34 is 5.5
+/// standard deviations, about one false alarm in ten million.
 fn assert_even(counts: &BTreeMap<String, u32>) {
     assert_eq!(counts.keys().collect::<Vec<_>>(), PODS.iter().collect::<Vec<_>>(), "{counts:?}");
     assert!(counts.values().all(|count| (16..=84).contains(count)), "{counts:?}");
@@ -93,7 +93,7 @@ fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     let _agent = bed.cluster.start_agent(2).unwrap();
     for source in ["pod1", "pod3"] {
         for vip in WEB {
-            // A pod that is its own backend is hairpin traffic, which has separate tests.
+            // A pod that is its own backend is a hairpin, which other tests cover.
             for _ in 0..20 {
                 let answer = ask_http(bed.netns(source), http(vip)).unwrap();
                 assert!(answer.server == source || answer.seen == answer.local, "{answer:?}");
@@ -102,7 +102,7 @@ fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     }
 }
 
-/// Source of the reply to a datagram; only an unconnected socket receives replies from any source.
+/// Source address of the reply to a datagram. Uses an unconnected socket, which receives replies from any source.
 fn answer_source(netns: &Netns, to: SocketAddr) -> SocketAddr {
     let socket = netns.run(|| UdpSocket::bind((any_address(to.ip()), 0))).unwrap();
     socket.set_read_timeout(Some(PATIENCE * patience())).unwrap();

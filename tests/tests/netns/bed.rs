@@ -1,4 +1,4 @@
-//! The setup of most tests: the standard cluster, a service and an agent on node1.
+//! The setup of most tests: the standard cluster, a Service and an agent on node1.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
@@ -15,18 +15,18 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-/// Port of test services for the pods' HTTP servers.
+/// Port of test Services that leads to the pods' HTTP servers.
 pub(crate) const HTTP: u16 = 80;
-/// Port of test services for the pods' UDP servers.
+/// Port of test Services that leads to the pods' UDP servers.
 pub(crate) const UDP: u16 = 53;
-/// The virtual addresses of the service `web`.
+/// The cluster IPs of the Service `web`.
 pub(crate) const WEB: [IpAddr; 2] = vips(10);
 
-/// Arguments that declare the networks of the virtual addresses as cluster IP ranges: other addresses in them count as
+/// Arguments that declare the networks of the cluster IPs in tests as ranges, so that other addresses in them count as
 /// unassigned.
 pub(crate) const RANGES: [&str; 2] = ["--service-cluster-ip-range", "10.96.0.0/12,fd00:10:96::/112"];
 
-/// Virtual addresses of both families.
+/// Cluster IPs for a test Service, one of each family; `number` is their last part.
 pub(crate) const fn vips(number: u8) -> [IpAddr; 2] {
     [
         IpAddr::V4(Ipv4Addr::new(10, 96, 0, number)),
@@ -34,19 +34,19 @@ pub(crate) const fn vips(number: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// A cluster with an agent. Dropping this value drops the agent first.
+/// The standard cluster with an agent on node1. The agent is dropped first.
 pub(crate) struct Bed {
     pub(crate) agent: Option<Agent>,
     pub(crate) cluster: Cluster,
 }
 
 impl Bed {
-    /// A cluster with an agent, whose service `web` has these pods.
+    /// A cluster with an agent, in which the Service `web` has these pods as backends.
     pub(crate) fn with_web(pods: &[&str]) -> Self {
         Self::with_link_and_web(ClientLink::Ethernet, pods)
     }
 
-    /// Like [`Self::with_web`], with the client connected by `link`.
+    /// Like [`Self::with_web`], but the client is connected by `link`.
     pub(crate) fn with_link_and_web(link: ClientLink, pods: &[&str]) -> Self {
         let mut bed = Self::without_agent(link, pods);
         bed.start_agent();
@@ -65,14 +65,14 @@ impl Bed {
         self.agent = Some(self.cluster.start_agent(1).unwrap());
     }
 
-    /// Starts the agent on node1 with more arguments.
+    /// Starts the agent on node1 with these additional arguments.
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str]) {
         let mut settings = self.cluster.agent_settings(1);
         settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self.agent = Some(Agent::start(&self.cluster.node1, settings).unwrap());
     }
 
-    /// Traffic of every kind and family to `web`: from the external client, a pod and the node itself.
+    /// Starts traffic of every kind and family to `web`: from the external client, from a pod and from the node itself.
     pub(crate) fn traffic(&self) -> Traffic {
         let mut clients = Vec::new();
         for netns in [&self.cluster.client, self.netns("pod1"), &self.cluster.node1] {
@@ -84,12 +84,12 @@ impl Bed {
         Traffic::start(clients).unwrap()
     }
 
-    /// Writes a service with the ports HTTP and UDP.
+    /// Writes the manifest of a Service with the ports HTTP and UDP.
     pub(crate) fn put(&self, name: &str, cluster_ips: [IpAddr; 2], pods: &[&str]) {
         self.cluster.manifests.put(&self.service(name, cluster_ips, pods)).unwrap();
     }
 
-    /// A service with the ports HTTP and UDP and these pods.
+    /// A Service with the ports HTTP and UDP, whose backends are these pods.
     pub(crate) fn service(&self, name: &str, cluster_ips: [IpAddr; 2], pods: &[&str]) -> Service {
         Service {
             name: name.to_owned(),
@@ -103,31 +103,31 @@ impl Bed {
         }
     }
 
-    /// The output of `lb-agent status`, which needs no running agent.
+    /// The JSON output of `lb-agent status`, which works without a running agent.
     pub(crate) fn status(&self) -> Value {
         let bpffs = self.cluster.bpffs(1);
         let output = agent::ask(&self.cluster.node1, &bpffs, &["status", "-o", "json"]).unwrap();
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The namespace of the client or of a pod.
+    /// The namespace of `client`, or of the pod with this name.
     pub(crate) fn netns(&self, source: &str) -> &Netns {
         if source == "client" { &self.cluster.client } else { &self.cluster.pod(source).unwrap().netns }
     }
 }
 
-/// `vip:HTTP`
+/// The address `vip` with the port [`HTTP`].
 pub(crate) fn http(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, HTTP)
 }
 
-/// `vip:UDP`
+/// The address `vip` with the port [`UDP`].
 pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, UDP)
 }
 
-/// Sends a request and returns the server that answers at once, if any. A SYN that arrives before the kernel holds the
-/// service, or before the device has programs, is lost; waiting for its retransmission would measure TCP's timer.
+/// Sends a request; returns the name of the server, if one answers at once. A SYN is lost that arrives before the
+/// kernel holds the Service or the device has programs: to wait for its retransmission would measure TCP's timer.
 pub(crate) fn ask_briefly(netns: &Netns, vip: IpAddr) -> Option<String> {
     let connect = || TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
     netns.run(connect).ok()?;

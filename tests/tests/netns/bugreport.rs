@@ -1,4 +1,4 @@
-//! `lb-agent bugreport`: the contents of the archive, and the absence of secrets.
+//! Tests of `lb-agent bugreport`: what the archive contains, and that it contains no secrets.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http};
 
-/// Secrets on the node that must not be in an archive.
+/// Texts on the node that must not be in an archive.
 const SECRETS: [&str; 5] = [
     "secret-of-the-agents-environment",
     "secret-of-the-commands-environment",
@@ -26,7 +26,7 @@ const SECRETS: [&str; 5] = [
     "secret-in-a-manifest",
 ];
 
-/// The files of an archive, by their names in its folder.
+/// Unpacks an archive; returns its files by their names.
 fn unpacked(archive: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
     fs::create_dir(to).unwrap();
     agent::run(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(to).arg("--strip-components=1"))
@@ -52,7 +52,7 @@ fn json(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Value {
     serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A node with an agent, and with a secret in its environment, kubeconfig, configuration file and manifests.
+/// A node with an agent, and with a secret each in its environment, kubeconfig, configuration file and manifests.
 fn with_secrets() -> (Bed, PathBuf) {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     let mut settings = bed.cluster.agent_settings(1);
@@ -122,7 +122,7 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
         assert!(known.iter().any(|start| error.starts_with(start)), "not collected: {error}");
     }
 
-    // Without an agent the command lists the files that it could not collect.
+    // Without an agent, the archive lists the files that could not be collected.
     bed.agent.take().unwrap().kill().unwrap();
     let archive = bed.cluster.folder().join("later.tar.gz");
     let said = report(&bed, &kubeconfig, &archive);

@@ -1,4 +1,4 @@
-//! Sets the calendar clock under traffic: only in guests, because the clock belongs to the machine.
+//! Tests that set the calendar clock under traffic; only in guests, because the clock belongs to the machine.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,23 +20,23 @@ use nix::{
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
-/// Longer than the timeout of any idle connection.
+/// A jump of the clock that is longer than the timeout of any idle connection.
 const DAY: Duration = Duration::from_secs(25 * 60 * 60);
-/// A date in mid 1971.
+/// A date in the middle of 1971, in seconds since 1970.
 const OF_1971: Duration = Duration::from_secs(46_656_000);
-/// Time limit until the agent serves a new Service.
+/// How long to wait until the agent serves a new Service.
 const SOON: Duration = Duration::from_secs(2);
 /// Timeout of a UDP flow with one reply.
 const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64);
-/// Time limit until a UDP flow with one reply has expired: its timeout plus the 5 s between two GC runs.
+/// How long to wait until a UDP flow with one reply has expired: its timeout, plus the 5 s between two GC runs.
 const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64 + 5);
-/// Source port of the UDP flows with one reply, outside of the ephemeral ports.
+/// Source port of the UDP flows with one reply, outside of the range of ephemeral ports.
 const PORT: u16 = 20_000;
-/// Time limit until the UDP flows with one reply have expired, on an emulated machine under load.
+/// How long to wait until the UDP flows with one reply have expired, on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 const _: () = assert!(EXPIRY_LIMIT.as_secs() < LATEST.as_secs());
 
-/// The calendar clock. Dropping it restores the time, computed from the monotonic clock.
+/// The calendar clock. Dropping this sets it to the correct time, computed from the monotonic clock.
 struct Calendar {
     began: Instant,
     at: TimeSpec,
@@ -47,7 +47,7 @@ impl Calendar {
         Self { began: Instant::now(), at: clock_gettime(ClockId::CLOCK_REALTIME).unwrap() }
     }
 
-    /// The correct time.
+    /// The time that the clock would show if the test had not set it.
     fn right(&self) -> TimeSpec {
         self.at + TimeSpec::from_duration(self.began.elapsed())
     }
@@ -65,7 +65,7 @@ impl Drop for Calendar {
     }
 }
 
-/// Clients whose server must not change: because of a connection, or of affinity.
+/// Clients whose server must stay the same, because of a connection or of affinity.
 struct Settled {
     connections: [(Connection, String); 2],
     affine: [(IpAddr, String); 2],
@@ -96,7 +96,7 @@ impl Settled {
     }
 }
 
-/// The source addresses of UDP flows with one datagram and its reply.
+/// Source addresses of UDP flows that have seen one datagram and its reply.
 struct Idle {
     clients: [SocketAddr; 2],
     since: Instant,
@@ -119,8 +119,8 @@ impl Idle {
         self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
     }
 
-    /// Fails if the flows have expired before their timeout. (A forward jump of the clock would expire them if their
-    /// age followed the calendar clock.)
+    /// Asserts that the flows have not expired before their timeout, as a forward jump of the clock would cause if
+    /// their age followed the calendar clock.
     #[track_caller]
     fn assert_not_expired_early(&self, bed: &Bed, when: &str) {
         let known = self.are_known(bed);
@@ -129,8 +129,8 @@ impl Idle {
         assert!(known == [true; 2] || idle > REPLIED, "{when}: expired after {idle:?}");
     }
 
-    /// Waits until the flows expire. (A backward jump of the clock would keep them if their age followed the calendar
-    /// clock.)
+    /// Waits until the flows have expired, which a backward jump of the clock would prevent if their age followed the
+    /// calendar clock.
     #[track_caller]
     fn assert_expire(&self, bed: &Bed) {
         let gone = || (self.are_known(bed) == [false; 2]).then_some(());
@@ -141,8 +141,8 @@ impl Idle {
     }
 }
 
-/// Traffic of every kind from the external client and of two kinds from the node, so that an emulated machine can keep
-/// up.
+/// Starts traffic of every kind from the external client, but only of two kinds from the node, so that an emulated
+/// machine can keep up.
 pub(crate) fn traffic(bed: &Bed) -> Traffic {
     let of_client = |vip| {
         let tcp = Kind::TCP.map(|kind| (&bed.cluster.client, kind, http(vip)));
@@ -183,7 +183,7 @@ fn clock_jumps_break_no_connections() {
     traffic.stop().assert_unharmed();
 }
 
-/// Adds a Service, waits until it is served and asserts that the other clients are undisturbed.
+/// Adds a Service, waits until it is served, and asserts that no other client was disturbed.
 #[track_caller]
 fn assert_undisturbed(bed: &Bed, traffic: &Traffic, settled: &mut Settled, number: u8, when: &str) {
     bed.put(&format!("new{number}"), vips(number), &["pod3"]);

@@ -1,4 +1,4 @@
-//! Established connections through node ports and load balancer addresses, masqueraded and not.
+//! Tests of established connections through node ports and load balancers' addresses, masqueraded and not.
 
 use std::{
     io,
@@ -23,11 +23,11 @@ use crate::lan::{
     Lan, Protocol, Seen,
 };
 
-/// Bytes of a slow download, see [`Connection::download_slowly`].
+/// Number of bytes of a slow download, see [`Connection::download_slowly`].
 const BYTES: u64 = 100_000_000;
 
-/// Opens connections and downloads of the external client and a pod, through node port and load balancer, in both
-/// families.
+/// Opens connections and starts downloads, from the external client and from a pod, through node port and load
+/// balancer, in both families.
 fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
     let mut all = Vec::new();
     for family in [0, 1] {
@@ -42,7 +42,7 @@ fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
     all
 }
 
-/// Asserts that all connections and downloads still work, and ends them.
+/// Asserts that all connections and downloads still work, then ends them.
 fn finish(all: Vec<(Connection, String, Transfer)>) {
     assert!(all.iter().all(|(_, _, transfer)| !transfer.is_finished()), "a transfer has ended early");
     for (mut connection, server, transfer) in all {
@@ -56,7 +56,7 @@ fn masqueraded_connections_survive_service_edits_service_removal_and_agent_resta
     let mut lan = Lan::with(&CLUSTER_CIDR);
     lan.apply(&[lan.service(1, &["pod3"])]);
     let all = established(&lan, 1);
-    // Replaces the endpoint, changes the policy, removes the service, kills and restarts the agent.
+    // In turn, replaces the endpoint, changes the policy, removes the Service, and kills and restarts the agent.
     lan.apply(&[lan.service(1, &["pod4"])]);
     lan.check(&["client"], 1, &[NodePort(1)], Expect::Answer(&["pod4"], Seen::Node(1)));
     let mut local = lan.service(1, &["pod2"]);
@@ -85,7 +85,7 @@ fn connections_survive_loss_of_the_last_endpoint_under_a_local_policy() {
     finish(all);
 }
 
-/// Sends a segment with arbitrary sequence numbers from `from` in `netns`.
+/// Sends a TCP segment with arbitrary sequence numbers from the address `from` in `netns`.
 fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::Result<()> {
     let mut header = TcpHeader::new(from.port(), to.port(), 0x7777_7777, 1024);
     (header.ack, header.psh, header.rst) = (!reset, !reset, reset);
@@ -113,8 +113,8 @@ fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::R
     })
 }
 
-/// With kube-proxy such segments break connections: netfilter calls them INVALID and does not translate them, and the
-/// client answers a segment of an unknown sender with a RST.
+/// Under kube-proxy, such segments break connections: netfilter treats them as INVALID and does not translate them, and
+/// the client answers a segment from an unknown sender with a RST.
 #[test]
 fn out_of_window_segments_break_no_connections() {
     let lan = Lan::with(&CLUSTER_CIDR);

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// The Pod of the DaemonSet.
+/// The Pod template of the DaemonSet in `deploy/`.
 fn pod() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/lb-agent.yaml");
     let text = fs::read_to_string(path).unwrap();
@@ -25,7 +25,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// The container's value of an environment variable.
+/// The value of an environment variable in the DaemonSet's container.
 fn variable(name: &str) -> String {
     let pod = pod();
     let variables = pod["containers"][0]["env"].as_array().unwrap();
@@ -33,7 +33,7 @@ fn variable(name: &str) -> String {
     text(&variable["value"]).to_owned()
 }
 
-/// Capabilities that the container of the DaemonSet adds after dropping all.
+/// Names of the capabilities that the DaemonSet's container has.
 fn capabilities() -> Vec<String> {
     let pod = pod();
     let added = pod["containers"][0]["securityContext"]["capabilities"]["add"].as_array().unwrap();
@@ -42,7 +42,7 @@ fn capabilities() -> Vec<String> {
     names
 }
 
-/// A command prefix that starts a program with only these capabilities, as container runtimes do.
+/// Start of a command that runs a program with only these capabilities, as container runtimes do.
 fn setpriv(capabilities: &[String]) -> Vec<String> {
     let kept: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     ["setpriv", "--no-new-privs", "--inh-caps=-all"]
@@ -52,7 +52,7 @@ fn setpriv(capabilities: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// A cluster without a running agent, with a mounted bpffs, as systemd mounts it.
+/// A cluster without a running agent; a BPF file system is mounted, as systemd mounts it.
 fn bed() -> Bed {
     let bed = Bed::without_agent(ClientLink::Ethernet, &["pod2", "pod3"]);
     let bpffs = bed.cluster.bpffs(1);
@@ -63,11 +63,11 @@ fn bed() -> Bed {
 }
 
 /// A shell script that turns its mount namespace into that of the container on node1, and then runs its arguments. The
-/// root file system is that of this machine, read-only, with an empty /run.
+/// root file system is this machine's, read-only, with an empty /run.
 fn mounts(bed: &Bed) -> String {
     let pod = pod();
     assert_eq!(pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"], true);
-    // Container runtimes also create missing mount points in the image.
+    // Creates mount points that the image does not have, as container runtimes also do.
     let mut mounts: Vec<&Value> = pod["containers"][0]["volumeMounts"].as_array().unwrap().iter().collect();
     mounts.sort_by_key(|mount| text(&mount["mountPath"]).split('/').count());
     let volumes = pod["volumes"].as_array().unwrap();
@@ -79,7 +79,7 @@ fn mounts(bed: &Bed) -> String {
             Some("/sys/fs/bpf") => Some(bed.cluster.bpffs(1)),
             Some("/sys/fs/cgroup") => Some(bed.cluster.cgroup(1).unwrap().path().to_owned()),
             Some(other) => panic!("node1 has no {other}"),
-            // The tests pass settings as arguments.
+            // Skips the ConfigMap: the tests pass settings as arguments.
             None if volume.get("configMap").is_some() => continue,
             None => None,
         };
@@ -109,7 +109,7 @@ fn mounts(bed: &Bed) -> String {
     )
 }
 
-/// The settings of node1's agent in its container.
+/// The settings of the agent in node1's container.
 fn settings(bed: &Bed) -> Settings {
     let settings = bed.cluster.agent_settings(1);
     Settings {
@@ -119,7 +119,7 @@ fn settings(bed: &Bed) -> Settings {
     }
 }
 
-/// Starts node1's agent in its container.
+/// Starts the agent in node1's container.
 fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     let mut settings = settings(bed);
     settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
@@ -131,7 +131,7 @@ fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     agent
 }
 
-/// Runs a command of lb-agent in the container through another program, as `kubectl exec` does; returns its output.
+/// Runs a command of lb-agent in the container by the program `starter`, as `kubectl exec` does; returns its output.
 fn exec_by(bed: &Bed, agent: &Agent, starter: &[String], arguments: &[&str]) -> Vec<u8> {
     let pod = pod();
     let dir = pod["containers"][0]["workingDir"].as_str().unwrap_or("/");
@@ -184,7 +184,7 @@ fn everything_that_the_agent_writes_in_the_pod_is_writable() {
     let agent = start_in_container(&bed, &[]);
     exec(&bed, &agent, &["bugreport", "--output", "report.tar.gz"]);
     let log = agent.log();
-    // deploy/README.md explains why the agent cannot reserve ports there.
+    // The agent cannot reserve ports in the container; deploy/README.md says why.
     let refused: Vec<&str> = log
         .lines()
         .filter(|line| line.contains("Read-only") && !line.contains("ip_local_reserved_ports"))
@@ -196,7 +196,7 @@ fn everything_that_the_agent_writes_in_the_pod_is_writable() {
 fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     let bed = bed();
     let starter = setpriv(&capabilities());
-    // The second agent takes over the data plane of the first.
+    // The second agent takes over the data plane of the first one.
     for _ in 0..2 {
         let settings = bed.cluster.agent_settings(1);
         let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
@@ -219,7 +219,7 @@ fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     }
 }
 
-/// If the agent needed fewer capabilities, the DaemonSet would grant too many.
+/// If the agent did not need one of the capabilities, the DaemonSet would grant too many.
 #[test]
 fn agent_needs_every_capability_of_the_daemon_set() {
     let bed = bed();

@@ -1,4 +1,5 @@
-//! Devices that appear after the agent's start, carry VLAN tags, lack an Ethernet header, or also have foreign filters.
+//! Tests of devices that appear after the start of the agent, carry VLAN tags, have no Ethernet header, or also have
+//! filters of other software.
 
 use std::{fs, io, time::Duration};
 
@@ -13,13 +14,13 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// Asserts that the client is served in both families, and that HTTP servers receive its own address; `pod2` is on
+/// Asserts that the client is served in both families, and that HTTP servers see its own address. The pod `pod2` is on
 /// node1, `pod3` on node2.
 fn assert_works_for_the_client(bed: &Bed) {
     assert_serves_the_client(bed, |answer| answer.seen == answer.local);
 }
 
-/// Asserts that the client is served in both families, over TCP and UDP, and that `is_right` accepts the HTTP answers.
+/// Asserts that the client is served in both families, over TCP and UDP, and that `is_right` accepts each HTTP answer.
 fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
     for vip in WEB {
         for _ in 0..10 {
@@ -44,7 +45,7 @@ fn new_pod_is_served_within_a_second() {
         assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
     }
     assert!(stopwatch.elapsed() < Duration::from_secs(1), "{:?}", stopwatch.elapsed());
-    // The new pod also serves as a backend.
+    // The new pod can also be a backend.
     bed.put("web", WEB, &["pod5"]);
     for vip in WEB {
         let ask = || ask_briefly(&bed.cluster.client, vip).filter(|server| server == "pod5");
@@ -61,22 +62,22 @@ fn pods_are_served_when_their_devices_reappear() {
         let ask = || ask_briefly(bed.netns("pod5"), WEB[round % 2]);
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "round {round}");
         bed.cluster.pods.retain(|pod| pod.name != "pod5");
-        // The kernel removes the devices of a namespace some time after its last user has ended.
+        // The kernel removes a namespace's devices some time after its last user has ended.
         let gone = || (!devices(&bed.cluster.node1).contains("pod5")).then_some(());
         wait_for(Duration::from_secs(5), gone).unwrap();
     }
     assert_works_for_the_client(&bed);
 }
 
-/// `/proc/net/dev` of a namespace.
+/// The content of `/proc/net/dev` in a namespace.
 fn devices(netns: &Netns) -> String {
     netns.run(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap()
 }
 
-/// Whether the kernel has 802.1Q devices; if not, reports the skip.
+/// Whether the kernel supports VLAN devices; if not, reports that the test is skipped.
 fn has_vlan_devices() -> bool {
     let probe = lb_tests::cluster::Cluster::for_test(ClientLink::Ethernet).unwrap();
-    // `ip` makes the kernel load the module if it exists.
+    // `ip` makes the kernel load the module for VLANs, if it exists.
     let made = probe.client.ip("link add link eth0 name probe type vlan id 100\n");
     if let Err(error) = &made {
         skip::whole(&format!("no 802.1Q devices (priority tags are tested all the same): {error:#}"));
@@ -99,7 +100,7 @@ fn vlan_device_on_a_served_parent_device_is_served() {
     for masquerade in [false, true] {
         let arguments = ["--forwarding", "direct", "--masquerade-all"];
         let mut bed = Bed::without_agent(ClientLink::Vlan(100), &["pod2", "pod3"]);
-        // With its own address, the parent is a wire device. Its programs run before those of the VLAN device, on
+        // With an address of its own, the parent is a wire device. Its programs run before those of the VLAN device, on
         // frames without tags.
         bed.cluster.node1.ip("address add 192.0.2.77/24 dev eth0\n").unwrap();
         bed.start_agent_with(&arguments[..if masquerade { 3 } else { 2 }]);
@@ -125,7 +126,8 @@ fn device_without_ethernet_header_is_served() {
     }
 }
 
-/// As with WireGuard, xfrm or BGP unnumbered: routes lead through the device, and the node's addresses are on another.
+/// As with WireGuard, xfrm or BGP unnumbered, routes lead through the device, but the node's addresses are on another
+/// one.
 #[test]
 fn tunnel_without_address_is_served() {
     let mut bed = Bed::without_agent(ClientLink::Layer3, &["pod2", "pod3"]);
@@ -140,7 +142,7 @@ fn tunnel_without_address_is_served() {
     assert_works_for_the_client(&bed);
 }
 
-/// Packets that a device has sent, from `/proc/net/dev`.
+/// Number of packets that a device has sent, from `/proc/net/dev`.
 fn sent_packets(netns: &Netns, device: &str) -> u64 {
     let devices = devices(netns);
     let line = devices.lines().find_map(|line| line.trim().strip_prefix(&format!("{device}:"))).unwrap();
@@ -151,7 +153,7 @@ fn sent_packets(netns: &Netns, device: &str) -> u64 {
 fn foreign_tc_filters_keep_working() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let node1 = &bed.cluster.node1;
-    // Mirrors all IPv4 packets that enter and leave, as a monitoring tool would.
+    // Mirrors all IPv4 packets in both directions, as a monitoring tool would.
     veth((node1, "mirror0"), (node1, "mirror1")).unwrap();
     node1.ip("link set mirror0 up\nlink set mirror1 up\n").unwrap();
     tc(node1, "qdisc replace dev eth0 clsact");
@@ -167,7 +169,7 @@ fn foreign_tc_filters_keep_working() {
     for _ in 0..10 {
         ask_udp(&bed.cluster.client, udp(WEB[0]), 64).unwrap();
     }
-    // The mirror has at least one packet for each datagram and each reply.
+    // The mirror must have got at least one packet for each datagram and each reply.
     let mirrored = sent_packets(node1, "mirror0") - before;
     assert!(mirrored >= 20, "only {mirrored} packets reached the other filters");
     assert_works_for_the_client(&bed);

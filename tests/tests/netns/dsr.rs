@@ -29,7 +29,7 @@ use crate::{
 
 const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
-/// Three nodes. Dropping this value ends the agents first, then the programs at the other ends of the wires.
+/// Three nodes with agents. Dropping this ends the agents first, then the programs at the other ends of the wires.
 struct Nodes {
     third: Option<Agent>,
     lan: Lan,
@@ -45,7 +45,8 @@ impl Deref for Nodes {
 }
 
 impl Nodes {
-    /// The agents of nodes 1 and 2 have `arguments`, that of node 3 has `third`. Pods 5 and 6 are on node 3.
+    /// Creates the nodes. The agents of nodes 1 and 2 have `arguments`, that of node 3 has `third`. Pods 5 and 6 are on
+    /// node 3.
     fn new(arguments: &[&str], third: &[&str], xdp: bool) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
         let mut lan = Lan::without_agents(wiring);
@@ -74,7 +75,7 @@ impl Nodes {
         Self::new(&arguments, &arguments, xdp)
     }
 
-    /// Like [`Lan::apply`]; also waits for the agent of the third node.
+    /// Like [`Lan::apply`], and also waits for the agent of the third node.
     fn serve(&self, services: &[Service]) {
         self.apply(services);
         for service in services {
@@ -141,7 +142,7 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
         );
         assert_eq!(nodes.counted(1, "reply") + nodes.counted(1, "routed"), replies, "no reply passes node 1");
         nodes.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
-        // Internal clients and cluster IPs do not use tunnels.
+        // Tunnels are not used for internal clients and at cluster IPs.
         nodes.check(&["client"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Node(1)));
         nodes.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Client));
         nodes.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Node(1)));
@@ -158,7 +159,7 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
     }
 }
 
-/// A device without Ethernet header may lead to clients behind a VPN.
+/// Clients of a VPN may be behind a device without Ethernet header.
 #[test]
 fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
     for tunnel in ["ipip", "gue"] {
@@ -187,7 +188,7 @@ fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
                     None
                 }
             };
-            // The agent attaches to the device asynchronously.
+            // The agent attaches programs to the device some time after it has appeared.
             let answer = wait_for(PATIENCE, ask).unwrap_or_else(|| panic!("{to} {protocol:?}, {tunnel}"));
             assert_eq!(
                 (answer.seen, answer.server.as_str()),
@@ -228,7 +229,7 @@ fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
     nodes.assert_nothing_was_lost();
 }
 
-/// Without DSR, backends on a third node receive the client's packets from the address of the node that forwards them.
+/// Without DSR, backends on a third node see the address of the node that forwards the client's packets.
 #[test]
 fn default_mode_masquerades_external_clients() {
     for xdp in ["off", "native"] {
@@ -240,8 +241,8 @@ fn default_mode_masquerades_external_clients() {
     }
 }
 
-/// Large transfers in both directions: the node sends ICMP "too big" for packets that do not fit into the tunnel, and
-/// for segments that the device would build (GSO).
+/// Large transfers in both directions: the node must send ICMP "too big" for packets that do not fit into the tunnel,
+/// and for segments that a device would build (GSO).
 #[test]
 fn tunnel_mtu_is_reported_to_clients() {
     for (tunnel, xdp, overheads) in [
@@ -278,8 +279,8 @@ fn tunnel_mtu_is_reported_to_clients() {
     }
 }
 
-/// The path back has a smaller MTU: an ICMP error that a router sends to the virtual address reaches the pod on the
-/// other node.
+/// The path to the client has a smaller MTU: the ICMP error that a router sends to the virtual address must reach the
+/// pod on the other node.
 #[test]
 fn path_mtu_errors_reach_dsr_backends() {
     let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
@@ -301,7 +302,7 @@ fn settled_sum(nodes: &Nodes, outcome: &str) -> u64 {
     (1..=3).map(|node| nodes.counted(node, outcome)).sum()
 }
 
-/// The router switches to node 2, which has no state of the connections and continues them for every backend.
+/// The router switches to node 2, which has no state of the connections but continues them for every backend.
 #[test]
 fn dsr_node_failover_keeps_established_connections() {
     const PODS: [&str; 5] = ["pod1", "pod3", "pod4", "pod5", "pod6"];
@@ -338,7 +339,7 @@ fn dsr_node_failover_keeps_established_connections() {
             transfer.hurry();
             transfer.join().unwrap();
         }
-        // The router switches back to node 1.
+        // The router switches back to node 1, and the connections continue.
         nodes.cluster.route_services_to(1).unwrap();
         for (server, connection) in &mut connections {
             assert_eq!(connection.ask().unwrap().server, *server);
@@ -361,7 +362,7 @@ fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
     let to = |service, family| LoadBalancer.of(service, (Protocol::Tcp, family));
     let client = nodes.netns("client");
     let (mut first, mut connections) = (0, Vec::new());
-    // The flood's entries can be evicted after 3 s, so in a slow round each connection may find a place.
+    // Entries of the flood can be evicted after 3 s, so in a slow round every connection may find room.
     let without_entry = (0..5).any(|_| {
         for family in [0, 1] {
             flood::syns(client, to(2, family), first, 6 * ROOM).unwrap();
@@ -385,11 +386,12 @@ fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
     nodes.assert_nothing_was_lost();
 }
 
-/// Node 1 sees no replies, so a forged SYN with any ACK looks like a complete handshake.
+/// Under DSR node 1 sees no replies, so it takes a forged SYN and any ACK for a complete handshake.
 #[test]
 fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
     const ROOM: u32 = 400;
-    /// Entries of established one-way flows can be evicted after 10 s without a packet; twice that for slow machines.
+    /// How long to wait for room: entries of established one-way flows can be evicted after 10 s without a packet; this
+    /// is twice that, for slow machines.
     const RECOVERY: Duration = Duration::from_secs(20);
     let dsr = [&["--north-south-mode", "dsr"][..], &PEERS, &CLUSTER_CIDR].concat();
     let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
@@ -415,12 +417,12 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
 }
 
-/// Node 1's agent restarts twice, each time with another mode, and the open connections continue.
+/// Node 1's agent restarts twice, each time with another mode; open connections must continue.
 #[test]
 fn dsr_connections_survive_agent_restarts_and_mode_changes() {
     let mut nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
     nodes.serve(&[nodes.service(1, &["pod5"])]);
-    // Connections, and the client's address that their backend sees.
+    // Opens connections; returns each with the client's address that the backend sees.
     let open = |nodes: &Nodes| -> Vec<(Connection, SocketAddr)> {
         let to = |family| LoadBalancer.of(1, (Protocol::Tcp, family));
         let open = |family| {
@@ -442,7 +444,7 @@ fn dsr_connections_survive_agent_restarts_and_mode_changes() {
         nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], seen));
         connections.extend(open(&nodes));
     }
-    // The backend is removed from the service: its connections continue, new ones go to another backend.
+    // After a backend is removed from the Service, its connections continue, and new ones go to another backend.
     nodes.serve(&[nodes.service(1, &["pod6"])]);
     for (connection, seen) in &mut connections {
         let answer = connection.ask().unwrap();

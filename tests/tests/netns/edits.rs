@@ -1,4 +1,4 @@
-//! Edits of manifests: new, changed, removed and malformed files.
+//! Tests of edits of manifests: new, changed, removed and malformed files.
 
 use std::{collections::BTreeSet, io, time::Duration};
 
@@ -10,10 +10,10 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// Time limit from the rename of a file to the change in the kernel.
+/// How long a change may take from the rename of a file until the kernel has it.
 const PROMPTLY: Duration = Duration::from_secs(1);
 
-/// Servers that answer 40 new connections.
+/// Names of the servers that answer 40 new connections.
 fn answering_servers(bed: &Bed) -> BTreeSet<String> {
     (0..40).map(|_| ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server).collect()
 }
@@ -66,7 +66,7 @@ fn established_flows_survive_the_removal_of_their_backend() {
     for (connection, first) in &mut connections {
         assert_eq!(&connection.ask().unwrap(), first);
     }
-    // Remove the last endpoint, then the whole service.
+    // Removes the last endpoint, then the whole Service.
     bed.put("web", WEB, &[]);
     wait_for(PROMPTLY, || ask_http(&bed.cluster.client, http(WEB[1])).err()).unwrap();
     for (connection, first) in &mut connections {
@@ -103,7 +103,7 @@ fn terminating_backend_keeps_its_flows() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let mut connection = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap();
     let first = connection.ask().unwrap();
-    // Of 64 flows, one also has the first backend, except once in 2^64 runs.
+    // Among 64 flows, one goes to the first backend, except once in 2^64 runs.
     let (socket, datagram) = (0..64)
         .map(|_| {
             let socket = udp_socket(&bed.cluster.client, udp(WEB[0])).unwrap();
@@ -145,7 +145,7 @@ fn malformed_manifest_at_agent_start_keeps_the_service_served() {
     bed.start_agent();
     assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[0])).unwrap().server, "pod2");
     assert_eq!(ask_http(&bed.cluster.client, http(WEB[0])).unwrap().server, "pod1");
-    // Removing the malformed file also removes its service.
+    // If the malformed file is removed, its Service is removed as well.
     bed.cluster.manifests.remove("web").unwrap();
     wait_for(PROMPTLY, || ask_briefly(&bed.cluster.client, WEB[0]).is_none().then_some(())).unwrap();
     assert_eq!(ask_http(&bed.cluster.client, http(vips(11)[1])).unwrap().server, "pod2");

@@ -24,11 +24,11 @@ use serde_json::Value;
 use crate::bed::{Bed, WEB, http};
 
 const PODS: [&str; 2] = ["pod2", "pod3"];
-/// Port of the servers that the health checks ask how a pod is.
+/// Port of the servers that tell whether a pod is healthy.
 const HEALTH: u16 = 9000;
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 
-/// Answers every request with a status that the test sets, until the test ends.
+/// Starts a server that answers every request with a status, which the test can set through the result.
 fn health_server(netns: &Netns) -> Arc<AtomicU16> {
     let listener = netns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, HEALTH))).unwrap();
     let status = Arc::new(AtomicU16::new(200));
@@ -42,7 +42,7 @@ fn health_server(netns: &Netns) -> Arc<AtomicU16> {
                 line.clear();
             }
             let status = told.load(Ordering::Relaxed);
-            // The prober may have closed its socket.
+            // Ignores errors: the prober may have closed its socket.
             let _gone =
                 write!(&stream, "HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
@@ -50,7 +50,7 @@ fn health_server(netns: &Netns) -> Arc<AtomicU16> {
     status
 }
 
-/// `web` with a check and these further annotations. The next probe begins within 300 ms.
+/// The Service `web` with a health check and further annotations. The next probe begins within 300 ms.
 fn checked(bed: &Bed, check: &str, more: &[(&'static str, &str)]) -> Service {
     let timing = [("lb.dev/health-check-interval", "300ms"), ("lb.dev/health-check-timeout", "250ms")];
     let all = [("lb.dev/health-check", check)].into_iter().chain(timing).chain(more.iter().copied());
@@ -58,7 +58,7 @@ fn checked(bed: &Bed, check: &str, more: &[(&'static str, &str)]) -> Service {
     Service { annotations, ..bed.service("web", WEB, &PODS) }
 }
 
-/// The pods that answer new connections to both addresses.
+/// Names of the pods that answer new connections to both cluster IPs.
 fn servers(bed: &Bed) -> BTreeSet<String> {
     let ask = |vip| Some(ask_http(&bed.cluster.client, http(vip)).ok()?.server);
     WEB.into_iter().cycle().take(40).filter_map(ask).collect()
@@ -77,7 +77,7 @@ fn show(bed: &Bed, output: &str) -> String {
     String::from_utf8(agent.ask(&["service", "show", "web", "-o", output]).unwrap().stdout).unwrap()
 }
 
-/// The check in `service show -o json`.
+/// The health check of `web` in the output of `service show -o json`.
 fn report(bed: &Bed) -> Value {
     serde_json::from_str::<Value>(&show(bed, "json")).unwrap()[0]["healthCheck"].clone()
 }
@@ -143,7 +143,7 @@ fn endpoint_that_answers_500_keeps_its_connections_and_gets_no_new_ones() {
 #[test]
 fn all_unhealthy_endpoints_are_used_unless_the_service_fails_closed() {
     let bed = Bed::with_web(&PODS);
-    // No server listens on the port.
+    // No server listens on this port, so all endpoints are unhealthy.
     let check = format!("tcp://:{HEALTH}");
     bed.cluster.manifests.put(&checked(&bed, &check, &[])).unwrap();
     wait_for_report(&bed, |report| report["unhealthy"] == 4);
@@ -164,17 +164,18 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     bed.cluster.manifests.put(&checked(&bed, &check, &[])).unwrap();
     wait_for_report(&bed, |report| report["healthy"] == 4);
     status.store(500, Ordering::Relaxed);
-    // So many good results take longer than the test.
+    // A threshold of so many good results takes longer to reach than the test runs.
     let slow = [("lb.dev/health-check-healthy-threshold", "100")];
     bed.cluster.manifests.put(&checked(&bed, &check, &slow)).unwrap();
     wait_for_servers(&bed, &["pod3"]);
     let before = wait_for_report(&bed, |report| report["unhealthy"] == 2);
-    // The agent writes its file at most once a second.
+    // The agent writes the unhealthy targets to its file at most once a second.
     let log = || bed.agent.as_ref().unwrap().log();
     wait_for(PATIENCE, || log().contains("is unhealthy").then_some(())).unwrap();
     thread::sleep(std::time::Duration::from_millis(1_200));
     bed.agent.take().unwrap().kill().unwrap();
-    // It would become healthy at once if the next agent began without a state, or did not know it under another timing.
+    // The endpoint would be healthy at once if the next agent did not read the file, or did not recognise the target
+    // because of another timing.
     status.store(200, Ordering::Relaxed);
     let slower = [("lb.dev/health-check-healthy-threshold", "99")];
     bed.cluster.manifests.put(&checked(&bed, &check, &slower)).unwrap();

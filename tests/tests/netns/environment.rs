@@ -1,4 +1,4 @@
-//! Environment variables of Services: `service env` and `exec`.
+//! Tests of the environment variables of Services: `service env` and `exec`.
 
 use std::process::{Command, Output};
 
@@ -6,7 +6,7 @@ use lb_tests::{agent, wait_for};
 
 use crate::bed::{Bed, vips};
 
-/// `lb-agent` with these arguments on node 1.
+/// A command that runs `lb-agent` on node 1 with these arguments.
 fn command(bed: &Bed, arguments: &[&str]) -> Command {
     let mut command = bed.cluster.node1.command(agent::binary());
     command.args(arguments).env("LB_AGENT_BPFFS", bed.cluster.bpffs(1));

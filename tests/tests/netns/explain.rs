@@ -1,4 +1,5 @@
-//! Compares `lb-agent explain` on a node with real connections. (`packet::explain` covers more kinds of services.)
+//! Tests that `lb-agent explain` on a node agrees with real connections. (`packet::explain` covers more kinds of
+//! Services.)
 
 use std::net::SocketAddr;
 
@@ -67,7 +68,7 @@ fn explain_states_why_a_connection_is_rejected() {
     assert_eq!(verdict(&bed, http(WEB[0]), &[]), "rejected reject_tcp");
     assert_eq!(verdict(&bed, http(WEB[0]), &["--protocol", "udp"]), "rejected reject_udp");
     assert_eq!(verdict(&bed, http(vips(99)[0]), &[]), "untouched no_service");
-    // `explain` needs no agent.
+    // `explain` works without an agent.
     bed.agent.take().unwrap().kill().unwrap();
     assert_eq!(verdict(&bed, http(WEB[0]), &[]), "rejected reject_tcp");
     let node =

@@ -1,4 +1,4 @@
-//! Changes of the node's devices and addresses do not disturb other traffic.
+//! Tests that changes of the node's devices and addresses do not disturb other traffic.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 const NODE_PORT: u16 = 30_080;
-/// Time limit until a device or an address is served.
+/// How long to wait until a device or an address is served.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Traffic of the external client and the node, none of it through the device of pod1.
+/// Starts traffic of the external client and of the node that does not pass the device of pod1.
 fn others(bed: &Bed) -> Traffic {
     let clients = [&bed.cluster.client, &bed.cluster.node1].into_iter().flat_map(|netns| {
         let of = move |vip| {
@@ -27,8 +27,8 @@ fn others(bed: &Bed) -> Traffic {
     Traffic::start(clients).unwrap()
 }
 
-/// Sets the device of pod1 up with its addresses and routes. The kernel removes routes and IPv6 addresses when a device
-/// goes down.
+/// Sets the device of pod1 up, with its addresses and routes: the kernel removes routes and IPv6 addresses when a
+/// device goes down.
 fn wire_pod1(bed: &Bed, device: &str) {
     bed.cluster
         .node1

@@ -1,4 +1,4 @@
-//! Floods from forged addresses.
+//! Sends floods of packets from forged addresses.
 
 use std::{
     io,
@@ -11,32 +11,32 @@ use etherparse::PacketBuilder;
 use lb_tests::netns::Netns;
 use nix::libc;
 
-/// Networks of the forged addresses: those for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8), which nodes route to the
-/// client.
+/// Networks of the forged addresses: those reserved for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8). Nodes route them to
+/// the client.
 pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
 
-/// A forged packet.
+/// A kind of forged packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forged {
     Syn,
-    /// FIN without ACK, at the sequence number after the SYN's.
+    /// A FIN without ACK, with the sequence number after the SYN's.
     BareFin,
-    /// FIN with a guessed acknowledgement number, at the sequence number after the SYN's.
+    /// A FIN with a guessed acknowledgement number, and the sequence number after the SYN's.
     Fin,
-    /// ACK with a guessed acknowledgement number, at the sequence number after the SYN's.
+    /// An ACK with a guessed acknowledgement number, and the sequence number after the SYN's.
     Ack,
     Datagram,
 }
 
-/// A guessed acknowledgement number, far from the sequence numbers of a backend.
+/// The guessed acknowledgement number, far from the sequence numbers of any backend.
 const GUESS: u32 = 0x4000_0000;
 
-/// Sends `count` SYNs from `netns` to an address, each from a different forged source.
+/// Sends `count` SYNs from `netns` to an address, each from another forged source, from number `first` on.
 pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io::Result<()> {
     forge(netns, to, first..first + count, Forged::Syn)
 }
 
-/// Sends one packet from `netns` to `to` for each number, from the forged source with that number.
+/// Sends one packet from `netns` to `to` for each of the numbers, each from the forged source with that number.
 pub(crate) fn forge(netns: &Netns, to: SocketAddr, numbers: Range<u32>, kind: Forged) -> io::Result<()> {
     let socket = netns.run(|| open(to.is_ipv6()))?;
     for number in numbers {
@@ -45,7 +45,7 @@ pub(crate) fn forge(netns: &Netns, to: SocketAddr, numbers: Range<u32>, kind: Fo
     Ok(())
 }
 
-/// A packet with its IP header, from the forged source with this number.
+/// Bytes of a forged packet, including its IP header, from the source with this number.
 fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
     let [_, a, b, c] = number.to_be_bytes();
     let builder = match to.ip() {
@@ -73,7 +73,7 @@ fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
     packet
 }
 
-/// Opens a socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
+/// Opens a raw socket for packets that include their IP header (`IPPROTO_RAW`, raw(7)).
 pub(crate) fn open(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: the call takes numbers and returns a new descriptor, or -1.
@@ -93,13 +93,13 @@ pub(crate) fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Resul
         nix::sys::socket::MsgFlags::empty(),
     );
     match result {
-        // A full queue drops packets, as a wire does.
+        // A full queue drops packets, as a wire does, so that is no error.
         Ok(_) | Err(nix::Error::ENOBUFS) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Routes replies to forged addresses from a node to the client, which drops them.
+/// Adds routes on a node that lead replies to forged addresses to the client, which drops them.
 pub(crate) fn route_back(node: &Netns, gateways: (Ipv4Addr, Ipv6Addr)) {
     let routes = FORGED.iter().zip([gateways.0.to_string(), gateways.1.to_string()]);
     let commands: String = routes.map(|(network, via)| format!("route add {network} via {via}\n")).collect();

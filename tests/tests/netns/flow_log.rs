@@ -1,4 +1,4 @@
-//! The flow log: each connection has a line with the packets and bytes that were on the wire.
+//! Tests of the flow log: each connection has a line with the packets and bytes that were on the wire.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use crate::{
     flood::{self, Forged},
 };
 
-/// Time limit until the lines of ended connections are written: two GC passes, and some.
+/// How long to wait until the lines of ended connections are written: more than two GC passes.
 const SOON: Duration = Duration::from_secs(20);
 const SHOP: [IpAddr; 2] = vips(20);
 
@@ -33,7 +33,7 @@ fn log(bed: &Bed) -> PathBuf {
     bed.cluster.bpffs(1).with_file_name("flows.json")
 }
 
-/// A cluster whose agent keeps a flow log, with more arguments.
+/// A cluster whose agent writes a flow log, started with these further arguments.
 fn bed(pods: &[&str], arguments: &[&str]) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, pods);
     let path = log(&bed);
@@ -42,7 +42,7 @@ fn bed(pods: &[&str], arguments: &[&str]) -> Bed {
     bed
 }
 
-/// The whole lines of the log.
+/// The complete lines that the log has so far.
 fn lines(bed: &Bed) -> Vec<Value> {
     let text = fs::read_to_string(log(bed)).unwrap_or_default();
     text.split_inclusive('\n')
@@ -51,7 +51,7 @@ fn lines(bed: &Bed) -> Vec<Value> {
         .collect()
 }
 
-/// The lines of ended connections, once there are as many.
+/// The lines of ended connections; waits until there are `count`.
 fn ended(bed: &Bed, count: usize) -> Vec<Value> {
     let ends = || {
         let ends: Vec<Value> = lines(bed).into_iter().filter(|line| line["event"] == "end").collect();
@@ -61,7 +61,7 @@ fn ended(bed: &Bed, count: usize) -> Vec<Value> {
     found.unwrap_or_else(|| panic!("not {count} connections have ended: {:#?}", lines(bed)))
 }
 
-/// Packets and bytes, from the client and to the client.
+/// Packets and bytes from the client, then packets and bytes to the client.
 type Traffic = [u64; 4];
 
 fn traffic(line: &Value) -> Traffic {
@@ -69,7 +69,7 @@ fn traffic(line: &Value) -> Traffic {
         .map(|field| line[field].as_u64().unwrap())
 }
 
-/// Counts the IP packets of each local port that the namespace sends and receives.
+/// A packet socket that captures what the namespace sends and receives, to count IP packets by local port.
 struct Capture(OwnedFd);
 
 impl Capture {
@@ -107,7 +107,7 @@ impl Capture {
     }
 }
 
-/// Source, destination and bytes of a TCP or UDP packet without options of IP.
+/// Source, destination and size in bytes of a TCP or UDP packet without IP options.
 fn parse(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u64)> {
     let word = |at: usize| packet.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
     let v6 = |at: usize| Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
@@ -122,7 +122,7 @@ fn parse(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u64)> {
     is_counted.then_some((socket(source, word(ports)?), socket(destination, word(ports + 2)?), bytes))
 }
 
-/// Makes connections of each kind, and returns the expected end of each by the client's port.
+/// Makes connections of each kind; returns, by the client's port, how the log should say that each has ended.
 fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
     let client = &bed.cluster.client;
     let mut expected = BTreeMap::new();
@@ -145,12 +145,12 @@ fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
     expected
 }
 
-/// Compares the lines of all kinds of connections with the packets that the client has sent and received.
+/// Asserts that the lines of all kinds of connections have the packets and bytes that the client has sent and received.
 fn assert_exact(pods: &[&str], arguments: &[&str], is_masqueraded: bool) {
     let bed = bed(pods, arguments);
     let capture = Capture::start(&bed.cluster.client);
     let expected = connections(&bed);
-    // The connections that TCP ends; then those of UDP.
+    // First the connections that TCP itself ends; then UDP flows.
     ended(&bed, 4);
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
     let ends = ended(&bed, expected.len());
@@ -203,7 +203,7 @@ fn annotation_selects_services() {
     for vip in [WEB[0], SHOP[1], WEB[1]] {
         Connection::open(client, http(vip)).unwrap().ask().unwrap();
     }
-    // Two connections of `ask_briefly`, and one.
+    // Three connections: two of `ask_briefly`, and one more.
     let ends = ended(&bed, 3);
     assert!(ends.iter().all(|line| line["service"] == "shop"), "{ends:#?}");
 }
@@ -219,7 +219,7 @@ fn evicted_flows_have_lines_with_exact_counts() {
         });
         let socket = socket.unwrap();
         echo(&socket, b"123456").unwrap();
-        // No flow is evicted in its first three seconds.
+        // Pauses, because no flow is evicted in its first three seconds.
         thread::sleep(Duration::from_millis(80));
     }
     let ends = ended(&bed, 40);
@@ -263,7 +263,7 @@ fn pipe_without_reader_delays_nothing() {
     Connection::open(client, http(WEB[0])).unwrap().ask().unwrap();
     bed.put("shop", SHOP, &["pod1"]);
     wait_for(SOON, || ask_briefly(client, SHOP[0])).unwrap();
-    // A later reader gets the lines that have waited.
+    // A reader that opens the pipe later gets the lines that have waited.
     let reader = thread::spawn(move || {
         let mut text = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(fs::File::open(path)?), &mut text)?;
@@ -274,7 +274,7 @@ fn pipe_without_reader_delays_nothing() {
     assert_eq!(line["end"], "closed", "{line:#}");
 }
 
-/// Prints how many of 20,000 new flows per second have a line.
+/// Prints how many of 20,000 new flows per second get a line.
 #[test]
 #[ignore = "measures: cargo test -p lb-tests --test netns -- --ignored --nocapture flow_log::throughput"]
 fn throughput() {

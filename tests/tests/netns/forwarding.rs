@@ -1,4 +1,4 @@
-//! `--forwarding direct`: packets of Services bypass the stack. (Other tests can also run in this mode:
+//! Tests of `--forwarding direct`: packets of Services bypass the stack. (Other tests can also run in this mode:
 //! `LB_AGENT_FORWARDING=direct cargo test -p lb-tests --test netns`.)
 
 use std::{io, net::SocketAddr, thread, time::Duration};
@@ -13,7 +13,7 @@ use crate::lan::{
 
 const DIRECT: [&str; 2] = ["--forwarding", "direct"];
 
-/// Number of packets with these outcomes on node 1.
+/// Number of packets that node 1 has counted under these outcomes.
 fn counted(lan: &Lan, names: &[&str]) -> u64 {
     let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
     let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -22,7 +22,7 @@ fn counted(lan: &Lan, names: &[&str]) -> u64 {
     named.map(|entry| entry["packets"].as_u64().unwrap()).sum()
 }
 
-/// Transfers enough data in both directions that nearly all packets belong to the established connection.
+/// Transfers so much data in both directions that nearly all packets belong to the established connection.
 fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
     let mut connection = Connection::open(lan.netns(source), to)?;
     connection.download(8 << 20)?;
@@ -33,7 +33,7 @@ fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
 fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    // Replies of a masqueraded connection are translated a second time at egress, even if they bypass the stack.
+    // Replies of a masqueraded connection are translated a second time at egress, even when they bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
     for (source, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),
@@ -68,7 +68,7 @@ fn direct_forwarding_masquerades_external_clients_of_local_pods() {
     }
 }
 
-/// A documented limit of `--forwarding direct`.
+/// Shows a documented limit of `--forwarding direct`.
 #[test]
 fn direct_forwarding_bypasses_netfilter_forward_rules() {
     const RULES: &str =
@@ -77,7 +77,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         let lan = Lan::with(arguments);
         lan.apply(&[lan.service(1, &["pod2"])]);
         let to = ClusterIp.of(1, (Protocol::Tcp, 0));
-        // Resolves the neighbours; otherwise packets might go through the stack.
+        // Makes the nodes resolve their neighbours: until then, packets may go through the stack.
         transfer(&lan, "pod1", to).unwrap();
         let node = &lan.cluster.node1;
         assert!(node.command("nft").arg(RULES).status().unwrap().success());
@@ -86,14 +86,14 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
     }
 }
 
-/// The AWS VPC CNI and administrators of multi-homed nodes add rules such as `ip rule from POD`.
+/// Such rules (`ip rule from POD`) come from the AWS VPC CNI, and from administrators of multi-homed nodes.
 #[test]
 fn direct_forwarding_follows_policy_routing_by_pod() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(2, &["pod3"])]);
     for family in [0, 1] {
         let to = ClusterIp.of(2, (Protocol::Tcp, family));
-        // Resolves the neighbours, and fills the cache of next hops.
+        // Makes the node resolve its neighbours, and the programs cache next hops.
         for pod in ["pod1", "pod2"] {
             transfer(&lan, pod, to).unwrap();
         }
@@ -106,7 +106,7 @@ fn direct_forwarding_follows_policy_routing_by_pod() {
             let mut ip = node.command("ip");
             assert!(ip.arg(version).args(command.split(' ')).status().unwrap().success(), "ip {command}");
         }
-        // The programs cache a next hop for a tick (1.07 s).
+        // Waits until cached next hops are outdated: programs use one for a tick (1.07 s).
         thread::sleep(Duration::from_millis(1_200));
         assert!(transfer(&lan, "pod2", to).is_ok(), "the other pod");
         for _ in 0..5 {

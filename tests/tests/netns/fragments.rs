@@ -1,4 +1,4 @@
-//! Fragments of UDP datagrams in any order, between real sockets.
+//! Tests of fragments of UDP datagrams, in any order, between real sockets.
 
 use std::{
     io,
@@ -27,19 +27,19 @@ use crate::{
     sockets::outcome,
 };
 
-/// Bytes in each fragment but the last.
+/// Number of bytes of data in each fragment except the last.
 const SIZE: usize = 1000;
-/// A datagram with this payload has three fragments.
+/// Number of bytes of a payload that makes a datagram of three fragments.
 const PAYLOAD: usize = 2500;
 const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
-/// The next identification; it repeats after 65,536 datagrams.
+/// The identification for the next datagram; it repeats after 65,536 datagrams.
 fn next_identification() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The fragments of a datagram, each with its IP header.
+/// The fragments of a datagram, each with an IP header.
 fn fragments(from: SocketAddr, to: SocketAddr, payload: &[u8], identification: u16) -> Vec<Vec<u8>> {
     let (ports, mut datagram) = ((from.port(), to.port()), Vec::new());
     let checksummed = match (from.ip(), to.ip()) {
@@ -96,7 +96,7 @@ fn fragment(ends: (IpAddr, IpAddr), identification: u16, offset: usize, more: bo
     bytes
 }
 
-/// Sends these fragments from a namespace, in this order.
+/// Sends these fragments from a namespace, in the order of the indices `order`.
 fn send(netns: &Netns, to: SocketAddr, parts: &[Vec<u8>], order: &[usize]) {
     let raw = netns.run(|| flood::open(to.is_ipv6())).unwrap();
     for part in order {
@@ -104,13 +104,13 @@ fn send(netns: &Netns, to: SocketAddr, parts: &[Vec<u8>], order: &[usize]) {
     }
 }
 
-/// Sends the payload over a connected socket, in fragments of this order.
+/// Sends the payload from a connected socket's address, in fragments in this order.
 fn send_from(netns: &Netns, socket: &UdpSocket, identification: u16, order: &[usize]) {
     let (from, to) = (socket.local_addr().unwrap(), socket.peer_addr().unwrap());
     send(netns, to, &fragments(from, to, pattern::at(0, PAYLOAD), identification), order);
 }
 
-/// The name of the server that answers the datagram.
+/// Name of the server that answers the socket's datagram.
 fn answer(socket: &UdpSocket) -> io::Result<String> {
     let mut buffer = vec![0; 65_536];
     let len = socket.recv(&mut buffer)?;
@@ -119,13 +119,13 @@ fn answer(socket: &UdpSocket) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&buffer[..line]).split(' ').next().unwrap().to_owned())
 }
 
-/// Asserts that a server answers datagrams whose fragments arrive in every order.
+/// Asserts that the server answers datagrams in every order of their fragments.
 #[track_caller]
 fn assert_every_order(netns: &Netns, to: SocketAddr, server: &str) {
     assert_orders(netns, to, server, &ORDERS);
 }
 
-/// Asserts that a server answers datagrams whose fragments arrive in these orders. All failures are reported together.
+/// Asserts that the server answers datagrams in these orders of their fragments. Reports all failures together.
 #[track_caller]
 fn assert_orders<const N: usize>(netns: &Netns, to: SocketAddr, server: &str, orders: &[[usize; N]]) {
     let ask = |order: &[usize; N]| {
@@ -158,7 +158,7 @@ fn fragments_in_every_order_pass_a_device_without_ethernet() {
     }
 }
 
-/// The flows are masqueraded; with `--forwarding direct` their packets also bypass the stack.
+/// The flows are masqueraded; under `--forwarding direct` their packets also bypass the stack.
 #[test]
 fn fragments_in_every_order_reach_the_backends_of_node_ports_and_load_balancers() {
     const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
@@ -177,7 +177,7 @@ fn fragments_in_every_order_reach_the_backends_of_node_ports_and_load_balancers(
     }
 }
 
-/// Tests answers of a backend on the agent's node, and of one on another node.
+/// The answers come from a backend on the agent's node, and from one on another node.
 #[test]
 fn fragments_of_answers_reach_the_client_in_every_order() {
     for backend in ["pod2", "pod3"] {
@@ -203,7 +203,7 @@ fn fragments_of_answers_reach_the_client_in_every_order() {
     }
 }
 
-/// These datagrams go to a socket of the node, not to a Service.
+/// These datagrams are for a socket of the node, not for a Service.
 #[test]
 fn fragments_in_every_order_reach_sockets_of_the_node() {
     const PORT: u16 = 4444;
@@ -215,7 +215,7 @@ fn fragments_in_every_order_reach_sockets_of_the_node() {
     }
 }
 
-/// A repeated fragment passes, or is dropped because its datagram is complete: the socket has got it already.
+/// A repeated fragment passes, or is dropped because its datagram is complete and the socket has received it.
 #[test]
 fn repeated_fragments_lose_no_datagram() {
     const PORT: u16 = 4444;
@@ -238,8 +238,8 @@ fn repeated_fragments_lose_no_datagram() {
     }
 }
 
-/// All datagrams have the same addresses and identification. Each must reach the backend of its own flow, although the
-/// previous datagram was sent a moment ago.
+/// All datagrams have the same addresses and the same identification. Each must reach the backend of its own flow,
+/// although the previous datagram was sent a moment ago.
 #[test]
 fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
@@ -255,8 +255,8 @@ fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
     }
 }
 
-/// A datagram can be complete before all duplicates of its fragments have come back. The programs drop the rest: if
-/// these were held again, each further datagram with this identification would send all of them into the node.
+/// A datagram can be complete before all duplicates of its fragments have come back. The programs must drop these: if
+/// they were held again, each further datagram with this identification would send all of them into the node.
 #[test]
 fn fragment_is_held_only_once() {
     const REPEATED: usize = 99;
@@ -266,7 +266,7 @@ fn fragment_is_held_only_once() {
         let (held, dropped) = (count("fragment_held"), count("fragment_dropped"));
         let socket = udp_socket(&bed.cluster.client, udp(vip)).unwrap();
         let identification = next_identification();
-        // The programs send held fragments back latest first, so the duplicates come back after the datagram is
+        // The programs send held fragments back in reverse order, so the duplicates come back after the datagram is
         // complete.
         let all = [&[1; REPEATED][..], &[2, 1, 0]].concat();
         for order in [&all[..], &[2, 1, 0], &[2, 1, 0], &[2, 1, 0]] {
@@ -280,7 +280,7 @@ fn fragment_is_held_only_once() {
     }
 }
 
-/// A flood of later fragments whose first fragment never comes affects neither whole packets nor datagrams whose
+/// A flood of later fragments, whose first fragment never comes, must affect neither whole packets nor datagrams whose
 /// fragments are in order.
 #[test]
 fn flood_of_early_fragments_loses_no_other_traffic() {
@@ -319,7 +319,8 @@ fn flood_of_early_fragments_loses_no_other_traffic() {
     }
 }
 
-/// Asserts that the server answers a datagram in every order of its fragments: the programs hold early ones again.
+/// Asserts that the server answers a datagram in every order of its fragments, so that the programs hold early ones
+/// again.
 fn assert_every_order_of_one(bed: &Bed, vip: IpAddr) {
     let from = SocketAddr::new(CLIENT[usize::from(vip.is_ipv6())], 40_000);
     let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(vip))).unwrap();

@@ -1,4 +1,4 @@
-//! A pod that reaches itself through its service.
+//! Tests of a pod that reaches itself through its Service.
 
 use lb_tests::{
     client::{Connection, ask_http, ask_udp},

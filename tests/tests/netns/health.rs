@@ -16,17 +16,17 @@ use lb_tests::{
 use crate::bed::{Bed, WEB};
 
 const PORT: u16 = 32_000;
-/// Addresses of node1 towards the external client.
+/// Addresses of node1 on the link to the external client, IPv4 first.
 const NODE1: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 1)),
 ];
 const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
-/// Time limit from a change of the manifests until the health check reports it.
+/// How long a change of the manifests may take until the health check reports it.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
-/// `web` as a `LoadBalancer` Service with these endpoints.
+/// The Service `web` as type `LoadBalancer`, with these endpoints.
 fn exposed(bed: &Bed, endpoints: Vec<Endpoint>) -> Service {
     let exposure = Exposure {
         kind: Type::LoadBalancer,
@@ -45,7 +45,7 @@ fn check(bed: &Bed, node: IpAddr, port: u16) -> io::Result<Answer> {
     http::get(&bed.cluster.client, SocketAddr::new(node, port), "/healthz")
 }
 
-/// Waits until the health check of both families reports this number of endpoints.
+/// Waits until the `healthCheckNodePort` in both families reports this number of endpoints.
 fn assert_reports(bed: &Bed, port: u16, local_endpoints: usize) {
     for node in NODE1 {
         let weight = Some(local_endpoints.to_string());
@@ -110,7 +110,7 @@ fn health_check_node_port_follows_its_service() {
     assert_reports(&bed, PORT + 1, 1);
     assert_refused(&bed, PORT);
 
-    // When the policy changes, the API server releases the health check port.
+    // After this change of policy, the API server has released the health check port.
     (service.exposure.external_local, service.exposure.health_check_node_port) = (false, None);
     put(&service);
     assert_refused(&bed, PORT + 1);
@@ -131,7 +131,7 @@ fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     wait_for(PROMPTLY, || (said() == 2).then_some(())).unwrap_or_else(|| panic!("{}", agent.log()));
     assert!(agent.log().contains("Address already in use"), "{}", agent.log());
     assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 2.0);
-    // Waits for longer than the pause before the second attempt.
+    // Waits longer than the pause before the second attempt, which must log nothing.
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(said(), 2, "once for each family");
     drop(taken);
@@ -147,7 +147,7 @@ fn text(bed: &Bed, server: SocketAddr, path: &str) -> String {
     answer.body
 }
 
-/// The value of a metric, named with its labels.
+/// The value of a metric, given by its name with labels.
 fn metric(bed: &Bed, name: &str) -> f64 {
     let text = text(bed, METRICS, "/metrics");
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -13,24 +13,24 @@ use crate::{
     error::DatapathError,
 };
 
-/// A function that is called with each entry.
+/// A function that is called with the key and the flow of each entry.
 type See<'a> = dyn FnMut(&Tuple, &Flow) -> Result<(), DatapathError> + 'a;
 
-/// The slots of the flow table of another layout, which the programs of that layout change.
+/// The slots of a flow table with another layout, which programs of that layout are changing.
 pub(crate) struct EarlierSlots {
     memory: Mapped<AtomicU64>,
-    /// Words of 64 bits in a slot.
+    /// Size of a slot in words of 64 bits.
     words: usize,
     conversion: Conversion,
 }
 
 impl EarlierSlots {
-    /// `conversion` converts values of this map to our layout.
+    /// Maps the slots of `map`. `conversion` converts its values to our layout.
     pub(crate) fn new(map: &RawMap, conversion: Conversion) -> Result<Self, DatapathError> {
         Ok(Self { memory: map.mapped()?, words: map.shape.value_size as usize / 8, conversion })
     }
 
-    /// Calls `see` for every entry that no program replaces during the walk, and for some of the others.
+    /// Calls `see` for every entry that no program replaces during the walk, and for some that one does.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         for slot in self.memory.values().chunks_exact(self.words) {
             if let Some(Slot { key, flow, .. }) = self.read(slot) {
@@ -40,8 +40,8 @@ impl EarlierSlots {
         Ok(())
     }
 
-    /// The entry in a slot, read between two equal control words; `None` if there is none, or if programs change the
-    /// slot during each of several reads.
+    /// Reads the entry in a slot, between two reads of the control word that must be equal. `None` if there is no
+    /// entry, or if programs change the slot during each of several attempts.
     fn read(&self, slot: &[AtomicU64]) -> Option<Slot> {
         let mut before = self.copy(slot);
         for _ in 0..READS {
@@ -57,7 +57,7 @@ impl EarlierSlots {
         None
     }
 
-    /// Copies a slot, after all earlier loads.
+    /// Copies a slot; earlier loads by this thread happen before.
     fn copy(&self, slot: &[AtomicU64]) -> Slot {
         fence(Ordering::Acquire);
         let words: Vec<u64> = slot.iter().map(|word| word.load(Ordering::Relaxed)).collect();

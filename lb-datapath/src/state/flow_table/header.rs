@@ -10,14 +10,14 @@ use lb_common::flow_table::{Header, Seed};
 use crate::bpf::mapped::Mapped;
 
 const SEED_WORDS: usize = size_of::<Seed>() / 8;
-/// Indices of the fields, in words of 64 bits.
+/// Indices of fields in the map's value, in words of 64 bits.
 const MULTIPLIER: usize = offset_of!(Seed, multiplier) / 8;
 const OVERFLOW: usize = offset_of!(Header, overflow) / 8;
 const TAKES_ALL: usize = offset_of!(Header, takes_all) / 8;
 
 const _: () = assert!(offset_of!(Header, seed) == 0);
 
-/// The map `FLOW_TABLE`, mapped into memory.
+/// The map `FLOW_TABLE`, mapped into memory: the table's seed, and the size of its overflow.
 #[derive(Debug)]
 pub(super) struct SharedHeader(Mapped<AtomicU64>);
 
@@ -30,17 +30,17 @@ impl SharedHeader {
         &self.0.values()[index]
     }
 
-    /// Whether the table has never had a seed.
+    /// Whether the table has no seed yet.
     pub(super) fn is_new(&self) -> bool {
         self.word(MULTIPLIER).load(Ordering::SeqCst) == 0
     }
 
-    /// Gives a new table a random seed, and records the number of entries that its overflow already has.
+    /// Gives a new table a random seed, and records how many entries its overflow has already.
     pub(super) fn begin(&self, overflow: u64) {
         self.word(OVERFLOW).store(overflow, Ordering::SeqCst);
         let random = RandomState::new();
         for index in 0..SEED_WORDS {
-            // Makes the multiplier odd: 0 marks a new table. The other words may have any value.
+            // The multiplier must be odd, because 0 marks a new table. The other words may have any value.
             self.word(index).store(random.hash_one(index) | u64::from(index == MULTIPLIER), Ordering::SeqCst);
         }
     }
@@ -50,7 +50,7 @@ impl SharedHeader {
         must_cast(words)
     }
 
-    /// Entries of the overflow, plus inserts into it that have not ended.
+    /// Number of entries in the overflow, plus number of inserts into it that are in progress.
     pub(super) fn overflow(&self) -> u64 {
         self.word(OVERFLOW).load(Ordering::SeqCst)
     }

@@ -31,12 +31,12 @@ use crate::{
     error::DatapathError,
 };
 
-/// Number of attempts to read an entry that changes during each attempt, and the pause between attempts in
-/// [`read_busy`]: a program writes for less than a microsecond, but a hypervisor may suspend its CPU.
+/// Number of attempts to read an entry that changes during each, and the pause between attempts in [`read_busy`]: a
+/// program writes for less than a microsecond, but a hypervisor may suspend its CPU.
 const READS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The flows of the node: one entry for each direction; for a flow in a tunnel, only the forward one.
+/// The flow table of the node. A flow has an entry for each direction; a tunnelled flow has only the forward one.
 #[derive(Debug)]
 pub struct FlowTable {
     slots: Mapped<AtomicU64>,
@@ -44,12 +44,12 @@ pub struct FlowTable {
     overflow: Table<Tuple, Flow>,
 }
 
-/// An entry as it was read.
+/// An entry of the flow table, and where it was read.
 #[derive(Debug)]
 pub struct ReadEntry<'a> {
-    /// The flow at the time of reading.
+    /// The flow as it was when the entry was read.
     pub flow: Flow,
-    /// The slot, with the control word that identifies this use of it; `None` for an entry of the overflow.
+    /// The slot, with the control word that identifies this use of it; `None` for an entry in the overflow.
     place: Option<Entry<<SharedSlots<'a> as Memory>::Slot>>,
 }
 
@@ -59,14 +59,14 @@ impl<'a> From<Copied<<SharedSlots<'a> as Memory>::Slot, Tuple, Flow>> for ReadEn
     }
 }
 
-/// Whether both may be the flow of one entry of the overflow, at different times. A packet changes none of the compared
-/// fields.
+/// Whether both may be the same flow in an entry of the overflow, at different times. Packets change none of the fields
+/// that are compared.
 fn may_be_same(one: &Flow, other: &Flow) -> bool {
     let identity = |flow: &Flow| (flow.to, flow.service, flow.flags, flow.generation());
     identity(one) == identity(other)
 }
 
-/// Maps all elements of an array of this layout.
+/// Maps all elements of the pinned array with this layout into memory.
 fn map(spec: &MapSpec, folder: &Folder) -> Result<Mapped<AtomicU64>, DatapathError> {
     let path = folder.map(spec.name);
     let map = RawMap::open(spec.name, &path)?.ok_or_else(|| DatapathError::Absent(path.clone()))?;
@@ -74,8 +74,8 @@ fn map(spec: &MapSpec, folder: &Folder) -> Result<Mapped<AtomicU64>, DatapathErr
     map.mapped()
 }
 
-/// Reads the entry in a slot that a program may be writing, and waits until the write has ended. `None` if there is no
-/// entry, or if it keeps changing.
+/// Reads the entry in a slot that a program may be writing, after the write has ended. `None` if there is no entry, or
+/// if it keeps changing.
 fn read_busy<'a>(
     slots: &SharedSlots<'a>,
     slot: <SharedSlots<'a> as Memory>::Slot,
@@ -98,11 +98,11 @@ impl FlowTable {
         })
     }
 
-    /// Makes a new table usable, and frees the slots that an earlier agent had claimed when it was killed. Only the
-    /// agent of the node may call this, before it changes the table and before programs are attached to a new one.
+    /// Makes a new table usable, and frees slots that an earlier agent had claimed when it was killed. Only the node's
+    /// agent may call this, before it changes the table, and before programs are attached to a new one.
     pub(crate) fn prepare(&self) -> Result<(), DatapathError> {
         if self.header.is_new() {
-            // Programs that were built before this table existed may have left entries.
+            // Programs of builds without this table may have left entries in the overflow.
             self.header.begin(self.overflow.count()? as u64);
         }
         let slots = self.shared();
@@ -112,24 +112,24 @@ impl FlowTable {
         Ok(())
     }
 
-    /// The number of entries that the table was made for: two for each connection of `--max-connections`. It has room
-    /// for more, but counts as *nearly full* from three quarters of this number on: [`lb_common::conntrack::Pressure`].
+    /// Number of entries for which the table was made: two for each connection of `--max-connections`. It has room for
+    /// more, but counts as *nearly full* from three quarters of this number on, see [`lb_common::conntrack::Pressure`].
     pub fn capacity(&self) -> u32 {
         self.overflow.capacity()
     }
 
-    /// The number of slots of `FLOWS`.
+    /// Number of slots of `FLOWS`.
     #[expect(clippy::cast_possible_truncation, reason = "an array has fewer than 2^32 elements")]
     pub fn slots(&self) -> u32 {
         self.shared().len() as u32
     }
 
-    /// The number of entries in `CONNTRACK`, the overflow for which `FLOWS` had no place.
+    /// Number of entries in the overflow `CONNTRACK`, for which `FLOWS` had no room.
     pub fn overflowed(&self) -> usize {
         usize::try_from(self.header.overflow()).unwrap_or(usize::MAX)
     }
 
-    /// The number of entries, of `FLOWS` and of `CONNTRACK`. Reads every slot.
+    /// Number of entries in `FLOWS` and `CONNTRACK`. Reads every slot.
     pub fn count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.for_each(|_, _| {
@@ -144,17 +144,17 @@ impl FlowTable {
         self.overflow.use_batches(yes);
     }
 
-    /// The entry of a tuple; `None` if there is none, or a program is replacing it.
+    /// The entry of a tuple; `None` if there is none, or if a program is replacing it.
     pub fn get(&self, key: &Tuple) -> Result<Option<Flow>, DatapathError> {
         Ok(self.read(key)?.map(|entry| entry.flow))
     }
 
-    /// Like [`Self::get`], for a caller that decides whether to [remove](Self::remove_read) this entry.
+    /// Like [`Self::get`], for a caller that may [remove](Self::remove_read) the entry afterwards.
     pub fn read(&self, key: &Tuple) -> Result<Option<ReadEntry<'_>>, DatapathError> {
         let (slots, places) = (self.shared(), self.places(key));
         for _ in 0..READS {
             let Some(entry) = flow_table::find(&slots, &places, key) else { break };
-            // The slot may have another entry by now.
+            // Another entry may be in the slot by now.
             if let Some(copied) = read(&slots, entry.slot)
                 && copied.key == *key
             {
@@ -167,7 +167,7 @@ impl FlowTable {
         Ok(self.overflow.get(key)?.map(|flow| ReadEntry { flow, place: None }))
     }
 
-    /// Inserts an entry unless the tuple has one. Returns whether it was inserted.
+    /// Inserts an entry unless the tuple has one. Returns whether the entry was inserted.
     pub fn insert_new(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
         let view = self.view();
         let inserted = flow_table::insert_new(&view, &mut KeepAll, &self.places(key), key, flow);
@@ -182,7 +182,7 @@ impl FlowTable {
         }
     }
 
-    /// Replaces the entry of a tuple. Returns whether there was one.
+    /// Replaces the entry of a tuple. Returns whether the tuple had one.
     pub(crate) fn replace(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
         let view = self.view();
         let replaced = flow_table::replace(&view, &self.places(key), key, flow);
@@ -190,14 +190,14 @@ impl FlowTable {
         Ok(!matches!(replaced, Replace::Absent))
     }
 
-    /// Removes the entry of a tuple. Returns whether there was one.
+    /// Removes the entry of a tuple. Returns whether the tuple had one.
     pub fn remove(&self, key: &Tuple) -> Result<bool, DatapathError> {
         let view = self.view();
         let removed = flow_table::remove(&view, &self.places(key), key);
         view.result().map(|()| removed)
     }
 
-    /// Removes the entry if it is still the one that was read. Returns whether it has removed it.
+    /// Removes the entry if it is still the one that was read. Returns whether it was removed.
     pub fn remove_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         match &entry.place {
             Some(place) => Ok(flow_table::remove_entry(&self.shared(), place)),
@@ -206,7 +206,7 @@ impl FlowTable {
     }
 
     /// Removes the entry if it still belongs to the flow that was read, whatever packets have changed in it since.
-    /// Returns the flow at the time of its removal.
+    /// Returns the flow at the time of removal.
     pub(crate) fn remove_flow(
         &self,
         key: &Tuple,
@@ -236,7 +236,7 @@ impl FlowTable {
         let view = self.view();
         let inserted = flow_table::insert_into_overflow(&view, &self.places(key), key, &taken);
         view.result()?;
-        // A program may have inserted another entry with this key meanwhile, which stays, or have filled the overflow.
+        // Meanwhile a program may have inserted another entry with this key, which stays, or have filled the overflow.
         Ok((!matches!(inserted, Insert::Overflowed)).then_some(taken))
     }
 
@@ -249,7 +249,7 @@ impl FlowTable {
         self.for_each_read(|key, entry| see(key, &entry.flow))
     }
 
-    /// Like [`Self::for_each`], for a caller that decides whether to remove the entries that it has read.
+    /// Like [`Self::for_each`], for a caller that may remove the entries afterwards.
     pub(crate) fn for_each_read<'a>(
         &'a self,
         mut see: impl FnMut(&Tuple, ReadEntry<'a>) -> Result<(), DatapathError>,

@@ -8,8 +8,8 @@ use lb_common::{
 use super::header::SharedHeader;
 use crate::{bpf::table::Table, error::DatapathError};
 
-/// The table during one operation of the agent. It keeps the error of the overflow, because the shared algorithms
-/// return no errors.
+/// The flow table during one operation of the agent. Stores errors of the overflow, because the algorithms shared with
+/// the programs return none.
 pub(super) struct View<'a> {
     slots: SharedSlots<'a>,
     header: &'a SharedHeader,
@@ -26,7 +26,7 @@ impl<'a> View<'a> {
         Self { slots, header, overflow, error: RefCell::new(None) }
     }
 
-    /// The error of the overflow, if an operation on it has failed.
+    /// The error of an operation on the overflow during this view, if one has failed.
     pub(super) fn result(self) -> Result<(), DatapathError> {
         self.error.into_inner().map_or(Ok(()), Err)
     }
@@ -83,7 +83,7 @@ impl Overflow for View<'_> {
     }
 }
 
-/// The agent evicts no flow to make room for another: the few that it inserts belong to flows that exist.
+/// The agent's policy of eviction: none, because the few flows that the agent inserts exist already.
 pub(super) struct KeepAll;
 
 impl<M: Memory> Evict<M> for KeepAll {

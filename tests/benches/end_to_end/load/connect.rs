@@ -1,4 +1,4 @@
-//! Connects, sends a byte and receives one, and closes.
+//! The workload `connect`: connects, sends and receives one byte, and closes.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,9 +12,9 @@ use lb_tests::netns::Netns;
 use super::{Burst, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// The byte that the client sends on every connection but its last.
+/// The byte that the client sends on each connection except the last one.
 const MORE: u8 = 1;
-/// The byte that the client sends on its last connection.
+/// The byte by which the client ends the server: it sends it on its last connection.
 const LAST: u8 = 0;
 
 pub(super) fn run(
@@ -43,7 +43,7 @@ pub(super) fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
         if byte == [LAST] {
             return Ok(());
         }
-        // The client closes first, so TIME_WAIT is on its side.
+        // Waits for the client to close first, so that TIME_WAIT is on the client's side.
         let _end = stream.read(&mut byte)?;
     }
 }

@@ -1,5 +1,6 @@
-//! Datagrams: one thread sends a batch, then receives it, so that neither side waits for the other. The first datagram
-//! gets a reply: flows of real clients have replies, and a load balancer may handle an unreplied flow worse.
+//! The workload `datagrams`: one thread sends a batch, then receives it, so that neither side waits for the other. The
+//! first datagram gets a reply: flows of real clients have replies, and a load balancer may handle an unreplied flow
+//! worse.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -17,9 +18,9 @@ use nix::{
 use super::{Burst, PATIENCE};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// Payload of the smallest Ethernet frame over IPv4.
+/// Payload of a datagram, which fills the smallest Ethernet frame over IPv4.
 const PAYLOAD: [u8; 18] = [0; 18];
-/// Datagrams per batch; they fit into the buffer of any socket.
+/// Number of datagrams per batch; they fit into the receive buffer of any socket.
 const BATCH: u32 = 64;
 
 pub(super) fn run(
@@ -50,7 +51,7 @@ pub(super) fn run(
             done += receive(server)?;
         }
         let usage = meter.stop()?;
-        // A veth should lose no datagrams, so more than 1 % of losses is an error.
+        // A veth should lose no datagrams; more than 1 % of losses is an error.
         if done * 100 < sent * 99 {
             return Err(io::Error::other(format!("only {done} of {sent} datagrams arrived at {to}")));
         }
@@ -66,7 +67,7 @@ fn connect(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Receives a datagram and answers from the address to which it was sent: the server has many addresses.
+/// Receives a datagram and replies from the address that it was sent to, as the server has many addresses.
 fn answer(server: &UdpSocket) -> nix::Result<()> {
     let mut payload = [0; 64];
     let mut iov = [IoSliceMut::new(&mut payload)];
@@ -87,7 +88,7 @@ fn answer(server: &UdpSocket) -> nix::Result<()> {
     Ok(())
 }
 
-/// Receives all waiting datagrams; returns their number.
+/// Receives all datagrams that wait; returns their number.
 fn receive(server: &UdpSocket) -> io::Result<u64> {
     let mut buffer = [0; 64];
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! Clients and servers: threads of this process with blocking sockets, in the namespaces of a node.
+//! Clients and servers of the workloads: threads of this process with blocking sockets, in the namespaces of a node.
 
 mod connect;
 mod datagrams;
@@ -29,18 +29,18 @@ use crate::{
     system::show_value,
 };
 
-/// TCP port of the servers.
+/// TCP port that the servers listen on.
 pub(crate) const TCP_PORT: u16 = 8080;
-/// UDP port of the servers.
+/// UDP port that the servers receive on.
 pub(crate) const UDP_PORT: u16 = 5353;
-/// Timeout of the socket operations that have one; a burst that reaches it fails.
+/// Timeout of socket operations that may block for long; a burst that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Requests per second of [`Measure::Paced`].
+/// Number of requests per second in [`Measure::Paced`].
 pub(crate) const PACE: u32 = 2000;
-/// Connections of [`Measure::Streams`].
+/// Number of connections in [`Measure::Streams`].
 pub(crate) const STREAMS: usize = 4;
 
-/// The workload of a burst.
+/// The workload of a burst: what clients and servers exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
@@ -58,12 +58,12 @@ pub(crate) enum Measure {
     Paced,
 }
 
-/// The result of a burst.
+/// What a burst has done, and what it has used.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
-    /// Number of transactions, connections, datagrams or bytes.
+    /// Number of transactions, connections, datagrams or bytes in the burst.
     pub(crate) done: u64,
-    /// Wall-clock and CPU time.
+    /// Wall-clock and CPU time of the burst.
     pub(crate) usage: Usage,
     /// Latency of each transaction or connection, in nanoseconds; empty for datagrams and streams.
     pub(crate) latencies: Vec<u32>,
@@ -76,12 +76,12 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Opens the sockets on all addresses of a namespace.
+    /// Opens servers' sockets that listen on all addresses of a namespace.
     pub(crate) fn open(netns: &Netns, family: Family) -> Result<Self> {
         let any = family.pick(IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let open = || {
             let tcp = TcpListener::bind(SocketAddr::new(any, TCP_PORT))?;
-            // accept() obeys the timeout, and accepted sockets inherit it.
+            // Makes `accept()` time out; accepted sockets inherit the timeout.
             let patience = TimeVal::new(PATIENCE.as_secs().cast_signed(), 0);
             setsockopt(&tcp, ReceiveTimeout, &patience)?;
             let udp = UdpSocket::bind(SocketAddr::new(any, UDP_PORT))?;
@@ -96,7 +96,7 @@ impl Servers {
     }
 }
 
-/// The addresses that a client connects to.
+/// The TCP and UDP addresses that a client connects to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Targets {
     pub(crate) tcp: SocketAddr,
@@ -114,7 +114,7 @@ impl Measure {
     pub(crate) const ALL: [Self; 6] =
         [Self::Request, Self::Connect, Self::Datagrams, Self::Stream, Self::Streams, Self::Paced];
 
-    /// Name in tables and plots.
+    /// Name of the workload in tables and plots.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -131,12 +131,12 @@ impl Measure {
         matches!(self, Self::Stream | Self::Streams)
     }
 
-    /// Whether the workload uses a whole CPU.
+    /// Whether the workload keeps a CPU busy all the time.
     pub(crate) const fn saturates(self) -> bool {
         !matches!(self, Self::Paced)
     }
 
-    /// Runs the workload for `time`, from a thread in the client's namespace.
+    /// Runs the workload for `time`, with a client thread in the namespace `client`.
     pub(crate) fn run(
         self,
         client: &Netns,
@@ -156,7 +156,7 @@ impl Measure {
     }
 }
 
-/// Connects and closes; returns the address from which the connection reached the server.
+/// Connects and closes; returns the client's address as the server has seen it.
 pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result<IpAddr> {
     let stream = client.run(|| TcpStream::connect_timeout(&to.tcp, PATIENCE))?;
     let (_, peer) = servers.tcp.accept()?;
@@ -164,12 +164,12 @@ pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result
     Ok(peer.ip())
 }
 
-/// A time below four seconds, in nanoseconds.
+/// A duration below four seconds in nanoseconds.
 fn nanoseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// The result of a thread.
+/// Waits for a thread; returns its result, or an error if it has panicked.
 fn join<T>(thread: std::thread::ScopedJoinHandle<'_, io::Result<T>>) -> io::Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

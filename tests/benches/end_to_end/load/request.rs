@@ -1,4 +1,4 @@
-//! One byte there and back.
+//! The workloads `request` and `paced`: one byte there and back over one connection, repeatedly.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, PATIENCE, join, nanoseconds};
 use crate::cpu::{Cpus, Meter, claim};
 
-/// Requests of a paced client between two sleeps.
+/// Number of requests that a paced client sends between two sleeps.
 const BATCH: u32 = 4;
 
 pub(super) fn run(
@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-/// Echoes on one connection until it ends. It skips connections without a request, which an earlier burst may have
+/// Echoes bytes on one connection until it ends. Skips connections without a request, which an earlier burst may have
 /// left.
 fn serve(listener: &TcpListener, cpus: Cpus) -> io::Result<()> {
     claim(cpus.server)?;
@@ -57,7 +57,7 @@ fn ask(to: SocketAddr, cpus: Cpus, time: Duration, pace: Option<u32>) -> io::Res
         stream.write_all(&[1])?;
         stream.read_exact(&mut [0])
     };
-    // The first requests resolve the neighbours and grow the windows.
+    // Before the measurement, some requests resolve neighbours and grow TCP windows.
     (0..10).try_for_each(|_| transaction())?;
     let mut latencies = Vec::with_capacity(1 << 16);
     let meter = Meter::start()?;
@@ -76,7 +76,7 @@ fn ask(to: SocketAddr, cpus: Cpus, time: Duration, pace: Option<u32>) -> io::Res
     Ok(Burst { done: latencies.len() as u64, usage, latencies })
 }
 
-/// Sleeps after each batch until the next one is due.
+/// Sleeps, after a batch of requests, until the next batch is due. Returns the time after that.
 fn wait(start: Instant, done: u64, pace: u32) -> Instant {
     if done.is_multiple_of(u64::from(BATCH)) {
         let due = start + Duration::from_secs_f64(done as f64 / f64::from(pace));

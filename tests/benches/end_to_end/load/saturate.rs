@@ -1,4 +1,4 @@
-//! Connections from two CPUs at once, each with a client and a server.
+//! A workload of connections from two CPUs at once, each with a client and a server.
 
 use std::{io, net::SocketAddr, sync::Barrier, thread::scope, time::Duration};
 
@@ -7,15 +7,15 @@ use lb_tests::netns::Netns;
 use super::{Servers, connect, join};
 use crate::cpu::Cpus;
 
-/// The result of a burst.
+/// The result of a burst on two CPUs.
 pub(crate) struct Saturated {
-    /// Connections per second of both clients.
+    /// Connections per second of both clients together.
     pub(crate) rate: f64,
-    /// Latency of each connection in seconds.
+    /// Latency of each connection, in seconds.
     pub(crate) latencies: Vec<f64>,
 }
 
-/// Runs for `time`. The servers share one listener, so a connection may be accepted on either CPU.
+/// Runs both clients for `time`. Their servers share one listener, so either CPU may accept a connection.
 pub(crate) fn run(
     client: &Netns,
     servers: &Servers,

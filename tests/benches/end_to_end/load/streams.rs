@@ -1,4 +1,4 @@
-//! TCP connections at full speed.
+//! The workloads `stream` and `streams`: TCP connections at full speed.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,7 +12,7 @@ use lb_tests::netns::Netns;
 use super::{Burst, PATIENCE, join};
 use crate::cpu::{Cpus, Meter, Usage, claim};
 
-/// Bytes per write and read.
+/// Number of bytes per write and per read.
 const PIECE: usize = 128 * 1024;
 
 pub(super) fn run(
@@ -31,7 +31,7 @@ pub(super) fn run(
     })
 }
 
-/// Receives on all connections; returns the number of bytes.
+/// Receives on all connections until they end; returns the number of bytes.
 fn serve<'scope>(
     scope: &'scope Scope<'scope, '_>,
     listener: &TcpListener,
@@ -59,7 +59,7 @@ fn read_all(mut stream: TcpStream, cpus: Cpus) -> io::Result<u64> {
     }
 }
 
-/// Sends on all connections. New threads are in the namespace of the calling thread.
+/// Sends on all connections. New threads inherit the namespace of the calling thread.
 fn send_all(to: SocketAddr, cpus: Cpus, time: Duration, connections: usize) -> io::Result<Usage> {
     let connect = || TcpStream::connect_timeout(&to, PATIENCE);
     let streams = (0..connections).map(|_| connect()).collect::<io::Result<Vec<_>>>()?;
@@ -72,7 +72,7 @@ fn send_all(to: SocketAddr, cpus: Cpus, time: Duration, connections: usize) -> i
     meter.stop()
 }
 
-/// Sends for `time`; returns when the other end has read all bytes.
+/// Sends on one connection for `time`; returns when the other end has read all bytes.
 fn send(mut stream: TcpStream, cpus: Cpus, time: Duration) -> io::Result<()> {
     claim(cpus.client)?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! Nodes with a BGP daemon each, a router that spreads connections over them, and a client behind it.
+//! Nodes with a BGP daemon each, a router that spreads connections over them, and a client behind the router.
 
 use std::{
     collections::BTreeSet,
@@ -25,14 +25,14 @@ use serde_json::Value;
 
 pub(super) const VIP: &str = "203.0.113.1";
 pub(super) const VIP6: &str = "2001:db8:100::1";
-/// Time limit until a session is established, or a change of routes has arrived.
+/// How long to wait until a session is established, or until a change of routes has arrived.
 pub(super) const SOON: Duration = Duration::from_secs(15);
-/// Time after which a fence removes the routes of an agent without heartbeats.
+/// Time without heartbeats after which a fence removes the routes of an agent.
 pub(super) fn lifetime() -> Duration {
     Duration::from_secs(5) * patience()
 }
 
-/// What the nodes announce, and to whom.
+/// Manifests that say what the nodes announce by BGP, and to whom.
 pub(super) const OBJECTS: &str = "
 apiVersion: metallb.io/v1beta1
 kind: BGPAdvertisement
@@ -67,25 +67,25 @@ metadata: {name: fast, namespace: metallb-system}
 spec: {receiveInterval: 100, transmitInterval: 100, detectMultiplier: 3}
 ";
 
-/// [`OBJECTS`], with BFD for all sessions.
+/// The manifests [`OBJECTS`], with BFD for all sessions.
 fn objects_with_bfd() -> String {
     OBJECTS.replace("peerPort: 1790", "peerPort: 1790, bfdProfile: fast") + FAST
 }
 
-/// `ip monitor route` in a namespace.
+/// A running `ip monitor route`, which prints changes of routes in a namespace.
 pub(super) struct Monitor {
     _daemon: Daemon,
     file: PathBuf,
 }
 
 impl Monitor {
-    /// What it has printed.
+    /// What `ip monitor route` has printed so far.
     pub(super) fn text(&self) -> String {
         fs::read_to_string(&self.file).unwrap()
     }
 }
 
-/// The nodes, numbered from 1, the router, and the client. Agents are dropped first.
+/// The nodes (numbered from 1), the router and the client. Agents are dropped first.
 pub(super) struct Bed {
     pub(super) agents: Vec<Option<Agent>>,
     pub(super) daemons: Vec<Daemon>,
@@ -101,12 +101,13 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// Nodes with agents that announce into `table`, and BIRD on the router.
+    /// Creates nodes with agents that write routes to `table`, and a router that runs BIRD.
     pub(super) fn new(count: usize, table: u32) -> Self {
         Self::prepare(count, table, false).with_router_and_agents()
     }
 
-    /// Like [`Self::new`], with BFD for all sessions. On a busy machine BFD ends sessions although all nodes are alive.
+    /// Like [`Self::new`], but with BFD for all sessions. On a busy machine BFD ends sessions although all nodes are
+    /// alive.
     pub(super) fn with_bfd(count: usize, table: u32) -> Self {
         Self::prepare(count, table, true).with_router_and_agents()
     }
@@ -147,7 +148,7 @@ impl Bed {
         let daemon = self.bird(&self.router, "router");
         self.daemons.push(daemon);
         for number in 1..=self.nodes.len() {
-            // The fence starts before the agent, which otherwise reports that no fence runs.
+            // The fence starts first; otherwise the agent would report that no fence runs.
             let fence = self.fence(number);
             self.daemons.push(fence);
             self.folders[number - 1].write("bgp", &objects).unwrap();
@@ -157,7 +158,7 @@ impl Bed {
         self
     }
 
-    /// Starts BIRD on each node, once the agent has written its configuration.
+    /// Starts BIRD on each node, after the agent has written its configuration.
     pub(super) fn start_birds(&mut self) {
         for number in 1..=self.nodes.len() {
             let file = self.path(&format!("bird-{number}.conf"));
@@ -172,13 +173,13 @@ impl Bed {
         bird::start(netns, &self.dir, name).unwrap()
     }
 
-    /// Starts FRR on a node; returns the folder of its sockets.
+    /// Starts FRR on a node; returns the folder of FRR's sockets.
     pub(super) fn start_frr(&mut self, number: usize) -> PathBuf {
         let dir = self.path("frr");
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("zebra.conf"), format!("ip import-table {}\n", self.table)).unwrap();
         fs::write(dir.join("bgpd.conf"), frr_config(self.table)).unwrap();
-        // The daemons run as this user, and read and write there.
+        // FRR's daemons run as the user `frr`, and read and write files there.
         agent::run(Command::new("chown").args(["-R", "frr:frr"]).arg(&dir)).unwrap();
         for daemon in ["zebra", "bgpd"] {
             let path = |end: &str| dir.join(format!("{daemon}.{end}"));
@@ -193,7 +194,7 @@ impl Bed {
                 .arg(dir.join("zserv.api"));
             let log = self.path(&format!("{daemon}.log"));
             self.daemons.push(Daemon::start_with_log(&mut command, &log).unwrap());
-            // bgpd reads the routes of the table once zebra listens.
+            // Waits until zebra listens, because bgpd then reads the routes of the table from it.
             wait_for(SOON, || dir.join("zserv.api").exists().then_some(())).expect("zebra must listen");
         }
         dir
@@ -237,7 +238,7 @@ impl Bed {
         }
     }
 
-    /// Gives a node the Service, under this policy, with an endpoint on node `on`.
+    /// Writes the manifest of the Service on a node, with this traffic policy, and an endpoint on node `on`.
     pub(super) fn serve(&self, number: usize, policy: &str, on: usize) {
         let web = Web {
             pool: ["203.0.113.0/28", "2001:db8:100::/124"],
@@ -249,7 +250,7 @@ impl Bed {
         self.folders[number - 1].write("web", &web.yaml()).unwrap();
     }
 
-    /// The nodes to which the router would forward packets for the destination.
+    /// Numbers of the nodes to which the router would forward packets for the destination.
     pub(super) fn next_hops(&self, destination: &str) -> BTreeSet<usize> {
         let family = if destination.contains(':') { "-6" } else { "-4" };
         let arguments = ["-j", family, "route", "show", destination];
@@ -265,7 +266,8 @@ impl Bed {
         hops.filter_map(|gateway| self.number_of(&gateway)).collect()
     }
 
-    /// The node with this address, which may be the link-local one: BGP also sends that as the next hop of IPv6 routes.
+    /// Number of the node with this address, which may be a link-local one: BGP also sends that as the next hop of IPv6
+    /// routes.
     fn number_of(&self, gateway: &str) -> Option<usize> {
         (1..=self.nodes.len()).find(|number| {
             [format!("10.9.0.{number}"), format!("fd00:9::{number:x}"), format!("fe80::{number:x}")]
@@ -273,7 +275,7 @@ impl Bed {
         })
     }
 
-    /// Waits until the router forwards packets for both VIPs to these nodes.
+    /// Waits until the router forwards packets for both VIPs to exactly these nodes.
     pub(super) fn wait_for_hops(&self, limit: Duration, nodes: &[usize]) {
         let wanted: BTreeSet<usize> = nodes.iter().copied().collect();
         let reached = || [VIP, VIP6].iter().all(|vip| self.next_hops(vip) == wanted).then_some(());
@@ -288,14 +290,14 @@ impl Bed {
         (1..=self.nodes.len()).map(of_node).collect::<String>() + &log("router.log".to_owned())
     }
 
-    /// What the router's BIRD, or that of a node, answers.
+    /// Runs a command of `birdc` on the router or on a node; returns the answer.
     pub(super) fn birdc(&self, name: &str, command: &[&str]) -> String {
         let socket = self.path(&format!("{name}.ctl"));
         let output = Command::new("birdc").arg("-r").arg("-s").arg(socket).args(command).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The server that answers the client at the VIP.
+    /// Name of the server that answers the client at the VIP.
     pub(super) fn ask(&self, vip: &str) -> String {
         let to = SocketAddr::new(vip.parse().unwrap(), 80);
         ask_http(&self.client, to).map_or_else(|error| error.to_string(), |answer| answer.server)
@@ -307,7 +309,7 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Routes in the table of a node.
+    /// The routes in the table that the agent of a node writes, as `ip route` prints them.
     pub(super) fn table(&self, number: usize) -> String {
         let show = |family: &str| {
             let mut command = self.nodes[number - 1].command("ip");
@@ -331,7 +333,7 @@ impl Bed {
         let mut command = self.nodes[number - 1].command("ip");
         let daemon = Daemon::start_with_log(command.args(["monitor", "route"]), &file).unwrap();
         let monitor = Monitor { _daemon: daemon, file };
-        // It shows a change once it listens.
+        // Causes a change, to see when the monitor listens.
         let node = &self.nodes[number - 1];
         let shows = || {
             node.ip("route replace blackhole 198.18.0.1\nroute del blackhole 198.18.0.1\n").unwrap();
@@ -341,7 +343,7 @@ impl Bed {
         monitor
     }
 
-    /// How many packets of the family of `vip` the router has forwarded.
+    /// Number of packets, of the family of `vip`, that the router has forwarded.
     pub(super) fn forwarded(&self, vip: &str) -> u64 {
         let (file, counter) = if vip.contains(':') {
             ("/proc/net/snmp6", "Ip6OutForwDatagrams")
@@ -384,7 +386,7 @@ impl Bed {
     }
 }
 
-/// Nodes and router on a bridge of the router; the client behind the router.
+/// Connects nodes and router by a bridge of the router, and the client to the router.
 fn connect(router: &Netns, nodes: &[Netns], client: &Netns) {
     router
         .sysctls(&[
@@ -420,7 +422,7 @@ fn connect(router: &Netns, nodes: &[Netns], client: &Netns) {
     }
 }
 
-/// The configuration of the router.
+/// BIRD's configuration for the router.
 fn router_config(nodes: usize, bfd: bool) -> String {
     let router = Router {
         addresses: ["10.9.0.254", "fd00:9::fe"],
@@ -433,8 +435,8 @@ fn router_config(nodes: usize, bfd: bool) -> String {
     router.config()
 }
 
-/// The configuration of FRR on a node. It sets communities where routes leave towards the router, not where FRR takes
-/// them from the table.
+/// FRR's configuration for a node. It sets communities where routes leave towards the router, not where FRR takes them
+/// from the table.
 fn frr_config(table: u32) -> String {
     format!(
         "router bgp 64500\n bgp router-id 10.9.0.1\n no bgp ebgp-requires-policy\n neighbor 10.9.0.254 remote-as 64501\n \
@@ -444,7 +446,7 @@ fn frr_config(table: u32) -> String {
     )
 }
 
-/// What FRR answers.
+/// Runs a command of `vtysh`; returns FRR's answer.
 pub(super) fn vtysh(dir: &Path, command: &str) -> String {
     let output = Command::new("vtysh").arg("--vty_socket").arg(dir).args(["-c", command]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()

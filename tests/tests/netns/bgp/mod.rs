@@ -1,5 +1,5 @@
-//! Announcements by BGP, with BIRD and FRR: agents keep routes and BIRD's configuration, and a router learns from the
-//! daemons.
+//! Tests of announcements by BGP with BIRD and FRR: agents write routes and BIRD's configuration, and a router learns
+//! the routes from the daemons.
 
 mod bed;
 
@@ -25,7 +25,7 @@ use self::bed::{Bed, OBJECTS, SOON, VIP, VIP6, lifetime};
 
 const ALL: [usize; 3] = [1, 2, 3];
 
-/// Three nodes with BIRD, whose routes the router has.
+/// Three nodes with BIRD; the router has learnt their routes.
 fn three() -> Bed {
     let mut bed = Bed::new(3, 1080);
     bed.start_birds();
@@ -36,7 +36,7 @@ fn three() -> Bed {
 #[test]
 fn router_spreads_connections_over_the_nodes_that_serve() {
     let mut bed = three();
-    // Attributes are those of the advertisements.
+    // The attributes of the route are those of the advertisements.
     let route = bed.birdc("router", &["show", "route", "all", "for", VIP]);
     assert!(route.contains("203.0.113.1/32") && route.contains("(64500,100)"), "{route}");
     assert!(route.contains("(64500, 1, 2)") && !route.contains("(64500,28)"), "{route}");
@@ -63,12 +63,12 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
         "{config}"
     );
 
-    // Under the policy Local only nodes with an endpoint announce.
+    // Under the policy Local, only nodes with an endpoint announce.
     bed.serve(1, "Local", 2);
     bed.wait_for_hops(SOON, &[2, 3]);
     bed.serve(1, "Local", 1);
     bed.wait_for_hops(SOON, &ALL);
-    // An agent that stops leaves its routes to the next one. The command withdraws them, and the sessions stay.
+    // An agent that stops leaves its routes to the next one. The command `withdraw` removes them; BGP sessions stay.
     bed.agents[1].take().unwrap().terminate().unwrap();
     assert_ne!(bed.table(2), "");
     let table = bed.table.to_string();
@@ -120,7 +120,7 @@ fn mistakes_are_named_and_lose_nothing() {
     let is_sound =
         || (!bed.problems(1).iter().any(|it| it.contains("BGP") || it.contains("bird-1.conf"))).then_some(());
     wait_for(SOON, is_sound).expect("no problem may remain");
-    // A new community reaches the router, and the session lives.
+    // A new community reaches the router, and the BGP session stays.
     bed.folders[0].write("bgp", &OBJECTS.replace("64500:100", "64500:200")).unwrap();
     let arrived =
         || bed.birdc("router", &["show", "route", "all", "for", VIP]).contains("(64500,200)").then_some(());
@@ -131,7 +131,7 @@ fn mistakes_are_named_and_lose_nothing() {
 #[test]
 fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
     let mut bed = three();
-    // A quick restart is no reason to withdraw, and BIRD keeps its configuration.
+    // A restart within the lifetime withdraws nothing, and BIRD keeps its configuration.
     let before = bed.birdc("router", &["show", "protocols", "n3"]);
     bed.agents[2].take().unwrap().kill().unwrap();
     bed.agents[2] = Some(Agent::start(&bed.nodes[2], bed.settings(3)).unwrap());
@@ -170,7 +170,7 @@ fn restart_withdraws_no_route_even_with_invalid_manifests() {
     let (config, table) = (fs::read_to_string(bed.path("bird-1.conf")).unwrap(), bed.table(1));
     let monitor = bed.monitor(1);
     bed.restart(1);
-    // The files of the Service, and of the objects for BGP, cannot be read when the agent starts.
+    // When the agent starts, it cannot read the files of the Service and of the objects for BGP.
     for (file, last) in [
         ("web", fs::read_to_string(bed.folders[0].folder().join("web.yaml")).unwrap()),
         ("bgp", OBJECTS.to_owned()),
@@ -201,7 +201,7 @@ fn unhealthy_agent_adds_no_routes_again() {
     let bed = Bed::new(1, 1080);
     let announced = || (bed.table(1).lines().count() == 4).then_some(());
     wait_for(SOON, announced).expect("four routes");
-    // From now on the kernel refuses each change of a Service.
+    // From now on, the kernel refuses every change of a Service.
     let services = bed.path("bpffs-1").join("lb");
     let found = run(std::process::Command::new("find").arg(&services).args(["-name", "SERVICES"])).unwrap();
     let path = String::from_utf8(found.stdout).unwrap();
@@ -246,7 +246,7 @@ fn routes_of_other_software_and_of_other_tables_stay() {
     let mut bed = Bed::new(1, 1080);
     let announced = || (bed.table(1).lines().count() == 4).then_some(());
     wait_for(SOON, announced).expect("four routes");
-    // A route of other software, and one of another agent, with another table.
+    // A route of other software, and a route of another agent in another table.
     let node = &bed.nodes[0];
     node.ip("route del blackhole 203.0.113.1 table 1080\nroute add blackhole 203.0.113.1 table 1080 proto static\n\
              route add blackhole 203.0.113.9 table 1081 proto 109\n")
@@ -256,7 +256,7 @@ fn routes_of_other_software_and_of_other_tables_stay() {
         problems.iter().any(|it| it.contains("203.0.113.1/32") && it.contains("other software")).then_some(())
     };
     assert!(wait_for(SOON, named).is_some(), "{:?}", bed.problems(1));
-    // The refused route delays no other change.
+    // A route that the kernel refuses delays no other change.
     bed.serve(1, "Local", 2);
     let left = || (bed.table(1).lines().count() == 1).then_some(());
     assert!(wait_for(SOON, left).is_some(), "{}", bed.table(1));
@@ -267,7 +267,7 @@ fn routes_of_other_software_and_of_other_tables_stay() {
     bed.nodes[0].ip("route del blackhole 203.0.113.1 table 1080\n").unwrap();
     let ours = || bed.table(1).contains("203.0.113.1 proto 109").then_some(());
     assert!(wait_for(SOON, ours).is_some(), "{}", bed.table(1));
-    // An agent with another table than before removes the routes in the earlier one, and in no other.
+    // An agent with another table than its predecessor removes the routes in the predecessor's table, and in no other.
     bed.restart(1);
     bed.table = 1082;
     bed.restart(1);
@@ -288,7 +288,7 @@ fn packets_that_no_service_takes_end_on_the_node() {
         let before = bed.forwarded(vip);
         bed.send(vip, 9, 10);
         sleep(Duration::from_secs(1));
-        // Sessions and probes are not forwarded, so these are the datagrams only.
+        // BGP sessions and probes are not forwarded, so this number counts only the datagrams.
         let forwarded = bed.forwarded(vip) - before;
         assert!(
             (10..20).contains(&forwarded),
@@ -296,7 +296,7 @@ fn packets_that_no_service_takes_end_on_the_node() {
         );
         assert!(bed.ask(vip).starts_with('n'));
     }
-    // An address of an aggregate that no Service has.
+    // An address in an aggregate route that no Service has.
     let before = bed.forwarded(VIP);
     bed.send("203.0.113.7", 80, 10);
     sleep(Duration::from_secs(1));
@@ -328,7 +328,7 @@ fn frr_announces_the_routes() {
     if !Path::new("/usr/lib/frr/bgpd").exists() {
         return skip::whole("FRR is not installed in /usr/lib/frr");
     }
-    // The command of FRR 8 takes tables up to 252.
+    // The command of FRR 8 that imports a table takes table numbers up to 252.
     let mut bed = Bed::new(1, 180);
     let dir = bed.start_frr(1);
     let arrived = || (bed.next_hops(VIP) == [1].into()).then_some(());

@@ -1,13 +1,13 @@
-//! What dig and musl make of the answers.
+//! Tests what dig and musl make of the DNS server's answers.
 
 use lb_tests::resolver::build_for_musl;
 
 use super::Names;
 
-/// Endpoints of the Service `crowd`: too many for an answer over UDP.
+/// Number of endpoints of the Service `crowd`: too many for an answer over UDP.
 const CROWD: usize = 200;
 
-/// A headless Service with many IPv4 endpoints.
+/// Manifest of a headless Service `crowd` with many IPv4 endpoints.
 fn crowd() -> String {
     let endpoint = |number| format!("- {{addresses: [10.244.8.{number}]}}\n");
     let endpoints: String = (1..=CROWD).map(endpoint).collect();
@@ -18,7 +18,7 @@ fn crowd() -> String {
     )
 }
 
-/// Names with the headless Services `db` and `crowd`.
+/// A cluster with the headless Services `db` and `crowd`.
 fn names() -> Names {
     let names = Names::new();
     names.bed.cluster.manifests.write("db", super::HEADLESS).unwrap();
@@ -29,7 +29,7 @@ fn names() -> Names {
 }
 
 impl Names {
-    /// What dig prints, one line after the other, with single spaces.
+    /// What dig prints, with line ends and runs of spaces replaced by single ones.
     fn dig(&self, arguments: &str) -> String {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let text = self.resolver.dig(&arguments).unwrap();
@@ -118,7 +118,7 @@ fn dig_gets_what_fits_over_udp_and_all_over_tcp() {
         let flags = text.lines().find(|line| line.starts_with(";; flags:")).unwrap();
         assert!(flags.split(';').nth(2).unwrap().contains(" tc"), "{flags}");
         assert_eq!(text.contains("; EDNS: version: 0"), size != "+noedns", "{text}");
-        // dig asks again over TCP.
+        // After a truncated answer over UDP, dig asks again over TCP.
         assert_eq!(names.dig(&format!("+short {size} {crowd}")).lines().count(), CROWD, "{size}");
     }
     let text = names.dig(&format!("+tcp +keepopen +short {crowd} A web.default.svc.cluster.local A"));
@@ -136,6 +136,6 @@ fn musl_resolves_services_by_short_and_full_names() {
     assert_eq!(musl("db"), ["10.244.9.1"], "a name without AAAA records");
     assert_eq!(musl("db-0.db"), ["10.244.9.1"]);
     assert_eq!(musl("nothing.default"), [""; 0]);
-    // Debian's musl does not ask over TCP: it takes the addresses that fit.
+    // Debian's musl does not ask over TCP, but uses the addresses that fit into the UDP answer.
     assert!(musl("crowd").len() >= 20, "{:?}", musl("crowd"));
 }

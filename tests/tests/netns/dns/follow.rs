@@ -1,4 +1,4 @@
-//! How soon names follow a change of their Service.
+//! Tests how soon DNS names follow a change of their Service.
 
 use std::{
     io,
@@ -9,12 +9,13 @@ use std::{
 
 use super::Names;
 
-/// Changes of the Service.
+/// Number of changes of the Service that are measured.
 const CHANGES: u32 = 200;
-/// The limit for 99 of 100 changes, on a machine that may be busy. (Without load it is some milliseconds.)
+/// Limit that 99 of 100 changes must meet, on a machine that may be busy. (Without load a change takes some
+/// milliseconds.)
 const BOUND: Duration = Duration::from_millis(100);
 
-/// A query for the A records of `moving.default.svc.cluster.local`.
+/// A DNS query for the A records of `moving.default.svc.cluster.local`.
 fn query() -> Vec<u8> {
     let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in ["moving", "default", "svc", "cluster", "local", ""] {
@@ -25,7 +26,7 @@ fn query() -> Vec<u8> {
     query
 }
 
-/// The address in the answer: without an EDNS record, the last four bytes of a message with one record.
+/// Sends the query; returns the address in the answer, the last four bytes of a message with one record and no EDNS.
 fn ask(socket: &UdpSocket, query: &[u8]) -> io::Result<Option<Ipv4Addr>> {
     socket.send(query)?;
     let mut buffer = [0; 512];

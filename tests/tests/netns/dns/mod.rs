@@ -1,4 +1,4 @@
-//! DNS names of Services.
+//! Tests of the DNS names of Services.
 
 mod clients;
 mod follow;
@@ -37,7 +37,7 @@ metadata: {name: alias}
 spec: {type: ExternalName, externalName: web.default.svc.cluster.local}
 ";
 
-/// A cluster with a node whose resolver sends its queries to the agent.
+/// A cluster in which processes of node 1 resolve names by the agent.
 struct Names {
     bed: Bed,
     resolver: Resolver,
@@ -106,7 +106,7 @@ fn names_return_after_the_agent_was_killed() {
     assert_eq!(names.addresses("ahostsv4", "web"), ["10.96.0.10"]);
 }
 
-/// Asserts that the agent starts and serves packets while another socket holds its address for DNS, and that it answers
+/// Asserts that the agent starts and serves packets while another socket has its address for DNS, and that it answers
 /// queries once the address is free.
 fn assert_waits_for_its_address<T>(holder: impl FnOnce(&Bed) -> T, transport: &str) {
     let mut bed = Bed::with_web(&["pod2"]);
@@ -157,7 +157,7 @@ fn restart_with_a_bad_manifest_denies_no_name_that_it_may_define() {
     names.wait_for("db", &["10.244.9.1"]);
     let stop = |bed: &mut Bed| bed.agent.take().unwrap().kill().unwrap();
     stop(&mut names.bed);
-    // The agent cannot find out what this document defines.
+    // The agent cannot find out which objects this document defines.
     let bad = HEADLESS
         .replace("spec: {clusterIP: None, ports: [{name: sql, port: 5432}]}", "spec: {clusterIP: None");
     names.bed.cluster.manifests.write("db", &bad).unwrap();
@@ -174,7 +174,7 @@ fn restart_with_a_bad_manifest_denies_no_name_that_it_may_define() {
     assert_eq!(status(&names, "www.example.com.default.svc"), "NXDOMAIN");
     names.bed.cluster.manifests.write("db", HEADLESS).unwrap();
     names.wait_for("db", &["10.244.9.1"]);
-    // The agent has read the whole folder once: a new bad document hides no name that had an answer.
+    // Once the agent has read the whole folder, a new bad document hides no name that had an answer.
     names.bed.cluster.manifests.write("other", &bad.replace("db", "other")).unwrap();
     assert_eq!(status(&names, "nothing.default.svc"), "NXDOMAIN");
 }
