@@ -72,9 +72,9 @@ describe_numbers!(u32, u64, i64, crate::Address);
 mod tests {
     use super::*;
     use crate::{
-        Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, FragmentKey, FragmentedDatagram,
-        Service, ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey,
-        SourceRangeKey, Vip,
+        Affinity, Backend, ConnectionLimits, DeviceInfo, Endpoint, EndpointName, FragmentKey,
+        FragmentedDatagram, Service, ServiceClient, ServiceKey, ServiceName, Settings, SocketBackend,
+        SocketConnection, SocketKey, SourceRangeKey, Vip,
         conntrack::{Flow, Tuple},
         flow_table::{Header, Slot},
     };
@@ -101,8 +101,9 @@ mod tests {
             covered::<Backend>(),
             covered::<Vip>(),
             covered::<SourceRangeKey>(),
-            covered::<AffinityKey>(),
+            covered::<ServiceClient>(),
             covered::<Affinity>(),
+            covered::<ConnectionLimits>(),
             covered::<DeviceInfo>(),
             covered::<Endpoint>(),
             covered::<EndpointName>(),

@@ -22,6 +22,7 @@ pub mod flow_table;
 mod fragment;
 pub mod hash;
 pub mod layout;
+mod limit;
 mod names;
 mod outcome;
 mod scheduler;
@@ -35,11 +36,12 @@ pub use device::{DeviceInfo, device_flags};
 pub use event::{Choice, Event, EventHook, monitor};
 pub use flow_event::{FlowEvent, FlowEventKind};
 pub use fragment::{FragmentKey, FragmentedDatagram, Span};
+pub use limit::{ConnectionLimits, ConnectionRate};
 pub use names::{EndpointName, NAME_SIZE, ServiceName, ZONE_SIZE, from_fixed, to_fixed};
 pub use outcome::{Outcome, Verdict};
 pub use scheduler::{Scheduler, UnknownScheduler};
 pub use service::{
-    Affinity, AffinityKey, Backend, FrontendKind, Service, ServiceKey, SourceRange, SourceRangeKey, Vip,
+    Affinity, Backend, FrontendKind, Service, ServiceClient, ServiceKey, SourceRange, SourceRangeKey, Vip,
     backend_flags, service_flags, vip_flags,
 };
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
@@ -126,13 +128,18 @@ pub mod capacity {
     pub const ANNOUNCED: usize = 8_192;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;
+    /// Service ports with limits on new connections (`LIMITS`): 16 bytes each at start, the rest for those that exist.
+    pub const LIMITS: usize = 16_384;
+    /// Buckets of these limits (`LIMIT_BUCKETS`), all allocated at start: 96 bytes each; more with many CPUs, see
+    /// [`LRU_PER_CPU`].
+    pub const LIMIT_BUCKETS: usize = 8_192;
     /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start; more with many CPUs, see [`LRU_PER_CPU`].
     pub const FRAGMENTS: usize = 8_192;
     /// Pairs of an unconnected UDP socket and a virtual address that it sends to (`SOCKET_BACKENDS`, `SOCKET_VIPS`),
     /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`), all allocated at start; more with many CPUs, see
     /// [`LRU_PER_CPU`].
     pub const SOCKETS: usize = 16_384;
-    /// The fewest entries of `FRAGMENTS` and of the maps of sockets for each CPU.
+    /// The fewest entries of `FRAGMENTS`, of `LIMIT_BUCKETS` and of the maps of sockets for each CPU.
     ///
     /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,
     /// `LOCAL_FREE_TARGET`). A map with fewer than 128 for each CPU evicts entries in use while other CPUs have free

@@ -139,6 +139,8 @@ pub enum Outcome {
     /// Refused: a process of the node connects to a Service with the PROXY protocol at an address that is no cluster IP.
     /// Its packets bypass the programs that send the header.
     NoProxyHeader = 47,
+    /// Dropped: the first packet of a connection beyond a limit on new connections of its Service.
+    ConnectionLimited = 48,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -208,6 +210,7 @@ list_outcomes! {
     Untranslated,
     FragmentDropped,
     NoProxyHeader,
+    ConnectionLimited,
 }
 
 impl Outcome {
@@ -261,7 +264,8 @@ impl Outcome {
             | Self::InvalidFlags
             | Self::Untranslated
             | Self::FragmentDropped
-            | Self::NoProxyHeader => Verdict::Drop,
+            | Self::NoProxyHeader
+            | Self::ConnectionLimited => Verdict::Drop,
             Self::FragmentHeld => Verdict::Hold,
         }
     }
@@ -318,7 +322,8 @@ impl Outcome {
             | Self::Caught
             | Self::Untranslated
             | Self::FragmentDropped
-            | Self::NoProxyHeader => self,
+            | Self::NoProxyHeader
+            | Self::ConnectionLimited => self,
         }
     }
 
@@ -379,6 +384,7 @@ impl Outcome {
             Self::Untranslated => "untranslated",
             Self::FragmentDropped => "fragment_dropped",
             Self::NoProxyHeader => "no_proxy_header",
+            Self::ConnectionLimited => "connection_limited",
         }
     }
 }

@@ -171,8 +171,11 @@ pub mod service_flags {
     /// with [`DSR`].
     pub const PROXY_PROTOCOL: u16 = 512;
 
+    /// New connections have a limit, see [`crate::ConnectionLimits`].
+    pub const LIMITED: u16 = 1024;
+
     /// All bits of [`Service::flags`], for tests and displays.
-    pub const ALL: [u16; 10] = [
+    pub const ALL: [u16; 11] = [
         DROP_WITHOUT_BACKENDS,
         SHORT_CIRCUIT,
         MASQUERADE,
@@ -183,6 +186,7 @@ pub mod service_flags {
         SYN_ONLY,
         RESET_UNKNOWN,
         PROXY_PROTOCOL,
+        LIMITED,
     ];
 }
 
@@ -363,19 +367,19 @@ impl SourceRangeKey {
     }
 }
 
-/// Key of `AFFINITY`: one client of one service port.
+/// Key of `AFFINITY` and `LIMIT_BUCKETS`: one client of one service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
-pub struct AffinityKey {
-    /// The prefix length with which programs look up one client: all bits count.
+pub struct ServiceClient {
+    /// The client's address. In `LIMIT_BUCKETS`, an IPv6 client is its /64 network, and `::` stands for all clients.
     pub client: Address,
     /// [`Service::id`]
     pub service: u32,
 }
 
-const _: () = assert!(size_of::<AffinityKey>() == 20);
+const _: () = assert!(size_of::<ServiceClient>() == 20);
 
-describe!(AffinityKey { client, service });
+describe!(ServiceClient { client, service });
 
 /// Value of `AFFINITY`: the backend that the client is pinned to.
 #[repr(C)]
@@ -419,7 +423,7 @@ mod pod {
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::SourceRangeKey {}
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
-    unsafe impl aya::Pod for super::AffinityKey {}
+    unsafe impl aya::Pod for super::ServiceClient {}
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::Affinity {}
 }

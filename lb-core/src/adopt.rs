@@ -29,6 +29,8 @@ pub(crate) struct Adopted {
     pub(crate) stale_ids: BTreeSet<u32>,
     /// Source ranges that must be deleted, because their service port is unknown.
     pub(crate) stale_ranges: BTreeSet<SourceRangeKey>,
+    /// Ids in `LIMITS` that must be deleted, because their service port is unknown.
+    pub(crate) stale_limits: BTreeSet<u32>,
 }
 
 pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
@@ -55,9 +57,10 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     contents.tables.retain(|base, _| tables.has(*base));
     let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));
     let stale_ranges = contents.source_ranges.iter().filter(unknown).copied().collect();
+    let stale_limits = contents.limits.keys().filter(|id| !ids.contains(**id)).copied().collect();
     let mut mirror = Mirror::new(contents);
     mirror.compact();
-    Adopted { ids, slices, tables, counters, mirror, distrusted, stale_ids, stale_ranges }
+    Adopted { ids, slices, tables, counters, mirror, distrusted, stale_ids, stale_ranges, stale_limits }
 }
 
 /// The counters of active flows that the backends of trusted frontends use.

@@ -18,6 +18,8 @@ pub struct Capacity {
     pub names: u32,
     /// Number of networks that `SOURCE_RANGES` can hold.
     pub source_ranges: u32,
+    /// Number of service ports that `LIMITS` can hold.
+    pub limits: u32,
     /// Services may add addresses to `VIPS` while it has fewer than this. The node's own addresses also count, but are
     /// added even beyond this limit.
     pub vips: u32,
@@ -27,7 +29,15 @@ impl Capacity {
     /// Capacities with arenas of these sizes, and practically unlimited hash maps.
     pub const fn of_arenas(backends: u32, tables: u32) -> Self {
         let plenty = u32::MAX;
-        Self { backends, tables, frontends: plenty, names: plenty, source_ranges: plenty, vips: plenty }
+        Self {
+            backends,
+            tables,
+            frontends: plenty,
+            names: plenty,
+            source_ranges: plenty,
+            limits: plenty,
+            vips: plenty,
+        }
     }
 }
 
@@ -40,6 +50,7 @@ pub(crate) enum Full {
     /// `SERVICES` or `SERVICE_NAMES`, which have the same capacity.
     Frontends,
     SourceRanges,
+    Limits,
     Vips,
 }
 
@@ -51,18 +62,20 @@ pub(crate) struct Demand {
     pub(crate) frontends_gone: usize,
     pub(crate) names: usize,
     pub(crate) source_ranges: usize,
+    pub(crate) limits: usize,
     pub(crate) vips: usize,
     /// Number of addresses in `VIPS` that the plan deletes before it writes any.
     pub(crate) vips_gone: usize,
 }
 
-/// Numbers of entries of hash maps that are free for the rest of a plan. A plan deletes names and source ranges after
-/// it writes new ones, so these deletions free no entries for the same plan.
+/// Numbers of entries of hash maps that are free for the rest of a plan. A plan deletes names, source ranges and
+/// limits after it writes new ones, so these deletions free no entries for the same plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {
     pub(crate) frontends: usize,
     names: usize,
     pub(crate) source_ranges: usize,
+    pub(crate) limits: usize,
     pub(crate) vips: usize,
 }
 
@@ -74,6 +87,7 @@ impl Remaining {
             frontends: left(capacity.frontends, contents.frontends.len()),
             names: left(capacity.names, contents.service_labels.len()),
             source_ranges: left(capacity.source_ranges, contents.source_ranges.len()),
+            limits: left(capacity.limits, contents.limits.len()),
             vips: left(capacity.vips, vips),
         }
     }
@@ -84,9 +98,10 @@ impl Remaining {
         let frontends = frontends.checked_sub(demand.frontends).ok_or(Full::Frontends)?;
         let names = self.names.checked_sub(demand.names).ok_or(Full::Frontends)?;
         let source_ranges = self.source_ranges.checked_sub(demand.source_ranges).ok_or(Full::SourceRanges)?;
+        let limits = self.limits.checked_sub(demand.limits).ok_or(Full::Limits)?;
         let vips = self.vips + demand.vips_gone;
         let vips = vips.checked_sub(demand.vips).ok_or(Full::Vips)?;
-        *self = Self { frontends, names, source_ranges, vips };
+        *self = Self { frontends, names, source_ranges, limits, vips };
         Ok(())
     }
 }

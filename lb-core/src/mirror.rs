@@ -69,9 +69,11 @@ impl Mirror {
         self.ranges.get(&id).into_iter().flatten().copied()
     }
 
-    /// Whether the maps have labels or source ranges of the service port with this id.
+    /// Whether the maps have labels, source ranges or limits of the service port with this id.
     pub(crate) fn mentions(&self, id: u32) -> bool {
-        self.contents.service_labels.contains_key(&id) || self.ranges.contains_key(&id)
+        self.contents.service_labels.contains_key(&id)
+            || self.ranges.contains_key(&id)
+            || self.contents.limits.contains_key(&id)
     }
 
     /// Replaces labels by equal ones that the mirror already has for the same address, so that memory holds them once.
@@ -169,6 +171,12 @@ impl Mirror {
                         of_port.remove();
                     }
                 }
+            }
+            Step::PutLimits(id, limits) => {
+                self.contents.limits.insert(*id, *limits);
+            }
+            Step::DeleteLimits(id) => {
+                self.contents.limits.remove(id);
             }
             Step::DeleteEndpointLabels(address) => {
                 self.contents.endpoint_labels.remove(address);

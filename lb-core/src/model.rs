@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::Scheduler;
+use lb_common::{ConnectionLimits, Scheduler};
 
 pub use crate::protocol::Protocol;
 use crate::{
@@ -110,6 +110,9 @@ pub struct ServiceSettings {
     pub flow_log: FlowLogPolicy,
     /// After which times the agent ends connections.
     pub timeouts: ConnectionTimeouts,
+    /// Annotations `lb.dev/max-connections` and `lb.dev/max-connections-per-client`: limits on new connections, on each
+    /// node.
+    pub limits: ConnectionLimits,
     /// Annotation `lb.dev/proxy-protocol` and those of AWS that mean the same: whether backends of TCP ports get a PROXY
     /// protocol header, version 2.
     pub proxy_protocol: bool,
@@ -207,6 +210,11 @@ impl Service {
     /// After which times the agent ends connections of the Service.
     pub fn timeouts(&self) -> ConnectionTimeouts {
         self.settings.as_ref().map(|settings| settings.timeouts).unwrap_or_default()
+    }
+
+    /// The limits on new connections of each port.
+    pub fn limits(&self) -> ConnectionLimits {
+        self.settings.as_ref().map_or(ConnectionLimits::NONE, |settings| settings.limits)
     }
 
     /// Whether backends of a port get a PROXY protocol header. Only TCP has a connection that it could precede.

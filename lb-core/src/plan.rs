@@ -6,7 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
+use lb_common::{
+    Backend, ConnectionLimits, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, service_flags,
+};
 
 use crate::{
     arena::SlotRange,
@@ -46,6 +48,10 @@ pub enum Step {
     PutSourceRange(SourceRangeKey),
     /// Removes a source range of a service port from `SOURCE_RANGES`.
     DeleteSourceRange(SourceRangeKey),
+    /// Sets the limits of the service port with this id in `LIMITS`.
+    PutLimits(u32, ConnectionLimits),
+    /// Removes the limits of a service port from `LIMITS`.
+    DeleteLimits(u32),
     /// Removes an address from `VIPS`.
     DeleteVip(IpAddr),
     /// Writes backends to slots of `BACKENDS` that no frontend refers to.
@@ -109,6 +115,8 @@ pub struct Contents {
     pub vips: BTreeMap<IpAddr, Vip>,
     /// The map `SOURCE_RANGES`: source ranges of service ports.
     pub source_ranges: BTreeSet<SourceRangeKey>,
+    /// The map `LIMITS`: limits on new connections of service ports, by id.
+    pub limits: BTreeMap<u32, ConnectionLimits>,
 }
 
 impl Contents {
@@ -222,6 +230,21 @@ pub enum Condition {
         /// Capacity of `SOURCE_RANGES`.
         slots: u32,
     },
+    /// `LIMITS` has no room for the limits of the Service's ports; otherwise as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} needs room for the limits of {wanted} ports in LIMITS, but of {slots} {free} are free; it keeps \
+         what it has: give fewer Services limits on new connections"
+    )]
+    LimitsFull {
+        /// The Service whose limits do not fit.
+        service: ObjectName,
+        /// Number of ports with limits that the Service should have.
+        wanted: usize,
+        /// Number of further ports whose limits fit now.
+        free: usize,
+        /// Capacity of `LIMITS`.
+        slots: u32,
+    },
     /// `VIPS` has no room for the new virtual addresses; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} addresses in VIPS, but of {slots} {free} are free; it keeps what it has: \
@@ -276,7 +299,8 @@ pub enum Condition {
 
 impl Condition {
     /// Names of the maps that [`Self::waits_for`] can return.
-    pub const MAPS: [&str; 6] = ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "VIPS"];
+    pub const MAPS: [&str; 7] =
+        ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "LIMITS", "VIPS"];
 
     /// Name of the full map, if the condition is that a map is full. It may end when other Services free entries of
     /// this map.
@@ -287,6 +311,7 @@ impl Condition {
             Self::CountersFull { .. } => Some("ACTIVE"),
             Self::FrontendsFull { .. } => Some("SERVICES"),
             Self::SourceRangesFull { .. } => Some("SOURCE_RANGES"),
+            Self::LimitsFull { .. } => Some("LIMITS"),
             Self::VipsFull { .. } => Some("VIPS"),
             Self::BadAnnotation { .. } | Self::IgnoredAnnotation { .. } | Self::FrontendConflict { .. } => {
                 None
@@ -299,10 +324,16 @@ impl Condition {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
-    /// Whether the condition may end when entries of hash maps (frontends, names, source ranges, addresses) are
+    /// Whether the condition may end when entries of hash maps (frontends, names, source ranges, limits, addresses) are
     /// deleted.
     pub(crate) const fn waits_for_entries(&self) -> bool {
-        matches!(self, Self::FrontendsFull { .. } | Self::SourceRangesFull { .. } | Self::VipsFull { .. })
+        matches!(
+            self,
+            Self::FrontendsFull { .. }
+                | Self::SourceRangesFull { .. }
+                | Self::LimitsFull { .. }
+                | Self::VipsFull { .. }
+        )
     }
 
     /// The Service that is not served as its object demands.
@@ -313,6 +344,7 @@ impl Condition {
             | Self::CountersFull { service }
             | Self::FrontendsFull { service, .. }
             | Self::SourceRangesFull { service, .. }
+            | Self::LimitsFull { service, .. }
             | Self::VipsFull { service, .. }
             | Self::BadAnnotation { service, .. }
             | Self::IgnoredAnnotation { service, .. } => service,
@@ -338,10 +370,11 @@ impl std::fmt::Display for Shown<'_> {
 ///
 /// 1. deletion of frontends, so that no record refers to the elements that are deleted with them;
 /// 2. names of addresses; then for each Service its names, its backends and tables in slots that no frontend refers to
-///    yet, the networks that may now use it, and last the switch of its frontends, each in one atomic update;
+///    yet, the networks that may now use it, its limits, and last the switch of its frontends, each in one atomic update;
 /// 3. deletion of addresses that no Service has any more, then flags of addresses: after the frontends, so that no port
 ///    is rejected that is just about to be served;
-/// 4. deletion of networks that may no longer use a service port: for a moment, both the old and the new ones may;
+/// 4. deletion of networks that may no longer use a service port: for a moment, both the old and the new ones may; and
+///    of limits that no frontend has any more;
 /// 5. release of slots that no frontend refers to any more;
 /// 6. deletion of names that are no longer needed.
 #[derive(Debug, Default)]
@@ -352,6 +385,7 @@ pub(crate) struct Draft {
     pub(crate) services: Vec<Step>,
     pub(crate) put_vips: Vec<(IpAddr, Vip)>,
     pub(crate) delete_source_ranges: BTreeSet<SourceRangeKey>,
+    pub(crate) delete_limits: BTreeSet<u32>,
     pub(crate) release: BTreeSet<SlotRange>,
     pub(crate) release_tables: BTreeSet<SlotRange>,
     pub(crate) delete_vips: Vec<IpAddr>,
@@ -366,7 +400,7 @@ impl Draft {
         let vips = self.put_vips.len() + self.delete_vips.len();
         let services = self.services.len() + self.delete_frontends.len() + self.delete_service_labels.len();
         let slots = self.release.len() + self.release_tables.len();
-        names + vips + services + slots + self.delete_source_ranges.len()
+        names + vips + services + slots + self.delete_source_ranges.len() + self.delete_limits.len()
     }
 
     pub(crate) fn finish(self) -> Plan {
@@ -381,6 +415,7 @@ impl Draft {
         steps.extend(self.delete_vips.into_iter().map(Step::DeleteVip));
         steps.extend(self.put_vips.into_iter().map(|(ip, vip)| Step::PutVip(ip, vip)));
         steps.extend(self.delete_source_ranges.into_iter().map(Step::DeleteSourceRange));
+        steps.extend(self.delete_limits.into_iter().map(Step::DeleteLimits));
         let release = |SlotRange { base, count }| Step::ReleaseBackends { base, count };
         steps.extend(self.release.into_iter().map(release));
         let release = |SlotRange { base, count }| Step::ReleaseTable { base, count };

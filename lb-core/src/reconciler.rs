@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip};
+use lb_common::{Backend, ConnectionLimits, Service, ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
     active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
@@ -76,6 +76,8 @@ pub struct Reconciler {
     stale_ids: BTreeSet<u32>,
     /// Source ranges, found at the start, of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
+    /// Ids found at the start in `LIMITS` without a service port: the first plan deletes their limits.
+    stale_limits: BTreeSet<u32>,
     /// Services found at the start that the sources have not shown completely yet. Once the sources are complete, only
     /// those that the sources cannot read.
     earlier: BTreeSet<ObjectName>,
@@ -162,6 +164,7 @@ impl Reconciler {
             distrusted: adopted.distrusted,
             stale_ids: adopted.stale_ids,
             stale_ranges: adopted.stale_ranges,
+            stale_limits: adopted.stale_limits,
             earlier,
             complete: false,
             unread: Unread::default(),
@@ -339,6 +342,7 @@ impl Reconciler {
             || !self.distrusted.is_empty()
             || !self.stale_ids.is_empty()
             || !self.stale_ranges.is_empty()
+            || !self.stale_limits.is_empty()
             || self.slices.garbage().next().is_some()
             || self.tables.garbage().next().is_some()
     }
@@ -395,6 +399,7 @@ impl Reconciler {
             draft.release_tables.extend(self.tables.garbage());
             draft.delete_service_labels.extend(&self.stale_ids);
             draft.delete_source_ranges.extend(&self.stale_ranges);
+            draft.delete_limits.extend(&self.stale_limits);
         }
         self.plan_addresses(&mut draft);
         let plan = draft.finish();
@@ -479,13 +484,18 @@ impl Reconciler {
                 self.stale_ranges.remove(range);
                 self.has_freed = true;
             }
+            Step::DeleteLimits(id) => {
+                self.stale_limits.remove(id);
+                self.has_freed = true;
+            }
             Step::WriteBackends { .. }
             | Step::WriteTable { .. }
             | Step::PutServiceLabels(..)
             | Step::PutEndpointLabels(..)
             | Step::DeleteEndpointLabels(_)
             | Step::PutVip(..)
-            | Step::PutSourceRange(_) => {}
+            | Step::PutSourceRange(_)
+            | Step::PutLimits(..) => {}
         }
         self.in_flight.steps = self.in_flight.steps.saturating_sub(1);
         if self.in_flight.steps == 0 {
@@ -711,10 +721,14 @@ impl Reconciler {
         let mut targets = Vec::new();
         let mut reserved = Reserved::default();
         let mut ranges = BTreeSet::new();
-        let mut ids = Vec::new();
+        let (mut ids, mut limited) = (Vec::new(), BTreeSet::new());
         for port in &owned {
             let id = self.id(port, &mut steps);
             ids.push(id);
+            if port.limits.is_any() {
+                limited.insert(id);
+                self.limit(id, port.limits, &mut steps);
+            }
             let places = match self.place(id, port, &mut steps, &mut reserved) {
                 Ok(places) => places,
                 Err(full) => return self.is_full((full, *left), service, &owned, reserved),
@@ -740,7 +754,7 @@ impl Reconciler {
         self.mirror.share_labels(&mut labels);
         self.labels.set(service, labels);
         self.vips.set(service, vips);
-        self.retire(service, &targets, &ranges, draft);
+        self.retire(service, &targets, (&ranges, &limited), draft);
         let known = &self.mirror.contents().source_ranges;
         steps.extend(ranges.difference(known).copied().map(Step::PutSourceRange));
         draft.services.append(&mut steps);
@@ -762,11 +776,14 @@ impl Reconciler {
         let wanted: BTreeSet<ServiceKey> = targets.iter().map(|target| target.key).collect();
         let goes = |key: &ServiceKey| !wanted.contains(key) && self.claims.owner(*key).is_none();
         let is_new_name = |step: &&Step| matches!(step, Step::PutServiceLabels(id, _) if !contents.service_labels.contains_key(id));
+        let is_new_limit =
+            |step: &&Step| matches!(step, Step::PutLimits(id, _) if !contents.limits.contains_key(id));
         Demand {
             frontends: wanted.iter().filter(|key| self.mirror.frontend(key).is_none()).count(),
             frontends_gone: self.frontends_of(service).filter(goes).count(),
             names: steps.iter().filter(is_new_name).count(),
             source_ranges: ranges.difference(&contents.source_ranges).count(),
+            limits: steps.iter().filter(is_new_limit).count(),
             ..Demand::default()
         }
     }
@@ -822,6 +839,13 @@ impl Reconciler {
             steps.push(Step::PutServiceLabels(id, Box::new(port.labels.clone())));
         }
         id
+    }
+
+    /// Adds a step that sets the limits of the service port with this id in `LIMITS` if they differ.
+    fn limit(&self, id: u32, limits: ConnectionLimits, steps: &mut Vec<Step>) {
+        if self.mirror.contents().limits.get(&id) != Some(&limits) {
+            steps.push(Step::PutLimits(id, limits));
+        }
     }
 
     /// Finds slots for each slice of a port that some frontend refers to: those that hold its backends and table
@@ -959,6 +983,10 @@ impl Reconciler {
                 let free = left.source_ranges;
                 Condition::SourceRangesFull { service, wanted, free, slots: self.capacity.source_ranges }
             }
+            Full::Limits => {
+                let wanted = owned.iter().filter(|port| port.limits.is_any()).count();
+                Condition::LimitsFull { service, wanted, free: left.limits, slots: self.capacity.limits }
+            }
             Full::Vips => {
                 let wanted = vips_of(owned, &self.node).len();
                 Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
@@ -967,12 +995,12 @@ impl Reconciler {
     }
 
     /// Adds the steps that release or delete what a Service has in the maps and no longer needs once its targets are
-    /// written.
+    /// written. `ranges` are its source ranges, `limited` the ids of its ports that have limits.
     fn retire(
         &mut self,
         service: &ObjectName,
         targets: &[Target],
-        ranges: &BTreeSet<SourceRangeKey>,
+        (ranges, limited): (&BTreeSet<SourceRangeKey>, &BTreeSet<u32>),
         draft: &mut Draft,
     ) {
         let used: BTreeSet<u32> =
@@ -988,6 +1016,9 @@ impl Reconciler {
             draft
                 .delete_source_ranges
                 .extend(self.mirror.ranges_of(id).filter(|range| !ranges.contains(range)));
+            if !limited.contains(&id) && self.mirror.contents().limits.contains_key(&id) {
+                draft.delete_limits.insert(id);
+            }
             if lives(id) {
                 continue;
             }
@@ -1021,6 +1052,9 @@ impl Reconciler {
             draft.release_tables.extend(self.tables.of_id(id).filter(|range| !reads(range.base)));
             if records.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
                 draft.delete_source_ranges.extend(self.mirror.ranges_of(id));
+                draft
+                    .delete_limits
+                    .extend(self.mirror.contents().limits.get_key_value(&id).map(|(id, _)| *id));
                 draft.delete_service_labels.insert(id);
             }
         }

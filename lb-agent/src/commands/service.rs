@@ -130,6 +130,13 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     if let Some(version) = service.proxy_protocol {
         lines.push(("Header", format!("backends get a PROXY protocol header, {version}")));
     }
+    for (limit, of) in
+        [(&service.max_connections, "all clients"), (&service.max_connections_per_client, "each client")]
+    {
+        if let Some(limit) = limit {
+            lines.push(("Limit", format!("{limit} new connections of {of} on this node")));
+        }
+    }
     if !service.source_ranges.is_empty() {
         lines.push(("Allowed", format!("sources {}", service.source_ranges.join(", "))));
     }

@@ -7,7 +7,8 @@ use std::{
 
 use jiff::Timestamp;
 use lb_common::{
-    Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags,
+    Backend, ConnectionLimits, ConnectionRate, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey,
+    backend_flags,
     conntrack::{Flow, Phase, Tuple},
     service_flags,
 };
@@ -46,6 +47,12 @@ pub(super) struct ServiceView {
     /// The version of the PROXY protocol header that backends get, `v2`; `None` if they get none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) proxy_protocol: Option<&'static str>,
+    /// The limit on new connections of all clients together, on this node, such as `1000/s`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_connections: Option<String>,
+    /// The limit on new connections of each client, on this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_connections_per_client: Option<String>,
     /// Client networks that may use the Service's load balancer addresses; empty allows all.
     pub(super) source_ranges: Vec<String>,
     /// The distinct backends of all frontends, sorted.
@@ -206,6 +213,8 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
         external_traffic_policy: external_traffic_policy(of_port),
         north_south_mode: north_south_mode(of_port),
         proxy_protocol: proxy_protocol(of_port),
+        max_connections: limit(contents, id, |limits| limits.service),
+        max_connections_per_client: limit(contents, id, |limits| limits.client),
         source_ranges: source_ranges(contents, id),
         weights: backends.iter().filter(|backend| backend.weight != 1).map(|b| weight(b)).collect(),
         backends: backends.into_iter().map(|backend| self::backend(contents, backend)).collect(),
@@ -235,6 +244,14 @@ fn north_south_mode(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str>
 fn proxy_protocol(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {
     let has_header = |(_, record): &(_, &Service)| record.flags & service_flags::PROXY_PROTOCOL != 0;
     of_port.iter().any(has_header).then_some("v2")
+}
+
+fn limit(
+    contents: &Contents,
+    id: u32,
+    which: impl FnOnce(&ConnectionLimits) -> ConnectionRate,
+) -> Option<String> {
+    contents.limits.get(&id).map(which).filter(ConnectionRate::is_limit).map(|rate| rate.to_string())
 }
 
 fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {

@@ -429,7 +429,7 @@ impl Writer {
     }
 
     /// How full the maps are that grow with the Services.
-    fn fill(&self) -> [Fill; 5] {
+    fn fill(&self) -> [Fill; 6] {
         let (contents, room) = (self.reconciler.contents(), self.datapath.maps().room());
         let used = |arena: &Arena| (arena.slots() - arena.free_slots()) as usize;
         let (backends, tables) = (used(self.reconciler.arena()), used(self.reconciler.table_arena()));
@@ -439,6 +439,7 @@ impl Writer {
             Fill { map: "TABLES", used: tables, capacity: room.tables },
             Fill { map: "VIPS", used: contents.vips.len(), capacity: room.vips },
             Fill { map: "SOURCE_RANGES", used: contents.source_ranges.len(), capacity: room.source_ranges },
+            Fill { map: "LIMITS", used: contents.limits.len(), capacity: room.limits },
         ]
     }
 

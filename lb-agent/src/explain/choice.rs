@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use lb_common::{
-    AffinityKey, Backend, Outcome, Scheduler, Service,
+    Backend, Outcome, Scheduler, Service, ServiceClient,
     conntrack::{Flow, Tick},
 };
 use lb_ebpf::{
@@ -59,7 +59,7 @@ impl<T: Tables> Walk<'_, T> {
         if service.affinity_seconds == 0 {
             return Ok(None);
         }
-        let key = AffinityKey { client: self.question.tuple.source, service: service.id };
+        let key = ServiceClient { client: self.question.tuple.source, service: service.id };
         let Some(affinity) = self.tables.affinity(&key)? else {
             self.steps.push(TraceStep::Affinity { is: AffinityState::Nothing });
             return Ok(None);

@@ -2,14 +2,16 @@
 //! `service::admit` and `service::vips::unlisted` of the BPF programs.
 
 use lb_common::{
-    Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, protocol, service_flags, settings_flags,
+    Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, conntrack::Tuple, protocol,
+    service_flags, settings_flags,
 };
 use lb_ebpf::rules::{
     admission::{self, Admission},
-    client, unlisted,
+    client, limit, unlisted,
 };
 
 use super::{
+    question::HookPoint,
     step::{ClientSide, TraceStep, Verdict, socket},
     tables::Tables,
     walk::{Stop, Walk, WalkResult},
@@ -57,6 +59,7 @@ impl<T: Tables> Walk<'_, T> {
         {
             return Ok(None);
         }
+        self.limit(&service)?;
         let internal = !matches!(side, None | Some(ClientSide::Outside));
         let direct = client::is_answered_directly(&service, internal);
         Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
@@ -141,6 +144,31 @@ impl<T: Tables> Walk<'_, T> {
             self.steps.push(TraceStep::SourceRanges { allowed });
         }
         self.conclude(admission)
+    }
+
+    /// Ends the walk if a limit on new connections of the service refuses the packet; like `service::limit::admits`.
+    fn limit(&mut self, service: &Service) -> WalkResult<()> {
+        let Tuple { source: client, protocol, .. } = self.question.tuple;
+        if !limit::applies(service, protocol, self.segment.is_syn()) {
+            return Ok(());
+        }
+        if self.question.hook == HookPoint::Xdp {
+            return Err(Stop::With(Verdict::of(Outcome::OtherHook)));
+        }
+        let Some(limits) = self.tables.limits(service.id)? else { return Ok(()) };
+        let now = self.tables.nanos();
+        for (number, (key, rate)) in limit::buckets(&limits, service.id, &client).into_iter().enumerate() {
+            if !rate.is_limit() {
+                continue;
+            }
+            let full_at = self.tables.limit_bucket(&key)?.unwrap_or(0);
+            let left = limit::bucket(rate).left(full_at, now);
+            self.steps.push(TraceStep::Limit { rate: rate.to_string(), each_client: number == 0, left });
+            if left == 0 {
+                return Err(Stop::With(Verdict::of(Outcome::ConnectionLimited)));
+            }
+        }
+        Ok(())
     }
 
     /// Adds why a flow may not begin as a step; then ends the walk, or returns false if the packet is for no Service.

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, SourceRange,
-    SourceRangeKey, Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Service, ServiceClient, ServiceKey, Settings,
+    SourceRange, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple},
 };
 
@@ -63,7 +63,7 @@ impl Tables for PinnedTables {
         self.maps.active_flows.get(slot)
     }
 
-    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
+    fn affinity(&self, key: &ServiceClient) -> Result<Option<Affinity>, DatapathError> {
         self.maps.affinity.get(key)
     }
 
@@ -75,6 +75,18 @@ impl Tables for PinnedTables {
         let range = SourceRange::new(service, *client);
         let key = SourceRangeKey { prefix_length: SourceRange::BITS, range };
         Ok(self.maps.service_maps.source_ranges().get(&key)?.is_some())
+    }
+
+    fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError> {
+        self.maps.service_maps.limits().get(&service)
+    }
+
+    fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError> {
+        self.maps.limit_buckets.get(key)
+    }
+
+    fn nanos(&self) -> u64 {
+        lb_datapath::monotonic_nanoseconds()
     }
 
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError> {

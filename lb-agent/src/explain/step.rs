@@ -102,6 +102,15 @@ pub enum TraceStep {
         /// Whether one of the ranges contains the client.
         allowed: bool,
     },
+    /// The service limits new connections on each node.
+    Limit {
+        /// The limit, such as `20/s`.
+        rate: String,
+        /// Whether the limit is one for each client, rather than for all of them.
+        each_client: bool,
+        /// Number of connections that may begin now.
+        left: u64,
+    },
     /// The service has no backend for this client.
     NoBackends {
         /// Whether it has backends on other nodes, which the traffic policy excludes.

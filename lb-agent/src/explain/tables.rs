@@ -1,7 +1,8 @@
 //! What an explanation reads: maps and routes, as a trait, so that tests can replace them.
 
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Service, ServiceClient, ServiceKey, Settings,
+    Vip,
     conntrack::{Flow, Tuple},
 };
 
@@ -24,11 +25,17 @@ pub trait Tables {
     /// The number of active flows in a slot of `ACTIVE`.
     fn active_flows(&self, slot: u32) -> i64;
     /// The entry of `AFFINITY` for a client of a service.
-    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError>;
+    fn affinity(&self, key: &ServiceClient) -> Result<Option<Affinity>, DatapathError>;
     /// The entry of `VIPS` for an address.
     fn vip(&self, address: &Address) -> Result<Option<Vip>, DatapathError>;
     /// Whether a source range of the service (`SOURCE_RANGES`) contains the client.
     fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError>;
+    /// The limits of the service in `LIMITS`.
+    fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError>;
+    /// The entry of `LIMIT_BUCKETS` for a client of a service: when the bucket will be full again.
+    fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError>;
+    /// The time by which these buckets count, in ns of `CLOCK_MONOTONIC`.
+    fn nanos(&self) -> u64;
     /// Whether `INSIDE_DEVICES` contains the device: its packets are those of internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;
     /// The entry of `DEVICES` for an interface index.

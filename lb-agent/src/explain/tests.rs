@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, FrontendKind, Network, Networks, Outcome, Scheduler,
-    Service, ServiceKey, Settings, Vip,
+    Address, Affinity, Backend, ConnectionLimits, ConnectionRate, DeviceInfo, FrontendKind, Network,
+    Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip,
     conntrack::{Flow, Tick, Tuple, flow_flags},
     protocol, service_flags, vip_flags,
 };
@@ -21,7 +21,11 @@ struct Shelf {
     settings: Settings,
     source_allowed: bool,
     affinity: Option<Affinity>,
+    limits: Option<ConnectionLimits>,
+    buckets: BTreeMap<ServiceClient, u64>,
 }
+
+const NOW_NANOS: u64 = 1_000_000_000_000;
 
 impl Tables for Shelf {
     fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, DatapathError> {
@@ -48,7 +52,7 @@ impl Tables for Shelf {
         0
     }
 
-    fn affinity(&self, _: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
+    fn affinity(&self, _: &ServiceClient) -> Result<Option<Affinity>, DatapathError> {
         Ok(self.affinity)
     }
 
@@ -58,6 +62,18 @@ impl Tables for Shelf {
 
     fn is_in_source_range(&self, _: u32, client: &Address) -> Result<bool, DatapathError> {
         Ok(self.source_allowed && *client == self.settings.source_v4)
+    }
+
+    fn limits(&self, _: u32) -> Result<Option<ConnectionLimits>, DatapathError> {
+        Ok(self.limits)
+    }
+
+    fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError> {
+        Ok(self.buckets.get(key).copied())
+    }
+
+    fn nanos(&self) -> u64 {
+        NOW_NANOS
     }
 
     fn is_internal_device(&self, _: u32) -> Result<bool, DatapathError> {
@@ -116,6 +132,8 @@ fn shelf(flags: u16, backends: u8) -> Shelf {
     Shelf {
         service: Some((key, service.sealed(&key))),
         backends: (1..=backends).map(backend).collect(),
+        limits: None,
+        buckets: BTreeMap::new(),
         flows: BTreeMap::new(),
         settings: Settings {
             ports: 1,
@@ -192,6 +210,31 @@ fn texts_of_an_established_connection() {
     assert_eq!(said(&shelf, &answer)[2], "left untouched (other_hook)");
     let answer = Question { hook: HookPoint::Egress, ..answer };
     assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
+}
+
+#[test]
+fn limits_on_new_connections_are_explained() {
+    let mut shelf = shelf(service_flags::LIMITED, 1);
+    let rate = |connections, seconds| ConnectionRate { connections, seconds };
+    shelf.limits = Some(ConnectionLimits { service: rate(60, 60), client: rate(2, 1) });
+    let syn = question(HookPoint::Ingress, 80);
+    let limits = |shelf: &Shelf| {
+        let said = said(shelf, &syn);
+        said.into_iter().filter(|line| line.starts_with("limit:")).collect::<Vec<_>>()
+    };
+    let of_client = "limit: 2/s new connections of each client, on this node: ";
+    let of_all = "limit: 60/m new connections of all clients together, on this node: ";
+    assert_eq!(limits(&shelf), [format!("{of_client}2 may begin now"), format!("{of_all}60 may begin now")]);
+    let all = ServiceClient { client: Address::from_v6([0; 16]), service: 7 };
+    shelf.buckets.insert(all, NOW_NANOS + 60_000_000_000);
+    assert_eq!(
+        limits(&shelf),
+        [format!("{of_client}2 may begin now"), format!("{of_all}none may begin now: dropped")]
+    );
+    assert_eq!(said(&shelf, &syn).pop().unwrap(), "dropped (connection_limited)");
+    let client = ServiceClient { client: syn.tuple.source, service: 7 };
+    shelf.buckets.insert(client, NOW_NANOS + 1_000_000_000);
+    assert_eq!(limits(&shelf), [format!("{of_client}none may begin now: dropped")]);
 }
 
 #[test]

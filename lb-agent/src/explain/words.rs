@@ -42,7 +42,8 @@ pub fn step(step: &TraceStep) -> String {
         TraceStep::NoBackends { .. }
         | TraceStep::Client { .. }
         | TraceStep::DeniedSource
-        | TraceStep::SourceRanges { .. } => policy(step),
+        | TraceStep::SourceRanges { .. }
+        | TraceStep::Limit { .. } => policy(step),
         TraceStep::Masquerade { source } => masquerade(*source),
         TraceStep::ProxyProtocol => "proxy protocol: the backend first gets a header, version 2, with the addresses and \
                                      ports of this packet; the client's sequence numbers are shifted by its length"
@@ -247,6 +248,11 @@ fn policy(step: &TraceStep) -> String {
             counted(*backends)
         ),
         TraceStep::DeniedSource => "deny list: --deny-source, or an IPsec policy that replies would bypass, includes the client: dropped".into(),
+        TraceStep::Limit { rate, each_client, left } => {
+            let of = if *each_client { "of each client" } else { "of all clients together" };
+            let left = if *left == 0 { "none may begin now: dropped".into() } else { format!("{left} may begin now") };
+            format!("limit: {rate} new connections {of}, on this node: {left}")
+        }
         TraceStep::SourceRanges { allowed: true } => {
             "source ranges: loadBalancerSourceRanges include the client".into()
         }

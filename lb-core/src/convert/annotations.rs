@@ -66,6 +66,7 @@ pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
         settings.cross_zone = settings.noted(CROSS_ZONE, text, boolean(text));
     }
     super::connection_ends::read(annotations, &mut settings);
+    super::limits::read(annotations, &mut settings);
     super::proxy_protocol::read(annotations, &mut settings);
     super::health::read(annotations, &mut settings);
     if settings.proxy_protocol {

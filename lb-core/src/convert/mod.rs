@@ -6,6 +6,7 @@ mod connection_ends;
 mod error;
 mod external;
 mod health;
+mod limits;
 mod proxy_protocol;
 mod values;
 
@@ -30,6 +31,7 @@ pub use self::{
     connection_ends::{DRAIN_TIMEOUT, IDLE_TIMEOUT},
     error::{ConvertError, Converted},
     health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},
+    limits::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_CLIENT},
     proxy_protocol::PROXY_PROTOCOL,
 };
 pub(crate) use self::{clouds::ASKS_FOR_INTERNAL, health::is_about_health};

@@ -24,6 +24,8 @@ pub(super) struct PortFrontends {
     resets: bool,
     /// Whether backends get a PROXY protocol header.
     proxy_protocol: bool,
+    /// Whether new connections have a limit.
+    limited: bool,
 }
 
 /// The slices of backends that frontends can refer to, as indices of [`Port::slices`](super::Port::slices); `None` is
@@ -67,7 +69,8 @@ impl PortFrontends {
         let (internal, external) = (service.internal_policy, service.external.policy);
         let proxy_protocol = service.has_proxy_protocol(port.protocol);
         let resets = port.protocol == Protocol::Tcp && (proxy_protocol || !service.timeouts().is_unset());
-        Self { family, keys, internal, external, at_nodes, resets, proxy_protocol }
+        let limited = service.limits().is_any();
+        Self { family, keys, internal, external, at_nodes, resets, proxy_protocol, limited }
     }
 
     /// Whether some frontend may use the endpoints of the whole cluster. Under `externalTrafficPolicy: Local`, external
@@ -116,6 +119,9 @@ impl PortFrontends {
             }
             if self.proxy_protocol {
                 flags |= service_flags::PROXY_PROTOCOL;
+            }
+            if self.limited && flags & service_flags::SOCKETS_ONLY == 0 {
+                flags |= service_flags::LIMITED;
             }
             Frontend { key, kind, slice, internal_slice, flags }
         })

@@ -9,7 +9,9 @@ mod source_ranges;
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use lb_common::{Backend, FrontendKind, Scheduler, ServiceKey, backend_flags, service_flags};
+use lb_common::{
+    Backend, ConnectionLimits, FrontendKind, Scheduler, ServiceKey, backend_flags, service_flags,
+};
 
 use crate::{
     family::Family,
@@ -44,6 +46,8 @@ pub struct Port {
     pub slices: Vec<Vec<Backend>>,
     /// When the agent ends connections.
     pub timeouts: ConnectionTimeouts,
+    /// The limits on new connections, for the frontends with [`service_flags::LIMITED`].
+    pub limits: ConnectionLimits,
     /// The networks that may use the frontends with [`service_flags::SOURCE_RANGES`].
     pub source_ranges: Vec<IpNet>,
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
@@ -123,6 +127,7 @@ where
         frontends: Vec::new(),
         slices: Vec::new(),
         timeouts: service.timeouts(),
+        limits: service.limits(),
         source_ranges: source_ranges::source_ranges(service, node),
         serving: Default::default(),
         endpoint_labels: Vec::new(),

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lb_common::{
-    Backend, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags, service_flags,
-    vip_flags,
+    Backend, ConnectionLimits, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey, backend_flags,
+    service_flags, vip_flags,
 };
 use lb_core::{
     arena::Epoch,
@@ -53,6 +53,8 @@ pub(crate) struct Lead {
     /// The scheduler's table of positions in `backends`; empty if there is none.
     pub(crate) table: Vec<u32>,
     pub(crate) inside_table: Vec<u32>,
+    /// The limits, if the frontend has the flag.
+    pub(crate) limits: Option<ConnectionLimits>,
 }
 
 /// Networks as address and prefix length; an IPv4 prefix length also counts the 96 bits of a v4-mapped address, as in
@@ -116,6 +118,19 @@ impl Kernel {
             Step::DeleteSourceRange(range) => {
                 assert!(self.maps.source_ranges.remove(range), "only a range that exists is deleted");
             }
+            Step::PutLimits(id, limits) => {
+                assert!(self.maps.service_labels.contains_key(id), "limits without a name");
+                assert_ne!(
+                    self.maps.limits.insert(*id, *limits),
+                    Some(*limits),
+                    "a step that changes nothing"
+                );
+            }
+            Step::DeleteLimits(id) => {
+                let limited = |r: &Service| r.id == *id && r.flags & service_flags::LIMITED != 0;
+                assert!(!self.maps.frontends.values().any(limited), "unlimited under a frontend");
+                self.maps.limits.remove(id).expect("only limits that exist are deleted");
+            }
             Step::DeleteServiceLabels(id) => {
                 assert!(
                     !self.maps.frontends.values().any(|record| record.id == *id),
@@ -178,6 +193,7 @@ impl Kernel {
             scheduler: record.scheduler,
             table: self.table(record.table_base, record.table_count),
             inside_table: self.table(record.internal_table_base, inside(record, record.internal_table_count)),
+            limits: (record.flags & service_flags::LIMITED != 0).then(|| self.maps.limits[&record.id]),
         };
         self.maps.frontends.iter().map(|(key, record)| (*key, lead(record))).collect()
     }
@@ -288,7 +304,7 @@ impl Kernel {
     }
 }
 
-const FLAGS: [(u16, &str); 10] = [
+const FLAGS: [(u16, &str); 11] = [
     (service_flags::MASQUERADE, "masquerade"),
     (service_flags::MASQUERADE_EXTERNAL, "masquerade outsiders"),
     (service_flags::SHORT_CIRCUIT, "short circuit"),
@@ -299,6 +315,7 @@ const FLAGS: [(u16, &str); 10] = [
     (service_flags::SYN_ONLY, "opened only"),
     (service_flags::RESET_UNKNOWN, "reset unknown"),
     (service_flags::PROXY_PROTOCOL, "proxy protocol"),
+    (service_flags::LIMITED, "limited"),
 ];
 
 #[test]
@@ -453,11 +470,12 @@ impl Node {
 
     /// Asserts that no hash map has more entries than the kernel would accept.
     fn assert_room(&self) {
-        let Contents { frontends, service_labels, source_ranges, vips, .. } = &self.kernel.maps;
+        let Contents { frontends, service_labels, source_ranges, limits, vips, .. } = &self.kernel.maps;
         for (entries, capacity) in [
             (frontends.len(), self.capacity.frontends),
             (service_labels.len(), self.capacity.names),
             (source_ranges.len(), self.capacity.source_ranges),
+            (limits.len(), self.capacity.limits),
             (vips.len(), self.capacity.vips.saturating_add(OWN_ADDRESSES)),
         ] {
             assert!(entries <= capacity as usize, "{entries} entries where there is room for {capacity}");
@@ -467,11 +485,14 @@ impl Node {
     fn assert_each_is_old_or_new(&self, before: &Admitted, after: &Admitted) {
         let now = self.kernel.resolved();
         for key in before.0.keys().chain(after.0.keys()) {
-            let state = now.get(key);
-            assert!(
-                state == before.0.get(key) || state == after.0.get(key),
-                "{key:?} is neither what it was nor what it becomes"
-            );
+            let (state, old, new) = (now.get(key), before.0.get(key), after.0.get(key));
+            let without_limits = |lead: Option<&Lead>| lead.map(|lead| Lead { limits: None, ..lead.clone() });
+            let [with, old_one, new_one] = [state, old, new].map(without_limits);
+            assert!(with == old_one || with == new_one, "{key:?} is neither what it was nor what it becomes");
+            // A plan changes limits of a frontend before it changes the frontend, and removes them after that.
+            let limits = |lead: Option<&Lead>| lead.and_then(|lead| lead.limits);
+            let [limits, old, new] = [state, old, new].map(limits);
+            assert!(limits == old || limits == new, "{key:?} has limits {limits:?}");
         }
         for (key, networks) in self.kernel.admitted() {
             let holds = |all: &Admitted| all.1.get(&key).is_some_and(|those| networks.is_superset(those));

@@ -1,6 +1,6 @@
 //! Tests of invariants that must hold for any events in any order.
 
-use lb_common::{Address, Backend, Service, ServiceKey, SourceRangeKey, Vip};
+use lb_common::{Address, Backend, ConnectionLimits, Service, ServiceKey, SourceRangeKey, Vip};
 use lb_core::{
     capacity::Capacity,
     family::Families,
@@ -176,10 +176,10 @@ proptest! {
     /// The kernel never refuses a step because a map is full, which would block all other Services.
     #[test]
     fn full_maps_are_never_overfilled_and_leak_nothing(
-        (frontends, names, source_ranges, vips) in (1..12_u32, 1..6_u32, 1..4_u32, 1..8_u32), policy in world::policy(),
+        (frontends, names, source_ranges, limits, vips) in (1..12_u32, 1..6_u32, 1..4_u32, 1..3_u32, 1..8_u32), policy in world::policy(),
         events in events(),
     ) {
-        let capacity = Capacity { frontends, names, source_ranges, vips, ..Capacity::of_arenas(PLENTY, PLENTY * 64) };
+        let capacity = Capacity { frontends, names, source_ranges, limits, vips, ..Capacity::of_arenas(PLENTY, PLENTY * 64) };
         let (mut node, world) = live_on(Node::with_capacity(capacity, policy), &events);
         node.settle();
         node.reconciler.handle(world.removal());
@@ -231,8 +231,10 @@ fn garbage() -> impl Strategy<Value = Contents> {
     let labels = collection::btree_map(0..5_u32, (0..4_usize, any::<bool>()), 0..5);
     let backends = collection::btree_map(0..24_u32, 1..6_u8, 0..24);
     let tables = collection::btree_map(0..24_u32, collection::vec(70..80_u32, 1..6), 0..6);
-    let all = (frontends, labels, backends, tables, ranges, vips);
-    all.prop_map(|(frontends, labels, backends, tables, ranges, vips)| Contents {
+    let limits = collection::btree_map(0..5_u32, Just(ConnectionLimits::NONE), 0..3);
+    let all = (frontends, labels, backends, tables, ranges, vips, limits);
+    all.prop_map(|(frontends, labels, backends, tables, ranges, vips, limits)| Contents {
+        limits,
         frontends: frontends
             .into_iter()
             .map(|(last, port, id, outside, inside, tables, sealed, kind, flags)| {

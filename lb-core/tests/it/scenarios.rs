@@ -1,6 +1,6 @@
 //! Tests of the control plane in single situations.
 
-use lb_common::{NAME_SIZE, Scheduler, SourceRangeKey};
+use lb_common::{ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
     capacity::Capacity,
     family::Families,
@@ -70,6 +70,8 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
         Step::DeleteEndpointLabels(_) => "unname address",
         Step::WriteTable { .. } => "write table",
         Step::ReleaseTable { .. } => "release table",
+        Step::PutLimits(..) => "limit",
+        Step::DeleteLimits(_) => "unlimit",
     };
     plan.steps.iter().map(kind).collect()
 }
@@ -429,6 +431,43 @@ fn source_ranges_are_complete_while_a_frontend_uses_them() {
         node.reconciler.handle(vec![load_balancer("a", ranges)]);
         assert_eq!(kinds(&node.sync()), steps, "{ranges:?}");
     }
+    node.settle();
+}
+
+/// A Service with a limit on each client; 0 is none.
+fn limited(of: &str, connections: u32) -> Change {
+    let Change::Service(name, Some(plain)) = service(of, 1) else { panic!("a Service") };
+    let client = ConnectionRate { connections, seconds: 1 };
+    let limits = ConnectionLimits { client, ..ConnectionLimits::NONE };
+    let settings = ServiceSettings { limits, ..ServiceSettings::default() };
+    Change::Service(name, Some(Service { settings: Some(settings.into()), ..plain }))
+}
+
+#[test]
+fn limits_exist_while_a_frontend_uses_them() {
+    let mut node = node(100, vec![service("a", 1), slice("a", &[1])]);
+    for (connections, steps) in
+        [(5, &["limit", "put frontend"][..]), (6, &["limit"]), (6, &[]), (0, &["put frontend", "unlimit"])]
+    {
+        node.reconciler.handle(vec![limited("a", connections)]);
+        assert_eq!(kinds(&node.sync()), steps, "{connections}");
+    }
+    node.reconciler.handle(vec![limited("a", 7)]);
+    node.sync();
+    node.restart();
+    node.settle();
+    assert_eq!(node.kernel.read_back(), lb_core::plan::Contents::default());
+}
+
+#[test]
+fn limits_of_an_unknown_service_are_deleted() {
+    let mut kernel = crate::kernel::Kernel::default();
+    kernel.maps.limits.insert(1, ConnectionLimits::NONE);
+    let mut node = Node::started_on(kernel, 100);
+    node.reconciler.handle(vec![limited("a", 5), slice("a", &[1])]);
+    node.sync();
+    assert_eq!(node.kernel.maps.limits.len(), 1);
+    assert!(node.kernel.maps.frontends.values().all(|record| record.id != 1));
     node.settle();
 }
 

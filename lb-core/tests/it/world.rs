@@ -7,7 +7,8 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{
-    Address, Backend, FrontendKind, Scheduler, ServiceKey, Vip, backend_flags, service_flags, vip_flags,
+    Address, Backend, ConnectionLimits, ConnectionRate, FrontendKind, Scheduler, ServiceKey, Vip,
+    backend_flags, service_flags, vip_flags,
 };
 use lb_core::{
     family::{Families, Family},
@@ -121,6 +122,8 @@ impl World {
                     .any(|address| node.addresses.own.contains(address)),
             service_flags::SYN_ONLY,
         );
+        let for_sockets = kind == FrontendKind::NodePort && IpAddr::from(key.address).is_loopback();
+        flag(service.limits().is_any() && !for_sockets, service_flags::LIMITED);
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
         let settings = service.settings.as_deref();
         let mode = settings.and_then(|s| s.north_south).unwrap_or(node.policy.north_south);
@@ -143,7 +146,9 @@ impl World {
             tables::table(scheduler, Maglev { size, ..node.policy.maglev }, backends).unwrap_or_default()
         };
         let (table, inside_table) = (table(&backends), table(&inside));
-        Lead { kind: kind as u8, flags, backends, inside, scheduler: scheduler as u8, table, inside_table }
+        let scheduler = scheduler as u8;
+        let limits = (flags & service_flags::LIMITED != 0).then(|| service.limits());
+        Lead { kind: kind as u8, flags, backends, inside, scheduler, table, inside_table, limits }
     }
 
     /// The expected source ranges of each frontend that has some.
@@ -434,14 +439,31 @@ fn settings() -> impl Strategy<Value = std::sync::Arc<ServiceSettings>> {
         Member::Node("y".into()),
     ];
     let weights = collection::btree_map(sample::select(members), 0..4_u32, 0..4);
-    (prop::option::of(scheduler()), weights, prop::option::of(mode())).prop_map(
-        |(scheduler, weights, north_south)| {
+    let limits = prop_oneof![3 => Just(ConnectionLimits::NONE), 1 => (0..3_u32, 0..3_u32).prop_map(limits)];
+    (prop::option::of(scheduler()), weights, prop::option::of(mode()), limits).prop_map(
+        |(scheduler, weights, north_south, limits)| {
             // The smallest table size, because the test checks all entries after every step.
             let table_size = Some(TableSize::ALL[0]);
-            ServiceSettings { scheduler, table_size, north_south, weights, ..ServiceSettings::default() }
-                .into()
+            ServiceSettings {
+                scheduler,
+                table_size,
+                north_south,
+                weights,
+                limits,
+                ..ServiceSettings::default()
+            }
+            .into()
         },
     )
+}
+
+/// Limits of these numbers of connections per second, for all clients and for each; 0 sets none.
+fn limits((service, client): (u32, u32)) -> ConnectionLimits {
+    let rate = |connections| match connections {
+        0 => ConnectionRate::NONE,
+        connections => ConnectionRate { connections, seconds: 1 },
+    };
+    ConnectionLimits { service: rate(service), client: rate(client) }
 }
 
 fn mode() -> impl Strategy<Value = NorthSouthMode> {

@@ -7,9 +7,9 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{Map, MapData, MapError, MapInfo, MapType};
 use lb_common::{
-    Address, Affinity, AffinityKey, AnnounceKey, Announcement, Backend, DeviceInfo, Endpoint, EndpointName,
-    FragmentKey, FragmentedDatagram, Heard, Outcome, Service, ServiceKey, ServiceName, Settings,
-    SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip, capacity,
+    Address, Affinity, AnnounceKey, Announcement, Backend, ConnectionLimits, DeviceInfo, Endpoint,
+    EndpointName, FragmentKey, FragmentedDatagram, Heard, Outcome, Service, ServiceClient, ServiceKey,
+    ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
     filter::Filter,
     flow_table::{Header, Slot},
@@ -147,7 +147,12 @@ pub(crate) const FILTER: MapSpec = MapSpec::new::<u32, Filter>("FILTER", MapType
 pub(crate) const FRAGMENTS: MapSpec =
     MapSpec::new::<FragmentKey, FragmentedDatagram>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
 pub(crate) const AFFINITY: MapSpec =
-    MapSpec::new::<AffinityKey, Affinity>("AFFINITY", MapType::LruHash, capacity::AFFINITY);
+    MapSpec::new::<ServiceClient, Affinity>("AFFINITY", MapType::LruHash, capacity::AFFINITY);
+pub(crate) const LIMITS: MapSpec =
+    MapSpec::new::<u32, ConnectionLimits>("LIMITS", MapType::Hash, capacity::LIMITS);
+/// The buckets of `LIMITS`: each value is the time (ns of the coarse clock) at which the bucket will be full again.
+pub(crate) const LIMIT_BUCKETS: MapSpec =
+    MapSpec::new::<ServiceClient, u64>("LIMIT_BUCKETS", MapType::LruHash, capacity::LIMIT_BUCKETS);
 pub(crate) const STATS: MapSpec = MapSpec::new::<u32, u64>("STATS", MapType::PerCpuArray, Outcome::COUNT);
 pub(crate) const SERVICE_NAMES: MapSpec =
     MapSpec::new::<u32, ServiceName>("SERVICE_NAMES", MapType::Hash, capacity::SERVICES);
@@ -189,7 +194,7 @@ pub(crate) const ANNOUNCE_HEARD: MapSpec =
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
 /// All pinned maps except [`DESCRIPTION`].
-pub(crate) const MAPS: [MapSpec; 28] = [
+pub(crate) const MAPS: [MapSpec; 30] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -199,6 +204,8 @@ pub(crate) const MAPS: [MapSpec; 28] = [
     CONNTRACK,
     FILTER,
     AFFINITY,
+    LIMITS,
+    LIMIT_BUCKETS,
     FRAGMENTS,
     STATS,
     SERVICE_NAMES,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::programs::{ProgramError, ProgramInfo, loaded_programs};
-use lb_common::{Affinity, AffinityKey, Settings};
+use lb_common::{Affinity, ServiceClient, Settings};
 use lb_core::plan::tables_of;
 
 use crate::{
@@ -54,7 +54,7 @@ pub struct Pinned {
     filter: Arc<Filter>,
     maps: ServiceMaps,
     conntrack: Conntrack,
-    affinity: Table<AffinityKey, Affinity>,
+    affinity: Table<ServiceClient, Affinity>,
     stats: Stats,
 }
 
@@ -248,6 +248,7 @@ impl Pinned {
             endpoint_names,
             vips,
             source_ranges,
+            limits,
             ..
         } = &self.maps;
         let (mut slices, mut used_tables) = (BTreeMap::new(), BTreeMap::new());
@@ -272,6 +273,7 @@ impl Pinned {
             fill("SERVICE_NAMES", service_names.count()?, service_names.capacity()),
             fill("VIPS", vips.count()?, vips.capacity()),
             fill("SOURCE_RANGES", source_ranges.count()?, source_ranges.capacity()),
+            fill("LIMITS", limits.count()?, limits.capacity()),
             fill("ENDPOINT_NAMES", endpoint_names.count()?, endpoint_names.capacity()),
         ])
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lb_common::{Address, Affinity, AffinityKey, DeviceInfo, Settings, from_fixed};
+use lb_common::{Address, Affinity, DeviceInfo, ServiceClient, Settings, from_fixed};
 
 use crate::{
     bpf::{bpffs::Folder, globals::Globals, layout, table::Table},
@@ -24,7 +24,9 @@ pub struct ProgramView {
     /// Numbers of active flows: the map `ACTIVE`.
     pub active_flows: Arc<ActiveFlows>,
     /// Clients with session affinity: the map `AFFINITY`.
-    pub affinity: Table<AffinityKey, Affinity>,
+    pub affinity: Table<ServiceClient, Affinity>,
+    /// Buckets of the limits on new connections: the map `LIMIT_BUCKETS`.
+    pub limit_buckets: Table<ServiceClient, u64>,
     /// Devices of internal clients: the map `INSIDE_DEVICES`.
     pub internal_devices: Table<u32, u32>,
     /// Devices that programs know: the map `DEVICES`.
@@ -48,6 +50,7 @@ impl ProgramView {
             flows: Arc::clone(filter.flows()),
             active_flows: Arc::new(ActiveFlows::open(folder)?),
             affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
+            limit_buckets: Table::open(&layout::LIMIT_BUCKETS, &folder.map("LIMIT_BUCKETS"))?,
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
             settings: SettingsMap::open(folder, filter)?.get()?,

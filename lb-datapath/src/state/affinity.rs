@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::{Affinity, AffinityKey, conntrack::Tick};
+use lb_common::{Affinity, ServiceClient, conntrack::Tick};
 
 use crate::{
     bpf::{bpffs::Folder, layout, table::Table},
@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// Opens the map `AFFINITY`.
-pub(crate) fn open(folder: &Folder) -> Result<Table<AffinityKey, Affinity>, DatapathError> {
+pub(crate) fn open(folder: &Folder) -> Result<Table<ServiceClient, Affinity>, DatapathError> {
     Table::open(&layout::AFFINITY, &folder.map(layout::AFFINITY.name))
 }
 
 /// The map `AFFINITY`, and the clients that the last GC pass found. Only one instance may be used at a time.
 #[derive(Debug)]
 pub struct AffinityTable {
-    table: Table<AffinityKey, Affinity>,
+    table: Table<ServiceClient, Affinity>,
     maps: ServiceMaps,
     census: Census,
 }
@@ -32,14 +32,14 @@ pub struct AffinityTable {
 /// The clients that the last GC pass found, by which the next one counts evicted ones.
 #[derive(Debug, Default)]
 struct Census {
-    known: BTreeMap<AffinityKey, Affinity>,
+    known: BTreeMap<ServiceClient, Affinity>,
 }
 
 /// How a GC pass accesses the map. Programs change the map at any time, between any two of these calls.
 trait Clients {
-    fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError>;
+    fn all(&self) -> Result<BTreeMap<ServiceClient, Affinity>, DatapathError>;
     /// Deletes the entry of a client. Returns whether it existed.
-    fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError>;
+    fn delete(&self, key: &ServiceClient) -> Result<bool, DatapathError>;
 }
 
 /// The result of a GC pass.
@@ -71,12 +71,12 @@ impl AffinityTable {
     }
 }
 
-impl Clients for Table<AffinityKey, Affinity> {
-    fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError> {
+impl Clients for Table<ServiceClient, Affinity> {
+    fn all(&self) -> Result<BTreeMap<ServiceClient, Affinity>, DatapathError> {
         self.entries()
     }
 
-    fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError> {
+    fn delete(&self, key: &ServiceClient) -> Result<bool, DatapathError> {
         self.remove(key)
     }
 }
@@ -95,7 +95,7 @@ impl Census {
             return Ok(AffinityReport::default());
         }
         let timeouts = timeouts()?;
-        let lives = |key: &AffinityKey, affinity: &Affinity| {
+        let lives = |key: &ServiceClient, affinity: &Affinity| {
             timeouts.get(&key.service).is_some_and(|timeout| affinity.is_valid(now, *timeout))
         };
         let gone = self.known.iter().filter(|(key, _)| !found.contains_key(key));
@@ -138,8 +138,8 @@ mod tests {
     /// Id of a Service port with an affinity timeout of ten seconds.
     const SERVICE: u32 = 7;
 
-    fn client(last: u8, service: u32) -> AffinityKey {
-        AffinityKey { client: Address::from_v4([192, 0, 2, last]), service }
+    fn client(last: u8, service: u32) -> ServiceClient {
+        ServiceClient { client: Address::from_v4([192, 0, 2, last]), service }
     }
 
     fn seen(seconds_ago: u32) -> Affinity {
@@ -149,21 +149,21 @@ mod tests {
 
     /// A map in which clients connect again between two steps of a GC pass.
     struct Race {
-        entries: RefCell<BTreeMap<AffinityKey, Affinity>>,
+        entries: RefCell<BTreeMap<ServiceClient, Affinity>>,
         /// A client that connects again after the pass has read all clients.
-        early: Option<AffinityKey>,
+        early: Option<ServiceClient>,
         /// A client that connects again after the pass has decided to delete it.
-        late: Option<AffinityKey>,
+        late: Option<ServiceClient>,
     }
 
     impl Clients for Race {
-        fn all(&self) -> Result<BTreeMap<AffinityKey, Affinity>, DatapathError> {
+        fn all(&self) -> Result<BTreeMap<ServiceClient, Affinity>, DatapathError> {
             let all = self.entries.borrow().clone();
             self.entries.borrow_mut().extend(self.early.map(|key| (key, seen(0))));
             Ok(all)
         }
 
-        fn delete(&self, key: &AffinityKey) -> Result<bool, DatapathError> {
+        fn delete(&self, key: &ServiceClient) -> Result<bool, DatapathError> {
             let mut entries = self.entries.borrow_mut();
             entries.extend(self.late.filter(|late| late == key).map(|key| (key, seen(0))));
             Ok(entries.remove(key).is_some())

@@ -27,8 +27,8 @@ use std::{
 
 use bytemuck::Pod;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, Endpoint, EndpointName, Service, ServiceKey,
-    ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Endpoint, EndpointName, Service, ServiceClient,
+    ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple, seen},
     filter::Mark,
     handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
@@ -60,12 +60,13 @@ const CHUNK: usize = 4096;
 /// by which they are found.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
-/// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS` and `SOCKETS`, which
-/// begin empty.
-const STATE: [&MapSpec; 7] = [
+/// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS` and
+/// `LIMIT_BUCKETS`, which begin empty.
+const STATE: [&MapSpec; 8] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
     &layout::FRAGMENTS,
+    &layout::LIMIT_BUCKETS,
     &layout::SOCKETS,
     &layout::SOCKET_BACKENDS,
     &layout::SOCKET_VIPS,
@@ -278,6 +279,7 @@ impl Handover {
         self.copy::<Address, EndpointName>(&layout::ENDPOINT_NAMES)?;
         self.copy::<Address, Vip>(&layout::VIPS)?;
         self.copy::<SourceRangeKey, u32>(&layout::SOURCE_RANGES)?;
+        self.copy::<u32, ConnectionLimits>(&layout::LIMITS)?;
         self.copy::<u32, u32>(&layout::INSIDE_DEVICES)?;
         self.copy::<u32, DeviceInfo>(&layout::DEVICES)?;
         self.copy::<u32, Settings>(&layout::SETTINGS)?;
@@ -335,7 +337,7 @@ impl Handover {
 
     /// Copies those entries of affinity and sockets that our maps do not have.
     fn copy_clients(&self) -> Result<(), DatapathError> {
-        self.copy_missing::<AffinityKey, Affinity>(&layout::AFFINITY)?;
+        self.copy_missing::<ServiceClient, Affinity>(&layout::AFFINITY)?;
         self.copy_missing::<SocketKey, SocketBackend>(&layout::SOCKET_BACKENDS)?;
         self.copy_missing::<SocketKey, Endpoint>(&layout::SOCKET_VIPS)?;
         self.copy_missing::<u64, SocketConnection>(&layout::CONNECTED_SOCKETS)

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lb_common::{
-    Address, Backend, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip, capacity,
-    filter::Mark, from_fixed, service_flags, to_fixed,
+    Address, Backend, ConnectionLimits, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip,
+    capacity, filter::Mark, from_fixed, service_flags, to_fixed,
 };
 use lb_core::{
     capacity::Capacity,
@@ -49,6 +49,7 @@ pub struct ServiceMaps {
     pub(crate) endpoint_names: Table<Address, EndpointName>,
     pub(crate) vips: Table<Address, Vip>,
     pub(crate) source_ranges: Table<SourceRangeKey, u32>,
+    pub(crate) limits: Table<u32, ConnectionLimits>,
     filter: Arc<Filter>,
 }
 
@@ -62,6 +63,7 @@ impl ServiceMaps {
             endpoint_names: Table::open(&layout::ENDPOINT_NAMES, &folder.map("ENDPOINT_NAMES"))?,
             vips: Table::open(&layout::VIPS, &folder.map("VIPS"))?,
             source_ranges: Table::open(&layout::SOURCE_RANGES, &folder.map("SOURCE_RANGES"))?,
+            limits: Table::open(&layout::LIMITS, &folder.map("LIMITS"))?,
             filter: Arc::clone(filter),
         })
     }
@@ -75,6 +77,7 @@ impl ServiceMaps {
         self.endpoint_names.use_batches(yes);
         self.vips.use_batches(yes);
         self.source_ranges.use_batches(yes);
+        self.limits.use_batches(yes);
     }
 
     /// The map `SERVICES`: frontends.
@@ -102,6 +105,11 @@ impl ServiceMaps {
         &self.source_ranges
     }
 
+    /// The map `LIMITS`: limits on new connections, by the id of the service port.
+    pub const fn limits(&self) -> &Table<u32, ConnectionLimits> {
+        &self.limits
+    }
+
     /// The id of the service port that has this frontend; `None` without a record.
     pub fn service_at(&self, key: &ServiceKey) -> Result<Option<u32>, DatapathError> {
         Ok(self.services.get(key)?.map(|service| service.id))
@@ -127,6 +135,7 @@ impl ServiceMaps {
             frontends: self.services.capacity(),
             names: self.service_names.capacity(),
             source_ranges: self.source_ranges.capacity(),
+            limits: self.limits.capacity(),
             vips: self.vips.capacity().saturating_sub(capacity::OWN_VIPS),
         }
     }
@@ -167,6 +176,10 @@ impl ServiceMaps {
         })?;
         self.source_ranges.for_each(|range, _| {
             contents.source_ranges.insert(*range);
+            Ok(())
+        })?;
+        self.limits.for_each(|id, limits| {
+            contents.limits.insert(*id, *limits);
             Ok(())
         })?;
         Ok(contents)
@@ -254,6 +267,12 @@ impl ServiceMaps {
             }),
             Step::DeleteSourceRange(_) => self.source_ranges.delete(&gather(run, |step| {
                 if let Step::DeleteSourceRange(range) = step { Some(*range) } else { None }
+            })),
+            Step::PutLimits(..) => put(&self.limits, run, |step| {
+                if let Step::PutLimits(id, limits) = step { Some((*id, *limits)) } else { None }
+            }),
+            Step::DeleteLimits(_) => self.limits.delete(&gather(run, |step| {
+                if let Step::DeleteLimits(id) = step { Some(*id) } else { None }
             })),
             Step::ReleaseBackends { .. } | Step::ReleaseTable { .. } => Ok(()),
             Step::DeleteServiceLabels(_) => self.service_names.delete(&gather(run, |step| {
@@ -413,6 +432,8 @@ fn describe(step: &Step) -> String {
         Step::DeleteEndpointLabels(ip) => format!("delete the name of endpoint {ip}"),
         Step::PutVip(ip, _) => format!("put virtual address {ip}"),
         Step::DeleteVip(ip) => format!("delete virtual address {ip}"),
+        Step::PutLimits(id, _) => format!("limit new connections of service {id}"),
+        Step::DeleteLimits(id) => format!("end the limits of service {id}"),
         Step::PutSourceRange(range) => {
             format!("allow a source range of service {}", range.range.service_and_family >> 1)
         }

@@ -7,8 +7,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentedDatagram,
-    Outcome, Service, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
+    Address, Affinity, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentedDatagram, Outcome, Service,
+    ServiceClient, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
     flow_table::{Header, Slot},
 };
@@ -51,7 +51,7 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capac
 /// Backends of clients of services with affinity. An LRU map: if there are too many clients, those that have not
 /// connected for the longest time are rebalanced.
 #[btf_map]
-pub(super) static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
+pub(super) static AFFINITY: LruHashMap<ServiceClient, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
 /// Virtual addresses and addresses of the node, with the treatment of packets to ports that no Service has.
 #[btf_map]

@@ -96,7 +96,7 @@ extern "C" fn reject_may_send_error() -> u32 {
     let now = unsafe { bpf_ktime_get_coarse_ns() };
     // SAFETY: one volatile load of an aligned `u64`, which is never torn.
     let full_at = unsafe { (&raw const FULL_AT).read_volatile() };
-    let Some(full_at) = icmp_limit::take(full_at, now) else { return 0 };
+    let Some(full_at) = icmp_limit::BUCKET.take(full_at, now) else { return 0 };
     // SAFETY: one volatile store of an aligned `u64`, which is never torn. If two CPUs store at the same time, their
     // two errors have taken one token together, so the node sends one more than the limit.
     unsafe { (&raw mut FULL_AT).write_volatile(full_at) };

@@ -106,12 +106,12 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
 
 /// Whether only the programs on packets can serve a socket of another network namespace: the backend gets a PROXY
 /// protocol header; or the socket needs a source address for the rules, which it does not have yet, because the service
-/// has source ranges, or serves only processes of the node, or `--deny-source` excludes some clients.
+/// has source ranges or limits, or serves only processes of the node, or `--deny-source` excludes some clients.
 #[inline(always)]
 pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bool) -> bool {
-    use service_flags::{PROXY_PROTOCOL, SOCKETS_ONLY, SOURCE_RANGES};
+    use service_flags::{LIMITED, PROXY_PROTOCOL, SOCKETS_ONLY, SOURCE_RANGES};
 
-    service.flags & (SOCKETS_ONLY | SOURCE_RANGES | PROXY_PROTOCOL) != 0 || denies_sources()
+    service.flags & (SOCKETS_ONLY | SOURCE_RANGES | PROXY_PROTOCOL | LIMITED) != 0 || denies_sources()
 }
 
 /// Whether a socket of the node gets a backend. If the backend gets a PROXY protocol header, the socket connects to the

@@ -2,31 +2,21 @@
 //! datagrams to the forged source as it sends to the node.
 //!
 //! The limit has the default values of the kernel's own limit for the whole node (`net.ipv4.icmp_msgs_per_sec` and
-//! `icmp_msgs_burst`, net/ipv4/icmp.c, Linux 6.18). It is a token bucket whose state is one number: the time at which
-//! the bucket will be full again. As in the kernel, RSTs have no limit: a RST is no larger than the packet that it
-//! answers.
+//! `icmp_msgs_burst`, net/ipv4/icmp.c, Linux 6.18). As in the kernel, RSTs have no limit: a RST is no larger than the
+//! packet that it answers.
 
 use lb_common::Outcome;
 
-/// Time in which one token returns, in ns: 1,000 errors per second.
-const INTERVAL: u64 = 1_000_000;
-/// Tokens in a full bucket.
-const BURST: u64 = 50;
+use super::token_bucket::TokenBucket;
+
+/// 1,000 errors per second, and 50 at once.
+pub const BUCKET: TokenBucket = TokenBucket { interval: 1_000_000, burst: 50 };
 
 /// Whether the limit applies to an ICMP error with this outcome. It does not apply to those that path MTU discovery
 /// needs, as in the kernel.
 #[inline(always)]
 pub const fn applies(outcome: Outcome) -> bool {
     !matches!(outcome, Outcome::TooBig)
-}
-
-/// Takes a token at `now` (ns) from a bucket that will be full at `full_at`. Returns the time at which the bucket will
-/// be full after that, or `None` if it has no token. `full_at` is 0 for a full bucket.
-#[inline(always)]
-pub const fn take(full_at: u64, now: u64) -> Option<u64> {
-    let from = if full_at > now { full_at } else { now };
-    let full_at = from + INTERVAL;
-    if full_at - now > BURST * INTERVAL { None } else { Some(full_at) }
 }
 
 #[cfg(test)]
@@ -39,7 +29,7 @@ mod tests {
         let (mut full_at, mut taken) = (0, 0);
         for millisecond in 0..milliseconds {
             for _ in 0..per_millisecond {
-                if let Some(later) = take(full_at, start + millisecond * 1_000_000) {
+                if let Some(later) = BUCKET.take(full_at, start + millisecond * 1_000_000) {
                     (full_at, taken) = (later, taken + 1);
                 }
             }

@@ -11,8 +11,10 @@
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
 //! icmp_limit  how many ICMP errors the node sends
+//! limit       how many connections may begin, for all clients and for each one
 //! proxy_protocol  what happens to segments of flows with a PROXY protocol header
 //! source_port which source ports a new connection tries, and how many
+//! token_bucket  how often something may happen
 //! unlisted    an address and port that no Service has
 //! socket      what a system call returns
 //! ```
@@ -23,7 +25,9 @@ pub mod client;
 pub mod flow;
 pub mod forwarding;
 pub mod icmp_limit;
+pub mod limit;
 pub mod proxy_protocol;
 pub mod socket;
 pub mod source_port;
+pub mod token_bucket;
 pub mod unlisted;

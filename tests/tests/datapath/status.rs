@@ -31,6 +31,7 @@ fn status_reports_map_fill_and_attachments() {
         ("SERVICE_NAMES", 10, 1024),
         ("VIPS", 0, 4096),
         ("SOURCE_RANGES", 0, 262_144),
+        ("LIMITS", 0, 16_384),
         ("ENDPOINT_NAMES", 40, 4096),
     ];
     assert_eq!(fill, expected);

@@ -37,6 +37,7 @@ mod ipvs;
 mod kube_ipvs;
 mod lan;
 mod leftovers;
+mod limits;
 mod live_commands;
 mod load_balancers;
 mod masquerade;

@@ -33,6 +33,7 @@ mod full;
 mod headers;
 mod icmp;
 mod life;
+mod limits;
 mod link_layer;
 mod masquerade;
 mod new_flow;

@@ -1,6 +1,6 @@
 //! `ClientIP` session affinity: connections of one client to one service port go to one backend.
 
-use lb_common::{Address, Affinity, AffinityKey, Backend, Service};
+use lb_common::{Address, Affinity, Backend, Service, ServiceClient};
 use lb_ebpf::service::schedule;
 
 use crate::datapath::{clock::now, maps::AFFINITY, service};
@@ -30,6 +30,6 @@ pub(crate) fn remember(client: &Address, service: u32, backend: &Backend) {
 }
 
 #[inline(always)]
-fn key(client: &Address, service: u32) -> AffinityKey {
-    AffinityKey { client: *client, service }
+fn key(client: &Address, service: u32) -> ServiceClient {
+    ServiceClient { client: *client, service }
 }

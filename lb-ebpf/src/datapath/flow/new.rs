@@ -19,7 +19,7 @@ use crate::datapath::{
     context::HookContext,
     events, log,
     scratch::{scratch, setup::Request},
-    service::{self, admit},
+    service::{self, admit, limit},
     settings,
 };
 
@@ -133,10 +133,11 @@ fn choose_and_create(
     earlier: bool,
     begin: Begin,
 ) -> Result<Created, NotCreated> {
+    let only_routed = begin == Begin::OnlyRouted;
     if begin != Begin::Requested {
-        request(context, packet, earlier)?;
+        request(context, packet, earlier, only_routed)?;
     }
-    let created = create::create(context, packet, earlier, begin == Begin::OnlyRouted)?;
+    let created = create::create(context, packet, earlier, only_routed)?;
     if begin != Begin::Requested {
         let Service { id, scheduler, .. } = scratch()?.request().service;
         choose::flow_began(id, scheduler);
@@ -146,8 +147,13 @@ fn choose_and_create(
 
 /// Writes into `SCRATCH` which flow the packet requests, with its backend.
 #[inline(always)]
-fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), NotCreated> {
-    request_service(context, packet).inspect_err(|reason| {
+fn request(
+    context: &HookContext,
+    packet: &Packet,
+    earlier: bool,
+    only_routed: bool,
+) -> Result<(), NotCreated> {
+    request_service(context, packet, only_routed).inspect_err(|reason| {
         if matches!(reason, NotCreated::Outcome(Outcome::LeftToEarlier)) {
             // The programs of the earlier layout create the flow, so an entry here does not apply to the packets that
             // follow. There may be no such entry.
@@ -170,7 +176,7 @@ fn request(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), 
 /// Writes the service of the packet into `SCRATCH`. (A separate stack frame, which is freed before the program chooses
 /// a backend and creates the flow.)
 #[inline(never)]
-fn request_service(context: &HookContext, packet: &Packet) -> Result<(), NotCreated> {
+fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<(), NotCreated> {
     let service = service::lookup(&packet.tuple)?;
     admit::handover(packet)?;
     admit::first_packet(packet, &service)?;
@@ -185,6 +191,7 @@ fn request_service(context: &HookContext, packet: &Packet) -> Result<(), NotCrea
         Admission::UnknownConnection => return Err(NotCreated::Reject),
         admission => admission.allow(protocol)?,
     }
+    limit::admits(packet, &service, only_routed)?;
     let masquerade = service.masquerades(internal);
     let direct = is_answered_directly(&service, internal);
     *scratch()?.request() =

@@ -1,6 +1,7 @@
 //! Services: lookup of frontends and backends.
 
 pub(crate) mod admit;
+pub(crate) mod limit;
 pub(crate) mod vips;
 
 use aya_ebpf::helpers::generated::bpf_loop;

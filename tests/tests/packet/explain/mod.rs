@@ -112,6 +112,7 @@ fn explain_agrees_with_the_programs() {
             NoLocalBackend,
             UnknownVip,
             SourceNotAllowed,
+            ConnectionLimited,
             NoRoute,
         ],
     );

@@ -8,7 +8,8 @@ use aya::maps::{
 };
 use lb_agent::explain::Tables;
 use lb_common::{
-    Address, Affinity, AffinityKey, Backend, DeviceInfo, Service, ServiceKey, Settings, SourceRange, Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Service, ServiceClient, ServiceKey, Settings,
+    SourceRange, Vip,
     conntrack::{Flow, Tuple},
 };
 use lb_datapath::{DatapathError, Globals, Route, Routes};
@@ -67,7 +68,7 @@ impl Tables for TestbedTables<'_> {
         self.slice::<i64>("ACTIVE", slot, 1)[0]
     }
 
-    fn affinity(&self, key: &AffinityKey) -> Result<Option<Affinity>, DatapathError> {
+    fn affinity(&self, key: &ServiceClient) -> Result<Option<Affinity>, DatapathError> {
         Ok(self.get("AFFINITY", key))
     }
 
@@ -77,6 +78,18 @@ impl Tables for TestbedTables<'_> {
 
     fn is_in_source_range(&self, service: u32, client: &Address) -> Result<bool, DatapathError> {
         Ok(self.is_allowed(service, client))
+    }
+
+    fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError> {
+        Ok(self.get("LIMITS", &service))
+    }
+
+    fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError> {
+        Ok(self.get("LIMIT_BUCKETS", key))
+    }
+
+    fn nanos(&self) -> u64 {
+        lb_datapath::monotonic_nanoseconds()
     }
 
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError> {

@@ -9,8 +9,8 @@ use std::{
 use bytemuck::Zeroable as _;
 use lb_agent::explain::{self, Explanation, HookPoint, PacketKind, Question, TraceStep, Verdict};
 use lb_common::{
-    Address, Backend, FrontendKind, Network, Networks, Outcome, Scheduler, Service, ServiceKey, Settings,
-    backend_flags,
+    Address, Backend, ConnectionLimits, ConnectionRate, FrontendKind, Network, Networks, Outcome, Scheduler,
+    Service, ServiceKey, Settings, backend_flags,
     conntrack::{Flow, Tuple},
     service_flags, settings_flags, vip_flags,
 };
@@ -136,6 +136,7 @@ impl World<'_> {
             (service_flags::SOCKETS_ONLY, 5),
             (service_flags::SYN_ONLY, 15),
             (service_flags::RESET_UNKNOWN, 15),
+            (service_flags::LIMITED, 15),
         ]);
         if protocol == TCP && self.chance(15) {
             flags |= service_flags::PROXY_PROTOCOL | service_flags::RESET_UNKNOWN;
@@ -164,6 +165,14 @@ impl World<'_> {
         let sealed = record.sealed(&key);
         let seal = if self.chance(2) { !sealed.seal } else { sealed.seal };
         self.bed.record(&key, &Service { seal, ..sealed });
+        if flags & service_flags::LIMITED != 0 && self.chance(80) {
+            // No token returns between an explanation and the packet.
+            let mut rate = |most| match self.dice.u32(..=most) {
+                0 => ConnectionRate::NONE,
+                connections => ConnectionRate { connections, seconds: 60 },
+            };
+            self.bed.insert("LIMITS", id, ConnectionLimits { service: rate(6), client: rate(3) });
+        }
         if flags & service_flags::SOURCE_RANGES != 0 && self.chance(70) {
             let client = self.pick(&self.clients());
             let prefix = if client.is_ipv4() { 28 } else { 124 };
@@ -281,8 +290,13 @@ impl World<'_> {
                 return;
             }
             let passes = run.action == XDP_PASS;
-            let begins = matches!(&explanation.verdict, Verdict::Begins { backends } if backends.len() > 1);
-            if !begins {
+            // One of several backends may be reached without the stack, another one not.
+            let is_open = match &explanation.verdict {
+                Verdict::Begins { backends } => backends.len() > 1,
+                Verdict::Dropped { outcome } => *outcome == Outcome::ConntrackFull,
+                Verdict::Untouched { .. } | Verdict::Rejected { .. } | Verdict::Translated { .. } => false,
+            };
+            if !is_open {
                 assert_eq!(
                     explanation.left_to_tc(),
                     passes,

@@ -8,7 +8,7 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Affinity, AffinityKey, Outcome,
+    Affinity, Outcome, ServiceClient,
     conntrack::{CachedNextHop, Flow, Phase, Tick, Tuple, flow_flags},
     filter::Mark,
 };
@@ -100,7 +100,7 @@ impl Testbed {
 
     /// Makes the affinity of all clients older.
     pub(crate) fn age_affinity(&mut self, ticks: u32) {
-        let mut map: HashMap<_, AffinityKey, Affinity> =
+        let mut map: HashMap<_, ServiceClient, Affinity> =
             self.object.map_mut("AFFINITY").unwrap().try_into().unwrap();
         let mut entries: Vec<_> = map.iter().map(Result::unwrap).collect();
         for (_, affinity) in &mut entries {

@@ -24,8 +24,8 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AffinityKey, AnnounceKey, Announcement, DeviceInfo, EndpointName, FragmentKey,
-    FragmentedDatagram, Heard, Service, ServiceKey, Settings, Vip, monitor,
+    Address, Affinity, AnnounceKey, Announcement, ConnectionLimits, DeviceInfo, EndpointName, FragmentKey,
+    FragmentedDatagram, Heard, Service, ServiceClient, ServiceKey, Settings, Vip, monitor,
 };
 use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
@@ -161,7 +161,9 @@ impl Testbed {
         self.clear::<FragmentKey, FragmentedDatagram>("FRAGMENTS");
         self.clear_held();
         self.clear::<Address, EndpointName>("ENDPOINT_NAMES");
-        self.clear::<AffinityKey, Affinity>("AFFINITY");
+        self.clear::<ServiceClient, Affinity>("AFFINITY");
+        self.clear::<u32, ConnectionLimits>("LIMITS");
+        self.clear::<ServiceClient, u64>("LIMIT_BUCKETS");
         self.clear::<Address, Vip>("VIPS");
         self.clear::<u32, u32>("INSIDE_DEVICES");
         self.clear::<u32, DeviceInfo>("DEVICES");

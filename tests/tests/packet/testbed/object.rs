@@ -16,7 +16,7 @@ pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
 /// The sizes of maps in most tests: those maps whose default sizes are larger than the tests need.
-const SIZES: [(&str, u32); 12] = [
+const SIZES: [(&str, u32); 13] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
     ("TABLES", 512),
@@ -26,6 +26,7 @@ const SIZES: [(&str, u32); 12] = [
     ("FRAGMENTS", 1024),
     ("VIPS", 16),
     ("SOURCE_RANGES", 16),
+    ("LIMITS", 64),
     ("SERVICE_NAMES", 1),
     ("ENDPOINT_NAMES", 16),
     ("EVENTS", 65_536),

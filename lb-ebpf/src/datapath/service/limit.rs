@@ -1,0 +1,87 @@
+//! The limits on new connections of Services.
+
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{HashMap, LruHashMap},
+    helpers::generated::bpf_ktime_get_coarse_ns,
+    macros::btf_map,
+};
+use lb_common::{Address, ConnectionLimits, Outcome, Service, ServiceClient, capacity};
+use lb_ebpf::{
+    parse::Packet,
+    rules::{limit, token_bucket::TokenBucket},
+};
+
+use crate::datapath::words;
+
+/// The limits of service ports, by [`Service::id`].
+#[btf_map]
+static LIMITS: HashMap<u32, ConnectionLimits, { capacity::LIMITS }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+/// The buckets of these limits: the times (ns of the coarse clock) at which they will be full again. An LRU map: if there
+/// are too many clients, those that have not connected for the longest time get full buckets.
+#[btf_map]
+static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }> = LruHashMap::new();
+
+/// Attempts to take a token of a bucket from which other CPUs take at the same time. The last one counts as a success:
+/// so many CPUs rarely meet, and a connection within the limit must not fail.
+const ATTEMPTS: u32 = 4;
+
+/// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, a connection that needs tokens is
+/// left to tc, so that it pays once.
+#[inline(always)]
+pub(crate) fn admits(packet: &Packet, service: &Service, only_routed: bool) -> Result<(), Outcome> {
+    if !limit::applies(service, packet.tuple.protocol, packet.segment.is_syn()) {
+        Ok(())
+    } else if only_routed {
+        Err(Outcome::OtherHook)
+    } else if limit_take(&raw const packet.tuple.source, service.id) == 0 {
+        Err(Outcome::ConnectionLimited)
+    } else {
+        Ok(())
+    }
+}
+
+/// Takes a token from each bucket that applies to the client: 1, or 0 if one of them has none. (A global function: the
+/// verifier checks it once. It assumes that any pointer may be null.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Address`, or is null.
+    let Some(client) = (unsafe { client.as_ref() }) else { return 0 };
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the map
+    // reuses the memory meanwhile, the connection pays for the limits of another service, once.
+    let Some(&limits) = (unsafe { LIMITS.get(&service) }) else { return 1 };
+    // SAFETY: the helper takes nothing and only returns a number.
+    let now = unsafe { bpf_ktime_get_coarse_ns() };
+    for (key, rate) in limit::buckets(&limits, service, client) {
+        if rate.is_limit() && !take(&key, &limit::bucket(rate), now) {
+            return 0;
+        }
+    }
+    1
+}
+
+/// Takes a token from the bucket with this key.
+#[inline(never)]
+fn take(key: &ServiceClient, bucket: &TokenBucket, now: u64) -> bool {
+    let Some(state) = LIMIT_BUCKETS.get_ptr_mut(key) else {
+        let full_at = now + bucket.interval;
+        // An LRU map evicts another entry if it is full. If the insertion still fails, the connection is free.
+        LIMIT_BUCKETS.insert(key, &full_at, 0).unwrap_or_default();
+        return true;
+    };
+    for _ in 0..ATTEMPTS {
+        // SAFETY: the map allocates all elements in advance, so their memory stays mapped while the program runs. A
+        // volatile load of an aligned word is never torn.
+        let full_at = unsafe { state.read_volatile() };
+        let Some(later) = bucket.take(full_at, now) else { return false };
+        // SAFETY: the same aligned word, which programs change only atomically once the element exists. If the map
+        // reuses the element for another client meanwhile, that one pays.
+        if unsafe { words::compare_exchange(state, full_at, later) } {
+            return true;
+        }
+    }
+    true
+}
