@@ -4,6 +4,7 @@ mod announce;
 mod kept;
 mod report;
 mod scenario;
+mod standalone;
 
 use std::io::IsTerminal as _;
 use std::path::Path;
@@ -41,6 +42,8 @@ pub(crate) struct Args {
 enum Other {
     /// Kill one of three nodes that announce addresses at layer 2 and by BGP, under downloads
     Announce(announce::Args),
+    /// Serve two containers of one machine without Kubernetes: a name, a health check, and the PROXY protocol
+    Standalone(standalone::Args),
 }
 
 impl Args {
@@ -53,8 +56,10 @@ impl Args {
 /// Runs the demo; fails if one of its checks fails.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     ensure!(is_root()?, "the demo makes network namespaces and loads BPF programs: run it as root");
-    if let Some(Other::Announce(args)) = args.demo {
-        return announce::run(&args);
+    match args.demo {
+        Some(Other::Announce(args)) => return announce::run(&args),
+        Some(Other::Standalone(args)) => return standalone::run(&args),
+        None => {}
     }
     if args.remove {
         return kept::remove();
