@@ -386,7 +386,7 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     assert_eq!((value("Type"), value("Restart")), ("notify", "always"));
 }
 
-/// The image copies every member of the workspace: without one of them, Cargo builds nothing.
+/// The context of the Docker build contains every member of the workspace: if one is missing, Cargo builds nothing.
 #[test]
 fn docker_build_gets_every_member_of_the_workspace() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -49,7 +49,7 @@ describe!(Filter { active, ranges.v4, ranges.v6, words });
 
 const _: () = assert!(size_of::<Filter>() == 88 + 4 * 8 * WORDS);
 
-/// The value of [`Filter::active`] for a copy, 0 or 1.
+/// The value of [`Filter::active`] that selects a copy: 2 for copy 0, 1 for copy 1.
 pub const fn activated(copy: usize) -> u64 {
     if copy == 0 { 2 } else { 1 }
 }

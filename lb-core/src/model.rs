@@ -30,7 +30,7 @@ pub struct ObjectName {
 }
 
 impl ObjectName {
-    /// Makes a name of a namespace and a name within it.
+    /// Creates an object name from a namespace and a name within it.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }

@@ -203,7 +203,7 @@ fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
     let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
     let begun = u64::from(flow.generation()) + 1;
-    // If the counter is smaller than before, another flow has reused the entry.
+    // If the counter is smaller than before, the entry was created again, or its counters began again at 0.
     let (volume, flows) = match before.filter(|before| before.traffic <= flow.traffic) {
         None => (whole, begun),
         Some(before) => {

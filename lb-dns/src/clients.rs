@@ -93,7 +93,8 @@ impl Clients {
         }
     }
 
-    /// How many queries over its rate the source has sent; 0 if it is below.
+    /// Counts a query of the source. Returns how many queries in a row, with this one, have exceeded the rate; 0 if this
+    /// one is within it.
     fn excess(&self, source: IpAddr, rate: NonZeroU32, now: Instant) -> u32 {
         let mut sources = lock(&self.sources);
         let mut bucket = sources.get(&source).copied().unwrap_or(Bucket { empty: now, excess: 0 });

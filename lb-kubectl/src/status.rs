@@ -12,7 +12,7 @@ use crate::{
     gather::{self, Answer},
 };
 
-/// What `lb-agent status -o json` prints, as far as it is shown. Agents of other versions may lack fields.
+/// The fields of `lb-agent status -o json` that this command reads. Agents of other versions may lack some of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {

@@ -263,7 +263,7 @@ settings! {
         /// [default: 1]
         "flow-log-sample" "LB_AGENT_FLOW_LOG_SAMPLE" "flowLogSample"
         flow_log_sample: Option<f64> | Option<f64>, (value_name = "PART");
-        /// Services that the flow log has, unless their annotation says otherwise [default: all]
+        /// Services whose connections the agent logs in the flow log, unless an annotation of the Service says otherwise [default: all]
         "flow-log-services" "LB_AGENT_FLOW_LOG_SERVICES" "flowLogServices"
         flow_log_services: Option<FlowLogServices> | Option<FlowLogServices>, (value_name = "WHICH");
         /// Size in MiB from which on the agent rotates the file of the flow log; 0: never [default: 100]

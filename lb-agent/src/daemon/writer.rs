@@ -98,7 +98,7 @@ pub(super) struct Writer {
     pending: usize,
     /// Which Services the next plan covers: the changed ones, or all.
     next_extent: Extent,
-    /// When the oldest change that is not in the kernel yet arrived.
+    /// Arrival time of the oldest change that is not yet in the kernel.
     waiting_since: Option<Instant>,
     /// Triggers (for the latency metric) of the changes that are not in the kernel yet.
     triggered: Vec<Trigger>,
@@ -299,7 +299,8 @@ impl Writer {
             self.reconciler.compact();
         }
         self.log.count_steps(applied);
-        // Published before the agent counts as synchronised: until then, routes and records of an earlier agent stay.
+        // The holders are published before the agent counts as synchronised. From then on, the agent removes routes and
+        // announcement records of an earlier agent that no holder needs.
         if self.reconciler.take_holders_changed() {
             self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
         }

@@ -1,4 +1,5 @@
-//! MetalLB's `L2Advertisement`, and all that is advertised.
+//! MetalLB's `L2Advertisement`, and the set of advertisements, BGP objects and pools that determine which addresses
+//! nodes announce.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 

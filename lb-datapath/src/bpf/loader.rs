@@ -36,7 +36,7 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// Prints log lines of the programs. Its owner must call `flush` whenever the descriptor is readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
-/// What [`load`] returns: the programs, and the log.
+/// What [`load`] returns: the programs and, if they are on, the readers of their log and of flow events.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
     pub(crate) logger: Option<BpfLogger>,

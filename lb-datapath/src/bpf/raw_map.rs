@@ -55,8 +55,8 @@ impl Cursor {
 pub(crate) enum BatchError {
     /// The kernel has no batch commands for this type of map.
     Unsupported,
-    /// The elements before this index were processed, then the batch failed. To write the element at this index alone
-    /// gives the error, if it also fails.
+    /// The batch failed at this index; the elements before it were processed. To get the error, the caller writes the
+    /// element at this index alone, which may succeed.
     At(usize),
 }
 
