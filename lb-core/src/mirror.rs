@@ -69,11 +69,16 @@ impl Mirror {
         self.ranges.get(&id).into_iter().flatten().copied()
     }
 
+    /// The id, if `LIMITS` has an entry for it.
+    pub(crate) fn limited(&self, id: u32) -> Option<u32> {
+        self.contents.limits.contains_key(&id).then_some(id)
+    }
+
     /// Whether the maps have labels, source ranges or limits of the service port with this id.
     pub(crate) fn mentions(&self, id: u32) -> bool {
         self.contents.service_labels.contains_key(&id)
             || self.ranges.contains_key(&id)
-            || self.contents.limits.contains_key(&id)
+            || self.limited(id).is_some()
     }
 
     /// Replaces labels by equal ones that the mirror already has for the same address, so that memory holds them once.

@@ -233,7 +233,7 @@ pub enum Condition {
     /// `LIMITS` has no room for the limits of the Service's ports; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for the limits of {wanted} ports in LIMITS, but of {slots} {free} are free; it keeps \
-         what it has: give fewer Services limits on new connections"
+         what it has: remove lb.dev/max-connections and lb.dev/max-connections-per-client from other Services"
     )]
     LimitsFull {
         /// The Service whose limits do not fit.

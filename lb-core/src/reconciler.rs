@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lb_common::{Backend, ConnectionLimits, Service, ServiceKey, SourceRangeKey, Vip};
+use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
 
 use crate::{
     active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
@@ -721,14 +721,11 @@ impl Reconciler {
         let mut targets = Vec::new();
         let mut reserved = Reserved::default();
         let mut ranges = BTreeSet::new();
-        let (mut ids, mut limited) = (Vec::new(), BTreeSet::new());
+        let mut ids = Vec::new();
         for port in &owned {
             let id = self.id(port, &mut steps);
             ids.push(id);
-            if port.limits.is_any() {
-                limited.insert(id);
-                self.limit(id, port.limits, &mut steps);
-            }
+            self.limit(id, port, &mut steps);
             let places = match self.place(id, port, &mut steps, &mut reserved) {
                 Ok(places) => places,
                 Err(full) => return self.is_full((full, *left), service, &owned, reserved),
@@ -754,7 +751,7 @@ impl Reconciler {
         self.mirror.share_labels(&mut labels);
         self.labels.set(service, labels);
         self.vips.set(service, vips);
-        self.retire(service, &targets, (&ranges, &limited), draft);
+        self.retire(service, &targets, &ranges, draft);
         let known = &self.mirror.contents().source_ranges;
         steps.extend(ranges.difference(known).copied().map(Step::PutSourceRange));
         draft.services.append(&mut steps);
@@ -841,10 +838,11 @@ impl Reconciler {
         id
     }
 
-    /// Adds a step that sets the limits of the service port with this id in `LIMITS` if they differ.
-    fn limit(&self, id: u32, limits: ConnectionLimits, steps: &mut Vec<Step>) {
-        if self.mirror.contents().limits.get(&id) != Some(&limits) {
-            steps.push(Step::PutLimits(id, limits));
+    /// Adds a step that sets the limits of the service port with this id in `LIMITS` if a frontend asks for them and
+    /// they differ.
+    fn limit(&self, id: u32, port: &Port, steps: &mut Vec<Step>) {
+        if port.is_limited() && self.mirror.contents().limits.get(&id) != Some(&port.limits) {
+            steps.push(Step::PutLimits(id, port.limits));
         }
     }
 
@@ -984,7 +982,7 @@ impl Reconciler {
                 Condition::SourceRangesFull { service, wanted, free, slots: self.capacity.source_ranges }
             }
             Full::Limits => {
-                let wanted = owned.iter().filter(|port| port.limits.is_any()).count();
+                let wanted = owned.iter().filter(|port| port.is_limited()).count();
                 Condition::LimitsFull { service, wanted, free: left.limits, slots: self.capacity.limits }
             }
             Full::Vips => {
@@ -995,19 +993,20 @@ impl Reconciler {
     }
 
     /// Adds the steps that release or delete what a Service has in the maps and no longer needs once its targets are
-    /// written. `ranges` are its source ranges, `limited` the ids of its ports that have limits.
+    /// written.
     fn retire(
         &mut self,
         service: &ObjectName,
         targets: &[Target],
-        (ranges, limited): (&BTreeSet<SourceRangeKey>, &BTreeSet<u32>),
+        ranges: &BTreeSet<SourceRangeKey>,
         draft: &mut Draft,
     ) {
         let used: BTreeSet<u32> =
             targets.iter().flat_map(|t| slices_of(&t.record)).map(|range| range.base).collect();
         let used_tables: BTreeSet<u32> =
             targets.iter().flat_map(|t| tables_of(&t.record)).map(|range| range.base).collect();
-        let lives = |id: u32| targets.iter().any(|target| target.record.id == id);
+        let of_id = |id: u32| targets.iter().filter(move |target| target.record.id == id);
+        let is_limited = |target: &Target| target.record.flags & service_flags::LIMITED != 0;
         let mut nameless = Vec::new();
         for (_, id) in self.ids.of_service(service) {
             draft.release.extend(self.slices.of_id(id).filter(|range| !used.contains(&range.base)));
@@ -1016,10 +1015,10 @@ impl Reconciler {
             draft
                 .delete_source_ranges
                 .extend(self.mirror.ranges_of(id).filter(|range| !ranges.contains(range)));
-            if !limited.contains(&id) && self.mirror.contents().limits.contains_key(&id) {
-                draft.delete_limits.insert(id);
+            if !of_id(id).any(is_limited) {
+                draft.delete_limits.extend(self.mirror.limited(id));
             }
-            if lives(id) {
+            if of_id(id).next().is_some() {
                 continue;
             }
             match self.mirror.contents().service_labels.contains_key(&id) {
@@ -1052,9 +1051,7 @@ impl Reconciler {
             draft.release_tables.extend(self.tables.of_id(id).filter(|range| !reads(range.base)));
             if records.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
                 draft.delete_source_ranges.extend(self.mirror.ranges_of(id));
-                draft
-                    .delete_limits
-                    .extend(self.mirror.contents().limits.get_key_value(&id).map(|(id, _)| *id));
+                draft.delete_limits.extend(self.mirror.limited(id));
                 draft.delete_service_labels.insert(id);
             }
         }

@@ -84,6 +84,11 @@ impl Port {
         self.frontends.iter().any(|f| f.slice == Some(slice) || f.internal_slice == Some(slice))
     }
 
+    /// Whether a frontend limits new connections.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.frontends.iter().any(|frontend| frontend.has(service_flags::LIMITED))
+    }
+
     /// Whether a frontend of that family checks the source ranges.
     pub(crate) fn checks_sources(&self, family: Family) -> bool {
         let of_family = |f: &&Frontend| Family::of(f.key.address.into()) == family;

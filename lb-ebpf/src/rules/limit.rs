@@ -43,8 +43,8 @@ pub const fn bucket(rate: ConnectionRate) -> TokenBucket {
     TokenBucket { interval, burst }
 }
 
-/// What counts as one client: an IPv4 address, or the /64 network of an IPv6 address, from which a single machine may
-/// choose any address.
+/// The first address of what counts as one client. An IPv4 client is its address. An IPv6 client is its /64 network,
+/// because one machine may use any address of that network.
 #[inline(always)]
 fn network(client: &Address) -> Address {
     if client.is_v4() {

@@ -1,7 +1,7 @@
 //! Token buckets: how often something may happen.
 //!
-//! The state of a bucket is one number: the time at which the bucket will be full again. So a bucket that nobody has
-//! used for long needs no state, and two CPUs exchange one word.
+//! The state of a bucket is one number: the time at which the bucket will be full again. A bucket without state is full,
+//! and CPUs share a bucket by atomic operations on one word.
 
 /// The size of a bucket, and how fast tokens return to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
