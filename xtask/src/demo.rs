@@ -67,7 +67,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.serve {
         return kept::serve();
     }
-    if Path::new("/run/netns").join(format!("{PREFIX}-client")).exists() || Path::new(FOLDER).exists() {
+    if is_up(PREFIX, FOLDER) {
         bail!("a demo is running, or one was killed earlier: remove it with `cargo xtask demo --remove`");
     }
     cleanup::on_interrupt();
@@ -88,6 +88,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         drop((agent, cluster));
     }
     report.verdict()
+}
+
+/// Whether a demo with these names is running, or has left something behind.
+fn is_up(prefix: &str, folder: &str) -> bool {
+    Path::new("/run/netns").join(format!("{prefix}-client")).exists() || Path::new(folder).exists()
+}
+
+/// Fails if a demo that cannot be kept is running, or was killed.
+fn ensure_not_up(prefix: &str, folder: &str) -> anyhow::Result<()> {
+    ensure!(
+        !is_up(prefix, folder),
+        "this demo is running, or one was killed: its namespaces {prefix}-* or {folder} are still there"
+    );
+    Ok(())
 }
 
 fn show(report: &Report, json: bool) -> anyhow::Result<()> {

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lb_tests::{
     cleanup,
     cluster::Cluster,
@@ -23,7 +23,7 @@ use lb_tests::{
 };
 
 use self::report::{Event, Fate, Outcome, Report, Tally, millis, timeline};
-use super::report::say;
+use super::{ensure_not_up, report::say};
 
 const PREFIX: &str = "lb-announce";
 const FOLDER: &str = "/run/lb-announce";
@@ -47,11 +47,7 @@ pub(crate) struct Args {
 
 /// Runs the demo; fails if a connection ended that another node could have served.
 pub(super) fn run(args: &Args) -> Result<()> {
-    if Path::new("/run/netns").join(format!("{PREFIX}-client")).exists() || Path::new(FOLDER).exists() {
-        bail!(
-            "this demo is running, or one was killed: its namespaces {PREFIX}-* or {FOLDER} are still there"
-        );
-    }
+    ensure_not_up(PREFIX, FOLDER)?;
     cleanup::on_interrupt();
     say("creating namespaces for three nodes with two pods each, a router, and two clients");
     let cluster = Cluster::create(PREFIX, Path::new(FOLDER), WIRING).context("creating the namespaces")?;

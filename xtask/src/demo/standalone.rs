@@ -7,16 +7,17 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs,
     net::{IpAddr, SocketAddr},
     path::Path,
-    process::Stdio,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use lb_tests::{
     agent::{Agent, Settings},
+    bird::Daemon,
     cleanup::{self, Cleanup, Resource},
     http,
     netns::Netns,
@@ -25,6 +26,7 @@ use lb_tests::{
 use serde_json::Value;
 
 use super::{
+    ensure_not_up,
     report::{Report, Traffic, say},
     show,
 };
@@ -33,7 +35,7 @@ const PREFIX: &str = "lb-alone";
 const FOLDER: &str = "/run/lb-alone";
 const CLIENT: &str = "192.168.7.2";
 const MACHINE: &str = "192.168.7.1";
-/// The name of each container, its network, its address and the machine's.
+/// The name of each container, its address, and the machine's address towards it.
 const CONTAINERS: [(&str, &str, &str); 2] =
     [("one", "10.88.1.2", "10.88.1.1"), ("two", "10.88.2.2", "10.88.2.1")];
 const NAME: &str = "web.default.svc.cluster.local";
@@ -52,11 +54,7 @@ pub(crate) struct Args {
 
 /// Runs the demo; fails if one of its checks fails.
 pub(super) fn run(args: &Args) -> Result<()> {
-    if Path::new("/run/netns").join(format!("{PREFIX}-client")).exists() || Path::new(FOLDER).exists() {
-        bail!(
-            "this demo is running, or one was killed: its namespaces {PREFIX}-* or {FOLDER} are still there"
-        );
-    }
+    ensure_not_up(PREFIX, FOLDER)?;
     cleanup::on_interrupt();
     say("creating namespaces for a client, a machine and two containers");
     let _folder = Cleanup::of(Resource::Folder(FOLDER.into()));
@@ -64,7 +62,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&manifests)?;
     let machine = Machine::create()?;
     say("starting nginx in both containers");
-    let _servers = CONTAINERS.iter().map(|(name, ..)| machine.serve(name)).collect::<Result<Vec<_>>>()?;
+    let _servers = machine.start_servers()?;
     fs::write(manifests.join("web.yaml"), SERVICE)?;
     say("starting lb-agent on the machine, with its DNS server");
     let agent = machine.start_agent(&manifests)?;
@@ -99,26 +97,12 @@ impl Machine {
         Ok(Self { client, host, containers })
     }
 
-    /// Starts nginx in the container. It expects a PROXY protocol header and logs the addresses in it.
-    fn serve(&self, name: &str) -> Result<Server> {
-        let number =
-            CONTAINERS.iter().position(|(known, ..)| *known == name).context("an unknown container")?;
-        let health = if number == 0 { "200 ok" } else { "503 'the database is away'" };
-        let config = format!(
-            "daemon off; master_process off; pid {FOLDER}/{name}.pid; error_log {FOLDER}/{name}.error; events {{}}\n\
-             http {{ log_format proxy '$realip_remote_addr says $proxy_protocol_addr: $request';\n\
-             server {{ listen 8080 proxy_protocol; access_log off;\n\
-             location = /healthz {{ return {health}; }}\n\
-             location / {{ access_log {FOLDER}/{name}.log proxy; return 200 '{name}'; }} }} }}\n",
-        );
-        let path = format!("{FOLDER}/{name}.conf");
-        fs::write(&path, config)?;
-        let mut command = self.containers[number].command("nginx");
-        command.args(["-c", &path, "-p", FOLDER, "-e", &format!("{FOLDER}/{name}.error")]);
-        command.stdin(Stdio::null());
-        let (child, cleanup) =
-            Cleanup::spawn(&mut command).context("starting nginx: `cargo xtask setup` installs it")?;
-        Ok(Server { child, _cleanup: cleanup })
+    /// Starts nginx in each container. It expects a PROXY protocol header and logs the addresses in it. The second one
+    /// fails its health check.
+    fn start_servers(&self) -> Result<Vec<Daemon>> {
+        let answers = ["200 ok", "503 'the database is away'"];
+        let servers = self.containers.iter().zip(CONTAINERS).zip(answers);
+        servers.map(|((container, (name, ..)), health)| serve(container, name, health)).collect()
     }
 
     fn start_agent(&self, manifests: &Path) -> Result<Agent> {
@@ -140,18 +124,19 @@ impl Machine {
     }
 }
 
-/// A running nginx.
-struct Server {
-    child: std::process::Child,
-    _cleanup: Cleanup,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // If it has ended already, there is nothing to end.
-        let _killed = self.child.kill();
-        let _status = self.child.wait();
-    }
+fn serve(container: &Netns, name: &str, health: &str) -> Result<Daemon> {
+    let config = format!(
+        "daemon off; master_process off; pid {FOLDER}/{name}.pid; error_log {FOLDER}/{name}.error; events {{}}\n\
+         http {{ log_format proxy '$realip_remote_addr says $proxy_protocol_addr: $request';\n\
+         server {{ listen 8080 proxy_protocol; access_log off;\n\
+         location = /healthz {{ return {health}; }}\n\
+         location / {{ access_log {FOLDER}/{name}.log proxy; return 200 '{name}'; }} }} }}\n",
+    );
+    let path = format!("{FOLDER}/{name}.conf");
+    fs::write(&path, config)?;
+    let mut nginx = container.command("nginx");
+    nginx.args(["-c", &path, "-p", FOLDER, "-e", &format!("{FOLDER}/{name}.error")]);
+    Daemon::start(&mut nginx)
 }
 
 /// Connects the machine to another namespace, whose device is `eth0`; `addresses` are those of the machine and of the
@@ -223,8 +208,8 @@ fn sick(agent: &Agent) -> Result<Option<(String, String)>> {
     let shown: Value = serde_json::from_slice(&shown.stdout)?;
     let failing = shown[0]["healthCheck"]["failing"].as_array().into_iter().flatten();
     let text = |endpoint: &Value, field: &str| endpoint[field].as_str().unwrap_or_default().to_owned();
-    let unhealthy = failing.filter(|endpoint| endpoint["verdict"] == "unhealthy");
-    Ok(unhealthy.map(|endpoint| (text(endpoint, "address"), text(endpoint, "reason"))).next())
+    let mut unhealthy = failing.filter(|endpoint| endpoint["verdict"] == "unhealthy");
+    Ok(unhealthy.next().map(|endpoint| (text(endpoint, "address"), text(endpoint, "reason"))))
 }
 
 fn requests(machine: &Machine, vip: SocketAddr) -> Traffic {
@@ -235,7 +220,7 @@ fn requests(machine: &Machine, vip: SocketAddr) -> Traffic {
         client: "client".to_owned(),
         requests: REQUESTS,
         answers: CONTAINERS.iter().map(|(name, ..)| ((*name).to_owned(), 0)).collect(),
-        failures: std::collections::BTreeMap::new(),
+        failures: BTreeMap::new(),
         address_changed: 0,
     };
     for _ in 0..REQUESTS {
