@@ -9,6 +9,7 @@ use lb_tests::{
     agent::{self, Agent},
     client::ask_http,
     cluster::{ClientLink, Cluster, HTTP_PORT, UDP_PORT},
+    http::get,
     manifests::{Port, Service},
     netns::Netns,
     traffic::{Kind, Traffic},
@@ -40,7 +41,17 @@ pub(crate) struct Bed {
     pub(crate) cluster: Cluster,
 }
 
+/// Where the agent serves `/metrics`, in its namespace.
+pub(crate) const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
+
 impl Bed {
+    /// The value of a metric of the agent that counts; `name` includes the labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let body = get(&self.cluster.node1, METRICS, "/metrics").unwrap().body;
+        let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {body}")).parse().unwrap()
+    }
+
     /// A cluster with an agent, in which the Service `web` has these pods as backends.
     pub(crate) fn with_web(pods: &[&str]) -> Self {
         Self::with_link_and_web(ClientLink::Ethernet, pods)

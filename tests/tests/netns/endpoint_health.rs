@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     io::{BufRead as _, BufReader, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    net::{Ipv6Addr, TcpListener},
     sync::{
         Arc,
         atomic::{AtomicU16, Ordering},
@@ -21,12 +21,11 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-use crate::bed::{Bed, WEB, http};
+use crate::bed::{Bed, METRICS, WEB, http};
 
 const PODS: [&str; 2] = ["pod2", "pod3"];
 /// Port of the servers that tell whether a pod is healthy.
 const HEALTH: u16 = 9000;
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 
 /// Starts a server that answers every request with a status, which the test can set through the result.
 fn health_server(netns: &Netns) -> Arc<AtomicU16> {

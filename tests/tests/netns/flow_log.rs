@@ -13,7 +13,6 @@ use std::{
 use lb_tests::{
     client::{Connection, echo, udp_socket, udp_socket_from},
     cluster::{CLIENT, ClientLink},
-    http::get,
     netns::Netns,
     wait_for,
 };
@@ -234,21 +233,14 @@ fn evicted_flows_have_lines_with_exact_counts() {
     assert!(ends.iter().any(|line| line["end"] == "evicted"), "no flow was evicted");
 }
 
-fn metric(bed: &Bed, name: &str) -> u64 {
-    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
-    let text = get(&bed.cluster.node1, server, "/metrics").unwrap().body;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    value.unwrap_or_else(|| panic!("{name} is not in\n{text}"))
-}
-
 #[test]
 fn full_disk_loses_lines_that_are_counted_and_delays_nothing() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     bed.start_agent_with(&["--flow-log", "/dev/full"]);
     let client = &bed.cluster.client;
     Connection::open(client, http(WEB[0])).unwrap().ask().unwrap();
-    wait_for(SOON, || (metric(&bed, "lb_flow_log_dropped_lines_total") >= 1).then_some(())).unwrap();
-    assert_eq!(metric(&bed, "lb_flow_log_lines_total"), 0);
+    wait_for(SOON, || (bed.metric("lb_flow_log_dropped_lines_total") >= 1).then_some(())).unwrap();
+    assert_eq!(bed.metric("lb_flow_log_lines_total"), 0);
     bed.put("shop", SHOP, &["pod1"]);
     wait_for(SOON, || ask_briefly(client, SHOP[0])).unwrap();
 }
@@ -290,14 +282,14 @@ fn throughput() {
     let took = begun.elapsed();
     let flows = u64::from(SECONDS * RATE);
     let (lines, lost) = ("lb_flow_log_lines_total", "lb_flow_log_lost_events_total");
-    let logged = || (metric(&bed, lines) >= flows).then_some(());
+    let logged = || (bed.metric(lines) >= flows).then_some(());
     let is_complete = wait_for(Duration::from_secs(60), logged).is_some();
     println!(
         "{flows} flows in {took:.1?}: {} lines (complete: {is_complete}), {} dropped, {} events lost, {} bytes",
-        metric(&bed, lines),
-        metric(&bed, "lb_flow_log_dropped_lines_total"),
-        metric(&bed, lost),
+        bed.metric(lines),
+        bed.metric("lb_flow_log_dropped_lines_total"),
+        bed.metric(lost),
         fs::metadata(log(&bed)).unwrap().len(),
     );
-    assert!(is_complete || metric(&bed, lost) > 0, "lines are missing, and nothing says so");
+    assert!(is_complete || bed.metric(lost) > 0, "lines are missing, and nothing says so");
 }

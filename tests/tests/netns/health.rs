@@ -13,7 +13,7 @@ use lb_tests::{
     wait_for,
 };
 
-use crate::bed::{Bed, WEB};
+use crate::bed::{Bed, METRICS, WEB};
 
 const PORT: u16 = 32_000;
 /// Addresses of node1 on the link to the external client, IPv4 first.
@@ -22,7 +22,6 @@ const NODE1: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 1)),
 ];
 const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 /// How long a change of the manifests may take until the health check reports it.
 const PROMPTLY: Duration = Duration::from_secs(2);
 

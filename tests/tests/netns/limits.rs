@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream},
     thread,
     time::{Duration, Instant},
 };
@@ -10,7 +10,6 @@ use std::{
 use lb_tests::{
     client::{self, Connection},
     cluster::{CLIENT, ClientLink},
-    http::get,
     manifests::Service,
     netns::Netns,
     wait_for,
@@ -20,7 +19,6 @@ use serde_json::Value;
 use crate::bed::{Bed, WEB, http};
 
 const PER_CLIENT: &str = "lb.dev/max-connections-per-client";
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 const OF_ALL: &str = "lb.dev/max-connections";
 
 fn web(bed: &Bed, annotations: &[(&'static str, &str)]) -> Service {
@@ -42,9 +40,7 @@ fn is_dropped(netns: &Netns, to: SocketAddr) -> bool {
 }
 
 fn limited(bed: &Bed) -> u64 {
-    let body = get(&bed.cluster.node1, METRICS, "/metrics").unwrap().body;
-    let name = "lb_packets_total{outcome=\"connection_limited\"} ";
-    body.lines().find_map(|line| line.strip_prefix(name)).expect("the counter").parse().unwrap()
+    bed.metric("lb_packets_total{outcome=\"connection_limited\"}")
 }
 
 fn asked(bed: &Bed, arguments: &[&str]) -> Value {

@@ -9,7 +9,6 @@ use std::{
 use lb_tests::{
     client::{self, Connection, ask_http, ask_udp},
     cluster::{CLIENT, ClientLink},
-    http::get,
     manifests::{Endpoint, Port, Service},
     stopwatch::Stopwatch,
     traffic::{Kind, Traffic},
@@ -40,14 +39,6 @@ fn shortage(bed: &Bed, of: &str) -> Option<(u64, String)> {
     let shortages = status["agent"]["shortages"].as_array()?;
     let found = shortages.iter().find(|shortage| shortage["of"] == of)?;
     Some((found["refused"].as_u64()?, found["text"].as_str()?.to_owned()))
-}
-
-/// The value of a metric; `name` includes the labels.
-fn metric(bed: &Bed, name: &str) -> u64 {
-    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
-    let body = get(&bed.cluster.node1, server, "/metrics").unwrap().body;
-    let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("no {name} in {body}")).parse().unwrap()
 }
 
 /// Number of warnings in the agent's log that contain `text`.
@@ -92,14 +83,14 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
         wait_for(Duration::from_secs(5), || shortage(&bed, "CONNTRACK").filter(|(refused, _)| *refused > 0));
     let (refused, text) = refused.expect("the flow table was full");
     assert!(text.contains("--max-connections"), "{text}");
-    assert!(metric(&bed, "lb_packets_total{outcome=\"conntrack_full\"}") >= refused);
+    assert!(bed.metric("lb_packets_total{outcome=\"conntrack_full\"}") >= refused);
 
     // Half-open connections are evicted long before their timeout of one minute.
     let all_get_in = || WEB.into_iter().all(|vip| client.run(|| client::ask_here(http(vip))).is_ok());
     wait_for(Duration::from_secs(20), || all_get_in().then_some(())).expect("new connections get in again");
     let recovered = since_flood.elapsed();
     assert!(recovered < Duration::from_secs(15), "{recovered:?}");
-    wait_for(Duration::from_secs(5), || (metric(&bed, "lb_conntrack_expired_early_total") > 0).then_some(()))
+    wait_for(Duration::from_secs(5), || (bed.metric("lb_conntrack_expired_early_total") > 0).then_some(()))
         .unwrap();
 
     let again = idle.iter_mut().map(|connection| connection.ask().unwrap().server);
@@ -152,7 +143,7 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
     for (map, flag) in [("BACKENDS", "--max-backends"), ("SERVICES", "--max-frontends")] {
         let (_, text) = wait_for(client::PATIENCE, || shortage(&bed, map)).expect(map);
         assert!(text.contains(flag), "{text}");
-        assert_eq!(metric(&bed, &format!("lb_services_waiting{{map=\"{map}\"}}")), 1);
+        assert_eq!(bed.metric(&format!("lb_services_waiting{{map=\"{map}\"}}")), 1);
         wait_for(client::PATIENCE, || (said(&bed, flag) > 0).then_some(())).expect(flag);
     }
 
@@ -175,7 +166,7 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
     let answer = wait_for(client::PATIENCE, || ask_http(&client, last_port).ok());
     assert_eq!(answer.unwrap().server, "pod2");
     wait_for(client::PATIENCE, || shortage(&bed, "SERVICES").is_none().then_some(())).unwrap();
-    assert_eq!(metric(&bed, "lb_services_waiting{map=\"SERVICES\"}"), 0);
+    assert_eq!(bed.metric("lb_services_waiting{map=\"SERVICES\"}"), 0);
 
     assert_eq!((said(&bed, "--max-backends"), said(&bed, "--max-frontends")), (1, 1), "once a minute");
     assert!(lb_tests::agent::is_healthy(&bed.cluster.node1).unwrap());
@@ -213,8 +204,8 @@ fn affinity_evictions_are_counted_and_clients_stay_served() {
     });
     let (evicted, text) = evicted.expect("clients were evicted");
     assert!(evicted > 0 && text.contains("--max-affinity-clients"), "{evicted} {text}");
-    assert!(metric(&bed, "lb_affinity_evicted_total") >= evicted);
-    let clients = metric(&bed, "lb_map_entries{map=\"AFFINITY\"}");
+    assert!(bed.metric("lb_affinity_evicted_total") >= evicted);
+    let clients = bed.metric("lb_map_entries{map=\"AFFINITY\"}");
     assert!((1..=64).contains(&clients), "{clients}");
     assert_eq!(said(&bed, "AFFINITY is full"), 1, "once a minute");
     ask_udp(client, udp(WEB[0]), 64).unwrap();

@@ -4,12 +4,12 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    process::{Child, Stdio},
     thread,
     time::Duration,
 };
 
 use lb_tests::{
+    bird::Daemon,
     client::PATIENCE,
     cluster::ClientLink,
     manifests::{Exposure, Port, Service, Type},
@@ -257,20 +257,9 @@ fn connections_survive_the_loss_of_many_segments() {
     use_connections(&bed);
 }
 
-/// A program in a namespace that ends with this value.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _ended = self.0.wait();
-    }
-}
-
 /// Starts a server that exists outside of this project; it must stay in the foreground.
-fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Program {
-    let child = netns.command(program).args(arguments).stdin(Stdio::null()).spawn();
-    Program(child.unwrap_or_else(|error| panic!("{program}: {error}")))
+fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Daemon {
+    Daemon::start(netns.command(program).args(arguments)).unwrap()
 }
 
 /// Asks over HTTP; the body of the answer.

@@ -113,7 +113,7 @@ fn masqueraded_udp_flow_is_translated_in_both_directions() {
 #[test]
 fn masqueraded_clients_never_share_a_port() {
     each_without_routes("masqueraded clients", |bed, family| {
-        masqueraded(bed, family, UDP, 200);
+        masqueraded(bed, family, UDP, 40);
         let mut seen = std::collections::BTreeSet::new();
         for port in 1..=20 {
             let packet = Packet::udp((family.client().ip(), port).into(), family.vip(), b"x");

@@ -69,6 +69,16 @@ impl Testbed {
         }
     }
 
+    /// Makes the programs forget the backends whose source ports have run out in this tick.
+    pub(crate) fn forget_exhausted_ports(&mut self) {
+        let mut map: Array<_, u64> = self.object.map_mut("EXHAUSTED").unwrap().try_into().unwrap();
+        for slot in 0..map.len() {
+            if map.get(&slot, 0).unwrap() != 0 {
+                map.set(slot, 0, 0).unwrap();
+            }
+        }
+    }
+
     /// Asserts that there is exactly this number of flows, with two entries each.
     #[track_caller]
     pub(crate) fn assert_flows(&self, count: usize) {

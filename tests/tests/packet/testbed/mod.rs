@@ -157,6 +157,7 @@ impl Testbed {
         self.take_all_into_overflow(false);
         self.clear_flows();
         self.expire_next_hops();
+        self.forget_exhausted_ports();
         self.clear_filter();
         self.clear::<FragmentKey, FragmentedDatagram>("FRAGMENTS");
         self.clear_held();
