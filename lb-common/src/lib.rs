@@ -117,6 +117,9 @@ pub mod capacity {
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices through which packets of internal clients enter (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
+    /// Addresses of other nodes that may send tunnelled packets (`PEERS`): 16 bytes each at start, the rest for those
+    /// that exist. Enough for 8,192 nodes with an address of each family.
+    pub const PEERS: usize = 16_384;
     /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
     /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 80 bytes each for every CPU, so 160

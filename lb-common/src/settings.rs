@@ -17,7 +17,7 @@ pub struct Settings {
     /// Ranges of cluster IPs. Packets to a cluster IP in them are rejected if no Service has the port. Packets to an
     /// address in them that no Service has may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
     pub service_ranges: Networks,
-    /// Nodes that may send packets through a tunnel to backends on this node.
+    /// Nodes that may send packets through a tunnel to backends on this node, besides those in `PEERS`.
     pub peers: Networks,
     /// Networks whose external clients may use no frontend (`--deny-source`).
     pub denied: Networks,

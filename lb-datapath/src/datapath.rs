@@ -17,6 +17,7 @@ use crate::{
         anchor::Anchor,
         bpffs::{Folder, Lock},
         flow_events::FlowEvents,
+        layout,
         loader::{self, BpfLogger, Loaded},
         options::{AttachMode, Forwarding, Options, XdpOption},
         program::Programs,
@@ -30,7 +31,7 @@ use crate::{
         device_map::DeviceMap,
         filter::Filter,
         handover::{self, Handover},
-        internal_devices::InternalDevices,
+        key_set::{InternalDevices, PeerAddresses},
         maps::ServiceMaps,
         settings::SettingsMap,
         stats::Stats,
@@ -141,7 +142,12 @@ impl Datapath {
 
     /// Opens the map of devices of internal clients. The handle stays valid without this [`Datapath`].
     pub fn internal_devices(&self) -> Result<InternalDevices, DatapathError> {
-        InternalDevices::open(&self.folder)
+        InternalDevices::open(&layout::INSIDE_DEVICES, &self.folder)
+    }
+
+    /// Opens the map of other nodes that may send tunnelled packets. The handle stays valid without this [`Datapath`].
+    pub fn peers(&self) -> Result<PeerAddresses, DatapathError> {
+        PeerAddresses::open(&layout::PEERS, &self.folder)
     }
 
     /// A handle that reserves the source ports of masqueraded packets. It stays valid without this [`Datapath`].

@@ -83,7 +83,7 @@ pub use self::{
         device_map::DeviceMap,
         filter::{Filter, FilterFill, FilterMemory},
         flow_table::{FlowTable, ReadEntry},
-        internal_devices::InternalDevices,
+        key_set::{InternalDevices, PeerAddresses},
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,
         settings::SettingsMap,

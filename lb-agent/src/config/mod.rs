@@ -352,6 +352,11 @@ impl Config {
         (!self.bind_address.is_unspecified()).then_some(self.bind_address)
     }
 
+    /// Whether the programs take packets out of tunnels from other nodes.
+    pub fn decapsulates(&self) -> bool {
+        self.north_south != NorthSouthMode::Snat || !self.dsr_peers.is_empty()
+    }
+
     /// The part of the configuration that decides the desired state of Services.
     pub fn policy(&self) -> Policy {
         Policy {

@@ -29,7 +29,8 @@ use crate::{
     node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
 };
 use lb_datapath::{
-    CatchDevice, DatapathError, Link, Network, PortReservation, SettingsMap, UnreachableRoutes, forwards,
+    CatchDevice, DatapathError, Link, Network, PeerAddresses, PortReservation, SettingsMap,
+    UnreachableRoutes, forwards,
 };
 
 /// Interval between two checks of facts that cause no event, such as whether the kernel forwards packets.
@@ -76,6 +77,8 @@ pub(super) struct Sources {
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
     /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub(super) synchronised: watch::Receiver<bool>,
+    /// Addresses of other nodes that may send tunnelled packets, besides `--dsr-peers`; `None` until they are known.
+    pub(super) peers: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     /// The interface index of the catch device while its programs are attached, else `None`.
     pub(super) catch: watch::Receiver<Option<u32>>,
 }
@@ -110,6 +113,7 @@ impl Facts {
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) settings: SettingsMap,
+    pub(super) peers: PeerAddresses,
     pub(super) reservation: PortReservation,
     pub(super) unreachable: UnreachableRoutes,
     pub(super) ipsec: Ipsec,
@@ -150,6 +154,7 @@ impl Node {
         let service_cidrs = self.sources.service_cidrs.borrow_and_update().clone();
         let synchronised = *self.sources.synchronised.borrow_and_update();
         let catch = *self.sources.catch.borrow_and_update();
+        let peers = self.sources.peers.borrow_and_update().clone();
 
         let named = preferred(&info, self.options.has_api_server, &earlier);
         let preferred: Vec<IpAddr> = self.options.node_ip.into_iter().chain(named).collect();
@@ -183,6 +188,7 @@ impl Node {
         let detects_inside = detect.families(&networks(&settings.internal));
         conditions.extend(detect.problems(name, info.pod_cidrs.as_deref(), in_use, detects_inside));
         self.kernel.settings.set(&settings)?;
+        conditions.extend(self.admit_tunnels_of(peers.as_ref()));
         self.kernel.ipsec.end_connections(&networks(&settings.internal))?;
         // Connection tracking deletes the flows that are masqueraded with an address that the node has lost. It gets
         // the addresses after the kernel has the settings, because older settings may give new flows such an address.
@@ -192,7 +198,8 @@ impl Node {
             changed
         });
         self.set_conditions(conditions);
-        self.report(&network, &addresses, &settings);
+        let peers = peers.iter().flatten().map(ToString::to_string).collect();
+        self.report(&network, &addresses, &settings, peers);
         Ok(Facts { addresses: addresses.node, detects_inside })
     }
 
@@ -204,13 +211,14 @@ impl Node {
     ) -> anyhow::Result<Infallible> {
         let mut pause = ROUTINE;
         loop {
-            let Sources { network, info, service_cidrs, synchronised, catch } = &mut self.sources;
+            let Sources { network, info, service_cidrs, synchronised, peers, catch } = &mut self.sources;
             tokio::select! {
                 () = changed(network) => {}
                 () = changed(info) => {}
                 () = changed(service_cidrs) => {}
                 () = changed(synchronised) => {}
                 () = changed(catch) => {}
+                () = changed(peers) => {}
                 () = self.kernel.ipsec.changed() => {}
                 () = time::sleep(pause) => {}
             }
@@ -246,6 +254,16 @@ impl Node {
         ))
     }
 
+    /// Makes these nodes the only ones, besides those in the settings, that may send tunnelled packets. Until they are
+    /// known, those that an earlier agent knew may. Returns a condition if that fails.
+    fn admit_tunnels_of(&mut self, peers: Option<&BTreeSet<IpAddr>>) -> Option<String> {
+        let peers = peers?.iter().copied().map(Address::from).collect();
+        let error = self.kernel.peers.set(&peers).err()?;
+        Some(format!(
+            "tunnelled packets of some other nodes are dropped: {error}; name their network with --dsr-peers"
+        ))
+    }
+
     /// If packets to unassigned cluster IPs may be dropped, adds the catch device and unreachable routes, which apply
     /// while the device is missing. Once the device has its programs (`served` is its index then), routes untranslated
     /// packets to cluster IPs to it. Otherwise removes the device and the routes. Returns a condition for each part
@@ -276,7 +294,7 @@ impl Node {
         self.state.set_node_conditions(conditions);
     }
 
-    fn report(&self, network: &Network, addresses: &Addresses, settings: &Settings) {
+    fn report(&self, network: &Network, addresses: &Addresses, settings: &Settings, peers: Vec<String>) {
         let NodeOptions { detect, ports, north_south, gue, .. } = &self.options;
         let inside = detect.devices(network);
         let devices = inside.into_iter().filter_map(|index| network.link(index));
@@ -292,7 +310,7 @@ impl Node {
             drops_unknown_vips: settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0,
             north_south_mode: north_south.to_string(),
             dsr_encapsulation: if *gue { "gue" } else { "ipip" }.to_owned(),
-            dsr_peers: texts(&settings.peers),
+            dsr_peers: [texts(&settings.peers), peers].concat(),
             denied_sources: texts(&settings.denied),
             masquerade_first_port: *ports.start(),
             masquerade_last_port: *ports.end(),

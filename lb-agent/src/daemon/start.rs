@@ -1,6 +1,13 @@
 //! Starts the agent: opens the data plane, connects the tasks by channels, spawns them.
 
-use std::{collections::BTreeSet, convert::Infallible, fs, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use anyhow::{Context as _, anyhow};
 use ipnet::IpNet;
@@ -10,7 +17,6 @@ use lb_core::{
     announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot},
     load_balancer::PoolUsage,
     model::SourceEvent,
-    north_south::NorthSouthMode,
     plan::Contents,
     stale_udp::StaleFrontends,
 };
@@ -70,7 +76,7 @@ pub(super) fn start(
 ) -> anyhow::Result<()> {
     let opened = Opened::new(&config, tasks)?;
     spawn_pages(&config, pages, tasks)?;
-    let (senders, receivers) = wire();
+    let (senders, receivers) = wire(known_peers(&config));
     spawn(config, opened, senders, receivers, stop, tasks)
 }
 
@@ -95,7 +101,7 @@ impl Opened {
             sockets: sockets(config),
             xdp: config.xdp,
             forwarding: config.forwarding,
-            decapsulate: config.north_south != NorthSouthMode::Snat || !config.dsr_peers.is_empty(),
+            decapsulate: config.decapsulates(),
             syn_retries: config.syn_retries,
             flow_log: config.flow_log.is_some(),
             hash_seed: config.maglev.seed,
@@ -146,6 +152,8 @@ struct Senders {
     /// The Node object: from the API server to the tasks that need it.
     node_info: watch::Sender<NodeInfo>,
     service_cidrs: watch::Sender<Vec<IpNet>>,
+    /// Addresses of other nodes that may send tunnelled packets: from the API server to the node task.
+    peers: watch::Sender<Option<BTreeSet<IpAddr>>>,
     /// Whether the first synchronisation is complete: from the writer to the tasks that wait for it.
     synchronised: watch::Sender<bool>,
     /// Whether every object was read and is in the kernel: from the writer to the task that announces by BGP.
@@ -182,6 +190,7 @@ struct Senders {
 struct Receivers {
     node_info: watch::Receiver<NodeInfo>,
     service_cidrs: watch::Receiver<Vec<IpNet>>,
+    peers: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     synchronised: watch::Receiver<bool>,
     complete: watch::Receiver<bool>,
     listen: watch::Receiver<BTreeSet<IpAddr>>,
@@ -199,10 +208,11 @@ struct Receivers {
     environments: mpsc::Receiver<environment::Request>,
 }
 
-/// Creates the channels. Without an API server the values of `node_info` and `service_cidrs` never change.
-fn wire() -> (Senders, Receivers) {
+/// Creates the channels. Without an API server the values of `node_info`, `service_cidrs` and `peers` never change.
+fn wire(known_peers: Option<BTreeSet<IpAddr>>) -> (Senders, Receivers) {
     let (node_info_sender, node_info) = watch::channel(NodeInfo::default());
     let (service_cidrs_sender, service_cidrs) = watch::channel(Vec::new());
+    let (peers_sender, peers) = watch::channel(known_peers);
     let (synchronised_sender, synchronised) = watch::channel(false);
     let (complete_sender, complete) = watch::channel(false);
     let (listen_sender, listen) = watch::channel(BTreeSet::new());
@@ -221,6 +231,7 @@ fn wire() -> (Senders, Receivers) {
     let senders = Senders {
         node_info: node_info_sender,
         service_cidrs: service_cidrs_sender,
+        peers: peers_sender,
         synchronised: synchronised_sender,
         complete: complete_sender,
         listen: listen_sender,
@@ -240,6 +251,7 @@ fn wire() -> (Senders, Receivers) {
     let receivers = Receivers {
         node_info,
         service_cidrs,
+        peers,
         synchronised,
         complete,
         listen,
@@ -258,6 +270,20 @@ fn wire() -> (Senders, Receivers) {
     };
     (senders, receivers)
 }
+
+/// The other nodes that may send tunnelled packets, as far as the configuration names them, besides `--dsr-peers`: the
+/// members that announce addresses. `None` if the API server will name them.
+fn known_peers(config: &Config) -> Option<BTreeSet<IpAddr>> {
+    match &config.source {
+        _ if !config.decapsulates() => Some(BTreeSet::new()),
+        Source::Manifests(_) => Some(config.announce.members.values().map(SocketAddr::ip).collect()),
+        Source::ApiServer(_) => None,
+    }
+}
+
+/// The channels of what only the API server names.
+type FromApiServer =
+    (watch::Sender<NodeInfo>, watch::Sender<Vec<IpNet>>, watch::Sender<Option<BTreeSet<IpAddr>>>);
 
 /// Spawns the tasks. The servers start after the first attachment of programs to devices: `/healthz` does not answer
 /// before.
@@ -278,6 +304,7 @@ fn spawn(
         catch,
         info: receivers.node_info.clone(),
         service_cidrs: receivers.service_cidrs.clone(),
+        peers: receivers.peers,
         synchronised: receivers.synchronised.clone(),
     };
     let (node, facts, network) =
@@ -326,7 +353,7 @@ fn spawn(
     let (prober, unhealthy) = Prober::new(&config.node_name, file, prober, observers);
     tasks.spawn("health checks of endpoints", prober.run());
     let policy = config.policy();
-    let from_api_server = (senders.node_info, senders.service_cidrs);
+    let from_api_server = (senders.node_info, senders.service_cidrs, senders.peers);
     let announced = Announced {
         advertised: senders.advertised,
         cluster: senders.cluster,
@@ -389,6 +416,7 @@ fn spawn_devices(
     let mut devices = Devices::new(attachers, patterns, inside, Arc::clone(state), Arc::clone(metrics))?;
     let kernel = Kernel {
         settings: datapath.settings()?,
+        peers: datapath.peers()?,
         reservation: datapath.port_reservation(),
         unreachable: UnreachableRoutes::default(),
         ipsec: Ipsec::new(config.kernel.bpffs.clone(), datapath.conntrack())?,
@@ -525,10 +553,11 @@ fn spawn_source(
     config: Config,
     opened: &Opened,
     (events, announced): (mpsc::Sender<SourceEvent>, Announced),
-    (node, service_cidrs): (watch::Sender<NodeInfo>, watch::Sender<Vec<IpNet>>),
+    (node, service_cidrs, peers): FromApiServer,
     tasks: &mut Tasks,
 ) {
     let state = Arc::clone(&opened.state);
+    let decapsulates = config.decapsulates();
     let pod_networks = config.detect_local.pod_networks().to_vec();
     match config.source {
         Source::Manifests(dir) => {
@@ -561,7 +590,8 @@ fn spawn_source(
         Source::ApiServer(server) => {
             let (problem_sender, problems) = watch::channel(Vec::new());
             tasks.spawn("conditions", follow_conditions(problems, Arc::clone(&state)));
-            let published = Published { node, service_cidrs, problems: problem_sender };
+            let peers = decapsulates.then_some(peers);
+            let published = Published { node, service_cidrs, peers, problems: problem_sender };
             if config.announce.port.is_some() {
                 announced.spawn(server.clone(), config.node_name.as_str().into(), state, tasks);
             }

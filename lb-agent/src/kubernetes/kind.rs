@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking};
 use kube::runtime::watcher;
@@ -10,7 +12,10 @@ use lb_core::{
     strings::Strings,
 };
 
-use super::{node::NodeInfo, watched::Read};
+use super::{
+    node::{NodeInfo, PeerNode},
+    watched::Read,
+};
 
 /// Annotation of an EndpointSlice with the time of the change in the cluster that caused its newest version.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
@@ -150,6 +155,24 @@ impl Kind for Node {
 
     fn gone(_name: ObjectName) -> Self::Change {
         None
+    }
+}
+
+impl Read for PeerNode {
+    type Schema = core::Node;
+}
+
+impl Kind for PeerNode {
+    const NAME: &str = "Node";
+    const NAMESPACED: bool = false;
+    type Change = (ObjectName, Vec<IpAddr>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), self.addresses()).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, Vec::new())
     }
 }
 

@@ -1,9 +1,10 @@
 //! Reads the Node object of this node.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use lb_core::api::{Node, NodeStatus};
+use serde::Deserialize;
 
 /// Label of a Node that names its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -49,6 +50,20 @@ impl NodeInfo {
     }
 }
 
+/// Any Node, of which the agent needs the addresses that it may send tunnelled packets with.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub(super) struct PeerNode(Node);
+
+impl PeerNode {
+    /// All `InternalIP`s, and the `ExternalIP` that a node without an `InternalIP` of its family uses.
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        let status = &self.0.status;
+        let addresses: BTreeSet<IpAddr> = of_type(status, "InternalIP").chain(node_ips(status)).collect();
+        addresses.into_iter().collect()
+    }
+}
+
 fn is_eligible(node: &Node) -> bool {
     let mut taints = node.spec.taints.iter().flatten();
     !node.metadata.is_being_deleted && !taints.any(|taint| taint.key == ABOUT_TO_GO)
@@ -63,17 +78,19 @@ fn pod_cidrs(node: &Node) -> Vec<IpNet> {
 
 /// The first `InternalIP` of each family, else the first `ExternalIP`, the primary family first.
 pub(super) fn node_ips(status: &NodeStatus) -> Vec<IpAddr> {
-    let of_type = |type_: &'static str| {
-        let addresses = status.addresses.iter().flatten().filter(move |address| address.type_ == type_);
-        addresses.filter_map(|address| address.address.parse::<IpAddr>().ok())
-    };
     let mut ips: Vec<IpAddr> = Vec::new();
-    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
+    for ip in of_type(status, "InternalIP").chain(of_type(status, "ExternalIP")) {
         if ips.iter().all(|other| other.is_ipv4() != ip.is_ipv4()) {
             ips.push(ip);
         }
     }
     ips
+}
+
+/// The addresses of this type in the Node's status; invalid ones are left out.
+fn of_type(status: &NodeStatus, type_: &'static str) -> impl Iterator<Item = IpAddr> {
+    let addresses = status.addresses.iter().flatten().filter(move |address| address.type_ == type_);
+    addresses.filter_map(|address| address.address.parse().ok())
 }
 
 #[cfg(test)]
@@ -118,6 +135,26 @@ mod tests {
         let addresses = json!([{"type": "ExternalIP", "address": "203.0.113.1"}]);
         let info = info(json!({"metadata": {"name": "a"}, "status": {"addresses": addresses}}));
         assert_eq!(info.internal_ips, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn peer_may_send_with_all_its_internal_addresses() {
+        let peer = |addresses: Value| -> Vec<String> {
+            let node = json!({"metadata": {"name": "a"}, "status": {"addresses": addresses}});
+            let node: PeerNode = serde_json::from_value(node).unwrap();
+            node.addresses().iter().map(ToString::to_string).collect()
+        };
+        let (internal, external) = ("InternalIP", "ExternalIP");
+        let both = json!([
+            {"type": internal, "address": "192.0.2.1"},
+            {"type": internal, "address": "192.0.2.2"},
+            {"type": external, "address": "203.0.113.1"},
+            {"type": external, "address": "2001:db8::1"},
+            {"type": "Hostname", "address": "a"},
+            {"type": internal, "address": "no address"},
+        ]);
+        assert_eq!(peer(both), ["192.0.2.1", "192.0.2.2", "2001:db8::1"]);
+        assert_eq!(peer(Value::Null), [""; 0]);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future,
+    net::IpAddr,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -14,7 +15,7 @@ use lb_core::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 use tracing::info;
 
@@ -22,8 +23,8 @@ use super::{
     client::{ApiServer, KubernetesError, watching_client},
     conditions::ServerConditions,
     kind,
-    node::NodeInfo,
-    watch::Watch,
+    node::{NodeInfo, PeerNode},
+    watch::{Watch, at, next},
 };
 
 /// Channels for values that the source publishes in addition to the events for the writer. Each holds the latest value.
@@ -34,6 +35,9 @@ pub struct Published {
     /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Without such an object, the channel keeps
     /// its initial value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
+    /// The addresses of all other Nodes; `None` until they are listed. Without a sender, the source does not watch other
+    /// Nodes.
+    pub peers: Option<watch::Sender<Option<BTreeSet<IpAddr>>>>,
     /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
@@ -67,13 +71,18 @@ struct Follower {
     slices: Watch<EndpointSlice>,
     node: Watch<Node>,
     cidrs: Watch<ServiceCidr>,
+    /// All Nodes; `None` if nothing needs their addresses.
+    peers: Option<Watch<PeerNode>>,
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     server: ServerConditions,
+    node_name: Arc<str>,
     /// The condition that is reported while the Node of this name does not exist.
     no_node: String,
     /// The ranges of each ServiceCIDR object. Without such objects, `default_ranges` apply.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,
+    /// The addresses of each other Node.
+    known_peers: BTreeMap<ObjectName, Vec<IpAddr>>,
     default_ranges: Vec<IpNet>,
     /// When the first write of maps stops waiting for the Node; `None` if nothing waits.
     node_deadline: Option<Instant>,
@@ -97,6 +106,8 @@ impl Follower {
             slices: Watch::new(client.clone(), kind::endpoint_slices(), now),
             node: Watch::new(client.clone(), kind::named_object(node_name), now),
             cidrs: Watch::new(client.clone(), kind::all(), now),
+            peers: published.peers.as_ref().map(|_| Watch::new(client.clone(), kind::all(), now)),
+            node_name: node_name.into(),
             events,
             published,
             server: ServerConditions::default(),
@@ -104,6 +115,7 @@ impl Follower {
                 "the API server has no Node \"{node_name}\": give --node-name the name that endpoints on this node have"
             ),
             ranges: BTreeMap::new(),
+            known_peers: BTreeMap::new(),
             default_ranges,
             node_deadline: None,
             synchronised: false,
@@ -121,6 +133,7 @@ impl Follower {
                 }
                 changes = self.node.next() => self.node_changes(changes.ok_or(ENDED)?),
                 changes = self.cidrs.next() => self.cidr_changes(changes.ok_or(ENDED)?),
+                changes = next(&mut self.peers) => self.peer_changes(changes.ok_or(ENDED)?),
                 () = at(self.node_deadline) => Vec::new(),
                 () = self.events.closed() => return Ok(()),
             };
@@ -168,6 +181,22 @@ impl Follower {
         Vec::new()
     }
 
+    fn peer_changes(&mut self, changes: Vec<(ObjectName, Vec<IpAddr>)>) -> Vec<SourceEvent> {
+        for (name, addresses) in changes.into_iter().filter(|(name, _)| name.name != self.node_name) {
+            if addresses.is_empty() {
+                self.known_peers.remove(&name);
+            } else {
+                self.known_peers.insert(name, addresses);
+            }
+        }
+        if self.peers.as_ref().is_some_and(Watch::is_listed)
+            && let Some(published) = &self.published.peers
+        {
+            publish(published, Some(self.known_peers.values().flatten().copied().collect()));
+        }
+        Vec::new()
+    }
+
     /// The events to send because lists have become complete.
     fn progress(&mut self) -> Vec<SourceEvent> {
         let mut due = Vec::new();
@@ -197,10 +226,12 @@ impl Follower {
     }
 
     fn publish_problems(&mut self) {
-        let Self { services, slices, node, cidrs, .. } = self;
-        let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure()];
+        let Self { services, slices, node, cidrs, peers, .. } = self;
+        let peer_failure = peers.as_ref().and_then(Watch::failure);
+        let failures = [services.failure(), slices.failure(), node.failure(), cidrs.failure(), peer_failure];
         let problems = services.problems().chain(slices.problems());
         let problems = problems.chain(node.problems()).chain(cidrs.problems());
+        let problems = problems.chain(peers.iter().flat_map(Watch::problems));
         // A deleted Node makes this node ineligible. If the API server never had the Node, the name is wrong or the
         // node is not registered yet: the node serves Services, and `status` shows the problem.
         let no_node = node.is_missing().then_some(self.no_node.as_str());
@@ -217,12 +248,4 @@ fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
         *published = now;
         modified
     });
-}
-
-/// Sleeps until `then`; forever if it is `None`.
-async fn at(then: Option<Instant>) {
-    match then {
-        Some(then) => sleep_until(then).await,
-        None => future::pending().await,
-    }
 }

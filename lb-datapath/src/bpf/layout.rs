@@ -164,6 +164,7 @@ pub(crate) const SOURCE_RANGES: MapSpec =
     MapSpec::new::<SourceRangeKey, u32>("SOURCE_RANGES", MapType::LpmTrie, capacity::SOURCE_RANGES);
 pub(crate) const INSIDE_DEVICES: MapSpec =
     MapSpec::new::<u32, u32>("INSIDE_DEVICES", MapType::Hash, capacity::INSIDE_DEVICES);
+pub(crate) const PEERS: MapSpec = MapSpec::new::<Address, u32>("PEERS", MapType::Hash, capacity::PEERS);
 pub(crate) const DEVICES: MapSpec =
     MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
 pub(crate) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
@@ -194,7 +195,7 @@ pub(crate) const ANNOUNCE_HEARD: MapSpec =
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
 /// All pinned maps except [`DESCRIPTION`].
-pub(crate) const MAPS: [MapSpec; 30] = [
+pub(crate) const MAPS: [MapSpec; 31] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -213,6 +214,7 @@ pub(crate) const MAPS: [MapSpec; 30] = [
     VIPS,
     SOURCE_RANGES,
     INSIDE_DEVICES,
+    PEERS,
     DEVICES,
     SETTINGS,
     SETTINGS_SLOT,

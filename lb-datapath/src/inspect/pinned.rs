@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::programs::{ProgramError, ProgramInfo, loaded_programs};
-use lb_common::{Affinity, ServiceClient, Settings};
+use lb_common::{Address, Affinity, ServiceClient, Settings};
 use lb_core::plan::tables_of;
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     },
     bpf::{
         bpffs::{self, Folder},
-        layout::{CATCH_PROGRAMS, MAPS, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
+        layout::{self, CATCH_PROGRAMS, MAPS, PROGRAMS, PROGRAMS_WITHOUT_LINK_LAYER},
         options::AttachMode,
         sys,
         table::Table,
@@ -39,7 +39,7 @@ use crate::{
         affinity,
         conntrack::Conntrack,
         filter::Filter,
-        internal_devices::InternalDevices,
+        key_set::{InternalDevices, PeerAddresses},
         maps::{ServiceMaps, slices_of},
         monitor::Monitor,
         settings::SettingsMap,
@@ -200,7 +200,12 @@ impl Pinned {
 
     /// The interface indices of the devices of internal clients.
     pub fn internal_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
-        InternalDevices::open(&self.folder)?.get()
+        InternalDevices::open(&layout::INSIDE_DEVICES, &self.folder)?.get()
+    }
+
+    /// The addresses of other nodes that may send tunnelled packets, besides the networks in the settings.
+    pub fn peers(&self) -> Result<BTreeSet<Address>, DatapathError> {
+        PeerAddresses::open(&layout::PEERS, &self.folder)?.get()
     }
 
     /// The maps and constants by which programs decide about packets.

@@ -281,6 +281,7 @@ impl Handover {
         self.copy::<SourceRangeKey, u32>(&layout::SOURCE_RANGES)?;
         self.copy::<u32, ConnectionLimits>(&layout::LIMITS)?;
         self.copy::<u32, u32>(&layout::INSIDE_DEVICES)?;
+        self.copy::<Address, u32>(&layout::PEERS)?;
         self.copy::<u32, DeviceInfo>(&layout::DEVICES)?;
         self.copy::<u32, Settings>(&layout::SETTINGS)?;
         self.copy::<u32, u32>(&layout::SETTINGS_SLOT)?;

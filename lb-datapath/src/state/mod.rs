@@ -8,7 +8,7 @@ pub(crate) mod device_map;
 pub(crate) mod filter;
 pub(crate) mod flow_table;
 pub(crate) mod handover;
-pub(crate) mod internal_devices;
+pub(crate) mod key_set;
 pub(crate) mod maps;
 pub(crate) mod monitor;
 pub(crate) mod settings;

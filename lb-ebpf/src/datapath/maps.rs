@@ -67,6 +67,10 @@ pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RA
 pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
     HashMap::new();
 
+/// Addresses of other nodes of the cluster, which may send tunnelled packets to backends on this node.
+#[btf_map]
+pub(super) static PEERS: HashMap<Address, u32, { capacity::PEERS }, NO_PREALLOC> = HashMap::new();
+
 /// The devices with programs, by interface index: which frames are for this node, and which packets may bypass the
 /// stack.
 #[btf_map]

@@ -8,7 +8,7 @@ use lb_ebpf::rules::{
 
 use super::{
     context::HookContext,
-    maps::{INSIDE_DEVICES, SETTINGS, SETTINGS_SLOT},
+    maps::{INSIDE_DEVICES, PEERS, SETTINGS, SETTINGS_SLOT},
 };
 
 /// The settings in use; `None` until an agent has written some.
@@ -52,7 +52,8 @@ pub(crate) fn is_in_service_range(address: &Address) -> bool {
 /// Whether the address is one of a node that may send tunnelled packets.
 #[inline(always)]
 pub(crate) fn is_peer(address: &Address) -> bool {
-    is_in(address, Ranges::Peers)
+    // SAFETY: the program does not read the element.
+    is_in(address, Ranges::Peers) || unsafe { PEERS.get(address) }.is_some()
 }
 
 /// Sets of networks in the settings.

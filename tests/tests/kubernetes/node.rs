@@ -73,6 +73,48 @@ fn settings_follow_the_node_object_and_survive_without_the_api_server() {
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
 }
 
+/// The addresses that the agent takes tunnelled packets from, without `--dsr-peers`.
+fn peers(bed: &Bed) -> Vec<String> {
+    let peers = Pinned::open(&bed.bpffs()).and_then(|pinned| pinned.peers()).unwrap_or_default();
+    peers.into_iter().map(|address| IpAddr::from(address).to_string()).collect()
+}
+
+fn other_node(name: &str, addresses: &[&str]) -> Value {
+    let internal = |address: &&str| json!({"type": "InternalIP", "address": address});
+    let addresses: Vec<Value> = addresses.iter().map(internal).collect();
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"addresses": addresses},
+    })
+}
+
+#[test]
+fn tunnel_peers_follow_the_nodes_of_the_cluster_and_survive_without_the_api_server() {
+    let mut bed = bed();
+    bed.server().put(other_node("b", &["192.0.2.20", "2001:db8::20"]));
+    let dsr = ["--north-south-mode", "dsr"];
+    bed.start_agent_with(&dsr);
+    bed.wait_until("the peer", LIMIT, |bed| peers(bed) == ["192.0.2.20", "2001:db8::20"]);
+    bed.server().put(other_node("c", &["192.0.2.30"]));
+    bed.wait_until("a new node", LIMIT, |bed| peers(bed) == ["192.0.2.20", "192.0.2.30", "2001:db8::20"]);
+    bed.server().put(other_node("b", &["192.0.2.21"]));
+    bed.wait_until("another address", LIMIT, |bed| peers(bed) == ["192.0.2.21", "192.0.2.30"]);
+    bed.server().delete(&other_node("b", &[]));
+    bed.wait_until("a deleted node", LIMIT, |bed| peers(bed) == ["192.0.2.30"]);
+    let shown = |bed: &Bed| Some(bed.json(&["status"])?["agent"]["node"]["dsrPeers"].clone());
+    bed.wait_until("the status", LIMIT, |bed| shown(bed) == Some(json!(["192.0.2.30"])));
+
+    bed.kill_agent();
+    bed.server_mut().stop();
+    bed.start_agent_with(&dsr);
+    bed.wait_until("an agent without API server", LIMIT, |bed| shown(bed).is_some());
+    assert_eq!(peers(&bed), ["192.0.2.30"]);
+
+    // An agent that looks into no tunnels has no peers.
+    bed.kill_agent();
+    bed.start_agent_with(&[]);
+    bed.wait_until("no peers", LIMIT, |bed| peers(bed).is_empty());
+}
+
 #[test]
 fn no_client_is_external_before_the_node_has_a_pod_cidr() {
     let mut bed = bed();

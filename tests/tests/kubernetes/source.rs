@@ -68,7 +68,12 @@ impl Source {
         let (node_sender, node) = watch::channel(NodeInfo::default());
         let (cidr_sender, service_cidrs) = watch::channel(vec!["10.96.0.0/12".parse().unwrap()]);
         let (problem_sender, problems) = watch::channel(Vec::new());
-        let published = Published { node: node_sender, service_cidrs: cidr_sender, problems: problem_sender };
+        let published = Published {
+            node: node_sender,
+            service_cidrs: cidr_sender,
+            peers: None,
+            problems: problem_sender,
+        };
         let node_name = name.clone();
         let thread =
             Some(thread::spawn(move || netns.run(|| run(path, &name, event_sender, published)).unwrap()));

@@ -2,11 +2,12 @@
 //! reply directly. The router sends packets to services to the first or the second of three nodes; the third has only
 //! backends.
 
-use std::{net::SocketAddr, ops::Deref, time::Duration};
+use std::{fs, net::SocketAddr, ops::Deref, time::Duration};
 
 use aya::Ebpf;
 use lb_tests::{
     agent::Agent,
+    cleanup::{Cleanup, Resource},
     client::{Connection, PATIENCE, ask_udp, echo, udp_socket},
     cluster::{CLIENT, ClientLink, PodLink, Wiring},
     manifests::Service,
@@ -415,6 +416,27 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     nodes.check(&["client"], 1, &[LoadBalancer], Expect::Silence);
     assert!(settled_sum(&nodes, "tunnel_refused") >= 4);
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
+}
+
+/// Without an API server, the members that share load balancers' addresses are peers of each other. Each has one
+/// address, so the flag names those of the other family.
+#[test]
+fn members_that_announce_addresses_are_peers_without_a_flag() {
+    let folder = std::env::temp_dir().join(format!("{}dsr", unique_prefix()));
+    let _cleanup = Cleanup::of(Resource::Folder(folder.clone()));
+    fs::create_dir(&folder).unwrap();
+    let key = folder.join("key");
+    fs::write(&key, "a key that all members share").unwrap();
+    let key = key.to_str().unwrap();
+    let members = "node1=172.18.0.1:7947,node2=172.18.0.2:7947,node3=172.18.0.3:7947";
+    let announce = ["--announce-member", members, "--announce-key-file", key];
+    let others = ["--north-south-mode", "dsr", "--dsr-peers", "fd00:172:18::/64"];
+    let arguments = [&others, &announce[..], &CLUSTER_CIDR].concat();
+    let nodes = Nodes::new(&arguments, &arguments, false);
+    nodes.serve(&[nodes.service(1, &["pod5"])]);
+    nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], Seen::Client));
+    assert!(nodes.counted(3, "decapsulated") > 0);
+    nodes.assert_nothing_was_lost();
 }
 
 /// Node 1's agent restarts twice, each time with another mode; open connections must continue.

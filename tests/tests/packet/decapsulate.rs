@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
 use lb_common::{
-    FrontendKind, Networks, Outcome, Outcome::*, Service, Settings, backend_flags, conntrack::Phase,
+    Address, FrontendKind, Networks, Outcome, Outcome::*, Service, Settings, backend_flags, conntrack::Phase,
     service_flags,
 };
 
@@ -132,6 +132,26 @@ fn tunnels_from_other_hosts_than_peers_are_dropped() {
             bed.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
             bed.settings(&Settings::zeroed());
             bed.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
+            bed.settings(&settings(kind));
+        });
+    });
+}
+
+/// The map `PEERS` contains the nodes that the API server names.
+#[test]
+fn known_node_is_a_peer_without_a_network_in_the_settings() {
+    each_ethernet("a node in PEERS", |bed, family| {
+        let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
+        node(bed, family, TCP, backend_flags::LOCAL);
+        each_kind(bed, |bed, kind| {
+            bed.settings(&Settings { peers: Networks::new([]), ..settings(kind) });
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn)).drops(TunnelRefused);
+            bed.insert("PEERS", Address::from(peer(family)), 1_u32);
+            bed.send(Hook::Ingress, &arrives(kind, family, &syn))
+                .passes(NewFlow, &syn.clone().to(family.backend()));
+            let outer = arrives_from(family.stranger().ip(), kind, family, &syn);
+            bed.send(Hook::Ingress, &outer).drops(TunnelRefused);
+            bed.clear::<Address, u32>("PEERS");
             bed.settings(&settings(kind));
         });
     });

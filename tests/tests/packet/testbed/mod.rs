@@ -167,6 +167,7 @@ impl Testbed {
         self.clear::<ServiceClient, u64>("LIMIT_BUCKETS");
         self.clear::<Address, Vip>("VIPS");
         self.clear::<u32, u32>("INSIDE_DEVICES");
+        self.clear::<Address, u32>("PEERS");
         self.clear::<u32, DeviceInfo>("DEVICES");
         self.clear_source_ranges();
         self.clear::<AnnounceKey, Announcement>("ANNOUNCED");
@@ -230,7 +231,8 @@ impl Testbed {
         map.set(slot, value, 0).unwrap();
     }
 
-    fn clear<K: aya::Pod, V: aya::Pod>(&mut self, map: &str) {
+    /// Deletes all elements of a hash map.
+    pub(crate) fn clear<K: aya::Pod, V: aya::Pod>(&mut self, map: &str) {
         let mut map: HashMap<_, K, V> = self.object.map_mut(map).unwrap().try_into().unwrap();
         let keys: Vec<K> = map.keys().map(Result::unwrap).collect();
         for key in keys {
