@@ -45,7 +45,7 @@ pub use service::{
     backend_flags, service_flags, vip_flags,
 };
 pub use settings::{MAX_NETWORKS, Network, Networks, Settings, settings_flags};
-pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketKey};
+pub use socket::{Endpoint, SocketBackend, SocketConnection, SocketCounter, SocketCounts, SocketKey};
 
 /// Version of the layout of all pinned maps; the `N` of the pin folder `lb/vN`. The feature `next-layout` builds a
 /// different layout, for tests of upgrades.
@@ -142,6 +142,9 @@ pub mod capacity {
     /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`), all allocated at start; more with many CPUs, see
     /// [`LRU_PER_CPU`].
     pub const SOCKETS: usize = 16_384;
+    /// Backends of service ports that sockets of processes are connected to (`SOCKET_COUNTS`): 16 bytes each at start,
+    /// the rest for those that exist.
+    pub const SOCKET_COUNTS: usize = 16_384;
     /// The fewest entries of `FRAGMENTS`, of `LIMIT_BUCKETS` and of the maps of sockets for each CPU.
     ///
     /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,

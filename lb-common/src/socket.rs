@@ -52,6 +52,44 @@ describe!(SocketConnection {
     backend.zeros,
 });
 
+/// Key of `SOCKET_COUNTS`, and value of `COUNTED_SOCKETS` (storage of a connected socket): the counters that the
+/// connection of a socket adds to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+pub struct SocketCounter {
+    /// Id of the service port.
+    pub service: u32,
+    /// Slot of the backend's counter in `ACTIVE`; 0 if the scheduler needs no count of active flows.
+    pub active_flows_slot: u32,
+    /// The address that the socket is connected to.
+    pub backend: Endpoint,
+}
+
+const _: () = assert!(size_of::<SocketCounter>() == 28);
+
+describe!(SocketCounter { service, active_flows_slot, backend.address, backend.port, backend.zeros });
+
+/// Value of `SOCKET_COUNTS`: how many connections of sockets to a backend have begun and ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct SocketCounts {
+    /// Connections that `connect(2)` has begun.
+    pub begun: u64,
+    /// Connections whose socket was closed, or connected again.
+    pub ended: u64,
+}
+
+const _: () = assert!(size_of::<SocketCounts>() == 16);
+
+describe!(SocketCounts { begun, ended });
+
+impl SocketCounts {
+    /// The number of connections that have not ended.
+    pub const fn active(&self) -> u64 {
+        self.begun.saturating_sub(self.ended)
+    }
+}
+
 /// Key of `SOCKET_BACKENDS` and `SOCKET_VIPS`: an unconnected UDP socket and one of its destinations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
@@ -104,6 +142,10 @@ mod pod {
     unsafe impl aya::Pod for super::Endpoint {}
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::SocketConnection {}
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+    unsafe impl aya::Pod for super::SocketCounter {}
+    // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+    unsafe impl aya::Pod for super::SocketCounts {}
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
     unsafe impl aya::Pod for super::SocketKey {}
     // SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).

@@ -13,7 +13,10 @@ use std::{
     ops::{AddAssign, Sub},
 };
 
-use lb_common::conntrack::{Flow, Phase, Tuple, flow_flags};
+use lb_common::{
+    Endpoint, SocketCounter, SocketCounts,
+    conntrack::{Flow, Phase, Tuple, flow_flags},
+};
 
 use crate::active_flow_slots::ServiceEndpoint;
 
@@ -103,6 +106,8 @@ impl AddAssign for Tally {
 pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
+    /// How many connections of sockets had begun at the last walk.
+    sockets: BTreeMap<SocketCounter, u64>,
     backends: BTreeMap<ServiceEndpoint, Backend>,
     /// Sums of expired backends, by service port, so that the sums of a service port with other backends never
     /// decrease.
@@ -150,6 +155,23 @@ impl<S: BuildHasher> Ledger<S> {
         if self.walk > 1 {
             backend.tally.total += since(before.as_ref(), flow);
         }
+    }
+
+    /// Adds the connections of sockets, which have no flows: those that have begun since the last walk, and those that
+    /// have not ended. Must be called once in each walk.
+    pub fn note_sockets(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>) {
+        for (counter, counts) in counts {
+            let SocketCounter { service, backend: Endpoint { address, port, .. }, .. } = *counter;
+            let backend = self.backends.entry(ServiceEndpoint { service, address, port }).or_default();
+            backend.last_walk = self.walk;
+            backend.tally.active += counts.active();
+            if self.walk > 1 {
+                let before = self.sockets.get(counter).copied().unwrap_or(0);
+                // If the count is smaller than before, the agent has forgotten the backend in between.
+                backend.tally.total.flows += counts.begun.checked_sub(before).unwrap_or(counts.begun);
+            }
+        }
+        self.sockets = counts.iter().map(|(counter, counts)| (*counter, counts.begun)).collect();
     }
 
     /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and the sums of
@@ -278,6 +300,39 @@ mod tests {
         assert_eq!(all(&ledger), Tally { total, active: 2 });
         let of: Vec<u64> = ledger.backends().map(|(_, tally)| tally.total.sent.bytes).collect();
         assert_eq!(of, [100, 44]);
+    }
+
+    #[test]
+    fn connections_of_sockets_count_as_flows_of_their_backend() {
+        let mut ledger = Sums::default();
+        let counter = |backend: u8, active_flows_slot| SocketCounter {
+            service: 7,
+            active_flows_slot,
+            backend: Endpoint::new(Address::from_v4([10, 1, 0, backend]), 8080),
+        };
+        let mut walk = |flow: bool, counts: &[(SocketCounter, [u64; 2])]| {
+            ledger.begin();
+            if flow {
+                let (from, forward, reply) = pair(1, 5);
+                ledger.note(&from, &forward, Some(&reply));
+            }
+            let counts = counts
+                .iter()
+                .map(|(counter, [begun, ended])| (*counter, SocketCounts { begun: *begun, ended: *ended }));
+            ledger.note_sockets(&counts.collect());
+            ledger.end();
+            let tally = all(&ledger);
+            (tally.total.flows, tally.active)
+        };
+        let (first, second) = (counter(5, 0), counter(5, 3));
+        assert_eq!(
+            walk(true, &[(first, [10, 8])]),
+            (0, 3),
+            "what began before the first walk is not counted"
+        );
+        assert_eq!(walk(true, &[(first, [14, 14]), (second, [2, 1])]), (6, 2));
+        assert_eq!(walk(false, &[(second, [2, 2])]), (6, 0));
+        assert_eq!(walk(false, &[(first, [3, 4])]), (9, 0), "counted again from 0");
     }
 
     #[test]

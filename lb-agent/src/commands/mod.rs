@@ -55,7 +55,8 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
         }
         ServiceCommand::Show { name, output } => {
             let (pinned, mut services) = services(paths)?;
-            service_view::count_flows(&mut services, &pinned.conntrack().list()?);
+            let conntrack = pinned.conntrack();
+            service_view::count_flows(&mut services, &conntrack.list()?, &conntrack.sockets()?);
             // The announcing node and the results of health checks are not in the maps: the agent reports them.
             if let Ok(Some(report)) = socket::ask(&paths.bpffs) {
                 service_view::name_announcers(&mut services, &report.announcements);

@@ -275,6 +275,8 @@ impl BackendView {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::commands::service_view::{self, testdata};
 
@@ -295,7 +297,7 @@ kube-system  dns   53/UDP  -          -          10.96.0.53:53                  
         let mut flow = testdata::flow();
         flow.forward.count_packet(1000);
         flow.reply.iter_mut().for_each(|reply| reply.count_packet(1500));
-        service_view::count_flows(&mut services, &[flow]);
+        service_view::count_flows(&mut services, &[flow], &BTreeMap::new());
         let expected = "\
 Service    default/web
 Port       80/TCP (http), node port 30080

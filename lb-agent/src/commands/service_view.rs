@@ -7,8 +7,8 @@ use std::{
 
 use jiff::Timestamp;
 use lb_common::{
-    Backend, ConnectionLimits, ConnectionRate, FrontendKind, Scheduler, Service, ServiceKey, SourceRangeKey,
-    backend_flags,
+    Backend, ConnectionLimits, ConnectionRate, FrontendKind, Scheduler, Service, ServiceKey, SocketCounter,
+    SocketCounts, SourceRangeKey, backend_flags,
     conntrack::{Flow, Phase, Tuple},
     service_flags,
 };
@@ -141,7 +141,7 @@ pub(super) struct BackendView {
     /// Zone of the backend's node.
     pub(super) zone: Option<String>,
     pub(super) pod: Option<String>,
-    /// Number of live flows to the backend; only in `service show`.
+    /// Number of live flows to the backend, and of sockets of the node's processes connected to it; only in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) flows: Option<u64>,
     /// Traffic of all tracked flows to the backend, live or closed; only in `service show`.
@@ -326,8 +326,13 @@ fn backend(contents: &Contents, backend: &Backend) -> BackendView {
     }
 }
 
-/// Sets each backend's number of live flows and its traffic, from the tracked connections.
-pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connection]) {
+/// Sets each backend's number of live flows, from the tracked connections and the connections of sockets, and its
+/// traffic, which only tracked connections have.
+pub(super) fn count_flows(
+    services: &mut [ServiceView],
+    connections: &[Connection],
+    sockets: &BTreeMap<SocketCounter, SocketCounts>,
+) {
     let mut counts: BTreeMap<(u32, IpAddr, u16), (u64, TrafficView)> = BTreeMap::new();
     for Connection { forward, reply, .. } in connections {
         let Tuple { destination, destination_port, .. } = forward.to;
@@ -340,6 +345,10 @@ pub(super) fn count_flows(services: &mut [ServiceView], connections: &[Connectio
         };
         *flows += u64::from(phase.is_some_and(|phase| !phase.is_over()));
         traffic.add(forward, reply.as_ref());
+    }
+    for (SocketCounter { service, backend, .. }, socket_counts) in sockets {
+        let (flows, _) = counts.entry((*service, backend.address.into(), backend.port)).or_default();
+        *flows += socket_counts.active();
     }
     for service in services {
         for backend in &mut service.backends {
@@ -488,7 +497,10 @@ pub(super) mod testdata {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::conntrack::{flow_flags, seen};
+    use lb_common::{
+        Endpoint,
+        conntrack::{flow_flags, seen},
+    };
     use serde_json::json;
 
     use super::*;
@@ -612,6 +624,7 @@ mod tests {
         count_flows(
             &mut services,
             &[tunnelled(seen::SYN | seen::ACK), tunnelled(seen::SYN | seen::RST), half],
+            &BTreeMap::new(),
         );
         let traffic = services[0].backends[0].traffic.unwrap();
         assert_eq!((services[0].backends[0].flows, traffic.packets_answered), (Some(1), 0));
@@ -624,10 +637,19 @@ mod tests {
         over.forward.seen |= seen::RST;
         let mut other = testdata::flow();
         other.forward.service = 9;
-        count_flows(&mut services, &[testdata::flow(), over, other]);
+        let BackendView { address, port, .. } = services[0].backends[0];
+        let counter = |service| SocketCounter {
+            service,
+            active_flows_slot: 0,
+            backend: Endpoint::new(address.into(), port),
+        };
+        let [own, others] = [services[0].id, 9].map(counter);
+        let counts = SocketCounts { begun: 5, ended: 2 };
+        let sockets = BTreeMap::from([(own, counts), (others, counts)]);
+        count_flows(&mut services, &[testdata::flow(), over, other], &sockets);
         assert_eq!(
             services[0].backends.iter().map(|backend| backend.flows).collect::<Vec<_>>(),
-            [Some(1), Some(0), Some(0)]
+            [Some(4), Some(0), Some(0)]
         );
     }
 }

@@ -9,7 +9,8 @@ use aya::maps::{Map, MapData, MapError, MapInfo, MapType};
 use lb_common::{
     Address, Affinity, AnnounceKey, Announcement, Backend, ConnectionLimits, DeviceInfo, Endpoint,
     EndpointName, FragmentKey, FragmentedDatagram, Heard, Outcome, Service, ServiceClient, ServiceKey,
-    ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip, capacity,
+    ServiceName, Settings, SocketBackend, SocketConnection, SocketCounter, SocketCounts, SocketKey,
+    SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
     filter::Filter,
     flow_table::{Header, Slot},
@@ -182,6 +183,13 @@ pub(crate) const SOCKET_VIPS: MapSpec =
 pub(crate) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
+/// How many connections of sockets to each backend have begun and ended.
+pub(crate) const SOCKET_COUNTS: MapSpec =
+    MapSpec::new::<SocketCounter, SocketCounts>("SOCKET_COUNTS", MapType::Hash, capacity::SOCKET_COUNTS);
+/// For each connected socket, the key of its connection in `SOCKET_COUNTS`; stored in the socket, as `SOCKETS`.
+pub(crate) const COUNTED_SOCKETS: MapSpec =
+    MapSpec::new::<u32, SocketCounter>("COUNTED_SOCKETS", MapType::SkStorage, 0);
+
 /// A ring buffer has no keys or values; its `max_entries` is its size in bytes.
 pub(crate) const EVENTS: MapSpec = MapSpec::new::<(), ()>("EVENTS", MapType::RingBuf, capacity::EVENTS);
 pub(crate) const MONITOR: MapSpec = MapSpec::new::<u32, u64>("MONITOR", MapType::Array, monitor::SIZE);
@@ -195,7 +203,7 @@ pub(crate) const ANNOUNCE_HEARD: MapSpec =
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
 /// All pinned maps except [`DESCRIPTION`].
-pub(crate) const MAPS: [MapSpec; 31] = [
+pub(crate) const MAPS: [MapSpec; 33] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -223,6 +231,8 @@ pub(crate) const MAPS: [MapSpec; 31] = [
     SOCKET_BACKENDS,
     SOCKET_VIPS,
     CONNECTED_SOCKETS,
+    SOCKET_COUNTS,
+    COUNTED_SOCKETS,
     EVENTS,
     MONITOR,
     ANNOUNCED,
@@ -262,13 +272,14 @@ impl SocketHook {
     }
 }
 
-/// The programs for system calls of sockets, in the order in which they are attached: replies must be translated before
-/// the first socket is connected to a backend.
-pub(crate) const SOCKET_HOOKS: [SocketHook; 8] = [
+/// The programs for system calls of sockets, in the order in which they are attached: replies must be translated, and
+/// ends of connections counted, before the first socket is connected to a backend.
+pub(crate) const SOCKET_HOOKS: [SocketHook; 9] = [
     SocketHook::new("sock_recvmsg4", 19),
     SocketHook::new("sock_recvmsg6", 20),
     SocketHook::new("sock_peername4", 29),
     SocketHook::new("sock_peername6", 30),
+    SocketHook::new("sock_release", 34),
     SocketHook::new("sock_sendmsg4", 14),
     SocketHook::new("sock_sendmsg6", 15),
     SocketHook::new("sock_connect4", 10),

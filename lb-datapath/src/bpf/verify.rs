@@ -107,6 +107,9 @@ fn attempt_to_load(program: &mut Program) -> Result<(), ProgramError> {
     if let Program::CgroupSockAddr(hook) = program {
         return hook.load();
     }
+    if let Program::CgroupSock(hook) = program {
+        return hook.load();
+    }
     if let Program::Xdp(xdp) = program {
         return xdp.load();
     }

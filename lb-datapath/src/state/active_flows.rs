@@ -8,6 +8,8 @@ use std::{
     sync::atomic::{AtomicI64, Ordering},
 };
 
+use lb_common::SocketCounter;
+
 use crate::{
     bpf::{bpffs::Folder, layout, mapped::Mapped, table::Table},
     error::DatapathError,
@@ -68,10 +70,12 @@ pub struct Recount {
     /// Slots whose counter was wrong in the last pass, with the difference to add.
     suspects: BTreeMap<u32, i64>,
     in_flows: BTreeSet<u32>,
+    /// Backends without a connection of a socket in the last pass.
+    pub(crate) idle_sockets: BTreeSet<SocketCounter>,
 }
 
 impl Recount {
-    /// The slots to which flows referred in the last pass.
+    /// The slots to which flows and sockets referred in the last pass.
     pub const fn in_flows(&self) -> &BTreeSet<u32> {
         &self.in_flows
     }

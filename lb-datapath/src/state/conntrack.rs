@@ -12,7 +12,7 @@ use std::{
 };
 
 use lb_common::{
-    Address,
+    Address, Endpoint, SocketCounter, SocketCounts,
     conntrack::{Flow, Pressure, Tick, Tuple, flow_flags, seconds_left, seconds_left_under, seen},
     filter::Mark,
     protocol,
@@ -29,6 +29,7 @@ use crate::{
         active_flows::{ActiveFlows, Recount},
         filter::Filter,
         flow_table::{FlowTable, ReadEntry},
+        socket_counts::SocketCountsMap,
     },
 };
 
@@ -54,6 +55,7 @@ pub trait FlowWalk {
 pub struct Conntrack {
     table: Arc<FlowTable>,
     active_flows: Arc<ActiveFlows>,
+    sockets: SocketCountsMap,
     filter: Arc<Filter>,
 }
 
@@ -120,6 +122,7 @@ impl Conntrack {
         Ok(Self {
             table: Arc::clone(filter.flows()),
             active_flows: Arc::new(ActiveFlows::open(folder)?),
+            sockets: SocketCountsMap::open(folder)?,
             filter: Arc::clone(filter),
         })
     }
@@ -144,7 +147,12 @@ impl Conntrack {
         self.active_flows.add(slot, flows - self.active_flows.get(slot));
     }
 
-    /// The slots of `ACTIVE` that flows refer to, each with the endpoint whose flows it counts.
+    /// The connections of sockets, which have no flows, by backend.
+    pub fn sockets(&self) -> Result<BTreeMap<SocketCounter, SocketCounts>, DatapathError> {
+        self.sockets.get()
+    }
+
+    /// The slots of `ACTIVE` that flows and sockets refer to, each with the endpoint whose flows it counts.
     pub fn active_flows_slots(&self) -> Result<BTreeMap<u32, ServiceEndpoint>, DatapathError> {
         let mut slots = BTreeMap::new();
         self.table.for_each(|_, flow| {
@@ -155,6 +163,12 @@ impl Conntrack {
             }
             Ok(())
         })?;
+        for SocketCounter { service, active_flows_slot, backend } in self.sockets.get()?.into_keys() {
+            if active_flows_slot != 0 {
+                let Endpoint { address, port, .. } = backend;
+                slots.insert(active_flows_slot, ServiceEndpoint { service, address, port });
+            }
+        }
         Ok(slots)
     }
 
@@ -345,6 +359,7 @@ impl Conntrack {
             ledger.note(key, flow, index.reverse_of(key, flow).as_ref());
             Ok(())
         })?;
+        ledger.note_sockets(&self.sockets.get()?);
         ledger.end();
         Ok(())
     }
@@ -365,7 +380,10 @@ impl Conntrack {
         mut walk: Option<&mut dyn FlowWalk>,
     ) -> Result<GcReport, DatapathError> {
         let before = recount.read(&self.active_flows)?;
-        let index = self.index()?;
+        let mut index = self.index()?;
+        let sockets = self.sockets.get()?;
+        sockets.iter().for_each(|(counter, counts)| index.add_sockets(counter, counts));
+        recount.idle_sockets = self.sockets.forget_idle(&sockets, &recount.idle_sockets)?;
         let corrected = recount.correct(&self.active_flows, &before, &index.active_flows);
         if corrected > 0 {
             debug!(slots = corrected, "corrected numbers of active flows");
@@ -412,7 +430,10 @@ impl Conntrack {
             }
             Ok(())
         })?;
-        ledger.iter_mut().for_each(|ledger| ledger.end());
+        if let Some(ledger) = &mut ledger {
+            ledger.note_sockets(&sockets);
+            ledger.end();
+        }
         walk.iter_mut().for_each(|walk| walk.end());
         for key in alone {
             self.restore_or_delete(&key, now, &mut report)?;
@@ -554,6 +575,14 @@ impl EntryIndex {
         let known = self.entries.insert(self.hasher.hash_one(key), entry).is_some();
         if is_counted(flow) && !known {
             *self.active_flows.entry(flow.active_flows_slot).or_default() += 1;
+        }
+    }
+
+    /// Counts the connections of sockets to a backend, which have no entries.
+    fn add_sockets(&mut self, counter: &SocketCounter, counts: &SocketCounts) {
+        let active = i64::try_from(counts.active()).unwrap_or(i64::MAX);
+        if counter.active_flows_slot != 0 && active > 0 {
+            *self.active_flows.entry(counter.active_flows_slot).or_default() += active;
         }
     }
 

@@ -60,9 +60,9 @@ const CHUNK: usize = 4096;
 /// by which they are found.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
-/// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS` and
-/// `LIMIT_BUCKETS`, which begin empty.
-const STATE: [&MapSpec; 8] = [
+/// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS`,
+/// `SOCKET_COUNTS`, `COUNTED_SOCKETS` and `LIMIT_BUCKETS`, which begin empty.
+const STATE: [&MapSpec; 10] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
     &layout::FRAGMENTS,
@@ -71,6 +71,8 @@ const STATE: [&MapSpec; 8] = [
     &layout::SOCKET_BACKENDS,
     &layout::SOCKET_VIPS,
     &layout::CONNECTED_SOCKETS,
+    &layout::SOCKET_COUNTS,
+    &layout::COUNTED_SOCKETS,
 ];
 
 /// Maps with configured sizes, whose elements are copied.

@@ -3,6 +3,7 @@
 use aya_ebpf::{
     EbpfContext as _,
     bindings::BPF_TCP_ESTABLISHED,
+    btf_maps::SkStorage,
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
     programs::SockAddrContext,
 };
@@ -127,7 +128,7 @@ impl Call {
     #[inline(always)]
     pub(super) fn connection(&self) -> Option<SocketConnection> {
         // SAFETY: the storage lives as long as the socket, which outlives the call. It is copied at once.
-        unsafe { SOCKETS.get_ptr_mut(&self.ctx).as_ref() }.copied()
+        unsafe { self.stored(&SOCKETS).as_ref() }.copied()
     }
 
     /// Whether the UDP socket is connected to any address.
@@ -144,12 +145,28 @@ impl Call {
     /// shows the backend. (The reference is mutable because the helper demands writable memory.)
     #[inline(always)]
     pub(super) fn set_connection(&self, connection: &mut SocketConnection) {
+        self.store(&SOCKETS, connection);
+    }
+
+    /// What the socket stores in this map; null if it stores nothing.
+    #[inline(always)]
+    pub(super) fn stored<T>(&self, map: &SkStorage<T>) -> *mut T {
+        // SAFETY: the context is valid for the whole run of the program, and so is its socket.
+        unsafe { map.get_ptr_mut(&self.ctx) }
+    }
+
+    /// Makes the socket store this value in the map; returns false if there is no memory for it. (The helper demands
+    /// writable memory.)
+    #[inline(always)]
+    pub(super) fn store<T: Copy>(&self, map: &SkStorage<T>, value: &mut T) -> bool {
         // SAFETY: the storage lives as long as the socket, which outlives the call. The helper does not replace an
         // existing value, so the program does.
-        unsafe {
-            if let Some(stored) = SOCKETS.get_or_insert_ptr_mut(&self.ctx, Some(connection)).as_mut() {
-                *stored = *connection;
+        match unsafe { map.get_or_insert_ptr_mut(&self.ctx, Some(value)).as_mut() } {
+            Some(stored) => {
+                *stored = *value;
+                true
             }
+            None => false,
         }
     }
 

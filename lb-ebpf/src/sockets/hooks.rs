@@ -1,12 +1,15 @@
 //! Entry points of the socket hooks, one for each address family.
 
-use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use aya_ebpf::{
+    macros::{cgroup_sock, cgroup_sock_addr},
+    programs::{SockAddrContext, SockContext},
+};
 use lb_common::Outcome;
 use lb_ebpf::rules::socket::{self, SocketVerdict};
 
 use super::{
     call::{self, Call, Family},
-    connect, frontend, name_peer, receive, send,
+    connect, counts, frontend, name_peer, receive, send,
 };
 use crate::datapath::stats;
 
@@ -61,6 +64,13 @@ fn sock_peername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 fn sock_peername6(ctx: SockAddrContext) -> i32 {
     run_name_peer(&Call::new(ctx, Family::V6))
+}
+
+/// Runs when the kernel releases a socket: no process has it open any more.
+#[cgroup_sock(sock_release)]
+fn sock_release(ctx: SockContext) -> i32 {
+    counts::release(&ctx);
+    ALLOW
 }
 
 #[inline(always)]

@@ -7,6 +7,7 @@
 //! connected to.
 
 mod call;
+mod counts;
 mod frontend;
 mod hooks;
 mod maps;
@@ -25,6 +26,8 @@ use crate::datapath::{clock::now, service};
 fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
     let key = call.key(&to)?;
+    // A socket that is connected again leaves its backend before it gets another one.
+    counts::end(call);
     let service = match frontend::find(call, &key) {
         Ok(service) => service,
         Err(outcome) => {
@@ -36,6 +39,7 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
         }
     };
     let backend = frontend::choose(call, &key, &service)?;
+    counts::begin(call, service.id, backend);
     let backend = Endpoint::new(backend.address, backend.port);
     let mut connection = SocketConnection { vip: to, backend };
     call.set_connection(&mut connection);

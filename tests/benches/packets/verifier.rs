@@ -53,6 +53,8 @@ fn load_program(program: &mut Program) -> anyhow::Result<Duration> {
         program.load()?;
     } else if let Program::CgroupSockAddr(program) = program {
         program.load()?;
+    } else if let Program::CgroupSock(program) = program {
+        program.load()?;
     } else {
         bail!("the benchmark cannot load programs of type {:?}", program.prog_type());
     }

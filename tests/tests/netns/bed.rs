@@ -47,9 +47,14 @@ pub(crate) const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCA
 impl Bed {
     /// The value of a metric of the agent that counts; `name` includes the labels.
     pub(crate) fn metric(&self, name: &str) -> u64 {
+        self.find_metric(name).unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    /// Like [`Self::metric`], for a metric that may not exist.
+    pub(crate) fn find_metric(&self, name: &str) -> Option<u64> {
         let body = get(&self.cluster.node1, METRICS, "/metrics").unwrap().body;
         let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {name} in {body}")).parse().unwrap()
+        value.map(|value| value.parse().unwrap())
     }
 
     /// A cluster with an agent, in which the Service `web` has these pods as backends.

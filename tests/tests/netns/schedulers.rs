@@ -2,11 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
 };
 
 use lb_tests::{
-    client::{Connection, PATIENCE, any_address, ask_http, echo, udp_socket_from},
+    client::{Connection, PATIENCE, any_address, ask_http, echo, udp_socket, udp_socket_from},
     cluster::ClientLink,
     netns::Netns,
     socket::closing_connections,
@@ -14,7 +14,7 @@ use lb_tests::{
 };
 
 use crate::{
-    bed::{Bed, WEB, http, vips},
+    bed::{Bed, WEB, http, udp, vips},
     lan::{Frontend, Lan, Protocol},
 };
 
@@ -134,6 +134,76 @@ fn least_connection_schedulers_count_open_connections() {
             let more = held.more(&bed.cluster.client, vip, missing as usize);
             assert_eq!(more, [0, 0, missing], "{scheduler} {weights} {vip}");
         }
+    }
+}
+
+/// Processes of the node connect to backends themselves: a hook counts their connections, and their ends.
+#[test]
+fn connections_of_the_node_processes_count_as_those_of_clients() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    bed.start_agent_with(&["--metrics-bind-address", "127.0.0.1:10249"]);
+    for vip in put(&bed, 45, "lc", "{}") {
+        let (node, client) = (bed.cluster.node1.clone(), bed.cluster.client.clone());
+        let (mut own, mut others) = (Held::none(), Held::none());
+        assert_eq!(own.more(&node, vip, 6), [2, 2, 2], "{vip}");
+        // The client's connections go where the node has closed its own ones, and the other way round.
+        own.end(&node, "pod2");
+        assert_eq!(others.more(&client, vip, 2), [0, 2, 0], "{vip}");
+        others.end(&client, "pod2");
+        assert_eq!(own.more(&node, vip, 2), [0, 2, 0], "{vip}");
+    }
+    let active = |bed: &Bed, count: u64| {
+        let name =
+            r#"lb_service_active_flows{namespace="default",service="lc-45",port="http",protocol="TCP"}"#;
+        let settled = || (bed.find_metric(name) == Some(count)).then_some(());
+        wait_for(PATIENCE * 4, settled).unwrap_or_else(|| panic!("{:?}, not {count}", bed.find_metric(name)));
+    };
+    active(&bed, 0);
+    let [vip, _] = vips(45);
+    let node = bed.cluster.node1.clone();
+    let mut held = Held::none();
+    held.more(&node, vip, 6);
+    active(&bed, 6);
+    // The hooks count without an agent, and an agent corrects none of their counts.
+    bed.agent.take().unwrap().kill().unwrap();
+    held.end(&node, "pod3");
+    assert_eq!(held.more(&node, vip, 2), [0, 0, 2]);
+    held.end(&node, "pod1");
+    bed.start_agent_with(&["--metrics-bind-address", "127.0.0.1:10249"]);
+    active(&bed, 4);
+    assert_eq!(held.more(&node, vip, 2), [2, 0, 0]);
+    // Without the hooks the agent knows of no connection.
+    bed.agent.take().unwrap().terminate().unwrap();
+    bed.start_agent_with(&["--metrics-bind-address", "127.0.0.1:10249", "--socket-lb", "off"]);
+    drop(held);
+    active(&bed, 0);
+}
+
+/// Shares of the pods that answer these sockets.
+fn answered(sockets: &[UdpSocket]) -> [u32; 3] {
+    let pods: Vec<String> = sockets.iter().map(|socket| echo(socket, b"?").unwrap().server).collect();
+    shares(pods.iter().map(String::as_str))
+}
+
+/// A socket that is connected again counts for its last backend only.
+#[test]
+fn reconnected_udp_socket_counts_once() {
+    let bed = Bed::with_web(&PODS);
+    let [vip, other] = put(&bed, 46, "lc", "{}");
+    let node = bed.cluster.node1.clone();
+    for (vip, nowhere) in [(vip, "192.0.2.200:9"), (other, "[2001:db8::200]:9")] {
+        let three = || -> Vec<_> { (0..3).map(|_| udp_socket(&node, udp(vip)).unwrap()).collect() };
+        let sockets = three();
+        assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
+        // A socket leaves its backend before it gets another one.
+        for _ in 0..5 {
+            sockets.iter().for_each(|socket| socket.connect(udp(vip)).unwrap());
+            assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
+        }
+        // Connected to no service, they count no more: three others share the backends.
+        let nowhere: SocketAddr = nowhere.parse().unwrap();
+        sockets.iter().for_each(|socket| drop(socket.connect(nowhere)));
+        assert_eq!(answered(&three()), [1, 1, 1], "{vip}");
     }
 }
 

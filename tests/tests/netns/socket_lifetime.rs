@@ -138,12 +138,12 @@ fn others_program(bed: &Bed) -> Ebpf {
 fn cleanup_detaches_only_our_socket_programs() {
     let mut bed = Bed::with_web(&["pod2"]);
     let attached = programs(&bed);
-    assert_eq!(attached.len(), 8, "{attached:?}");
-    assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 8);
+    assert_eq!(attached.len(), 9, "{attached:?}");
+    assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 9);
     let others = others_program(&bed);
     bed.agent.take().unwrap().terminate().unwrap();
     bed.start_agent();
-    assert_eq!(programs(&bed).len(), 9, "a restart replaces programs and adds none");
+    assert_eq!(programs(&bed).len(), 10, "a restart replaces programs and adds none");
     assert_eq!(ask_http(&bed.cluster.node1, http(WEB[0])).unwrap().server, "pod2");
     bed.agent.take().unwrap().terminate().unwrap();
     agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["cleanup"]).unwrap();
@@ -186,7 +186,7 @@ fn agents_of_two_nodes_do_not_interfere() {
     second.terminate().unwrap();
     agent::ask(&bed.cluster.node2, &bed.cluster.bpffs(2), &["cleanup"]).unwrap();
     ask_http(&bed.cluster.node1, http(WEB[0])).unwrap();
-    assert_eq!(programs(&bed).len(), 8);
+    assert_eq!(programs(&bed).len(), 9);
 }
 
 /// Disconnects a socket: `connect(2)` with AF_UNSPEC.

@@ -1,5 +1,7 @@
 //! Active flows of each backend, counted for services whose scheduler uses the number.
 //!
+//! A connection of a socket that has a backend since `connect(2)` counts, too, until the socket is closed.
+//!
 //! A flow counts from its creation to its end: a RST, both FINs, its replacement, or its eviction by a program. The
 //! agent subtracts the flows that it deletes. The forward entry holds the number of the counter
 //! (`Flow::active_flows_slot`). The CPU that ends the flow clears the number in one atomic exchange, so each flow is
@@ -51,6 +53,12 @@ pub(crate) fn active(number: u32) -> u64 {
 #[inline(always)]
 pub(crate) fn begin(number: u32) {
     add(number, 1);
+}
+
+/// Subtracts the connection of a socket, which has no entry.
+#[inline(always)]
+pub(crate) fn connection_ended(number: u32) {
+    add(number, -1);
 }
 
 /// Subtracts a flow, given its forward entry, unless an earlier call has subtracted it.

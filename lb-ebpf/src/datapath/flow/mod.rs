@@ -1,6 +1,6 @@
 //! Flows: their entries, the choice of a backend, and the affinity and counters that go with them.
 
-mod active_flows;
+pub(crate) mod active_flows;
 pub(crate) mod affinity;
 pub(crate) mod choose;
 mod claim;

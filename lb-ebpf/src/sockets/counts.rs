@@ -1,0 +1,105 @@
+//! Counts the connections of sockets to backends, from `connect(2)` to the release of the socket.
+//!
+//! The packets of these sockets are not translated, so no flow counts them. `SOCKET_COUNTS` has the numbers of each
+//! backend. For schedulers that need it, a connection also counts as an active flow of the backend.
+
+use core::{arch::asm, ptr};
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST},
+    btf_maps::{HashMap, SkStorage},
+    helpers::generated::bpf_sk_storage_get,
+    macros::btf_map,
+    programs::SockContext,
+};
+use bytemuck::Zeroable as _;
+use lb_common::{Backend, Endpoint, SocketCounter, SocketCounts, capacity};
+
+use super::call::Call;
+use crate::datapath::flow::active_flows;
+
+/// How many connections to each backend have begun and ended.
+#[btf_map]
+static SOCKET_COUNTS: HashMap<
+    SocketCounter,
+    SocketCounts,
+    { capacity::SOCKET_COUNTS },
+    { BPF_F_NO_PREALLOC as usize },
+> = HashMap::new();
+
+/// The counters that include the connection of a socket. They are stored in the socket itself, and are freed with it.
+#[btf_map]
+static COUNTED_SOCKETS: SkStorage<SocketCounter> = SkStorage::new();
+
+/// Counts a connection that begins, if there is memory for its counters. The caller has ended an earlier one of the
+/// socket.
+#[inline(never)]
+pub(super) fn begin(call: &Call, service: u32, backend: &Backend) {
+    let mut counter = SocketCounter {
+        service,
+        active_flows_slot: backend.active_flows_slot,
+        backend: Endpoint::new(backend.address, backend.port),
+    };
+    let Some(counts) = counts_of(&counter) else { return };
+    if call.store(&COUNTED_SOCKETS, &mut counter) {
+        increment(&raw mut counts.begun);
+        active_flows::begin(counter.active_flows_slot);
+    }
+}
+
+/// Counts the end of the connection of a socket, if it has one that is counted.
+#[inline(always)]
+pub(super) fn end(call: &Call) {
+    // SAFETY: the storage lives as long as the socket, which outlives the call.
+    if let Some(counter) = unsafe { call.stored(&COUNTED_SOCKETS).as_mut() } {
+        count_end(counter);
+    }
+}
+
+/// Counts the end of the connection of a socket that the kernel releases.
+#[inline(always)]
+pub(super) fn release(ctx: &SockContext) {
+    let map = ptr::from_ref(&COUNTED_SOCKETS).cast_mut().cast();
+    // SAFETY: for programs of this type the helper takes the context, which is the socket. The storage lives as long as
+    // the socket, which outlives the run of the program.
+    let counter =
+        unsafe { bpf_sk_storage_get(map, ctx.as_ptr(), ptr::null_mut(), 0).cast::<SocketCounter>().as_mut() };
+    if let Some(counter) = counter {
+        count_end(counter);
+    }
+}
+
+/// Counts the end of a connection, and clears its counter, so that it ends once. (If two threads connect the same UDP
+/// socket at once, an end may count twice. [`SocketCounts::active`] never falls below 0.)
+#[inline(always)]
+fn count_end(counter: &mut SocketCounter) {
+    if counter.backend.port == 0 {
+        return;
+    }
+    if let Some(counts) = SOCKET_COUNTS.get_ptr_mut(&*counter) {
+        // SAFETY: the memory of an element stays mapped while the program runs.
+        increment(unsafe { &raw mut (*counts).ended });
+        active_flows::connection_ended(counter.active_flows_slot);
+    }
+    *counter = SocketCounter::zeroed();
+}
+
+/// The counts of a backend; `None` if the map has no room for more backends.
+#[inline(always)]
+fn counts_of(counter: &SocketCounter) -> Option<&'static mut SocketCounts> {
+    if SOCKET_COUNTS.get_ptr(counter).is_none() {
+        // Another CPU may insert them first.
+        SOCKET_COUNTS.insert(counter, &SocketCounts::zeroed(), u64::from(BPF_NOEXIST)).unwrap_or_default();
+    }
+    // SAFETY: the memory of an element stays mapped while the program runs; the program changes it atomically only.
+    unsafe { SOCKET_COUNTS.get_ptr_mut(counter)?.as_mut() }
+}
+
+/// Adds 1 in one step. (`core` has no such operation for BPF.)
+#[inline(always)]
+fn increment(count: *mut u64) {
+    // SAFETY: `count` points into an element of a map, which stays mapped while the program runs, and is aligned to 8
+    // bytes.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) count, in(reg) 1_u64, options(nostack)) };
+}
