@@ -105,22 +105,33 @@ impl Drains {
     /// Why the connection shall end at `now`; `None` if it may continue. `forward` and `reply` are its flow table
     /// entries; a tunnelled flow has no reverse entry.
     pub fn end(&mut self, rules: &Rules, forward: &Flow, reply: Option<&Flow>, now: Tick) -> Option<End> {
-        let Rule { timeouts, backends } = rules.get(&forward.service)?;
         let reply = reply.unwrap_or(forward);
         let idle = now.seconds_since(Phase::of(forward, reply).last_used(forward, reply));
         let endpoint = (forward.to.destination, forward.to.destination_port);
-        let is_over = |timeout: Option<Duration>, seconds: u32| {
-            timeout.is_some_and(|timeout| u64::from(seconds) >= timeout.as_secs())
-        };
+        self.end_of(rules, (forward.service, endpoint), Some(Duration::from_secs(idle.into())), now)
+    }
+
+    /// Why a connection of the service port with this id, to this endpoint, shall end at `now`; `None` if it may
+    /// continue. `idle` is the time since its last packet, if known.
+    pub fn end_of(
+        &mut self,
+        rules: &Rules,
+        (service, endpoint): (u32, EndpointKey),
+        idle: Option<Duration>,
+        now: Tick,
+    ) -> Option<End> {
+        let Rule { timeouts, backends } = rules.get(&service)?;
+        let is_over =
+            |timeout: Option<Duration>, time: Duration| timeout.is_some_and(|timeout| time >= timeout);
         if !backends.contains(&endpoint) {
-            let key = (forward.service, endpoint);
-            let drain = self.0.entry(key).or_insert(Drain { since: now, seen: now });
+            let drain = self.0.entry((service, endpoint)).or_insert(Drain { since: now, seen: now });
             drain.seen = now;
-            if is_over(timeouts.drain, now.seconds_since(drain.since)) {
+            let seconds = now.seconds_since(drain.since);
+            if is_over(timeouts.drain, Duration::from_secs(seconds.into())) {
                 return Some(End::Drained);
             }
         }
-        is_over(timeouts.idle, idle).then_some(End::Idle)
+        idle.is_some_and(|idle| is_over(timeouts.idle, idle)).then_some(End::Idle)
     }
 
     /// Ends a pass over all connections: drops the backends to which it found no connection, or that their Service has
@@ -202,6 +213,20 @@ mod tests {
             "it counts from the start again"
         );
         assert_eq!(pass(&without, 151), Some(End::Drained));
+    }
+
+    #[test]
+    fn connection_of_unknown_idle_time_ends_by_the_drain_timeout_only() {
+        let timeouts =
+            ConnectionTimeouts { idle: Some(Duration::from_secs(2)), drain: Some(Duration::from_secs(9)) };
+        let mut drains = Drains::default();
+        let mut end = |backends: &[u8], idle, seconds| {
+            drains.end_of(&rules(timeouts, backends), (1, endpoint(2)), idle, after(seconds))
+        };
+        assert_eq!(end(&[2], None, 0), None);
+        assert_eq!(end(&[2], Some(Duration::from_secs(2)), 1), Some(End::Idle));
+        assert_eq!([end(&[], None, 10), end(&[], None, 15)], [None, None]);
+        assert_eq!(end(&[], None, 20), Some(End::Drained));
     }
 
     #[test]

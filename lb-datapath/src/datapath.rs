@@ -33,9 +33,9 @@ use crate::{
         handover::{self, Handover},
         key_set::{InternalDevices, PeerAddresses},
         maps::ServiceMaps,
+        node_sockets::NodeSockets,
         settings::SettingsMap,
         stats::Stats,
-        udp_sockets::UdpSockets,
     },
 };
 
@@ -125,9 +125,9 @@ impl Datapath {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
 
-    /// Opens the map of connected UDP sockets. The handle stays valid without this [`Datapath`].
-    pub fn udp_sockets(&self) -> Result<UdpSockets, DatapathError> {
-        UdpSockets::open(&self.folder)
+    /// Opens the connected sockets. The handle stays valid without this [`Datapath`].
+    pub fn node_sockets(&self) -> Result<NodeSockets, DatapathError> {
+        NodeSockets::open(&self.folder)
     }
 
     /// Opens the packet counters. The handle stays valid without this [`Datapath`].

@@ -86,8 +86,8 @@ pub use self::{
         key_set::{InternalDevices, PeerAddresses},
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,
+        node_sockets::{NodeSockets, ServiceConnection},
         settings::SettingsMap,
         stats::Stats,
-        udp_sockets::UdpSockets,
     },
 };

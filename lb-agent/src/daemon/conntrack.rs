@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use super::{ends::Ends, shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
 use crate::{flow_log::FlowLog, metrics::Metrics};
 use lb_datapath::{
-    Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, Recount, Routes, UdpSockets, grace,
+    Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, NodeSockets, Recount, Routes, grace,
 };
 
 /// Interval between two GC runs: `CALM` normally, `PRESSED` while the flow table is nearly full.
@@ -49,7 +49,7 @@ pub(super) struct Observers {
 /// State for deleting UDP flows and closing UDP sockets whose backend is gone.
 #[derive(Debug)]
 pub(super) struct Udp {
-    pub(super) sockets: UdpSockets,
+    pub(super) sockets: NodeSockets,
     /// The UDP frontends that have lost endpoints. The writer sends them after it has applied the steps.
     pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     /// The present endpoints of each UDP frontend.
@@ -120,7 +120,7 @@ pub(super) async fn run(
         // Checked after every event, so that frequent changes of addresses or backends do not delay GC.
         if next_sweep <= Instant::now() {
             fill.flow_counts = *flow_counts.borrow();
-            result = result.and(ends.pass(conntrack.clone(), &observers.metrics).await?);
+            result = result.and(ends.pass((conntrack.clone(), sockets.clone()), &observers.metrics).await?);
             let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
             if swept.is_ok() {
                 observers.counters.send_replace(recount.in_flows().clone());
@@ -300,9 +300,9 @@ async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), D
 }
 
 /// Closes UDP sockets that are connected to backends that their frontend no longer has.
-async fn close_sockets(sockets: UdpSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
+async fn close_sockets(sockets: NodeSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
     let closed = task::spawn_blocking(move || {
-        sockets.destroy(|vip, backend| {
+        sockets.destroy_udp(|vip, backend| {
             stale.is(&ServiceKey::new(vip.address, vip.port, protocol::UDP), (backend.address, backend.port))
         })
     });

@@ -5,7 +5,7 @@ use tokio::task;
 use tracing::info;
 
 use crate::metrics::Metrics;
-use lb_datapath::{Conntrack, DatapathError};
+use lb_datapath::{Conntrack, DatapathError, NodeSockets, ServiceConnection};
 
 /// The state that ends connections: the timeouts of Services, and which backends each Service has lost, and when.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ impl Ends {
     }
 
     /// Ends the connections whose timeout has passed. The programs then answer the client's next TCP segment with a
-    /// RST.
+    /// RST. The kernel closes TCP sockets of the node; UDP sockets are closed as soon as their backend is gone.
     pub(super) async fn pass(
         &mut self,
-        conntrack: Conntrack,
+        (conntrack, sockets): (Conntrack, NodeSockets),
         metrics: &Metrics,
     ) -> anyhow::Result<Result<(), DatapathError>> {
         let rules = self.rules.get();
@@ -50,6 +50,16 @@ impl Ends {
                     end.is_some()
                 },
             );
+            let result = result.and_then(|()| {
+                let end = |connection: &ServiceConnection| {
+                    let ServiceConnection { service, backend, idle } = *connection;
+                    let endpoint = (backend.address, backend.port);
+                    let end = drains.end_of(&rules, (service, endpoint), idle, now);
+                    ended.count(end);
+                    end.is_some()
+                };
+                sockets.destroy_tcp(end).map(drop)
+            });
             // A failed pass may not have found all connections, so it does not count as a complete one.
             if result.is_ok() {
                 drains.end_pass(now);

@@ -364,7 +364,7 @@ fn spawn(
 
     let counted = opened.datapath.conntrack().active_flows_slots()?;
     let (stats, affinity) = (opened.datapath.stats()?, opened.datapath.affinity()?);
-    let (flows, sockets) = (opened.datapath.conntrack(), opened.datapath.udp_sockets()?);
+    let (flows, sockets) = (opened.datapath.conntrack(), opened.datapath.node_sockets()?);
     let Opened { datapath, contents, traffic, flow_log, metrics, state, names: _ } = opened;
     let shortages =
         shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), senders.flow_counts);

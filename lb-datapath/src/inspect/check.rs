@@ -12,7 +12,7 @@ use crate::{
         ports::{self, DEFAULT_MASQUERADE_PORTS},
         xfrm::{self, OutPolicy},
     },
-    state::udp_sockets,
+    state::node_sockets,
 };
 
 /// The result of a probe.
@@ -243,13 +243,13 @@ fn cgroup2() -> Probe {
 }
 
 fn socket_destruction() -> Probe {
-    const NAME: &str = "UDP socket destruction";
-    match udp_sockets::try_destroy() {
+    const NAME: &str = "socket destruction";
+    match node_sockets::try_destroy() {
         Ok(()) => Probe::ok(NAME, "sockets of backends that are gone get an error"),
         Err(error) => Probe::degraded(
             NAME,
-            format!("{error}: connected UDP sockets of the node stay with backends that are gone"),
-            "a kernel with CONFIG_INET_UDP_DIAG and CONFIG_INET_DIAG_DESTROY, and CAP_NET_ADMIN",
+            format!("{error}: connected sockets of the node stay with backends that are gone"),
+            "a kernel with CONFIG_INET_UDP_DIAG, CONFIG_INET_TCP_DIAG and CONFIG_INET_DIAG_DESTROY, and CAP_NET_ADMIN",
         ),
     }
 }

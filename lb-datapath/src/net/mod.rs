@@ -3,6 +3,7 @@
 pub(crate) mod announce_socket;
 pub(crate) mod announced_routes;
 pub(crate) mod announced_rule;
+pub(crate) mod attribute;
 pub(crate) mod catch;
 pub(crate) mod devices;
 pub(crate) mod ethtool;

@@ -3,11 +3,14 @@
 use std::io;
 
 use netlink_packet_core::{
-    DecodeError, Emitable as _, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable, Nla, NlasIterator,
+    DecodeError, Emitable as _, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable,
 };
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use crate::net::netlink::{Message, Netlink};
+use crate::net::{
+    attribute::{Attribute, attributes, value},
+    netlink::{Message, Netlink},
+};
 
 /// Size in bytes of `struct genlmsghdr`, after which attributes follow.
 const HEADER: usize = 4;
@@ -98,44 +101,6 @@ struct Generic {
     family: u16,
     command: u8,
     attributes: Vec<Attribute>,
-}
-
-#[derive(Clone, Debug)]
-struct Attribute {
-    kind: u16,
-    value: Vec<u8>,
-}
-
-impl Attribute {
-    fn new(kind: u16, value: &[u8]) -> Self {
-        Self { kind, value: value.to_vec() }
-    }
-}
-
-impl Nla for Attribute {
-    fn value_len(&self) -> usize {
-        self.value.len()
-    }
-
-    fn kind(&self) -> u16 {
-        self.kind
-    }
-
-    fn emit_value(&self, buffer: &mut [u8]) {
-        buffer.copy_from_slice(&self.value);
-    }
-}
-
-fn attributes(bytes: &[u8]) -> Result<Vec<Attribute>, DecodeError> {
-    NlasIterator::new(bytes)
-        .map(|attribute| attribute.map(|found| Attribute::new(found.kind(), found.value())))
-        .collect()
-}
-
-/// The value of the attribute of type `kind`; `None` if it is missing or has another length.
-fn value<const LENGTH: usize>(attributes: &[Attribute], kind: u16) -> Option<[u8; LENGTH]> {
-    let found = attributes.iter().find(|attribute| attribute.kind == kind)?;
-    found.value.as_slice().try_into().ok()
 }
 
 impl NetlinkSerializable for Generic {

@@ -11,7 +11,7 @@ pub(crate) mod handover;
 pub(crate) mod key_set;
 pub(crate) mod maps;
 pub(crate) mod monitor;
+pub(crate) mod node_sockets;
 pub(crate) mod settings;
 pub(crate) mod socket_counts;
 pub(crate) mod stats;
-pub(crate) mod udp_sockets;

@@ -57,16 +57,20 @@ pub(super) fn end(call: &Call) {
     }
 }
 
-/// Counts the end of the connection of a socket that the kernel releases.
+/// Counts the end of the connection of a socket that the kernel releases. Returns whether it has had one.
 #[inline(always)]
-pub(super) fn release(ctx: &SockContext) {
+pub(super) fn release(ctx: &SockContext) -> bool {
     let map = ptr::from_ref(&COUNTED_SOCKETS).cast_mut().cast();
     // SAFETY: for programs of this type the helper takes the context, which is the socket. The storage lives as long as
     // the socket, which outlives the run of the program.
     let counter =
         unsafe { bpf_sk_storage_get(map, ctx.as_ptr(), ptr::null_mut(), 0).cast::<SocketCounter>().as_mut() };
-    if let Some(counter) = counter {
-        count_end(counter);
+    match counter {
+        Some(counter) => {
+            count_end(counter);
+            true
+        }
+        None => false,
     }
 }
 

@@ -9,7 +9,7 @@ use lb_ebpf::rules::socket::{self, SocketVerdict};
 
 use super::{
     call::{self, Call, Family},
-    connect, counts, frontend, name_peer, receive, send,
+    connect, frontend, name_peer, receive, release, send,
 };
 use crate::datapath::stats;
 
@@ -69,7 +69,7 @@ fn sock_peername6(ctx: SockAddrContext) -> i32 {
 /// Runs when the kernel releases a socket: no process has it open any more.
 #[cgroup_sock(sock_release)]
 fn sock_release(ctx: SockContext) -> i32 {
-    counts::release(&ctx);
+    release(&ctx);
     ALLOW
 }
 

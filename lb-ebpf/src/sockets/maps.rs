@@ -23,7 +23,7 @@ pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capaci
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 
 /// UDP sockets of the node that are connected to a Service, by their cookies. The agent finds in it those whose backend
-/// is gone. An LRU map, because most of these sockets serve one DNS query, and no hook reports when they are closed.
+/// is gone. An LRU map: if there are too many sockets, the agent finds those that connected last.
 #[btf_map]
 pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacity::SOCKETS }> =
     LruHashMap::new();

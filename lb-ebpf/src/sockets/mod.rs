@@ -12,6 +12,7 @@ mod frontend;
 mod hooks;
 mod maps;
 
+use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_get_socket_cookie, programs::SockContext};
 use lb_common::{Address, Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, protocol};
 use lb_ebpf::service::schedule;
 
@@ -132,11 +133,27 @@ fn record_reply_address(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Resu
 /// Deletes the entry of a socket that is no longer connected to a service.
 #[inline(always)]
 fn delete_connected(call: &Call, key: &ServiceKey) {
-    let cookie = call.cookie();
+    if key.protocol == protocol::UDP {
+        delete_cookie(call.cookie());
+    }
+}
+
+/// Deletes the entry of the socket with this cookie, if it has one.
+#[inline(always)]
+fn delete_cookie(cookie: u64) {
     // Most sockets are not in the map, and a lookup takes no lock.
-    if key.protocol == protocol::UDP && CONNECTED_SOCKETS.get_ptr(&cookie).is_some() {
+    if CONNECTED_SOCKETS.get_ptr(&cookie).is_some() {
         // Another CPU may already have deleted the entry.
         CONNECTED_SOCKETS.remove(&cookie).unwrap_or_default();
+    }
+}
+
+/// Handles the release of a socket, which ends its connection.
+#[inline(always)]
+fn release(ctx: &SockContext) {
+    if counts::release(ctx) {
+        // SAFETY: the helper takes the context of this program type.
+        delete_cookie(unsafe { bpf_get_socket_cookie(ctx.as_ptr()) });
     }
 }
 

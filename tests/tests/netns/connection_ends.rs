@@ -49,6 +49,59 @@ fn tracks_udp(bed: &Bed) -> bool {
     String::from_utf8(shown.stdout).unwrap().to_lowercase().contains("udp")
 }
 
+/// Connections of a process of the node, which has no flows: the agent closes their sockets.
+#[test]
+fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
+    let (idle, drain) = ("lb.dev/idle-timeout", "lb.dev/drain-timeout");
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    let put = |bed: &Bed, pods: &[&str]| {
+        let annotations = vec![(idle, "4s".to_owned()), (drain, "10s".to_owned())];
+        bed.cluster.manifests.put(&Service { annotations, ..bed.service("web", WEB, pods) }).unwrap();
+    };
+    put(&bed, &PODS);
+    bed.start_agent();
+    let node = bed.cluster.node1.clone();
+    let open = || -> Vec<(String, Connection)> {
+        let vips = WEB.into_iter().cycle().take(12);
+        let open = |vip| Connection::open(&node, http(vip)).unwrap();
+        vips.map(open).map(|mut connection| (connection.ask().unwrap().server, connection)).collect()
+    };
+    let is_ended = |asked: &io::Result<Answer>| {
+        let ends =
+            [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+        asked.as_ref().is_err_and(|error| ends.contains(&error.kind()))
+    };
+    let (mut quiet, mut busy) = (open(), open());
+    let mut keep_busy = |time: Duration| {
+        let begin = Instant::now();
+        let mut ended = Vec::new();
+        while begin.elapsed() < time {
+            ended.extend(busy.extract_if(.., |(server, connection)| match connection.ask() {
+                Ok(answer) => {
+                    assert_eq!(&answer.server, server);
+                    false
+                }
+                asked => {
+                    assert!(is_ended(&asked), "{server}: {asked:?}");
+                    true
+                }
+            }));
+            thread::sleep(Duration::from_millis(500));
+        }
+        (ended.into_iter().map(|(server, _)| server).collect::<Vec<_>>(), busy.len())
+    };
+    assert_eq!(keep_busy(2 * LOOK), (Vec::new(), 12), "a busy connection goes on");
+    for (server, connection) in &mut quiet {
+        let asked = connection.ask();
+        assert!(is_ended(&asked), "{server}: {asked:?}");
+    }
+    put(&bed, &PODS[1..]);
+    assert_eq!(keep_busy(Duration::from_secs(7)), (Vec::new(), 12), "the drain timeout has not passed");
+    let (ended, left) = keep_busy(2 * LOOK);
+    assert!(!ended.is_empty() && ended.iter().all(|server| server == "pod1"), "{ended:?}");
+    assert_eq!(ended.len() + left, 12);
+}
+
 #[test]
 fn idle_connection_is_reset_and_a_busy_one_goes_on() {
     let bed = start_with("lb.dev/idle-timeout", "4s");

@@ -1,0 +1,422 @@
+//! Finds and destroys sockets of the node that `connect(2)` has led to a backend. Otherwise their datagrams would be lost
+//! without an error, or their connections would outlive the time that their Service gives them.
+//!
+//! sock_diag(7) lists sockets with their cookies, and destroys them. For TCP it also shows what the socket programs have
+//! stored in a socket (`COUNTED_SOCKETS`); for UDP it does not (`inet_sk_diag_fill` in net/ipv4/inet_diag.c), so the
+//! programs note the cookies of UDP sockets in `CONNECTED_SOCKETS`. The application's next system call fails: reads with
+//! ECONNABORTED, writes with EDESTADDRREQ or EPIPE. The peer of a TCP connection gets a RST.
+
+use std::{
+    io,
+    net::{Ipv4Addr, UdpSocket},
+    os::fd::AsRawFd as _,
+    time::Duration,
+};
+
+use bytemuck::{Pod, Zeroable, pod_read_unaligned};
+use lb_common::{Address, Endpoint, SocketConnection, SocketCounter, protocol};
+use netlink_packet_core::{
+    DecodeError, Emitable as _, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable,
+};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+
+use crate::{
+    bpf::{bpffs::Folder, layout, table::Table},
+    error::DatapathError,
+    net::{
+        attribute::{Attribute, attributes, value},
+        netlink::{Message, Netlink},
+    },
+};
+
+/// Numbers from include/uapi/linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const REQUESTED_STORAGE: u16 = 1;
+const STORED_VALUE: u16 = 3;
+/// Numbers from include/uapi/linux/inet_diag.h: attributes of a request, and of an answer.
+const REQUEST_STORAGES: u16 = 2;
+const STORAGES: u16 = 20;
+const INFO: u16 = 2;
+/// Bit of a request for the attribute [`INFO`].
+const WITH_INFO: u8 = 1 << (INFO - 1);
+/// States of sockets that send to their backend: `TCP_ESTABLISHED`, which connected UDP sockets also have,
+/// `TCP_SYN_SENT` and `TCP_CLOSE_WAIT`.
+const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 8;
+/// The wildcard `INET_DIAG_NOCOOKIE`.
+const ANY_COOKIE: u64 = u64::MAX;
+/// Offset of `tcpi_last_data_sent` in `struct tcp_info`. Four times in milliseconds begin there, of which the second is
+/// not used.
+const LAST_DATA_SENT: usize = 44;
+
+/// The address families `AF_INET` and `AF_INET6`, in one byte.
+const IPV4: u8 = 2;
+const IPV6: u8 = 10;
+
+/// Identifies a socket: `struct inet_diag_sockid`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct SocketId {
+    /// Local port in network byte order.
+    local_port: u16,
+    /// Remote port in network byte order.
+    remote_port: u16,
+    /// Local address in network byte order; IPv4 uses only the first word.
+    local: [u32; 4],
+    remote: [u32; 4],
+    device: u32,
+    cookie: [u32; 2],
+}
+
+/// A request about sockets: `struct inet_diag_req_v2`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct DiagRequest {
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    zero: u8,
+    /// Requested socket states, one bit for each.
+    states: u32,
+    id: SocketId,
+}
+
+/// An answer about a socket, without attributes: `struct inet_diag_msg`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct DiagMessage {
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmits: u8,
+    id: SocketId,
+    expires: u32,
+    receive_queue: u32,
+    send_queue: u32,
+    user: u32,
+    inode: u32,
+}
+
+/// Messages of sock_diag: requests, and answers.
+#[derive(Clone, Debug)]
+enum Diag {
+    /// A request to list connected sockets of this address family and protocol, with what they have stored in the map of
+    /// this file descriptor.
+    List { family: u8, protocol: u8, storage: i32 },
+    /// A request to destroy a socket.
+    Destroy { family: u8, protocol: u8, id: SocketId },
+    /// An answer.
+    Socket(NodeSocket),
+}
+
+/// A connected socket of the node.
+#[derive(Clone, Copy, Debug)]
+struct NodeSocket {
+    family: u8,
+    id: SocketId,
+    /// What a TCP socket has stored in `COUNTED_SOCKETS`.
+    counter: Option<SocketCounter>,
+    /// For how long a TCP connection has neither sent nor received anything.
+    idle: Option<Duration>,
+}
+
+impl NodeSocket {
+    /// The socket's cookie, as `bpf_get_socket_cookie` returns it.
+    fn cookie(&self) -> u64 {
+        let [low, high] = self.id.cookie;
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// The remote address and port of the socket.
+    fn remote(&self) -> Endpoint {
+        let SocketId { remote, remote_port, .. } = self.id;
+        let [v4, ..] = remote;
+        let address =
+            if self.family == IPV4 { Address::from_v4_word(v4) } else { Address::from_words(remote) };
+        Endpoint::new(address, u16::from_be(remote_port))
+    }
+
+    /// The Service connection of a TCP socket; `None` if it is connected to no Service.
+    fn service_connection(&self) -> Option<ServiceConnection> {
+        let SocketCounter { service, backend, .. } = self.counter?;
+        (backend == self.remote()).then_some(ServiceConnection { service, backend, idle: self.idle })
+    }
+}
+
+/// A TCP connection of the node to a backend of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceConnection {
+    /// Id of the service port.
+    pub service: u32,
+    /// Address and port of the backend.
+    pub backend: Endpoint,
+    /// For how long the connection has neither sent nor received anything, if the kernel says so.
+    pub idle: Option<Duration>,
+}
+
+impl Diag {
+    fn attributes(&self) -> Vec<Attribute> {
+        match self {
+            Self::List { storage, .. } => {
+                let map = Attribute::new(REQUESTED_STORAGE, &storage.to_ne_bytes());
+                vec![Attribute::containing(REQUEST_STORAGES, &[map])]
+            }
+            Self::Destroy { .. } | Self::Socket(_) => Vec::new(),
+        }
+    }
+
+    fn request(&self) -> DiagRequest {
+        let (family, protocol, extensions, states, id) = match *self {
+            Self::List { family, protocol, .. } => {
+                (family, protocol, WITH_INFO, CONNECTED, SocketId::zeroed())
+            }
+            Self::Destroy { family, protocol, id } => (family, protocol, 0, u32::MAX, id),
+            Self::Socket(NodeSocket { family, id, .. }) => (family, 0, 0, u32::MAX, id),
+        };
+        DiagRequest { family, protocol, extensions, zero: 0, states, id }
+    }
+}
+
+impl NetlinkSerializable for Diag {
+    fn message_type(&self) -> u16 {
+        match self {
+            Self::List { .. } | Self::Socket(_) => SOCK_DIAG_BY_FAMILY,
+            Self::Destroy { .. } => SOCK_DESTROY,
+        }
+    }
+
+    fn buffer_len(&self) -> usize {
+        size_of::<DiagRequest>() + self.attributes().as_slice().buffer_len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        let (request, rest) = buffer.split_at_mut(size_of::<DiagRequest>());
+        request.copy_from_slice(bytemuck::bytes_of(&self.request()));
+        self.attributes().as_slice().emit(rest);
+    }
+}
+
+impl NetlinkDeserializable for Diag {
+    type Error = DecodeError;
+
+    fn deserialize(_header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        let (answer, rest) = payload
+            .split_first_chunk::<{ size_of::<DiagMessage>() }>()
+            .ok_or_else(|| DecodeError::from("a socket message that is too short"))?;
+        let DiagMessage { family, id, .. } = pod_read_unaligned(answer);
+        let rest = attributes(rest)?;
+        Ok(Self::Socket(NodeSocket {
+            family,
+            id,
+            counter: stored_counter(&rest)?,
+            idle: rest.iter().find(|attribute| attribute.kind == INFO).and_then(idle),
+        }))
+    }
+}
+
+/// The value that a socket has stored in the requested map.
+fn stored_counter(attributes_of_socket: &[Attribute]) -> Result<Option<SocketCounter>, DecodeError> {
+    for storages in attributes_of_socket.iter().filter(|attribute| attribute.kind == STORAGES) {
+        for storage in attributes(&storages.value)? {
+            let counter = value::<{ size_of::<SocketCounter>() }>(&attributes(&storage.value)?, STORED_VALUE);
+            if let Some(counter) = counter {
+                return Ok(Some(pod_read_unaligned(&counter)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The shortest of the times since a TCP socket has sent or received something, from `struct tcp_info`; `None` if the
+/// attribute has no such fields.
+fn idle(info: &Attribute) -> Option<Duration> {
+    let at = |field: usize| {
+        let bytes = info.value.get(LAST_DATA_SENT + 4 * field..)?.first_chunk::<4>()?;
+        Some(u32::from_ne_bytes(*bytes))
+    };
+    let last = [at(0)?, at(2)?, at(3)?].into_iter().min()?;
+    Some(Duration::from_millis(last.into()))
+}
+
+impl Message for Diag {
+    const PROTOCOL: isize = NETLINK_SOCK_DIAG;
+}
+
+/// Finds and destroys sockets of this network namespace that are connected to a Service.
+#[derive(Clone, Debug)]
+pub struct NodeSockets {
+    udp: Table<u64, SocketConnection>,
+    counted: Table<u32, SocketCounter>,
+}
+
+impl NodeSockets {
+    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+        let (udp, counted) = (&layout::CONNECTED_SOCKETS, &layout::COUNTED_SOCKETS);
+        Ok(Self {
+            udp: Table::open(udp, &folder.map(udp.name))?,
+            counted: Table::open(counted, &folder.map(counted.name))?,
+        })
+    }
+
+    /// Destroys the UDP sockets for which `is_stale` returns true, given the virtual address and the backend. Returns
+    /// how many.
+    ///
+    /// # Errors
+    /// The map cannot be read, the kernel does not list sockets, or does not destroy one. In the last case the function
+    /// still destroys the remaining ones.
+    pub fn destroy_udp(
+        &self,
+        is_stale: impl Fn(&Endpoint, &Endpoint) -> bool,
+    ) -> Result<usize, DatapathError> {
+        self.destroy(protocol::UDP, |socket| {
+            // The process may have connected the socket to another address since.
+            let connection = self.udp.get(&socket.cookie())?;
+            let connection = connection.filter(|connection| connection.backend == socket.remote());
+            Ok(connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)))
+        })
+    }
+
+    /// Destroys the TCP sockets for which `ends` returns true. Returns how many.
+    ///
+    /// # Errors
+    /// As [`Self::destroy_udp`].
+    pub fn destroy_tcp(
+        &self,
+        mut ends: impl FnMut(&ServiceConnection) -> bool,
+    ) -> Result<usize, DatapathError> {
+        self.destroy(protocol::TCP, |socket| Ok(socket.service_connection().is_some_and(|it| ends(&it))))
+    }
+
+    fn destroy(
+        &self,
+        protocol: u8,
+        mut ends: impl FnMut(&NodeSocket) -> Result<bool, DatapathError>,
+    ) -> Result<usize, DatapathError> {
+        let failed = |action| move |error| DatapathError::netlink(action, error);
+        let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;
+        let storage = self.counted.fd().as_raw_fd();
+        let (mut destroyed, mut refused) = (0, None);
+        for family in [IPV4, IPV6] {
+            let list = Diag::List { family, protocol, storage };
+            for message in netlink.dump(&list).map_err(failed("list sockets"))? {
+                let Diag::Socket(socket) = message else { continue };
+                if !ends(&socket)? {
+                    continue;
+                }
+                match destroy(&mut netlink, family, protocol, socket.id) {
+                    Ok(was_there) => destroyed += usize::from(was_there),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+        }
+        refused.map_or(Ok(destroyed), |error| Err(failed("destroy a socket")(error)))
+    }
+}
+
+/// Destroys a socket. Returns whether the socket still existed.
+fn destroy(netlink: &mut Netlink<Diag>, family: u8, protocol: u8, id: SocketId) -> io::Result<bool> {
+    match netlink.execute(Diag::Destroy { family, protocol, id }, 0) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Creates and tries to destroy a UDP socket of this process. Fails if the kernel lacks `CONFIG_INET_UDP_DIAG` or
+/// `CONFIG_INET_DIAG_DESTROY`, or the process lacks CAP_NET_ADMIN.
+pub(crate) fn try_destroy() -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect(socket.local_addr()?)?;
+    let port = socket.local_addr()?.port().to_be();
+    let address = [u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()), 0, 0, 0];
+    let id = SocketId {
+        local_port: port,
+        remote_port: port,
+        local: address,
+        remote: address,
+        device: 0,
+        cookie: bytemuck::must_cast(ANY_COOKIE),
+    };
+    if destroy(&mut Netlink::open()?, IPV4, protocol::UDP, id)? {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use super::*;
+
+    fn remote(text: &str) -> Endpoint {
+        let remote: SocketAddr = text.parse().unwrap();
+        Endpoint::new(remote.ip().into(), remote.port())
+    }
+
+    fn answer(family: u8, remote: [u32; 4], more: &[Attribute]) -> Vec<u8> {
+        let mut answer = DiagMessage { family, ..DiagMessage::zeroed() };
+        answer.id = SocketId { remote_port: 5353_u16.to_be(), remote, cookie: [7, 1], ..SocketId::zeroed() };
+        let mut rest = vec![0; more.buffer_len()];
+        more.emit(&mut rest);
+        [bytemuck::bytes_of(&answer), &rest].concat()
+    }
+
+    fn parse(payload: &[u8]) -> NodeSocket {
+        match Diag::deserialize(&NetlinkHeader::default(), payload).unwrap() {
+            Diag::Socket(socket) => socket,
+            other @ (Diag::List { .. } | Diag::Destroy { .. }) => panic!("{other:?}"),
+        }
+    }
+
+    fn stored(value: &[u8]) -> Attribute {
+        const STORAGE: u16 = 1;
+        const MAP_ID: u16 = 2;
+        let parts = [Attribute::new(MAP_ID, &[1, 0, 0, 0]), Attribute::new(STORED_VALUE, value)];
+        Attribute::containing(STORAGES, &[Attribute::containing(STORAGE, &parts)])
+    }
+
+    #[test]
+    fn answer_gives_cookie_and_remote_endpoint() {
+        let v4 = [u32::from_ne_bytes([10, 1, 0, 5]), 0, 0, 0];
+        let v6: IpAddr = "2001:db8::5".parse().unwrap();
+        let mapped = Address::from_v4([10, 1, 0, 5]).words();
+        for (family, words, expected) in [
+            (IPV4, v4, "10.1.0.5:5353"),
+            (IPV6, mapped, "10.1.0.5:5353"),
+            (IPV6, Address::from(v6).words(), "[2001:db8::5]:5353"),
+        ] {
+            let socket = parse(&answer(family, words, &[]));
+            assert_eq!((socket.cookie(), socket.remote()), (0x1_0000_0007, remote(expected)));
+        }
+    }
+
+    #[test]
+    fn stored_counter_counts_only_for_the_present_peer() {
+        let words = [u32::from_ne_bytes([10, 1, 0, 5]), 0, 0, 0];
+        let backend = remote("10.1.0.5:5353");
+        let of = |backend| {
+            let counter = SocketCounter { service: 7, active_flows_slot: 0, backend };
+            parse(&answer(IPV4, words, &[stored(bytemuck::bytes_of(&counter))])).service_connection()
+        };
+        assert_eq!(of(backend), Some(ServiceConnection { service: 7, backend, idle: None }));
+        assert_eq!(of(remote("10.1.0.6:5353")), None);
+        let others = [stored(&[1; 20]), Attribute::new(9, &[1])];
+        assert_eq!(parse(&answer(IPV4, words, &others)).service_connection(), None);
+    }
+
+    #[test]
+    fn tcp_connection_is_idle_since_its_last_packet() {
+        let mut info = vec![0; LAST_DATA_SENT];
+        [9_000_u32, 0, 7_000, 8_000].map(|time| info.extend(time.to_ne_bytes()));
+        let socket = |info: &[u8]| parse(&answer(IPV4, [0; 4], &[Attribute::new(INFO, info)]));
+        assert_eq!(socket(&info).idle, Some(Duration::from_secs(7)));
+        assert_eq!(socket(&info[..LAST_DATA_SENT]).idle, None);
+    }
+
+    #[test]
+    fn truncated_diag_message_is_rejected() {
+        Diag::deserialize(&NetlinkHeader::default(), &[0; 71]).unwrap_err();
+    }
+}
