@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn tcp_connection_is_idle_since_its_last_packet() {
         let mut info = vec![0; LAST_DATA_SENT];
-        [9_000_u32, 0, 7_000, 8_000].map(|time| info.extend(time.to_ne_bytes()));
+        info.extend([9_000_u32, 0, 7_000, 8_000].into_iter().flat_map(u32::to_ne_bytes));
         let socket = |info: &[u8]| parse(&answer(IPV4, [0; 4], &[Attribute::new(INFO, info)]));
         assert_eq!(socket(&info).idle, Some(Duration::from_secs(7)));
         assert_eq!(socket(&info[..LAST_DATA_SENT]).idle, None);
