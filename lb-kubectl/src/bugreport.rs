@@ -1,17 +1,13 @@
 //! `bugreport`: the archives of all nodes in one.
 
-use std::{
-    fmt::Write as _,
-    fs::{File, OpenOptions},
-    io,
-    os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write as _, fs::File, io, path::PathBuf};
 
 use anyhow::Context as _;
 use jiff::Timestamp;
-use lb_output::print;
-use tar::{Builder, Header};
+use lb_output::{
+    archive::{Archive, create},
+    print,
+};
 
 use crate::{
     cli::{BugreportArgs, ClusterArgs},
@@ -47,33 +43,16 @@ pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -
     complete
 }
 
-/// Creates the archive, readable by its owner only; an existing file is an error.
-fn create(path: &Path) -> anyhow::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .with_context(|| format!("cannot create {}; set another --output", path.display()))
-}
-
 /// Writes the list of nodes, and the archive of each node that has answered.
 fn write(file: File, folder: &str, answers: &[Answer<Vec<u8>>], now: Timestamp) -> io::Result<()> {
-    let mut archive = Builder::new(file);
-    let mut add = |name: String, bytes: &[u8]| {
-        let mut header = Header::new_gnu();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(0o600);
-        header.set_mtime(u64::try_from(now.as_second()).unwrap_or(0));
-        archive.append_data(&mut header, format!("{folder}/{name}"), bytes)
-    };
-    add("nodes.txt".to_owned(), nodes(answers, now).as_bytes())?;
+    let mut archive = Archive::new(file, folder, now);
+    archive.add("nodes.txt", nodes(answers, now).as_bytes())?;
     for Answer { node, result } in answers {
         if let Ok(bytes) = result {
-            add(format!("{}.tar.gz", node.name), bytes)?;
+            archive.add(&format!("{}.tar.gz", node.name), bytes)?;
         }
     }
-    archive.into_inner()?.sync_all()
+    archive.finish()?.sync_all()
 }
 
 /// A line for each node: its kernel, its Pod, and why it has not answered.

@@ -1,4 +1,6 @@
-//! How the commands of `lb-agent` and of the plugin `kubectl lb` print: tables, JSON and ages.
+//! How the commands of `lb-agent` and of the plugin `kubectl lb` print: tables, JSON, ages and ([`archive`]) archives.
+
+pub mod archive;
 
 use std::io::{self, IsTerminal as _, Write as _};
 

@@ -1,52 +1,10 @@
-//! Runs BIRD, and other processes that end with a test, in the namespaces of nodes and routers.
+//! Runs BIRD in the namespaces of nodes and routers.
 
-use std::{
-    fs::File,
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
-use crate::{cleanup::Cleanup, netns::Netns};
-
-/// A process that is killed when it is dropped.
-#[derive(Debug)]
-pub struct Daemon {
-    child: Child,
-    cleanup: Option<Cleanup>,
-}
-
-impl Daemon {
-    /// Starts the process.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start(command: &mut Command) -> Result<Self> {
-        let started = Cleanup::spawn(command.stdin(Stdio::null()));
-        let (child, cleanup) = started.with_context(|| format!("starting {command:?} (is it installed?)"))?;
-        Ok(Self { child, cleanup: Some(cleanup) })
-    }
-
-    /// The same, with its output in a file.
-    ///
-    /// # Errors
-    /// The file cannot be written, or the process cannot be started.
-    pub fn start_with_log(command: &mut Command, log: &Path) -> Result<Self> {
-        let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
-        Self::start(command.stdout(file.try_clone()?).stderr(file))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if self.child.kill().and_then(|()| self.child.wait()).is_ok()
-            && let Some(cleanup) = self.cleanup.take()
-        {
-            cleanup.disarm();
-        }
-    }
-}
+use crate::{daemon::Daemon, netns::Netns};
 
 /// Starts BIRD in a namespace. Its files are in `folder`: `NAME.conf`, which must exist, `NAME.ctl` (its socket), and
 /// `NAME.log`.

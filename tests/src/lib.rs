@@ -18,6 +18,7 @@ pub mod cgroup;
 pub mod cleanup;
 pub mod client;
 pub mod cluster;
+pub mod daemon;
 pub mod guest;
 pub mod http;
 pub mod icmp;

@@ -22,8 +22,9 @@ use serde_json::Value;
 
 use crate::{
     agent::{Agent, Settings},
-    bird::{self, Daemon, NODES_AS, ROUTER_AS, Router},
+    bird::{self, NODES_AS, ROUTER_AS, Router},
     cluster::{ClientLink, Cluster, HTTP_PORT, Pod, PodLink, Wiring, veth},
+    daemon::Daemon,
     manifests::{Exposure, Port, Service, Type},
     netns::Netns,
     wait_for,

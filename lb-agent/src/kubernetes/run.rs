@@ -24,7 +24,7 @@ use super::{
     conditions::ServerConditions,
     kind,
     node::{NodeInfo, PeerNode},
-    watch::{Watch, at, next},
+    watch::{Watch, at, next, publish},
 };
 
 /// Channels for values that the source publishes in addition to the events for the writer. Each holds the latest value.
@@ -239,13 +239,4 @@ impl Follower {
         let now = self.server.update(failures.into_iter().flatten(), problems);
         publish(&self.published.problems, now);
     }
-}
-
-/// Sets the channel's value; wakes receivers only if it differs.
-fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
-    channel.send_if_modified(|published| {
-        let modified = *published != now;
-        *published = now;
-        modified
-    });
 }

@@ -13,7 +13,10 @@ use kube::{
     },
 };
 use lb_core::model::{ObjectName, Trigger};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout_at},
+};
 use tracing::debug;
 
 use super::{kind::Kind, objects::Objects, watched::Watched};
@@ -141,6 +144,15 @@ pub(super) async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K:
         Some(watch) => watch.next().await,
         None => future::pending().await,
     }
+}
+
+/// Sets the channel's value; wakes receivers only if it differs.
+pub(super) fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
+    channel.send_if_modified(|published| {
+        let modified = *published != now;
+        *published = now;
+        modified
+    });
 }
 
 /// Sleeps until `then`; forever if it is `None`. Cancel-safe.

@@ -9,9 +9,9 @@ use std::{
 };
 
 use lb_tests::{
-    bird::Daemon,
     client::PATIENCE,
     cluster::ClientLink,
+    daemon::Daemon,
     manifests::{Exposure, Port, Service, Type},
     netns::Netns,
     patience, wait_for,

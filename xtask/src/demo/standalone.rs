@@ -17,8 +17,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use lb_tests::{
     agent::{Agent, Settings},
-    bird::Daemon,
     cleanup::{self, Cleanup, Resource},
+    daemon::Daemon,
     http,
     netns::Netns,
     wait_for,

@@ -1,26 +1,11 @@
 //! The archive of a bug report: a directory of files as `.tar.gz`, readable by its owner only.
 
-use std::{
-    fs::{File, OpenOptions},
-    io::{self, IsTerminal as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::io::{self, IsTerminal as _};
 
-use anyhow::Context as _;
 use flate2::{Compression, write::GzEncoder};
 use jiff::Timestamp;
-use tar::{Builder, Header};
-
-/// Creates the archive's file; fails if the path exists.
-pub(super) fn create(path: &Path) -> anyhow::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .with_context(|| format!("cannot create {}; set another --output", path.display()))
-}
+use lb_output::archive::Archive;
+pub(super) use lb_output::archive::create;
 
 /// Standard output, unless it is a terminal.
 pub(super) fn stdout() -> anyhow::Result<io::Stdout> {
@@ -40,20 +25,16 @@ pub(super) fn write(
     files: &[(String, Vec<u8>)],
     now: Timestamp,
 ) -> io::Result<()> {
-    let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
+    let mut archive = Archive::new(GzEncoder::new(file, Compression::default()), folder, now);
     for (name, bytes) in files {
-        let mut header = Header::new_gnu();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(0o600);
-        header.set_mtime(u64::try_from(now.as_second()).unwrap_or(0));
-        archive.append_data(&mut header, format!("{folder}/{name}"), bytes.as_slice())?;
+        archive.add(name, bytes)?;
     }
-    archive.into_inner()?.finish()?.flush()
+    archive.finish()?.finish()?.flush()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::{fs::File, io::Read as _};
 
     use flate2::read::GzDecoder;
 

@@ -11,12 +11,12 @@ use lb_core::{
 };
 use tokio::sync::watch;
 
-use super::{kinds::AnyNode, pools, replace, set};
+use super::{kinds::AnyNode, pools, replace};
 use crate::kubernetes::{
     client::{ApiServer, KubernetesError, watching_client},
     conditions::ServerConditions,
     kind::{self, Kind},
-    watch::Watch,
+    watch::{Watch, publish},
 };
 
 /// The channels through which this source publishes. Each holds the latest value.
@@ -123,9 +123,9 @@ impl Follower {
             let pools = pools(&self.known_pools);
             let bgp = self.objects.clone();
             // `advertised` must come first: the announcer reads it once `node` is known.
-            set(&self.published.advertised, Advertised { bgp, pools, ..Advertised::default() });
+            publish(&self.published.advertised, Advertised { bgp, pools, ..Advertised::default() });
             let gone = Member { may_announce: false, ..Member::default() };
-            set(&self.published.node, Some(self.known_node.clone().unwrap_or(gone)));
+            publish(&self.published.node, Some(self.known_node.clone().unwrap_or(gone)));
         }
         let Self { advertisements, peers, communities, profiles, pools, node, .. } = self;
         let failures = [
@@ -139,6 +139,6 @@ impl Follower {
         let problems = advertisements.problems().chain(peers.problems());
         let problems = problems.chain(communities.problems()).chain(profiles.problems());
         let problems = self.server.update(failures.into_iter().flatten(), problems);
-        set(&self.published.problems, problems);
+        publish(&self.published.problems, problems);
     }
 }

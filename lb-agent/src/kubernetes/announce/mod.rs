@@ -1,5 +1,5 @@
-//! What is announced at layer 2 and ([`bgp`]) by BGP, from the API server: MetalLB's `L2Advertisement` and `IPAddressPool`, the nodes of the
-//! cluster, and the [`Voters`], which agents write as well.
+//! What is announced at layer 2 and ([`bgp`]) by BGP, from the API server: MetalLB's `L2Advertisement` and
+//! `IPAddressPool`, the nodes of the cluster, and the [`Voters`], which agents write as well.
 //!
 //! ```text
 //! L2Advertisement, IPAddressPool ──▶ Advertised ──▶ announcer
@@ -45,7 +45,7 @@ use super::{
     conditions::ServerConditions,
     events::Events,
     kind,
-    watch::{Watch, at, next},
+    watch::{Watch, at, next, publish},
 };
 
 /// Name of the ConfigMap with the voters.
@@ -232,10 +232,10 @@ impl Follower {
                 pools: pools(&self.known_pools),
                 ..Advertised::default()
             };
-            set(&self.published.advertised, advertised);
+            publish(&self.published.advertised, advertised);
         }
         if self.nodes.as_ref().is_some_and(Watch::is_listed) {
-            set(&self.published.cluster, self.cluster.clone());
+            publish(&self.published.cluster, self.cluster.clone());
         }
         let Self { advertisements, pools, nodes, voters, .. } = self;
         let failures = [
@@ -249,7 +249,7 @@ impl Follower {
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
         let problems = problems.chain(self.lost.as_deref());
         let problems = self.server.update(failures.into_iter().flatten(), problems);
-        set(&self.published.problems, problems);
+        publish(&self.published.problems, problems);
     }
 
     /// Writes the voters to the API server, if that is due.
@@ -324,13 +324,4 @@ fn replace<K: Ord, V>(known: &mut BTreeMap<K, V>, changes: impl IntoIterator<Ite
             None => known.remove(&name),
         };
     }
-}
-
-/// Sets the channel's value; wakes receivers only if it differs.
-fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
-    channel.send_if_modified(|known| {
-        let modified = *known != now;
-        *known = now;
-        modified
-    });
 }

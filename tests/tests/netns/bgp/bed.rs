@@ -11,9 +11,10 @@ use std::{
 
 use lb_tests::{
     agent::{self, Agent, Settings},
-    bird::{self, Daemon, Router},
+    bird::{self, Router},
     cleanup::{self, Cleanup, Resource},
     client::ask_http,
+    daemon::Daemon,
     lan::{self, Web},
     manifests::Manifests,
     netns::{self, Netns},

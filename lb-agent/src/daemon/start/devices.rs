@@ -1,0 +1,83 @@
+//! Starts what follows the node: its devices, addresses and settings.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use lb_datapath::{CatchDevice, Network, UnreachableRoutes};
+use tokio::sync::watch;
+
+use super::opened::Opened;
+use crate::{
+    cli::DsrEncapsulation,
+    config::{Config, Source},
+    daemon::{
+        devices::{Devices, Inside},
+        ipsec::Ipsec,
+        node::{Facts, Kernel, Node, NodeOptions, Sources},
+        tasks::Tasks,
+    },
+};
+
+/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs there.
+/// Returns the node task with its first facts, and the network. The caller spawns the node task once the writer's
+/// channel has the facts.
+pub(super) fn spawn(
+    config: &Config,
+    opened: &mut Opened,
+    sources: impl FnOnce(watch::Receiver<Network>, watch::Receiver<Option<u32>>) -> Sources,
+    addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
+    tasks: &mut Tasks,
+) -> anyhow::Result<(Node, Facts, watch::Receiver<Network>)> {
+    let Opened { datapath, metrics, state, .. } = opened;
+    let inside = Inside { detect: config.detect_local.clone(), map: datapath.internal_devices()? };
+    let attachers = (datapath.attacher()?, datapath.xdp_attacher(), datapath.device_map()?);
+    let patterns = config.devices.clone();
+    let mut devices = Devices::new(attachers, patterns, inside, Arc::clone(state), Arc::clone(metrics))?;
+    let kernel = Kernel {
+        settings: datapath.settings()?,
+        peers: datapath.peers()?,
+        reservation: datapath.port_reservation(),
+        unreachable: UnreachableRoutes::default(),
+        ipsec: Ipsec::new(config.kernel.bpffs.clone(), datapath.conntrack())?,
+        catch: CatchDevice::default(),
+    };
+    let network = devices.network();
+    let sources = sources(devices.network(), devices.catch());
+    let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
+    let facts = node.update()?;
+    devices.sync()?;
+    datapath.finish_handover()?;
+    tasks.spawn("devices", devices.run());
+    Ok((node, facts, network))
+}
+
+/// The parts of the configuration that the node task uses.
+fn node_options(config: &Config) -> NodeOptions {
+    NodeOptions {
+        name: config.node_name.as_str().into(),
+        node_ip: config.node_ip(),
+        nodeport_addresses: config.nodeport_addresses.clone(),
+        detect: config.detect_local.clone(),
+        service_ranges: config.service_ranges.clone(),
+        drops_unknown_vips: config.drops_unknown_vips,
+        ports: config.masquerade_ports.clone(),
+        peers: config.dsr_peers.clone(),
+        denied_sources: config.denied_sources.clone(),
+        north_south: config.north_south,
+        gue: config.dsr_encapsulation == DsrEncapsulation::Gue,
+        has_api_server: matches!(config.source, Source::ApiServer(_)),
+    }
+}
+
+/// The other nodes that may send tunnelled packets, as far as the configuration names them, besides `--dsr-peers`: the
+/// members that announce addresses. `None` if the API server will name them.
+pub(super) fn known_peers(config: &Config) -> Option<BTreeSet<IpAddr>> {
+    match &config.source {
+        _ if !config.decapsulates() => Some(BTreeSet::new()),
+        Source::Manifests(_) => Some(config.announce.members.values().map(SocketAddr::ip).collect()),
+        Source::ApiServer(_) => None,
+    }
+}

@@ -1,0 +1,160 @@
+//! Starts the agent: opens the data plane, connects the tasks by channels, spawns them.
+//!
+//! ```text
+//! opened       the data plane, and what many tasks share
+//! channels     between which tasks something flows
+//! devices      the node: devices and their programs, addresses, settings
+//! servers      /healthz, /metrics, sockets of commands, pages
+//! announcers   load balancers' addresses, at layer 2 and by BGP
+//! source       Services: from the folder of manifests or the API server
+//! flows        the writer of Services, connection tracking
+//! ```
+
+mod announcers;
+mod channels;
+mod devices;
+mod flows;
+mod opened;
+mod servers;
+mod source;
+
+use std::convert::Infallible;
+
+use lb_core::model::SourceEvent;
+use lb_datapath::BpfLogger;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{mpsc, watch},
+};
+
+use self::{channels::Channels, opened::Opened};
+use super::{Pages, addresses, dns, environment, node::Sources, socket, tasks::Tasks};
+use crate::{
+    config::Config,
+    health::Servers,
+    kubernetes::Events,
+    probe::{self, Prober},
+};
+
+/// Opens the data plane and spawns the tasks. The servers start after the first attachment of programs to devices:
+/// `/healthz` does not answer before.
+pub(super) fn start(
+    config: Config,
+    pages: Pages,
+    stop: &watch::Sender<bool>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let mut opened = Opened::new(&config, tasks)?;
+    servers::spawn_pages(&config, pages, tasks)?;
+    if let Some(logger) = opened.datapath.take_logger() {
+        tasks.spawn("log of the BPF programs", forward_log(logger));
+    }
+    let channels = Channels::new(devices::known_peers(&config));
+    spawn(&config, opened, channels, stop, tasks)
+}
+
+/// Spawns the tasks, each with its ends of the channels.
+fn spawn(
+    config: &Config,
+    mut opened: Opened,
+    channels: Channels,
+    stop: &watch::Sender<bool>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let Channels { node_info, service_cidrs, peers, synchronised, complete, .. } = channels;
+    let Channels { listen, own, holders, advertised, cluster, ballots, .. } = channels;
+    let Channels { checks, stale_udp, counters, flow_counts, targets, events, environments, .. } = channels;
+
+    let sources = |network, catch| Sources {
+        network,
+        catch,
+        info: node_info.receiver.clone(),
+        service_cidrs: service_cidrs.receiver.clone(),
+        peers: peers.receiver,
+        synchronised: synchronised.receiver.clone(),
+    };
+    let (node, facts, network) =
+        devices::spawn(config, &mut opened, sources, (listen.sender, own.sender), tasks)?;
+    servers::spawn(config, &opened, node_info.receiver, synchronised.receiver.clone(), tasks)?;
+    tasks.spawn("environment socket", environment::serve(config.kernel.bpffs.clone(), environments.sender));
+    let emitted = source::spawn_events(config, tasks);
+    let ranges = service_cidrs.receiver;
+    addresses::spawn(config, ranges.clone(), emitted.clone(), opened.observers(), stop, tasks);
+    let report = servers::health_report(emitted.clone(), config, &opened);
+    tasks.spawn("health checks of Services", Servers::new(checks.receiver, listen.receiver, report).run());
+    for event in facts.events() {
+        events.sender.try_send(event)?;
+    }
+    tasks.spawn("node", node.run(facts, events.sender.clone()));
+
+    let inputs = announcers::Inputs {
+        advertised: advertised.receiver,
+        cluster: cluster.receiver,
+        holders: holders.receiver,
+        network,
+        synchronised: synchronised.receiver,
+        complete: complete.receiver,
+        stop: stop.subscribe(),
+    };
+    announcers::spawn(config, &opened, inputs, ballots.sender, tasks)?;
+    if let Some(names) = &opened.names {
+        dns::spawn(config.dns.clone(), names, ranges, opened.metrics.dns(), &opened.state, tasks);
+    }
+    let probed = (targets.receiver, events.sender.clone());
+    let unhealthy = spawn_prober(config, &opened, probed, emitted.clone(), tasks)?;
+
+    let emits = source::Outputs {
+        node_info: node_info.sender,
+        service_cidrs: service_cidrs.sender,
+        peers: peers.sender,
+        advertised: advertised.sender,
+        cluster: cluster.sender,
+        ballots: ballots.receiver,
+        events: events.sender,
+        emitted: emitted.clone(),
+    };
+    source::spawn(config, &opened, emits, tasks);
+
+    let channels = flows::Channels {
+        events: events.receiver,
+        environments: environments.receiver,
+        own: own.receiver,
+        stale_udp,
+        counters,
+        flow_counts,
+        checks: checks.sender,
+        targets: targets.sender,
+        holders: holders.sender,
+        synchronised: synchronised.sender,
+        complete: complete.sender,
+        emitted,
+    };
+    flows::spawn(opened, config.policy(), unhealthy, channels, tasks)
+}
+
+/// Spawns the task that probes endpoints. Returns those that an earlier agent has found unhealthy.
+fn spawn_prober(
+    config: &Config,
+    opened: &Opened,
+    channels: (mpsc::UnboundedReceiver<probe::Targets>, mpsc::Sender<SourceEvent>),
+    events: Events,
+    tasks: &mut Tasks,
+) -> anyhow::Result<probe::Remembered> {
+    let (state, metrics) = opened.observers();
+    let observers = probe::Observers { board: state.board(), metrics, events };
+    let file = socket::record(&config.kernel.bpffs, "unhealthy")?;
+    let (prober, unhealthy) = Prober::new(&config.node_name, file, channels, observers);
+    tasks.spawn("health checks of endpoints", prober.run());
+    Ok(unhealthy)
+}
+
+async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {
+    // SAFETY: the logger owns the descriptor of its ring buffer and keeps it open as long as it exists.
+    let mut logger = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }
+        .map_err(|refused| refused.into_parts().1)?;
+    loop {
+        let mut ready = logger.readable_mut().await?;
+        ready.get_inner_mut().flush();
+        ready.clear_ready();
+    }
+}

@@ -1,0 +1,49 @@
+//! Runs servers of other software for a test.
+
+use std::{
+    fs::File,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::cleanup::Cleanup;
+
+/// A process that is killed when it is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    cleanup: Option<Cleanup>,
+}
+
+impl Daemon {
+    /// Starts the process.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let started = Cleanup::spawn(command.stdin(Stdio::null()));
+        let (child, cleanup) = started.with_context(|| format!("starting {command:?} (is it installed?)"))?;
+        Ok(Self { child, cleanup: Some(cleanup) })
+    }
+
+    /// The same, with its output in a file.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the process cannot be started.
+    pub fn start_with_log(command: &mut Command, log: &Path) -> Result<Self> {
+        let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
+        Self::start(command.stdout(file.try_clone()?).stderr(file))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.kill().and_then(|()| self.child.wait()).is_ok()
+            && let Some(cleanup) = self.cleanup.take()
+        {
+            cleanup.disarm();
+        }
+    }
+}
