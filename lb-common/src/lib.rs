@@ -142,6 +142,9 @@ pub mod capacity {
     /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`), all allocated at start; more with many CPUs, see
     /// [`LRU_PER_CPU`].
     pub const SOCKETS: usize = 16_384;
+    /// Backends that left a client's SYNs unanswered (`UNANSWERED`), all allocated at start; more with many CPUs, see
+    /// [`LRU_PER_CPU`].
+    pub const UNANSWERED: usize = 1_024;
     /// Backends of service ports that sockets of processes are connected to (`SOCKET_COUNTS`): 16 bytes each at start,
     /// the rest for those that exist.
     pub const SOCKET_COUNTS: usize = 16_384;

@@ -290,7 +290,7 @@ fn only_monotonic_clocks_decide() {
 const CALENDARS: [&str; 13] = [
     "announce/report.rs",
     "daemon/shortage.rs",
-    "daemon/start.rs",
+    "daemon/start/servers.rs",
     "daemon/state.rs",
     "flow_log/writer.rs",
     "health/freshness.rs",

@@ -31,7 +31,7 @@ use crate::{
         device_map::DeviceMap,
         filter::Filter,
         handover::{self, Handover},
-        key_set::{InternalDevices, PeerAddresses},
+        key_set::{InternalDevices, PeerAddresses, UnansweredBackends},
         maps::ServiceMaps,
         node_sockets::NodeSockets,
         settings::SettingsMap,
@@ -148,6 +148,11 @@ impl Datapath {
     /// Opens the map of other nodes that may send tunnelled packets. The handle stays valid without this [`Datapath`].
     pub fn peers(&self) -> Result<PeerAddresses, DatapathError> {
         PeerAddresses::open(&layout::PEERS, &self.folder)
+    }
+
+    /// Opens the map of backends that do not answer. The handle stays valid without this [`Datapath`].
+    pub fn unanswered(&self) -> Result<UnansweredBackends, DatapathError> {
+        UnansweredBackends::open(&layout::UNANSWERED, &self.folder)
     }
 
     /// A handle that reserves the source ports of masqueraded packets. It stays valid without this [`Datapath`].

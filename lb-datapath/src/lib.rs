@@ -83,7 +83,7 @@ pub use self::{
         device_map::DeviceMap,
         filter::{Filter, FilterFill, FilterMemory},
         flow_table::{FlowTable, ReadEntry},
-        key_set::{InternalDevices, PeerAddresses},
+        key_set::{InternalDevices, PeerAddresses, UnansweredBackends},
         maps::{ApplyError, ServiceMaps},
         monitor::Monitor,
         node_sockets::{NodeSockets, ServiceConnection},

@@ -12,11 +12,13 @@ use lb_core::{
     model::{ObjectName, SourceEvent},
     probe::{Failure, Monitor, State, Target, Verdict},
 };
+use lb_datapath::UnansweredBackends;
 use tokio::{
     sync::mpsc,
     task::{self, JoinSet},
+    time::{MissedTickBehavior, interval},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     board::Board,
@@ -29,6 +31,8 @@ use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
 const MOST_PROBES: usize = 512;
 /// Minimum time between two writes of the file of unhealthy targets.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
+/// Interval at which the task looks for backends that leave SYNs unanswered.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Targets whose users have changed, each with the Services that use it now; without a Service it is no longer probed.
 pub(crate) type Targets = Vec<(Target, Vec<ObjectName>)>;
@@ -53,6 +57,8 @@ pub(crate) struct Prober {
     written: Option<Instant>,
     started: Instant,
     running: JoinSet<(Target, Result<(), Failure>)>,
+    /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, which finds them.
+    unanswered: Option<UnansweredBackends>,
     /// Verdicts (true: unhealthy) that were not sent to the writer yet.
     verdicts: Vec<(Target, bool)>,
     notes: Vec<Note>,
@@ -72,6 +78,7 @@ impl Prober {
         node: &str,
         file: PathBuf,
         (targets, writer): (mpsc::UnboundedReceiver<Targets>, mpsc::Sender<SourceEvent>),
+        unanswered: Option<UnansweredBackends>,
         observers: Observers,
     ) -> (Self, Remembered) {
         let remembered = memory::read(&file);
@@ -89,6 +96,7 @@ impl Prober {
             written: None,
             started: Instant::now(),
             running: JoinSet::new(),
+            unanswered,
             verdicts: Vec::new(),
             notes: Vec::new(),
         };
@@ -97,6 +105,8 @@ impl Prober {
 
     /// Runs the task.
     pub(crate) async fn run(mut self) -> anyhow::Result<Infallible> {
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let next = self.start_due();
             tokio::select! {
@@ -109,6 +119,7 @@ impl Prober {
                 }
                 () = at(next) => {}
                 () = at(self.write_at) => {}
+                _ = look.tick(), if self.unanswered.is_some() => self.suspect(),
             }
             self.publish().await?;
             self.count();
@@ -144,6 +155,19 @@ impl Prober {
         }
         drop(monitor);
         self.changed();
+    }
+
+    /// Probes the endpoints that have left SYNs unanswered.
+    fn suspect(&mut self) {
+        let Some(unanswered) = &mut self.unanswered else { return };
+        match unanswered.take() {
+            Ok(silent) if silent.is_empty() => {}
+            Ok(silent) => {
+                let addresses = silent.iter().map(|backend| backend.address.into()).collect();
+                self.observers.board.lock().suspect(&addresses, self.started.elapsed());
+            }
+            Err(error) => debug!("no signs of failure from packets: {error}"),
+        }
     }
 
     fn finish(&mut self, (target, result): (Target, Result<(), Failure>)) {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Duration,
 };
 
@@ -71,6 +72,8 @@ struct Watched {
     /// When the next probe is due; while a probe runs, when it began.
     at: Duration,
     is_probed: bool,
+    /// Whether a sign of failure has arrived since the last result.
+    is_suspected: bool,
 }
 
 /// The state of all targets. Times are durations since any fixed instant; the caller has the clock.
@@ -168,6 +171,7 @@ impl Monitor {
         }
         let after = watched.state.verdict;
         watched.round += 1;
+        watched.is_suspected = false;
         let timing = &target.check.timing;
         let pause = if watched.state.contrary > 0 { timing.fast() } else { timing.interval };
         let jitter = if watched.round == 1 { FIRST_JITTER } else { JITTER };
@@ -178,6 +182,25 @@ impl Monitor {
         self.counts[after as usize] += 1;
         let is_used = |verdict| verdict != Verdict::Unhealthy;
         (is_used(before) != is_used(after)).then_some(&watched.state)
+    }
+
+    /// Takes signs that no connection to these addresses is established. For a healthy target, the first one since its
+    /// last result counts as a failed probe, unless it alone would make the target unhealthy; and the target is probed at
+    /// once.
+    pub fn suspect(&mut self, addresses: &BTreeSet<IpAddr>, now: Duration) {
+        for (target, watched) in &mut self.watched {
+            let is_first = !watched.is_probed && !watched.is_suspected;
+            if watched.state.verdict != Verdict::Healthy || !is_first || !addresses.contains(&target.address)
+            {
+                continue;
+            }
+            watched.is_suspected = true;
+            let most = target.check.timing.unhealthy.saturating_sub(1);
+            watched.state.contrary = watched.state.contrary.saturating_add(1).min(most);
+            self.due.remove(&(watched.at, target.clone()));
+            watched.at = watched.at.min(now);
+            self.due.insert((watched.at, target.clone()));
+        }
     }
 
     /// The number of targets with this verdict.
@@ -346,6 +369,36 @@ mod tests {
         {
             assert!((least..=most).contains(&pauses[round]), "round {round}: {pauses:?}");
         }
+    }
+
+    #[test]
+    fn sign_of_failure_brings_a_probe_forward_and_counts_once() {
+        let sign = |bed: &mut Bed, address: IpAddr| {
+            let now = bed.now;
+            bed.monitor.suspect(&[address].into(), now);
+            bed.monitor.next_due().unwrap() - now
+        };
+        let (its, other) = (target(1, 10).address, target(2, 10).address);
+        let mut bed = Bed::new(BTreeMap::new());
+        assert!(sign(&mut bed, its) > Duration::ZERO, "no result yet");
+        bed.round(Ok(()));
+        assert!(sign(&mut bed, other) > Duration::ZERO);
+        // Any number of signs counts as one of three failures.
+        assert_eq!([sign(&mut bed, its), sign(&mut bed, its), sign(&mut bed, its)], [Duration::ZERO; 3]);
+        assert_eq!(bed.round(refused()).0, None);
+        assert_eq!(bed.round(refused()).0, Some(Verdict::Unhealthy));
+        assert!(sign(&mut bed, its) > Duration::ZERO, "unhealthy already");
+        // A good result refutes the sign.
+        let mut bed = Bed::new(BTreeMap::new());
+        bed.round(Ok(()));
+        sign(&mut bed, its);
+        let changes = [bed.round(Ok(())), bed.round(refused()), bed.round(refused())];
+        assert_eq!(changes.map(|(change, _)| change), [None; 3]);
+        // Signs alone never make a target unhealthy.
+        for _ in 0..5 {
+            sign(&mut bed, its);
+        }
+        assert_eq!(bed.verdict(), Verdict::Healthy);
     }
 
     #[test]

@@ -183,6 +183,10 @@ pub(crate) const SOCKET_VIPS: MapSpec =
 pub(crate) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
+/// Backends that have left SYNs unanswered, as keys.
+pub(crate) const UNANSWERED: MapSpec =
+    MapSpec::new::<Endpoint, u32>("UNANSWERED", MapType::LruHash, capacity::UNANSWERED);
+
 /// How many connections of sockets to each backend have begun and ended.
 pub(crate) const SOCKET_COUNTS: MapSpec =
     MapSpec::new::<SocketCounter, SocketCounts>("SOCKET_COUNTS", MapType::Hash, capacity::SOCKET_COUNTS);
@@ -203,7 +207,7 @@ pub(crate) const ANNOUNCE_HEARD: MapSpec =
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
 /// All pinned maps except [`DESCRIPTION`].
-pub(crate) const MAPS: [MapSpec; 33] = [
+pub(crate) const MAPS: [MapSpec; 34] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -215,6 +219,7 @@ pub(crate) const MAPS: [MapSpec; 33] = [
     AFFINITY,
     LIMITS,
     LIMIT_BUCKETS,
+    UNANSWERED,
     FRAGMENTS,
     STATS,
     SERVICE_NAMES,

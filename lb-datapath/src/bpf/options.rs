@@ -79,7 +79,8 @@ impl Capacities {
             "FLOWS" => flow_slots(self.conntrack.div_ceil(2)),
             "CONNTRACK" => self.conntrack,
             "AFFINITY" => self.affinity,
-            "FRAGMENTS" | "LIMIT_BUCKETS" | "SOCKET_BACKENDS" | "SOCKET_VIPS" | "CONNECTED_SOCKETS" => {
+            "FRAGMENTS" | "LIMIT_BUCKETS" | "UNANSWERED" | "SOCKET_BACKENDS" | "SOCKET_VIPS"
+            | "CONNECTED_SOCKETS" => {
                 spec.shape.max_entries.max(entries_of_lru(aya::util::nr_cpus().unwrap_or(1)))
             }
             _ => spec.shape.max_entries,

@@ -61,12 +61,13 @@ const CHUNK: usize = 4096;
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
 /// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS`,
-/// `SOCKET_COUNTS`, `COUNTED_SOCKETS` and `LIMIT_BUCKETS`, which begin empty.
-const STATE: [&MapSpec; 10] = [
+/// `SOCKET_COUNTS`, `COUNTED_SOCKETS`, `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
+const STATE: [&MapSpec; 11] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
     &layout::FRAGMENTS,
     &layout::LIMIT_BUCKETS,
+    &layout::UNANSWERED,
     &layout::SOCKETS,
     &layout::SOCKET_BACKENDS,
     &layout::SOCKET_VIPS,

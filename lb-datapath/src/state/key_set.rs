@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytemuck::Pod;
-use lb_common::Address;
+use lb_common::{Address, Endpoint};
 
 use crate::{
     bpf::{bpffs::Folder, layout::MapSpec, table::Table},
@@ -15,6 +15,9 @@ pub type InternalDevices = KeySet<u32>;
 
 /// The map `PEERS`: addresses of other nodes that may send tunnelled packets.
 pub type PeerAddresses = KeySet<Address>;
+
+/// The map `UNANSWERED`: backends that have left too many SYNs of a client unanswered.
+pub type UnansweredBackends = KeySet<Endpoint>;
 
 /// A map that is a set of keys. Only one instance for each map may be used at a time.
 #[derive(Debug)]
@@ -30,6 +33,13 @@ impl<K: Pod + Ord> KeySet<K> {
     /// The keys in the map.
     pub fn get(&self) -> Result<BTreeSet<K>, DatapathError> {
         Ok(self.map.entries()?.into_keys().collect())
+    }
+
+    /// The keys in the map, which this deletes.
+    pub fn take(&mut self) -> Result<BTreeSet<K>, DatapathError> {
+        let keys = self.get()?;
+        self.map.delete_all(&keys.iter().copied().collect::<Vec<K>>())?;
+        Ok(keys)
     }
 
     /// Makes the map contain exactly these keys.

@@ -9,9 +9,11 @@ use std::{
         atomic::{AtomicU16, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use lb_tests::{
+    agent::run,
     client::{Connection, PATIENCE, REFUSED, ask_http},
     cluster::ClientLink,
     http as http_client,
@@ -171,7 +173,7 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     // The agent writes the unhealthy targets to its file at most once a second.
     let log = || bed.agent.as_ref().unwrap().log();
     wait_for(PATIENCE, || log().contains("is unhealthy").then_some(())).unwrap();
-    thread::sleep(std::time::Duration::from_millis(1_200));
+    thread::sleep(Duration::from_millis(1_200));
     bed.agent.take().unwrap().kill().unwrap();
     // The endpoint would be healthy at once if the next agent did not read the file, or did not recognise the target
     // because of another timing.
@@ -185,6 +187,39 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     let after = wait_for_report(&bed, |report| report["unhealthy"] == 2 && report["healthy"] == 2);
     let since = |report: &Value| report["failing"][0]["since"].clone();
     assert_eq!(since(&after), since(&before));
+}
+
+/// The next probe is half a minute away, but a client's SYNs stay unanswered.
+#[test]
+fn unanswered_connections_bring_a_probe_forward() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    let timing = [
+        ("lb.dev/health-check", "tcp"),
+        ("lb.dev/health-check-interval", "60s"),
+        ("lb.dev/health-check-timeout", "2s"),
+        ("lb.dev/health-check-unhealthy-threshold", "2"),
+    ];
+    let annotations = timing.map(|(name, value)| (name, value.to_owned())).into();
+    bed.cluster.manifests.put(&Service { annotations, ..bed.service("web", WEB, &PODS) }).unwrap();
+    bed.start_agent_with(&["--syn-retries", "1"]);
+    wait_for_report(&bed, |report| report["healthy"] == 4);
+    let silent =
+        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
+    run(bed.netns("pod2").command("nft").arg(silent)).unwrap();
+    let client = bed.cluster.client.clone();
+    // Some of these connections wait for pod2 first.
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let client = client.clone();
+            thread::spawn(move || Connection::open(&client, http(WEB[0])).and_then(|mut it| it.ask()))
+        })
+        .collect();
+    let unhealthy = || Some(report(&bed)).filter(|report| report["unhealthy"] == 1);
+    let found = wait_for(Duration::from_secs(20), unhealthy).unwrap_or_else(|| panic!("{}", report(&bed)));
+    assert!(found["failing"].to_string().contains("no answer"), "{found}");
+    for client in clients {
+        assert_eq!(client.join().unwrap().unwrap().server, "pod3");
+    }
 }
 
 #[test]

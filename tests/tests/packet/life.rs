@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use bytemuck::Zeroable as _;
 use lb_common::{
-    FrontendKind, Outcome, Service,
+    Endpoint, FrontendKind, Outcome, Service,
     conntrack::{Flow, Phase, Tick},
 };
 
@@ -527,6 +527,14 @@ fn unanswered_syn_tries_another_backend() {
         let (first, second) = asked.split_at(1 + RETRIES);
         assert!(first.iter().all(|backend| *backend == asked[0]), "{asked:?}");
         assert!(second.iter().all(|backend| *backend != asked[0]), "{asked:?}");
+        // The agent gets a hint about each backend that did not answer.
+        let silent = |backend: SocketAddr| {
+            bed.read::<Endpoint, u32>("UNANSWERED", Endpoint::new(backend.ip().into(), backend.port()))
+        };
+        assert_eq!(
+            asked.iter().map(|backend| silent(*backend).is_some()).collect::<Vec<_>>(),
+            [true, true, true, false, false, false]
+        );
         // The last backend answers.
         let last = asked[asked.len() - 1];
         let answer = Packet::tcp(last, family.client(), 5000, b"").syn().ack(1001);

@@ -143,7 +143,8 @@ fn spawn_prober(
     let (state, metrics) = opened.observers();
     let observers = probe::Observers { board: state.board(), metrics, events };
     let file = socket::record(&config.kernel.bpffs, "unhealthy")?;
-    let (prober, unhealthy) = Prober::new(&config.node_name, file, channels, observers);
+    let unanswered = (config.syn_retries > 0).then(|| opened.datapath.unanswered()).transpose()?;
+    let (prober, unhealthy) = Prober::new(&config.node_name, file, channels, unanswered, observers);
     tasks.spawn("health checks of endpoints", prober.run());
     Ok(unhealthy)
 }

@@ -1,9 +1,9 @@
 //! Observation of flows, and deletion of those that are over. Their life cycle is `lb_common::conntrack`; `create`
 //! inserts them, `table` finds them.
 
-use aya_ebpf::Global;
+use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 use lb_common::{
-    FlowEventKind,
+    Endpoint, FlowEventKind, capacity,
     conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
 };
 use lb_ebpf::{
@@ -34,8 +34,19 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
     let reply = reply.map(|reply| &*reply);
     let membership = || membership(context, packet, flow);
-    flow::staleness(flow, reply, SYN_RETRIES.load(), membership) != Staleness::Fresh
+    let staleness = flow::staleness(flow, reply, SYN_RETRIES.load(), membership);
+    if staleness == Staleness::Unanswered {
+        let backend = Endpoint::new(flow.to.destination, flow.to.destination_port);
+        // Without room, the agent gets no hint.
+        UNANSWERED.insert(&backend, &1, 0).unwrap_or_default();
+    }
+    staleness != Staleness::Fresh
 }
+
+/// Backends that have left too many SYNs of a client unanswered: hints for the agent, which probes them. An LRU map, so
+/// that it holds the latest ones if no agent reads it.
+#[btf_map]
+static UNANSWERED: LruHashMap<Endpoint, u32, { capacity::UNANSWERED }> = LruHashMap::new();
 
 /// Retransmissions of an unanswered SYN to one backend before another backend is tried; 0 never tries another one.
 /// The agent sets it when it loads the programs.

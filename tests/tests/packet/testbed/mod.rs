@@ -24,8 +24,8 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AnnounceKey, Announcement, ConnectionLimits, DeviceInfo, EndpointName, FragmentKey,
-    FragmentedDatagram, Heard, Service, ServiceClient, ServiceKey, Settings, Vip, monitor,
+    Address, Affinity, AnnounceKey, Announcement, ConnectionLimits, DeviceInfo, Endpoint, EndpointName,
+    FragmentKey, FragmentedDatagram, Heard, Service, ServiceClient, ServiceKey, Settings, Vip, monitor,
 };
 use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
@@ -165,6 +165,7 @@ impl Testbed {
         self.clear::<ServiceClient, Affinity>("AFFINITY");
         self.clear::<u32, ConnectionLimits>("LIMITS");
         self.clear::<ServiceClient, u64>("LIMIT_BUCKETS");
+        self.clear::<Endpoint, u32>("UNANSWERED");
         self.clear::<Address, Vip>("VIPS");
         self.clear::<u32, u32>("INSIDE_DEVICES");
         self.clear::<Address, u32>("PEERS");
