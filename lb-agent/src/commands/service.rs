@@ -166,13 +166,14 @@ fn health(check: &CheckReport) -> String {
 /// A table of the endpoints whose probes fail. Unhealthy endpoints are not used as backends, unless all are unhealthy.
 fn failing_table(check: &CheckReport) -> Table {
     let mut table = table(&["PROBED", "HEALTH", "SINCE", "LAST-FAILURE"]);
-    for EndpointReport { address, port, verdict, since, reason } in &check.failing {
+    for EndpointReport { address, port, verdict, since, held_until, reason } in &check.failing {
         let mood = if verdict == "unhealthy" { Mood::Bad } else { Mood::Odd };
+        let held = held_until.map_or_else(String::new, |until| format!("; it flaps: held until {until}"));
         table.add_row(vec![
             SocketAddr::new(*address, *port).to_string().into(),
             cell(verdict, mood),
             since.to_string().into(),
-            reason.into(),
+            format!("{reason}{held}").into(),
         ]);
     }
     table
@@ -348,6 +349,7 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
             port: 8080,
             verdict: verdict.to_owned(),
             since: "2026-11-25T23:00:00Z".parse().unwrap(),
+            held_until: (last == 8).then(|| "2026-11-25T23:02:00Z".parse().unwrap()),
             reason: reason.to_owned(),
         };
         let check = CheckReport {
@@ -361,7 +363,11 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
             healthy: 2,
             unhealthy: 1,
             unknown: 1,
-            failing: vec![endpoint(5, "healthy", "no answer in 5s"), endpoint(7, "unhealthy", "status 500")],
+            failing: vec![
+                endpoint(5, "healthy", "no answer in 5s"),
+                endpoint(7, "unhealthy", "status 500"),
+                endpoint(8, "unhealthy", "status 503"),
+            ],
         };
         let mut services = service_view::services(&testdata::contents());
         service_view::add_health(&mut services, &[check]);
@@ -374,6 +380,7 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
 PROBED         HEALTH     SINCE                 LAST-FAILURE
 10.1.0.5:8080  healthy    2026-11-25T23:00:00Z  no answer in 5s
 10.1.0.7:8080  unhealthy  2026-11-25T23:00:00Z  status 500
+10.1.0.8:8080  unhealthy  2026-11-25T23:00:00Z  status 503; it flaps: held until 2026-11-25T23:02:00Z
 ";
         assert!(text.ends_with(expected), "{text}");
     }

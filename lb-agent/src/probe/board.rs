@@ -57,6 +57,9 @@ pub struct EndpointReport {
     pub verdict: String,
     /// Since when the target has this verdict.
     pub since: Timestamp,
+    /// Until when the target stays unhealthy although its probes succeed, because it flaps; `None` if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_until: Option<Timestamp>,
     /// Why the last failed probe failed.
     pub reason: String,
 }
@@ -111,15 +114,16 @@ impl CheckReport {
                 address: target.address,
                 port: target.port,
                 verdict: state.verdict.as_str().to_owned(),
-                since: since(state),
+                since: timestamp(state.since),
+                held_until: (state.held_until > 0).then(|| timestamp(state.held_until)),
                 reason: reason.clone(),
             });
         }
     }
 }
 
-fn since(state: &State) -> Timestamp {
-    i64::try_from(state.since)
+fn timestamp(unix: u64) -> Timestamp {
+    i64::try_from(unix)
         .ok()
         .and_then(|seconds| Timestamp::from_second(seconds).ok())
         .unwrap_or(Timestamp::UNIX_EPOCH)

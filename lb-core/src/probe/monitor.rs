@@ -1,7 +1,7 @@
 //! The state of every probed target: when its next probe is due, and what its results mean.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
     time::Duration,
 };
@@ -18,6 +18,13 @@ use crate::model::ObjectName;
 /// whole interval, because at the start of a node all first probes are close together.)
 const JITTER: u64 = 10;
 const FIRST_JITTER: u64 = 50;
+
+/// A target flaps if its verdict changes more than [`FLAPS`] times within this time, in seconds.
+const FLAP_WINDOW: u64 = 600;
+const FLAPS: usize = 5;
+/// For how long a target that begins to flap is held unhealthy, in seconds. Each further change doubles the time.
+const HOLD: u64 = 60;
+const LONGEST_HOLD: u64 = 600;
 
 /// Whether an endpoint gets new flows, by the results of its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -51,8 +58,14 @@ pub struct State {
     pub since: u64,
     /// Text of the last failure; `None` if enough good results followed it.
     pub failure: Option<String>,
+    /// Until when the target stays unhealthy although its probes succeed, because it flaps; in seconds since the Unix
+    /// epoch, 0 if it may become healthy.
+    pub held_until: u64,
     /// Number of results in a row that contradict the verdict.
     contrary: u8,
+    /// When the verdict last changed between healthy and unhealthy, in seconds since the Unix epoch: the changes of the
+    /// last [`FLAP_WINDOW`], oldest first.
+    changes: VecDeque<u64>,
 }
 
 /// What the next agent must know about an unhealthy target.
@@ -121,7 +134,8 @@ impl Monitor {
         let before = self.remembered.range(..target).map(|(other, _)| other);
         let known = alike(before, self.remembered.range(target..).map(|(other, _)| other), target).cloned();
         if let Some(Memory { since, failure }) = known.and_then(|known| self.remembered.remove(&known)) {
-            return State { verdict: Verdict::Unhealthy, since, failure: Some(failure), contrary: 0 };
+            let failure = Some(failure);
+            return State { verdict: Verdict::Unhealthy, since, failure, ..State::default() };
         }
         let before = self.watched.range(..target).map(|(other, _)| other);
         let same = alike(before, self.watched.range(target..).map(|(other, _)| other), target);
@@ -237,15 +251,34 @@ impl State {
         if says == self.verdict {
             self.contrary = 0;
         } else {
-            self.contrary = self.contrary.saturating_add(1);
-            if self.verdict == Verdict::Unknown || self.contrary >= threshold {
-                (self.verdict, self.since, self.contrary) = (says, unix, 0);
+            self.contrary = self.contrary.saturating_add(1).min(threshold);
+            let is_held = says == Verdict::Healthy && unix < self.held_until;
+            if self.verdict == Verdict::Unknown || self.contrary >= threshold && !is_held {
+                self.change(says, unix);
             }
         }
         match result {
             Err(failure) => self.failure = Some(failure.text),
             Ok(()) if self.verdict == Verdict::Healthy => self.failure = None,
             Ok(()) => {}
+        }
+    }
+}
+
+impl State {
+    /// Changes the verdict, and holds a target that flaps.
+    fn change(&mut self, verdict: Verdict, unix: u64) {
+        if self.verdict != Verdict::Unknown {
+            self.changes.push_back(unix);
+        }
+        while self.changes.front().is_some_and(|at| at.saturating_add(FLAP_WINDOW) <= unix) {
+            self.changes.pop_front();
+        }
+        (self.verdict, self.since, self.contrary, self.held_until) = (verdict, unix, 0, 0);
+        if verdict == Verdict::Unhealthy && self.changes.len() > FLAPS {
+            let doublings = self.changes.len() - FLAPS - 1;
+            let hold = u32::try_from(doublings).ok().and_then(|doublings| HOLD.checked_shl(doublings));
+            self.held_until = unix + hold.map_or(LONGEST_HOLD, |hold| hold.min(LONGEST_HOLD));
         }
     }
 }
@@ -369,6 +402,35 @@ mod tests {
         {
             assert!((least..=most).contains(&pauses[round]), "round {round}: {pauses:?}");
         }
+    }
+
+    #[test]
+    fn flapping_target_is_held_unhealthy_longer_and_longer() {
+        let mut state = State::default();
+        let mut now = 1_000;
+        // Probes the target every ten seconds, with this result, until its verdict is that of the result. Returns the
+        // time of that in seconds.
+        let mut until = |good: bool| {
+            let begun = now;
+            loop {
+                now += 10;
+                state.take(if good { Ok(()) } else { refused() }, &target(1, 10), now);
+                if (state.verdict == Verdict::Healthy) == good {
+                    return (now - begun, state.held_until.saturating_sub(now));
+                }
+            }
+        };
+        assert_eq!(until(true), (10, 0));
+        // Two changes in 50 s: five are no flapping yet.
+        for _ in 0..2 {
+            assert_eq!([until(false), until(true)], [(30, 0), (20, 0)]);
+        }
+        assert_eq!([until(false), until(true)], [(30, 0), (20, 0)], "the fifth and the sixth change");
+        assert_eq!([until(false), until(true)], [(30, 120), (120, 0)], "the seventh and the eighth");
+        assert_eq!(until(false), (30, 480));
+        assert_eq!(until(true), (480, 0));
+        // Most changes are more than ten minutes ago.
+        assert_eq!([until(false), until(true)], [(30, 0), (20, 0)]);
     }
 
     #[test]
