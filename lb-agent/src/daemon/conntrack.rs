@@ -60,76 +60,141 @@ pub(super) struct Udp {
 /// table may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
-    (udp, mut ends): (Udp, Ends),
+    (udp, ends): (Udp, Ends),
     mut addresses: watch::Receiver<Vec<IpAddr>>,
     mut flow_counts: watch::Receiver<FlowCounts>,
     observers: Observers,
 ) -> anyhow::Result<Infallible> {
     let Udp { sockets, mut stale_udp, served } = udp;
-    let mut fill = Fill::default();
-    let mut filter = RebuiltFilter::default();
-    filter.update(&conntrack, &observers.metrics).await;
-    let mut recount = Recount::default();
+    let mut collector = Collector::new(conntrack, (sockets, served), ends, observers);
+    collector.filter.update(&collector.conntrack, &collector.observers.metrics).await;
     let mut log = ErrorLog::default();
-    let mut next_sweep = Instant::now() + CALM;
-    // Set when a list of addresses arrives, including the first: the node may have lost addresses while no agent ran.
-    let mut checks_addresses = false;
-    // `packets_of`: frontends whose flows must be checked; `sockets_of`: frontends whose sockets must be. Flows are
-    // deleted first, after a grace period: from then on no program connects a socket to an old backend.
-    let (mut packets_of, mut sockets_of) = (StaleFrontends::new(), StaleFrontends::new());
     loop {
         tokio::select! {
-            () = time::sleep_until(next_sweep) => {}
+            () = time::sleep_until(collector.next_sweep) => {}
             changed = addresses.changed() => {
                 changed.context("the node task has ended")?;
-                checks_addresses = true;
+                collector.checks_addresses = true;
             }
-            frontends = stale_udp.recv() => packets_of.extend(frontends.context("the writer has ended")?),
+            frontends = stale_udp.recv() => {
+                collector.packets_of.extend(frontends.context("the writer has ended")?);
+            }
             looked = flow_counts.changed() => {
                 looked.context("the task that counts packets has ended")?;
-                if !fill.may_be_pressed(*flow_counts.borrow_and_update(), conntrack.table().capacity()) {
+                if !collector.hurries(*flow_counts.borrow_and_update()) {
                     continue;
                 }
-                next_sweep = next_sweep.min(Instant::now());
             }
         }
         while let Ok(more) = stale_udp.try_recv() {
-            packets_of.extend(more);
+            collector.packets_of.extend(more);
         }
+        let mut result = collector.end_stale().await?;
+        // Checked after every event, so that frequent changes of addresses or backends do not delay GC.
+        if collector.next_sweep <= Instant::now() {
+            let flow_counts = *flow_counts.borrow();
+            result = result.and(collector.collect(flow_counts).await?);
+        }
+        log.note(result);
+    }
+}
+
+/// What GC has done, and what is left to do.
+struct Collector {
+    conntrack: Conntrack,
+    sockets: NodeSockets,
+    served: ServedUdp,
+    ends: Ends,
+    observers: Observers,
+    fill: Fill,
+    filter: RebuiltFilter,
+    recount: Recount,
+    /// When the next GC run is due.
+    next_sweep: Instant,
+    /// Whether the node may have lost addresses: set when a list of addresses arrives, including the first, because the
+    /// node may have lost some while no agent ran.
+    checks_addresses: bool,
+    /// Frontends whose flows must be checked. Flows are deleted first, after a grace period: from then on no program
+    /// connects a socket to an old backend.
+    packets_of: StaleFrontends,
+    /// Frontends whose sockets must be checked, because their flows have been.
+    sockets_of: StaleFrontends,
+}
+
+impl Collector {
+    fn new(
+        conntrack: Conntrack,
+        (sockets, served): (NodeSockets, ServedUdp),
+        ends: Ends,
+        observers: Observers,
+    ) -> Self {
+        Self {
+            conntrack,
+            sockets,
+            served,
+            ends,
+            observers,
+            fill: Fill::default(),
+            filter: RebuiltFilter::default(),
+            recount: Recount::default(),
+            next_sweep: Instant::now() + CALM,
+            checks_addresses: false,
+            packets_of: StaleFrontends::new(),
+            sockets_of: StaleFrontends::new(),
+        }
+    }
+
+    /// Makes the next GC run due if the flow table may be nearly full; returns whether it may.
+    fn hurries(&mut self, flow_counts: FlowCounts) -> bool {
+        let hurries = self.fill.may_be_pressed(flow_counts, self.conntrack.table().capacity());
+        if hurries {
+            self.next_sweep = self.next_sweep.min(Instant::now());
+        }
+        hurries
+    }
+
+    /// Ends flows whose masquerade address or backend is gone, and sockets whose backend is.
+    async fn end_stale(&mut self) -> anyhow::Result<Result<(), DatapathError>> {
         let mut result = Ok(());
-        if checks_addresses {
-            result = delete_masqueraded(conntrack.clone()).await?;
-            checks_addresses = result.is_err();
+        if self.checks_addresses {
+            result = delete_masqueraded(self.conntrack.clone()).await?;
+            self.checks_addresses = result.is_err();
         }
-        if !packets_of.is_empty() {
-            let stale = Stale { frontends: packets_of.clone(), served: served.clone() };
-            let deleted = delete_flows(conntrack.clone(), stale, &observers.metrics).await?;
+        if !self.packets_of.is_empty() {
+            let stale = self.stale(&self.packets_of);
+            let deleted = delete_flows(self.conntrack.clone(), stale, &self.observers.metrics).await?;
             if deleted.is_ok() {
-                sockets_of.append(&mut packets_of);
+                self.sockets_of.append(&mut self.packets_of);
             }
             result = result.and(deleted);
         }
-        if !sockets_of.is_empty() {
-            let stale = Stale { frontends: sockets_of.clone(), served: served.clone() };
-            let closed = close_sockets(sockets.clone(), stale).await?;
+        if !self.sockets_of.is_empty() {
+            let stale = self.stale(&self.sockets_of);
+            let closed = close_sockets(self.sockets.clone(), stale).await?;
             if closed.is_ok() {
-                sockets_of.clear();
+                self.sockets_of.clear();
             }
             result = result.and(closed);
         }
-        // Checked after every event, so that frequent changes of addresses or backends do not delay GC.
-        if next_sweep <= Instant::now() {
-            fill.flow_counts = *flow_counts.borrow();
-            result = result.and(ends.pass((conntrack.clone(), sockets.clone()), &observers.metrics).await?);
-            let swept = sweep(conntrack.clone(), &observers, &mut fill, &mut recount).await?;
-            if swept.is_ok() {
-                observers.counters.send_replace(recount.in_flows().clone());
-            }
-            result = result.and(swept);
-            filter.update(&conntrack, &observers.metrics).await;
-            next_sweep = Instant::now() + if fill.pressure == Pressure::NONE { CALM } else { PRESSED };
+        Ok(result)
+    }
+
+    fn stale(&self, frontends: &StaleFrontends) -> Stale {
+        Stale { frontends: frontends.clone(), served: self.served.clone() }
+    }
+
+    /// Ends the connections whose Service says so, and runs GC. `flow_counts` are the present counters.
+    async fn collect(&mut self, flow_counts: FlowCounts) -> anyhow::Result<Result<(), DatapathError>> {
+        self.fill.flow_counts = flow_counts;
+        let metrics = &self.observers.metrics;
+        let ended = self.ends.pass((self.conntrack.clone(), self.sockets.clone()), metrics).await?;
+        let swept = sweep(self.conntrack.clone(), &self.observers, &mut self.fill, &mut self.recount).await?;
+        if swept.is_ok() {
+            self.observers.counters.send_replace(self.recount.in_flows().clone());
         }
-        log.note(result);
+        self.filter.update(&self.conntrack, metrics).await;
+        self.next_sweep = Instant::now() + if self.fill.pressure == Pressure::NONE { CALM } else { PRESSED };
+        Ok(ended.and(swept))
     }
 }
 
