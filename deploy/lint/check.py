@@ -50,7 +50,7 @@ EVERYTHING = {
     "updateStrategy": {"type": "OnDelete"},
     "loadBalancerController": {"enabled": True, "class": "example.com/lb"},
     "announce": {"enabled": True, "keySecret": "key", "port": 7000, "prefer": "single"},
-    "bgp": {"enabled": True, "image": "registry.example/bird:2", "table": 200, "lifetime": 60},
+    "bgp": {"enabled": True, "image": "registry.example/bird:2", "table": 200, "lifetime": 60, "passwordSecrets": ["a/b", "c/d"]},
     "test": {"image": "registry.example/busybox:1"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -77,6 +77,7 @@ REFUSED = [
     {"bgp": {"image": ""}},
     {"bgp": {"table": 0}},
     {"bgp": {"lifetime": "30s"}},
+    {"bgp": {"passwordSecrets": ["name"]}},
     {"test": {"image": True}},
     {"test": {"image": "busy box"}},
     {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},

@@ -13,7 +13,7 @@ use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
         coordination::v1::Lease,
-        core::v1::{ConfigMap, Container, Node, Service, ServiceAccount},
+        core::v1::{ConfigMap, Container, Node, Secret, Service, ServiceAccount},
         discovery::v1::EndpointSlice,
         events::v1::Event,
         networking::v1::ServiceCIDR,
@@ -61,12 +61,20 @@ fn strictly<T: DeserializeOwned>(value: &Value) -> T {
 
 /// The only object of type `T` in a file of `deploy/`.
 fn only<T: DeserializeOwned + Resource>(file: &str) -> T {
-    let objects = objects(file);
-    let mut of_kind = objects.iter().filter(|(kind, _)| kind == T::KIND);
-    let object = of_kind.next().unwrap_or_else(|| panic!("{file} has no {}", T::KIND));
-    assert!(of_kind.next().is_none(), "{file} has two objects {}", T::KIND);
-    assert_eq!(object.1["apiVersion"], T::API_VERSION);
-    strictly(&object.1)
+    let mut all = every(file);
+    assert_eq!(all.len(), 1, "{file}: {}", T::KIND);
+    all.remove(0)
+}
+
+/// The objects of type `T` in a file of `deploy/`.
+fn every<T: DeserializeOwned + Resource>(file: &str) -> Vec<T> {
+    let of_kind = objects(file).into_iter().filter(|(kind, _)| kind == T::KIND);
+    of_kind
+        .map(|(_, object)| {
+            assert_eq!(object["apiVersion"], T::API_VERSION);
+            strictly(&object)
+        })
+        .collect()
 }
 
 fn name<T: Metadata<Ty = ObjectMeta>>(object: &T) -> &str {
@@ -166,10 +174,11 @@ fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
     let role: ClusterRole = only(CONTROLLER);
     assert_eq!(granted(&role.rules.unwrap()), everywhere);
 
-    let (role, binding): (Role, RoleBinding) = (only(CONTROLLER), only(CONTROLLER));
-    assert_eq!((binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()), ("Role", name(&role)));
+    let (roles, bindings): (Vec<Role>, Vec<RoleBinding>) = (every(CONTROLLER), every(CONTROLLER));
+    let ([role, of_secret], [binding, to_secret]) = (&roles[..], &bindings[..]) else { panic!("{roles:?}") };
+    assert_eq!((binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()), ("Role", name(role)));
     assert_eq!(binding.metadata.namespace, role.metadata.namespace);
-    let rules = role.rules.unwrap();
+    let rules = role.rules.clone().unwrap();
     let here = of(Lease::GROUP, "leases", &["create", "get", "update"]).chain(of(
         ConfigMap::GROUP,
         "configmaps",
@@ -181,6 +190,21 @@ fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
     let limited = rules.iter().filter(|rule| !rule.verbs.contains(&"create".to_owned()));
     let names: Vec<_> = limited.map(|rule| rule.resource_names.clone().unwrap()).collect();
     assert_eq!(names, [vec![lease_name(Some("example.com/Lb"))], vec![VOTERS.to_owned()]]);
+
+    // The Secret of `bgp.passwordSecrets`, and no other.
+    assert_eq!(
+        (of_secret.metadata.namespace.as_deref(), name(of_secret)),
+        (Some("metallb-system"), "lb-agent-tor")
+    );
+    assert_eq!(
+        (to_secret.role_ref.name.as_str(), &to_secret.metadata.namespace),
+        (name(of_secret), &of_secret.metadata.namespace)
+    );
+    let subject = &to_secret.subjects.as_ref().unwrap()[0];
+    assert_eq!(subject.namespace, binding.subjects.as_ref().unwrap()[0].namespace);
+    let rules = of_secret.rules.clone().unwrap();
+    assert_eq!(granted(&rules), of(Secret::GROUP, "secrets", &["get"]).collect());
+    assert_eq!(rules[0].resource_names.as_deref(), Some(&["tor".to_owned()][..]));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     addresses::field_error,
-    condition::FieldError,
+    condition::{FieldError, FieldErrors},
     parse::{Resource, typed},
     schema,
 };
@@ -23,7 +23,16 @@ pub(super) fn advertisement(value: &Value) -> Read {
 
 pub(super) fn peer(value: &Value) -> Read {
     let peer: api::BgpPeer = typed::<schema::BgpPeer, _>(value).map_err(without_password)?;
-    Peer::new(&peer).map(|it| Resource::Bgp(Object::Peer(Box::new(it)))).map_err(refused)
+    let peer = Peer::new(&peer).map_err(refused)?;
+    if peer.password_secret.is_some() {
+        let mut errors = FieldErrors::default();
+        errors.forbidden(
+            "spec.passwordSecret",
+            "the agent reads no Secrets from manifests; give spec.password",
+        );
+        return Err(errors.0);
+    }
+    Ok(Resource::Bgp(Object::Peer(Box::new(peer))))
 }
 
 pub(super) fn communities(value: &Value) -> Read {

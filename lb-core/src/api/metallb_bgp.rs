@@ -71,7 +71,8 @@ pub struct BgpPeerSpec {
     pub node_selectors: Option<Vec<LabelSelector>>,
     #[serde(deserialize_with = "tolerant::secret")]
     pub password: Option<String>,
-    pub password_secret: Option<Value>,
+    #[serde(deserialize_with = "tolerant::value")]
+    pub password_secret: SecretReference,
     pub bfd_profile: Option<String>,
     pub enable_graceful_restart: Option<bool>,
     pub ebgp_multi_hop: Option<bool>,
@@ -79,6 +80,16 @@ pub struct BgpPeerSpec {
     #[serde(rename = "disableMP")]
     pub disable_mp: Option<bool>,
     pub dual_stack_address_family: Option<bool>,
+}
+
+/// `spec.passwordSecret` of a BGPPeer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SecretReference {
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub name: Option<String>,
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub namespace: Option<String>,
 }
 
 /// The API object `metallb.io/v1beta1 Community`.

@@ -131,15 +131,15 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
             "metadata": {"namespace": "metallb-system", "name": name}, "spec": spec,
         }));
     };
-    put(
-        "BGPPeer",
-        "v1beta2",
-        "tor",
-        json!({
-            "myASN": 64500, "peerASN": 64501, "peerAddress": "192.0.2.250", "bfdProfile": "fast", "password": "secret",
+    let peer = |more: Value| {
+        let mut spec = json!({
+            "myASN": 64500, "peerASN": 64501, "peerAddress": "192.0.2.250", "bfdProfile": "fast",
             "nodeSelectors": [{"matchLabels": {"rack": "a"}}],
-        }),
-    );
+        });
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        put("BGPPeer", "v1beta2", "tor", spec);
+    };
+    peer(json!({"password": "secret"}));
     put("BFDProfile", "v1beta1", "fast", json!({"receiveInterval": 120}));
     put("Community", "v1beta1", "names", json!({"communities": [{"name": "gold", "value": "64500:7"}]}));
     put("BGPAdvertisement", "v1beta1", "all", json!({"communities": ["gold"]}));
@@ -163,6 +163,26 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     };
     waits("the command shows the peer", &|| shown().contains("neighbor 192.0.2.250"));
     assert!(!shown().contains("secret"), "{}", shown());
+
+    // The password may be in a Secret. Without it there is no session.
+    peer(json!({"passwordSecret": {"name": "key"}}));
+    let status_of = |number: u8| {
+        let status =
+            ask(&segment.nodes[usize::from(number) - 1], &segment.bpffs(number), &["status"]).unwrap();
+        String::from_utf8(status.stdout).unwrap()
+    };
+    waits("the missing Secret is named", &|| status_of(1).contains("the Secret metallb-system/key"));
+    assert!(!config(1).contains("neighbor"), "{}", config(1));
+    segment.server.put(json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/basic-auth",
+        "metadata": {"namespace": "metallb-system", "name": "key"}, "data": {"password": "c2Vzc2FtZQ=="},
+    }));
+    // A change of the peer makes the agent look for the Secret before a minute has passed.
+    peer(json!({"password": "secret"}));
+    waits("the password of the peer", &|| config(1).contains("password \"secret\""));
+    peer(json!({"passwordSecret": {"name": "key"}}));
+    waits("the password of the Secret", &|| config(1).contains("password \"sessame\""));
+    waits("no missing Secret", &|| !status_of(1).contains("Secret"));
 
     let excluded = json!({"rack": "a", "node.kubernetes.io/exclude-from-external-load-balancers": ""});
     segment.server.put(node(1, excluded));

@@ -11,12 +11,12 @@ use lb_core::{
 };
 use tokio::sync::watch;
 
-use super::{kinds::AnyNode, pools, replace};
+use super::{kinds::AnyNode, passwords::Passwords, pools, replace};
 use crate::kubernetes::{
     client::{ApiServer, KubernetesError, watching_client},
     conditions::ServerConditions,
     kind::{self, Kind},
-    watch::{Watch, publish},
+    watch::{Watch, at, publish},
 };
 
 /// The channels through which this source publishes. Each holds the latest value.
@@ -53,6 +53,7 @@ struct Follower {
     profiles: Watch<BfdProfile>,
     pools: Watch<IpAddressPool>,
     node: Watch<AnyNode>,
+    passwords: Passwords,
     objects: Objects,
     known_pools: BTreeMap<ObjectName, (Option<String>, Pool)>,
     known_node: Option<Member>,
@@ -74,6 +75,7 @@ impl Follower {
             profiles: every(client),
             pools: every(client),
             node: Watch::new(client.clone(), kind::named_object(node), SystemTime::UNIX_EPOCH),
+            passwords: Passwords::new(client.clone()),
             objects: Objects::default(),
             known_pools: BTreeMap::new(),
             known_node: None,
@@ -103,7 +105,9 @@ impl Follower {
                         self.known_node = member;
                     }
                 }
+                () = at(self.passwords.due()) => {}
             }
+            self.passwords.read(&self.objects.peers).await;
             self.publish();
         }
     }
@@ -119,9 +123,10 @@ impl Follower {
     }
 
     fn publish(&mut self) {
+        let mut bgp = self.objects.clone();
+        let of_passwords = self.passwords.fill(&mut bgp.peers);
         if self.is_listed() {
             let pools = pools(&self.known_pools);
-            let bgp = self.objects.clone();
             // `advertised` must come first: the announcer reads it once `node` is known.
             publish(&self.published.advertised, Advertised { bgp, pools, ..Advertised::default() });
             let gone = Member { may_announce: false, ..Member::default() };
@@ -138,6 +143,7 @@ impl Follower {
         ];
         let problems = advertisements.problems().chain(peers.problems());
         let problems = problems.chain(communities.problems()).chain(profiles.problems());
+        let problems = problems.chain(of_passwords.iter().map(String::as_str));
         let problems = self.server.update(failures.into_iter().flatten(), problems);
         publish(&self.published.problems, problems);
     }

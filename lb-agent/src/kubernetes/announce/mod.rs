@@ -10,6 +10,7 @@
 mod bgp;
 mod command;
 mod kinds;
+mod passwords;
 
 use std::{
     collections::BTreeMap,

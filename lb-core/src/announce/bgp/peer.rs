@@ -43,6 +43,8 @@ pub struct Peer {
     pub(super) connect: u64,
     pub(super) router_id: Option<Ipv4Addr>,
     pub(super) password: Option<Quoted>,
+    /// The Secret whose key `password` is the password; `None` if it is in the BGPPeer, or there is none.
+    pub password_secret: Option<ObjectName>,
     pub(super) bfd_profile: Option<String>,
     pub(super) graceful_restart: bool,
     pub(super) multihop: bool,
@@ -129,6 +131,7 @@ impl Peer {
                 .clamp(1, 65535),
             router_id: router_id(&object, spec)?,
             password: password(&object, spec)?,
+            password_secret: password_secret(&object, spec, &name)?,
             // By default BIRD treats a session within an AS as multihop, for which BFD needs a source address.
             direct: is_internal && bfd_profile.is_some() && source.is_none(),
             bfd_profile,
@@ -138,6 +141,16 @@ impl Peer {
             both_families: spec.dual_stack_address_family.unwrap_or(false),
             name,
         })
+    }
+
+    /// Sets the password that the peer's Secret has.
+    ///
+    /// # Errors
+    ///
+    /// What a password must be, if this is none. The text does not show it.
+    pub fn set_password(&mut self, text: &str) -> Result<(), &'static str> {
+        self.password = Some(quoted_password(text).ok_or(PASSWORD)?);
+        Ok(())
     }
 
     /// Whether nodes with these labels connect to the router.
@@ -150,9 +163,6 @@ fn refuse_unsupported(object: &Object, spec: &api::BgpPeerSpec) -> Result<(), Co
     let refuse = |field: &str, why: &str| Err(object.error(field, format!("not supported: {why}")));
     if spec.interface.as_ref().is_some_and(|name| !name.is_empty()) {
         return refuse("spec.interface", "give the router's address in spec.peerAddress");
-    }
-    if spec.password_secret.as_ref().is_some_and(|secret| secret.get("name").is_some_and(|name| name != "")) {
-        return refuse("spec.passwordSecret", "the agent reads no Secrets; give spec.password");
     }
     Ok(())
 }
@@ -262,9 +272,32 @@ fn router_id(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Ipv4Addr
 /// The password of the session, if it has one. Errors never show it.
 fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, ConvertError> {
     let Some(text) = spec.password.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
-    let password = Quoted::new(text).filter(|_| text.len() <= 80);
-    let why = "Invalid value: must have at most 80 bytes, no quotation marks and no control characters";
-    password.map(Some).ok_or_else(|| object.error("spec.password", why.to_owned()))
+    let password = quoted_password(text);
+    password.map(Some).ok_or_else(|| object.error("spec.password", format!("Invalid value: {PASSWORD}")))
+}
+
+/// What a password must be.
+const PASSWORD: &str = "must have 1 to 80 bytes, no quotation marks and no control characters";
+
+fn quoted_password(text: &str) -> Option<Quoted> {
+    Quoted::new(text).filter(|_| (1..=80).contains(&text.len()))
+}
+
+/// The Secret that has the password, by default in the namespace of the BGPPeer `peer`.
+fn password_secret(
+    object: &Object,
+    spec: &api::BgpPeerSpec,
+    peer: &ObjectName,
+) -> Result<Option<ObjectName>, ConvertError> {
+    let secret = spec.password_secret.clone();
+    let Some(name) = secret.name.filter(|name| !name.is_empty()) else { return Ok(None) };
+    if spec.password.as_ref().is_some_and(|text| !text.is_empty()) {
+        let why = "Invalid value: give either spec.password or spec.passwordSecret".to_owned();
+        return Err(object.error("spec.passwordSecret", why));
+    }
+    let namespace = secret.namespace.filter(|namespace| !namespace.is_empty());
+    let namespace = namespace.map_or_else(|| peer.namespace.clone(), Into::into);
+    Ok(Some(ObjectName { namespace, name: name.into() }))
 }
 
 /// The name of the VRF's device. As in the kernel, at most 15 bytes, without slashes, colons and white space.

@@ -271,7 +271,7 @@ fn invalid_peers_are_refused_with_their_field() {
         (json!({"keepaliveTime": "500ms"}), "spec.keepaliveTime"),
         (json!({"holdTime": "9s", "keepaliveTime": "10s"}), "spec.keepaliveTime"),
         (json!({"routerID": "node"}), "spec.routerID"),
-        (json!({"passwordSecret": {"name": "key"}}), "spec.passwordSecret"),
+        (json!({"password": "quit", "passwordSecret": {"name": "key"}}), "spec.passwordSecret"),
         (json!({"password": "\"; quit"}), "spec.password"),
         (json!({"vrf": "a-name-that-is-too-long"}), "spec.vrf"),
         (json!({"peerASN": 64500, "ebgpMultiHop": true}), "spec.ebgpMultiHop"),
@@ -285,6 +285,29 @@ fn invalid_peers_are_refused_with_their_field() {
         assert!(!why.contains("quit"), "{why}");
     }
     assert!(refusal(&peer(&"a".repeat(60), "10.0.0.1", json!({}))).starts_with("metadata.name:"));
+}
+
+#[test]
+fn secret_of_a_password_is_in_the_namespace_of_the_peer_by_default() {
+    let secret = |more| Peer::new(&read(&peer("a", "10.0.0.1", more))).unwrap().password_secret;
+    let its = secret(json!({"passwordSecret": {"name": "key"}})).unwrap();
+    assert_eq!((&*its.namespace, &*its.name), ("metallb-system", "key"));
+    let others = secret(json!({"passwordSecret": {"name": "key", "namespace": "net"}})).unwrap();
+    assert_eq!(others.to_string(), "net/key");
+    for none in [json!({}), json!({"passwordSecret": null}), json!({"passwordSecret": {"name": ""}})] {
+        assert_eq!(secret(none), None);
+    }
+}
+
+#[test]
+fn invalid_password_of_a_secret_is_refused() {
+    let mut with_secret =
+        Peer::new(&read(&peer("a", "10.0.0.1", json!({"passwordSecret": {"name": "key"}})))).unwrap();
+    with_secret.set_password("pass word").unwrap();
+    for invalid in ["", "a\nb", "a\"b", &"a".repeat(81)] {
+        let error = with_secret.set_password(invalid).unwrap_err();
+        assert!(error.starts_with("must have 1 to 80 bytes"), "{error}");
+    }
 }
 
 #[test]
