@@ -148,7 +148,7 @@ pub mod capacity {
     /// Backends of service ports that sockets of processes are connected to (`SOCKET_COUNTS`): 16 bytes each at start,
     /// the rest for those that exist.
     pub const SOCKET_COUNTS: usize = 16_384;
-    /// The fewest entries of `FRAGMENTS`, of `LIMIT_BUCKETS` and of the maps of sockets for each CPU.
+    /// The fewest entries of `FRAGMENTS`, of `LIMIT_BUCKETS`, of `UNANSWERED` and of the maps of sockets for each CPU.
     ///
     /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,
     /// `LOCAL_FREE_TARGET`). A map with fewer than 128 for each CPU evicts entries in use while other CPUs have free

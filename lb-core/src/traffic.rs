@@ -167,11 +167,19 @@ impl<S: BuildHasher> Ledger<S> {
             backend.tally.active += counts.active();
             if self.walk > 1 {
                 let before = self.sockets.get(counter).copied().unwrap_or(0);
-                // If the count is smaller than before, the agent has forgotten the backend in between.
+                // If the count is smaller than before, the agent has deleted the counter in between.
                 backend.tally.total.flows += counts.begun.checked_sub(before).unwrap_or(counts.begun);
             }
         }
         self.sockets = counts.iter().map(|(counter, counts)| (*counter, counts.begun)).collect();
+    }
+
+    /// Forgets how many connections of sockets had begun at the last walk, because these counters are deleted, and count
+    /// from 0 if they come back.
+    pub fn forget_sockets(&mut self, deleted: &[SocketCounter]) {
+        for counter in deleted {
+            self.sockets.remove(counter);
+        }
     }
 
     /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and the sums of
@@ -310,7 +318,7 @@ mod tests {
             active_flows_slot,
             backend: Endpoint::new(Address::from_v4([10, 1, 0, backend]), 8080),
         };
-        let mut walk = |flow: bool, counts: &[(SocketCounter, [u64; 2])]| {
+        let walk = |ledger: &mut Sums, flow: bool, counts: &[(SocketCounter, [u64; 2])]| {
             ledger.begin();
             if flow {
                 let (from, forward, reply) = pair(1, 5);
@@ -321,18 +329,23 @@ mod tests {
                 .map(|(counter, [begun, ended])| (*counter, SocketCounts { begun: *begun, ended: *ended }));
             ledger.note_sockets(&counts.collect());
             ledger.end();
-            let tally = all(&ledger);
+            let tally = all(ledger);
             (tally.total.flows, tally.active)
         };
         let (first, second) = (counter(5, 0), counter(5, 3));
         assert_eq!(
-            walk(true, &[(first, [10, 8])]),
+            walk(&mut ledger, true, &[(first, [10, 8])]),
             (0, 3),
             "what began before the first walk is not counted"
         );
-        assert_eq!(walk(true, &[(first, [14, 14]), (second, [2, 1])]), (6, 2));
-        assert_eq!(walk(false, &[(second, [2, 2])]), (6, 0));
-        assert_eq!(walk(false, &[(first, [3, 4])]), (9, 0), "counted again from 0");
+        assert_eq!(walk(&mut ledger, true, &[(first, [14, 14]), (second, [2, 1])]), (6, 2));
+        assert_eq!(walk(&mut ledger, false, &[(second, [2, 2])]), (6, 0));
+        assert_eq!(walk(&mut ledger, false, &[(first, [3, 4])]), (9, 0), "counted again from 0");
+        ledger.forget_sockets(&[first]);
+        ledger.begin();
+        ledger.note_sockets(&BTreeMap::from([(first, SocketCounts { begun: 3, ended: 3 })]));
+        ledger.end();
+        assert_eq!(all(&ledger).total.flows, 12, "the counter was deleted, and grew to the same number");
     }
 
     #[test]

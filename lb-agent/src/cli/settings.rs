@@ -197,9 +197,9 @@ settings! {
         /// Tunnel of the modes dsr and hybrid [default: ipip]
         "dsr-encapsulation" "LB_AGENT_DSR_ENCAPSULATION" "dsrEncapsulation"
         dsr_encapsulation: Option<DsrEncapsulation> | Option<DsrEncapsulation>, (value_name = "KIND");
-        /// More machines that may send packets to backends on this node through a tunnel, in every --north-south-mode.
-        /// With dsr or hybrid, or with this flag, all nodes of the cluster and all members of --announce-member may
-        /// [default: none]
+        /// Networks of further machines that may send tunnelled packets to backends on this node, in every
+        /// --north-south-mode. If the mode is dsr or hybrid, or this flag is set, the other nodes of the cluster (with
+        /// --manifests: the members of --announce-member) may as well [default: none]
         "dsr-peers" "LB_AGENT_DSR_PEERS" "dsrPeers"
         dsr_peers: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// Which processes get Service addresses translated at connect() and sendmsg() instead of per packet [default:

@@ -56,7 +56,7 @@ pub(super) struct Udp {
     pub(super) served: ServedUdp,
 }
 
-/// Runs GC, and before each run ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
+/// Runs GC, and after each run ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
 /// table may be nearly full. `addresses` are the node's own.
 pub(super) async fn run(
     conntrack: Conntrack,
@@ -66,41 +66,41 @@ pub(super) async fn run(
     observers: Observers,
 ) -> anyhow::Result<Infallible> {
     let Udp { sockets, mut stale_udp, served } = udp;
-    let mut collector = Collector::new(conntrack, (sockets, served), ends, observers);
-    collector.filter.update(&collector.conntrack, &collector.observers.metrics).await;
+    let mut gc = GarbageCollection::new(conntrack, (sockets, served), ends, observers);
+    gc.filter.update(&gc.conntrack, &gc.observers.metrics).await;
     let mut log = ErrorLog::default();
     loop {
         tokio::select! {
-            () = time::sleep_until(collector.next_sweep) => {}
+            () = time::sleep_until(gc.next_run) => {}
             changed = addresses.changed() => {
                 changed.context("the node task has ended")?;
-                collector.checks_addresses = true;
+                gc.checks_addresses = true;
             }
             frontends = stale_udp.recv() => {
-                collector.packets_of.extend(frontends.context("the writer has ended")?);
+                gc.packets_of.extend(frontends.context("the writer has ended")?);
             }
             looked = flow_counts.changed() => {
                 looked.context("the task that counts packets has ended")?;
-                if !collector.hurries(*flow_counts.borrow_and_update()) {
+                if !gc.schedule_if_pressed(*flow_counts.borrow_and_update()) {
                     continue;
                 }
             }
         }
         while let Ok(more) = stale_udp.try_recv() {
-            collector.packets_of.extend(more);
+            gc.packets_of.extend(more);
         }
-        let mut result = collector.end_stale().await?;
+        let mut result = gc.end_stale().await?;
         // Checked after every event, so that frequent changes of addresses or backends do not delay GC.
-        if collector.next_sweep <= Instant::now() {
+        if gc.next_run <= Instant::now() {
             let flow_counts = *flow_counts.borrow();
-            result = result.and(collector.collect(flow_counts).await?);
+            result = result.and(gc.run(flow_counts).await?);
         }
         log.note(result);
     }
 }
 
 /// What GC has done, and what is left to do.
-struct Collector {
+struct GarbageCollection {
     conntrack: Conntrack,
     sockets: NodeSockets,
     served: ServedUdp,
@@ -110,7 +110,7 @@ struct Collector {
     filter: RebuiltFilter,
     recount: Recount,
     /// When the next GC run is due.
-    next_sweep: Instant,
+    next_run: Instant,
     /// Whether the node may have lost addresses: set when a list of addresses arrives, including the first, because the
     /// node may have lost some while no agent ran.
     checks_addresses: bool,
@@ -121,7 +121,7 @@ struct Collector {
     sockets_of: StaleFrontends,
 }
 
-impl Collector {
+impl GarbageCollection {
     fn new(
         conntrack: Conntrack,
         (sockets, served): (NodeSockets, ServedUdp),
@@ -137,7 +137,7 @@ impl Collector {
             fill: Fill::default(),
             filter: RebuiltFilter::default(),
             recount: Recount::default(),
-            next_sweep: Instant::now() + CALM,
+            next_run: Instant::now() + CALM,
             checks_addresses: false,
             packets_of: StaleFrontends::new(),
             sockets_of: StaleFrontends::new(),
@@ -145,12 +145,12 @@ impl Collector {
     }
 
     /// Makes the next GC run due if the flow table may be nearly full; returns whether it may.
-    fn hurries(&mut self, flow_counts: FlowCounts) -> bool {
-        let hurries = self.fill.may_be_pressed(flow_counts, self.conntrack.table().capacity());
-        if hurries {
-            self.next_sweep = self.next_sweep.min(Instant::now());
+    fn schedule_if_pressed(&mut self, flow_counts: FlowCounts) -> bool {
+        let is_pressed = self.fill.may_be_pressed(flow_counts, self.conntrack.table().capacity());
+        if is_pressed {
+            self.next_run = self.next_run.min(Instant::now());
         }
-        hurries
+        is_pressed
     }
 
     /// Ends flows whose masquerade address or backend is gone, and sockets whose backend is.
@@ -183,18 +183,19 @@ impl Collector {
         Stale { frontends: frontends.clone(), served: self.served.clone() }
     }
 
-    /// Ends the connections whose Service says so, and runs GC. `flow_counts` are the present counters.
-    async fn collect(&mut self, flow_counts: FlowCounts) -> anyhow::Result<Result<(), DatapathError>> {
+    /// Runs GC, then ends the connections whose Service says so. `flow_counts` are the present counters.
+    async fn run(&mut self, flow_counts: FlowCounts) -> anyhow::Result<Result<(), DatapathError>> {
         self.fill.flow_counts = flow_counts;
         let metrics = &self.observers.metrics;
-        let ended = self.ends.pass((self.conntrack.clone(), self.sockets.clone()), metrics).await?;
         let swept = sweep(self.conntrack.clone(), &self.observers, &mut self.fill, &mut self.recount).await?;
         if swept.is_ok() {
             self.observers.counters.send_replace(self.recount.in_flows().clone());
         }
+        // After GC: under pressure, room for new flows comes first.
+        let ended = self.ends.pass((self.conntrack.clone(), self.sockets.clone()), metrics).await?;
         self.filter.update(&self.conntrack, metrics).await;
-        self.next_sweep = Instant::now() + if self.fill.pressure == Pressure::NONE { CALM } else { PRESSED };
-        Ok(ended.and(swept))
+        self.next_run = Instant::now() + if self.fill.pressure == Pressure::NONE { CALM } else { PRESSED };
+        Ok(swept.and(ended))
     }
 }
 

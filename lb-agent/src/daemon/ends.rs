@@ -50,20 +50,19 @@ impl Ends {
                     end.is_some()
                 },
             );
-            let result = result.and_then(|()| {
-                let end = |connection: &ServiceConnection| {
-                    let ServiceConnection { service, backend, idle } = *connection;
-                    let endpoint = (backend.address, backend.port);
-                    let end = drains.end_of(&rules, (service, endpoint), idle, now);
-                    ended.count(end);
-                    end.is_some()
-                };
-                sockets.destroy_tcp(end).map(drop)
-            });
-            // A failed pass may not have found all connections, so it does not count as a complete one.
+            let mut of_sockets = Vec::new();
+            let end = |connection: &ServiceConnection| {
+                let ServiceConnection { service, backend, idle } = *connection;
+                drains.end_of(&rules, (service, (backend.address, backend.port)), idle, now)
+            };
+            let closed = sockets.destroy_tcp(end, &mut of_sockets);
+            of_sockets.into_iter().for_each(|end| ended.count(Some(end)));
+            // A failed pass may not have found all connections, so it does not count as a complete one. (Where the
+            // kernel cannot close sockets, only the flows count.)
             if result.is_ok() {
                 drains.end_pass(now);
             }
+            let result = result.and(closed);
             (result, drains, ended)
         })
         .await?;

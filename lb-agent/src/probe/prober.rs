@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    net::SocketAddr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -160,13 +161,17 @@ impl Prober {
     /// Probes the endpoints that have left SYNs unanswered.
     fn suspect(&mut self) {
         let Some(unanswered) = &mut self.unanswered else { return };
+        if self.observers.board.lock().is_empty() {
+            return;
+        }
         match unanswered.take() {
             Ok(silent) if silent.is_empty() => {}
             Ok(silent) => {
-                let addresses = silent.iter().map(|backend| backend.address.into()).collect();
-                self.observers.board.lock().suspect(&addresses, self.started.elapsed());
+                let silent =
+                    silent.iter().map(|backend| SocketAddr::new(backend.address.into(), backend.port));
+                self.observers.board.lock().suspect(&silent.collect(), self.started.elapsed());
             }
-            Err(error) => debug!("no signs of failure from packets: {error}"),
+            Err(error) => debug!("no hints of unanswered SYNs: {error}"),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
@@ -19,12 +19,12 @@ use crate::model::ObjectName;
 const JITTER: u64 = 10;
 const FIRST_JITTER: u64 = 50;
 
-/// A target flaps if its verdict changes more than [`FLAPS`] times within this time, in seconds.
-const FLAP_WINDOW: u64 = 600;
-const FLAPS: usize = 5;
-/// For how long a target that begins to flap is held unhealthy, in seconds. Each further change doubles the time.
-const HOLD: u64 = 60;
-const LONGEST_HOLD: u64 = 600;
+/// A target flaps if it becomes unhealthy more than [`MOST_FALLS`] times within this time.
+const FLAP_WINDOW: Duration = Duration::from_mins(10);
+const MOST_FALLS: usize = 3;
+/// For how long a target that begins to flap is held unhealthy. Each further fall doubles the time.
+const HOLD: Duration = Duration::from_mins(1);
+const LONGEST_HOLD: Duration = Duration::from_mins(10);
 
 /// Whether an endpoint gets new flows, by the results of its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -58,14 +58,15 @@ pub struct State {
     pub since: u64,
     /// Text of the last failure; `None` if enough good results followed it.
     pub failure: Option<String>,
-    /// Until when the target stays unhealthy although its probes succeed, because it flaps; in seconds since the Unix
-    /// epoch, 0 if it may become healthy.
+    /// Until when the target stays unhealthy although its probes succeed, because it flaps, for people: in seconds since
+    /// the Unix epoch; 0 if it may become healthy.
     pub held_until: u64,
+    /// The same on the caller's clock.
+    hold: Duration,
     /// Number of results in a row that contradict the verdict.
     contrary: u8,
-    /// When the verdict last changed between healthy and unhealthy, in seconds since the Unix epoch: the changes of the
-    /// last [`FLAP_WINDOW`], oldest first.
-    changes: VecDeque<u64>,
+    /// When the target became unhealthy after it was healthy, within the last [`FLAP_WINDOW`]; oldest first.
+    falls: VecDeque<Duration>,
 }
 
 /// What the next agent must know about an unhealthy target.
@@ -85,7 +86,7 @@ struct Watched {
     /// When the next probe is due; while a probe runs, when it began.
     at: Duration,
     is_probed: bool,
-    /// Whether a sign of failure has arrived since the last result.
+    /// Whether a hint of failure has arrived since the last result.
     is_suspected: bool,
 }
 
@@ -181,13 +182,15 @@ impl Monitor {
         let watched = self.watched.get_mut(target).filter(|watched| watched.is_probed)?;
         let before = watched.state.verdict;
         if !matches!(&result, Err(failure) if failure.reason == Reason::Local) {
-            watched.state.take(result, target, unix);
+            watched.state.take(result, target, now, unix);
         }
         let after = watched.state.verdict;
         watched.round += 1;
         watched.is_suspected = false;
         let timing = &target.check.timing;
-        let pause = if watched.state.contrary > 0 { timing.fast() } else { timing.interval };
+        // While a target is held, no result changes its verdict.
+        let is_changing = watched.state.contrary > 0 && watched.state.hold <= now;
+        let pause = if is_changing { timing.fast() } else { timing.interval };
         let jitter = if watched.round == 1 { FIRST_JITTER } else { JITTER };
         let pause = jittered(pause, jitter, hash(seed, target, watched.round));
         (watched.at, watched.is_probed) = ((watched.at + pause).max(now), false);
@@ -198,14 +201,18 @@ impl Monitor {
         (is_used(before) != is_used(after)).then_some(&watched.state)
     }
 
-    /// Takes signs that no connection to these addresses is established. For a healthy target, the first one since its
-    /// last result counts as a failed probe, unless it alone would make the target unhealthy; and the target is probed at
-    /// once.
-    pub fn suspect(&mut self, addresses: &BTreeSet<IpAddr>, now: Duration) {
+    /// Takes hints that these endpoints leave SYNs unanswered. (A check of a port of its own counts for all ports of its
+    /// address.) For a healthy target, the first hint since its last result counts as a failed probe, unless it alone
+    /// would make the target unhealthy; and the target is probed at once.
+    pub fn suspect(&mut self, silent: &BTreeSet<SocketAddr>, now: Duration) {
+        let addresses: BTreeSet<IpAddr> = silent.iter().map(SocketAddr::ip).collect();
         for (target, watched) in &mut self.watched {
+            let is_meant = match target.check.port {
+                Some(_) => addresses.contains(&target.address),
+                None => silent.contains(&target.socket()),
+            };
             let is_first = !watched.is_probed && !watched.is_suspected;
-            if watched.state.verdict != Verdict::Healthy || !is_first || !addresses.contains(&target.address)
-            {
+            if watched.state.verdict != Verdict::Healthy || !is_first || !is_meant {
                 continue;
             }
             watched.is_suspected = true;
@@ -215,6 +222,11 @@ impl Monitor {
             watched.at = watched.at.min(now);
             self.due.insert((watched.at, target.clone()));
         }
+    }
+
+    /// Whether nothing is probed.
+    pub fn is_empty(&self) -> bool {
+        self.watched.is_empty()
     }
 
     /// The number of targets with this verdict.
@@ -242,7 +254,7 @@ impl Monitor {
 }
 
 impl State {
-    fn take(&mut self, result: Result<(), Failure>, target: &Target, unix: u64) {
+    fn take(&mut self, result: Result<(), Failure>, target: &Target, now: Duration, unix: u64) {
         let timing = &target.check.timing;
         let (says, threshold) = match &result {
             Ok(()) => (Verdict::Healthy, timing.healthy),
@@ -252,9 +264,9 @@ impl State {
             self.contrary = 0;
         } else {
             self.contrary = self.contrary.saturating_add(1).min(threshold);
-            let is_held = says == Verdict::Healthy && unix < self.held_until;
+            let is_held = says == Verdict::Healthy && now < self.hold;
             if self.verdict == Verdict::Unknown || self.contrary >= threshold && !is_held {
-                self.change(says, unix);
+                self.change(says, now, unix);
             }
         }
         match result {
@@ -267,18 +279,21 @@ impl State {
 
 impl State {
     /// Changes the verdict, and holds a target that flaps.
-    fn change(&mut self, verdict: Verdict, unix: u64) {
-        if self.verdict != Verdict::Unknown {
-            self.changes.push_back(unix);
+    fn change(&mut self, verdict: Verdict, now: Duration, unix: u64) {
+        let falls = self.verdict == Verdict::Healthy && verdict == Verdict::Unhealthy;
+        (self.verdict, self.since, self.contrary) = (verdict, unix, 0);
+        (self.hold, self.held_until) = (Duration::ZERO, 0);
+        if !falls {
+            return;
         }
-        while self.changes.front().is_some_and(|at| at.saturating_add(FLAP_WINDOW) <= unix) {
-            self.changes.pop_front();
+        self.falls.push_back(now);
+        while self.falls.front().is_some_and(|fall| *fall + FLAP_WINDOW <= now) {
+            self.falls.pop_front();
         }
-        (self.verdict, self.since, self.contrary, self.held_until) = (verdict, unix, 0, 0);
-        if verdict == Verdict::Unhealthy && self.changes.len() > FLAPS {
-            let doublings = self.changes.len() - FLAPS - 1;
-            let hold = u32::try_from(doublings).ok().and_then(|doublings| HOLD.checked_shl(doublings));
-            self.held_until = unix + hold.map_or(LONGEST_HOLD, |hold| hold.min(LONGEST_HOLD));
+        if let Some(further) = self.falls.len().checked_sub(MOST_FALLS + 1) {
+            let factor = u32::try_from(further).ok().and_then(|further| 1_u32.checked_shl(further));
+            let hold = factor.map_or(LONGEST_HOLD, |factor| (HOLD * factor).min(LONGEST_HOLD));
+            (self.hold, self.held_until) = (now + hold, unix + hold.as_secs());
         }
     }
 }
@@ -406,59 +421,65 @@ mod tests {
 
     #[test]
     fn flapping_target_is_held_unhealthy_longer_and_longer() {
-        let mut state = State::default();
-        let mut now = 1_000;
-        // Probes the target every ten seconds, with this result, until its verdict is that of the result. Returns the
-        // time of that in seconds.
+        let mut bed = Bed::new(BTreeMap::new());
+        // Probes the target until its verdict is that of the result. Returns the seconds that this took, and for how
+        // long the target is held then.
         let mut until = |good: bool| {
-            let begun = now;
+            let begun = bed.now;
+            let mut longest = Duration::ZERO;
             loop {
-                now += 10;
-                state.take(if good { Ok(()) } else { refused() }, &target(1, 10), now);
-                if (state.verdict == Verdict::Healthy) == good {
-                    return (now - begun, state.held_until.saturating_sub(now));
+                let (_, pause) = bed.round(if good { Ok(()) } else { refused() });
+                longest = longest.max(pause);
+                if (bed.verdict() == Verdict::Healthy) == good {
+                    let (_, _, state) = bed.monitor.targets().next().unwrap();
+                    let hold = state.held_until.saturating_sub(bed.now.as_secs());
+                    return ((bed.now - begun).as_secs(), hold, longest.as_secs());
                 }
             }
         };
-        assert_eq!(until(true), (10, 0));
-        // Two changes in 50 s: five are no flapping yet.
-        for _ in 0..2 {
-            assert_eq!([until(false), until(true)], [(30, 0), (20, 0)]);
+        until(true);
+        for _ in 0..3 {
+            assert_eq!(until(false).1, 0);
+            let (took, ..) = until(true);
+            assert!(took < 20, "{took}");
         }
-        assert_eq!([until(false), until(true)], [(30, 0), (20, 0)], "the fifth and the sixth change");
-        assert_eq!([until(false), until(true)], [(30, 120), (120, 0)], "the seventh and the eighth");
-        assert_eq!(until(false), (30, 480));
-        assert_eq!(until(true), (480, 0));
-        // Most changes are more than ten minutes ago.
-        assert_eq!([until(false), until(true)], [(30, 0), (20, 0)]);
+        for hold in [60, 120, 240, 480] {
+            assert_eq!(until(false).1, hold);
+            let (took, left, pause) = until(true);
+            assert!((hold..hold + 30).contains(&took) && left == 0, "{took} of {hold}");
+            assert!(pause >= 9, "a held target is probed at the interval, not after {pause} s");
+        }
+        // The first falls are more than ten minutes ago by now.
+        assert!(until(false).1 < 480);
     }
 
     #[test]
-    fn sign_of_failure_brings_a_probe_forward_and_counts_once() {
-        let sign = |bed: &mut Bed, address: IpAddr| {
+    fn hint_of_failure_brings_a_probe_forward_and_counts_once() {
+        let hint = |bed: &mut Bed, endpoint: SocketAddr| {
             let now = bed.now;
-            bed.monitor.suspect(&[address].into(), now);
+            bed.monitor.suspect(&[endpoint].into(), now);
             bed.monitor.next_due().unwrap() - now
         };
-        let (its, other) = (target(1, 10).address, target(2, 10).address);
+        let (its, other) = (target(1, 10).socket(), target(2, 10).socket());
         let mut bed = Bed::new(BTreeMap::new());
-        assert!(sign(&mut bed, its) > Duration::ZERO, "no result yet");
+        assert!(hint(&mut bed, its) > Duration::ZERO, "no result yet");
         bed.round(Ok(()));
-        assert!(sign(&mut bed, other) > Duration::ZERO);
-        // Any number of signs counts as one of three failures.
-        assert_eq!([sign(&mut bed, its), sign(&mut bed, its), sign(&mut bed, its)], [Duration::ZERO; 3]);
+        assert!(hint(&mut bed, other) > Duration::ZERO);
+        assert!(hint(&mut bed, SocketAddr::new(its.ip(), 81)) > Duration::ZERO, "another port");
+        // Any number of hints counts as one of three failures.
+        assert_eq!([hint(&mut bed, its), hint(&mut bed, its), hint(&mut bed, its)], [Duration::ZERO; 3]);
         assert_eq!(bed.round(refused()).0, None);
         assert_eq!(bed.round(refused()).0, Some(Verdict::Unhealthy));
-        assert!(sign(&mut bed, its) > Duration::ZERO, "unhealthy already");
-        // A good result refutes the sign.
+        assert!(hint(&mut bed, its) > Duration::ZERO, "unhealthy already");
+        // A good result refutes the hint.
         let mut bed = Bed::new(BTreeMap::new());
         bed.round(Ok(()));
-        sign(&mut bed, its);
+        hint(&mut bed, its);
         let changes = [bed.round(Ok(())), bed.round(refused()), bed.round(refused())];
         assert_eq!(changes.map(|(change, _)| change), [None; 3]);
-        // Signs alone never make a target unhealthy.
+        // Hints alone never make a target unhealthy.
         for _ in 0..5 {
-            sign(&mut bed, its);
+            hint(&mut bed, its);
         }
         assert_eq!(bed.verdict(), Verdict::Healthy);
     }

@@ -22,7 +22,6 @@ use crate::{
         sys,
     },
     error::DatapathError,
-    state::socket_counts::SocketCountsMap,
 };
 
 /// A program that is attached to a cgroup, to translate system calls of its sockets.
@@ -115,7 +114,7 @@ fn detach(folder: &Folder) -> Result<(), DatapathError> {
         bpffs::unpin(&pin_of(folder, hook))?;
         bpffs::unpin(&folder.programs().join(hook.program))?;
     }
-    SocketCountsMap::open(folder)?.clear()
+    Ok(())
 }
 
 /// The socket programs that are attached, according to the pinned links.

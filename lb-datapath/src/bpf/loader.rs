@@ -99,6 +99,12 @@ pub(crate) fn load(
     of_devices: &[&'static str],
 ) -> Result<Loaded, DatapathError> {
     let mut loader = prepare()?;
+    if options.sockets.is_none() {
+        // No program will count the ends of connections: sockets that are open now must not count later, either.
+        for map in [&layout::SOCKET_COUNTS, &layout::COUNTED_SOCKETS] {
+            bpffs::unpin(&folder.map(map.name))?;
+        }
+    }
     let paths = MAPS.map(|spec| folder.map(spec.name));
     let sizes =
         MAPS.iter().zip(&paths).map(|(spec, path)| Ok((spec.name, entries_of(path, spec, capacities)?)));

@@ -248,7 +248,9 @@ fn socket_destruction() -> Probe {
         Ok(()) => Probe::ok(NAME, "sockets of backends that are gone get an error"),
         Err(error) => Probe::degraded(
             NAME,
-            format!("{error}: connected sockets of the node stay with backends that are gone"),
+            format!(
+                "{error}: UDP sockets of the node keep backends that are gone, and timeouts do not end its TCP connections"
+            ),
             "a kernel with CONFIG_INET_UDP_DIAG, CONFIG_INET_TCP_DIAG and CONFIG_INET_DIAG_DESTROY, and CAP_NET_ADMIN",
         ),
     }

@@ -8,11 +8,10 @@ use std::{
     sync::atomic::{AtomicI64, Ordering},
 };
 
-use lb_common::SocketCounter;
-
 use crate::{
     bpf::{bpffs::Folder, layout, mapped::Mapped, table::Table},
     error::DatapathError,
+    state::socket_counts::IdleBackends,
 };
 
 /// The map `ACTIVE`, mapped into memory: one counter of active flows per slot.
@@ -70,8 +69,8 @@ pub struct Recount {
     /// Slots whose counter was wrong in the last pass, with the difference to add.
     suspects: BTreeMap<u32, i64>,
     in_flows: BTreeSet<u32>,
-    /// Backends without a connection of a socket in the last pass.
-    pub(crate) idle_sockets: BTreeSet<SocketCounter>,
+    /// Backends to which no socket was connected in the last pass.
+    pub(crate) idle_sockets: IdleBackends,
 }
 
 impl Recount {

@@ -19,7 +19,7 @@ use lb_common::{
 };
 
 use lb_core::{active_flow_slots::ServiceEndpoint, traffic};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::{
     bpf::bpffs::Folder,
@@ -381,13 +381,7 @@ impl Conntrack {
     ) -> Result<GcReport, DatapathError> {
         let before = recount.read(&self.active_flows)?;
         let mut index = self.index()?;
-        let sockets = self.sockets.get()?;
-        sockets.iter().for_each(|(counter, counts)| index.add_sockets(counter, counts));
-        recount.idle_sockets = self.sockets.forget_idle(&sockets, &recount.idle_sockets)?;
-        let corrected = recount.correct(&self.active_flows, &before, &index.active_flows);
-        if corrected > 0 {
-            debug!(slots = corrected, "corrected numbers of active flows");
-        }
+        let sockets = self.correct(recount, &before, &mut index);
         let entries = index.entries.len();
         let pressure = Pressure::of(entries, self.table.capacity());
         let mut report = GcReport { entries, pressure, ..GcReport::default() };
@@ -430,16 +424,50 @@ impl Conntrack {
             }
             Ok(())
         })?;
-        if let Some(ledger) = &mut ledger {
-            ledger.note_sockets(&sockets);
-            ledger.end();
+        if let Some(sockets) = &sockets {
+            self.note_sockets(sockets, recount, ledger.as_deref_mut());
         }
+        ledger.iter_mut().for_each(|ledger| ledger.end());
         walk.iter_mut().for_each(|walk| walk.end());
         for key in alone {
             self.restore_or_delete(&key, now, &mut report)?;
         }
         report.overflowed = self.table.overflowed();
         Ok(report)
+    }
+
+    /// Corrects the counters of active flows by the flows in the index and the connections of sockets. Returns the latter;
+    /// `None` if they cannot be read, so that the counters stay as they are.
+    fn correct(
+        &self,
+        recount: &mut Recount,
+        before: &BTreeMap<u32, i64>,
+        index: &mut EntryIndex,
+    ) -> Option<BTreeMap<SocketCounter, SocketCounts>> {
+        let sockets = self.sockets.get();
+        let sockets =
+            sockets.inspect_err(|error| warn!("cannot count connections of sockets: {error}")).ok()?;
+        sockets.iter().for_each(|(counter, counts)| index.add_sockets(counter, counts));
+        let corrected = recount.correct(&self.active_flows, before, &index.active_flows);
+        if corrected > 0 {
+            debug!(slots = corrected, "corrected numbers of active flows");
+        }
+        Some(sockets)
+    }
+
+    /// Adds the connections of sockets to `ledger`, and deletes the counters of backends that have had none for long.
+    fn note_sockets(
+        &self,
+        sockets: &BTreeMap<SocketCounter, SocketCounts>,
+        recount: &mut Recount,
+        ledger: Option<&mut Ledger>,
+    ) {
+        let deleted = self.sockets.delete_idle(sockets, &mut recount.idle_sockets);
+        let deleted = deleted.inspect_err(|error| warn!("cannot delete unused counters: {error}"));
+        if let Some(ledger) = ledger {
+            ledger.note_sockets(sockets);
+            ledger.forget_sockets(&deleted.unwrap_or_default());
+        }
     }
 
     fn index(&self) -> Result<EntryIndex, DatapathError> {

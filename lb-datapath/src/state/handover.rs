@@ -60,9 +60,13 @@ const CHUNK: usize = 4096;
 /// by which they are found.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
+/// The maps of connections of sockets, which both versions share together or not at all: a socket has the key of its
+/// counter.
+const SOCKET_MAPS: [&MapSpec; 2] = [&layout::SOCKET_COUNTS, &layout::COUNTED_SOCKETS];
+
 /// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS`,
-/// `SOCKET_COUNTS`, `COUNTED_SOCKETS`, `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
-const STATE: [&MapSpec; 11] = [
+/// `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
+const STATE: [&MapSpec; 9] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
     &layout::FRAGMENTS,
@@ -72,8 +76,6 @@ const STATE: [&MapSpec; 11] = [
     &layout::SOCKET_BACKENDS,
     &layout::SOCKET_VIPS,
     &layout::CONNECTED_SOCKETS,
-    &layout::SOCKET_COUNTS,
-    &layout::COUNTED_SOCKETS,
 ];
 
 /// Maps with configured sizes, whose elements are copied.
@@ -247,6 +249,7 @@ impl Handover {
             return Ok(());
         }
         self.share_all(&FLOW_MAPS)?;
+        self.share_all(&SOCKET_MAPS)?;
         STATE.into_iter().try_for_each(|spec| self.share_all(&[spec]))
     }
 

@@ -8,7 +8,7 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     time::Duration,
 };
@@ -40,13 +40,18 @@ const STORAGES: u16 = 20;
 const INFO: u16 = 2;
 /// Bit of a request for the attribute [`INFO`].
 const WITH_INFO: u8 = 1 << (INFO - 1);
-/// States of sockets that send to their backend: `TCP_ESTABLISHED`, which connected UDP sockets also have,
-/// `TCP_SYN_SENT` and `TCP_CLOSE_WAIT`.
-const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 8;
+/// States from include/net/tcp_states.h. Connected UDP sockets also have `TCP_ESTABLISHED`.
+const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
+const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const CLOSE_WAIT: u8 = 8;
+/// The states of sockets that have a backend, as a mask.
+const CONNECTED: u32 = 1 << ESTABLISHED | 1 << SYN_SENT | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT;
 /// The wildcard `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: u64 = u64::MAX;
-/// Offset of `tcpi_last_data_sent` in `struct tcp_info`. Four times in milliseconds begin there, of which the second is
-/// not used.
+/// Offset of `tcpi_last_data_sent` in `struct tcp_info`, the first of four numbers of 32 bits, in milliseconds: since data
+/// was sent, since an ACK was sent (always 0), since data was received, since an ACK was received.
 const LAST_DATA_SENT: usize = 44;
 
 /// The address families `AF_INET` and `AF_INET6`, in one byte.
@@ -100,8 +105,8 @@ struct DiagMessage {
 /// Messages of sock_diag: requests, and answers.
 #[derive(Clone, Debug)]
 enum Diag {
-    /// A request to list connected sockets of this address family and protocol, with what they have stored in the map of
-    /// this file descriptor.
+    /// A request to list connected sockets of this address family and protocol; TCP sockets with times, and with what they
+    /// have stored in the map of this file descriptor.
     List { family: u8, protocol: u8, storage: i32 },
     /// A request to destroy a socket.
     Destroy { family: u8, protocol: u8, id: SocketId },
@@ -157,18 +162,19 @@ pub struct ServiceConnection {
 impl Diag {
     fn attributes(&self) -> Vec<Attribute> {
         match self {
-            Self::List { storage, .. } => {
+            Self::List { storage, protocol: protocol::TCP, .. } => {
                 let map = Attribute::new(REQUESTED_STORAGE, &storage.to_ne_bytes());
                 vec![Attribute::containing(REQUEST_STORAGES, &[map])]
             }
-            Self::Destroy { .. } | Self::Socket(_) => Vec::new(),
+            Self::List { .. } | Self::Destroy { .. } | Self::Socket(_) => Vec::new(),
         }
     }
 
     fn request(&self) -> DiagRequest {
         let (family, protocol, extensions, states, id) = match *self {
             Self::List { family, protocol, .. } => {
-                (family, protocol, WITH_INFO, CONNECTED, SocketId::zeroed())
+                let extensions = if protocol == protocol::TCP { WITH_INFO } else { 0 };
+                (family, protocol, extensions, CONNECTED, SocketId::zeroed())
             }
             Self::Destroy { family, protocol, id } => (family, protocol, 0, u32::MAX, id),
             Self::Socket(NodeSocket { family, id, .. }) => (family, 0, 0, u32::MAX, id),
@@ -203,13 +209,15 @@ impl NetlinkDeserializable for Diag {
         let (answer, rest) = payload
             .split_first_chunk::<{ size_of::<DiagMessage>() }>()
             .ok_or_else(|| DecodeError::from("a socket message that is too short"))?;
-        let DiagMessage { family, id, .. } = pod_read_unaligned(answer);
+        let DiagMessage { family, state, id, .. } = pod_read_unaligned(answer);
         let rest = attributes(rest)?;
+        // Until the connection is established, the kernel has not set its times.
+        let info = rest.iter().find(|attribute| attribute.kind == INFO && state != SYN_SENT);
         Ok(Self::Socket(NodeSocket {
             family,
             id,
             counter: stored_counter(&rest)?,
-            idle: rest.iter().find(|attribute| attribute.kind == INFO).and_then(idle),
+            idle: info.and_then(idle),
         }))
     }
 }
@@ -268,48 +276,53 @@ impl NodeSockets {
         &self,
         is_stale: impl Fn(&Endpoint, &Endpoint) -> bool,
     ) -> Result<usize, DatapathError> {
-        self.destroy(protocol::UDP, |socket| {
+        let mut destroyed = Vec::new();
+        let why = |socket: &NodeSocket| {
             // The process may have connected the socket to another address since.
             let connection = self.udp.get(&socket.cookie())?;
             let connection = connection.filter(|connection| connection.backend == socket.remote());
-            Ok(connection.is_some_and(|SocketConnection { vip, backend }| is_stale(&vip, &backend)))
-        })
+            Ok(connection.filter(|SocketConnection { vip, backend }| is_stale(vip, backend)).map(drop))
+        };
+        self.destroy(protocol::UDP, why, &mut destroyed)?;
+        Ok(destroyed.len())
     }
 
-    /// Destroys the TCP sockets for which `ends` returns true. Returns how many.
+    /// Destroys the TCP sockets for which `why` gives a reason. Adds the reasons of those that it has destroyed to
+    /// `destroyed`, also if it fails for others.
     ///
     /// # Errors
     /// As [`Self::destroy_udp`].
-    pub fn destroy_tcp(
+    pub fn destroy_tcp<R>(
         &self,
-        mut ends: impl FnMut(&ServiceConnection) -> bool,
-    ) -> Result<usize, DatapathError> {
-        self.destroy(protocol::TCP, |socket| Ok(socket.service_connection().is_some_and(|it| ends(&it))))
+        mut why: impl FnMut(&ServiceConnection) -> Option<R>,
+        destroyed: &mut Vec<R>,
+    ) -> Result<(), DatapathError> {
+        let why = |socket: &NodeSocket| Ok(socket.service_connection().and_then(|it| why(&it)));
+        self.destroy(protocol::TCP, why, destroyed)
     }
 
-    fn destroy(
+    fn destroy<R>(
         &self,
         protocol: u8,
-        mut ends: impl FnMut(&NodeSocket) -> Result<bool, DatapathError>,
-    ) -> Result<usize, DatapathError> {
+        mut why: impl FnMut(&NodeSocket) -> Result<Option<R>, DatapathError>,
+        destroyed: &mut Vec<R>,
+    ) -> Result<(), DatapathError> {
         let failed = |action| move |error| DatapathError::netlink(action, error);
         let mut netlink = Netlink::open().map_err(failed("open a socket for socket diagnosis"))?;
         let storage = self.counted.fd().as_raw_fd();
-        let (mut destroyed, mut refused) = (0, None);
+        let mut refused = None;
         for family in [IPV4, IPV6] {
             let list = Diag::List { family, protocol, storage };
             for message in netlink.dump(&list).map_err(failed("list sockets"))? {
                 let Diag::Socket(socket) = message else { continue };
-                if !ends(&socket)? {
-                    continue;
-                }
+                let Some(reason) = why(&socket)? else { continue };
                 match destroy(&mut netlink, family, protocol, socket.id) {
-                    Ok(was_there) => destroyed += usize::from(was_there),
+                    Ok(was_there) => destroyed.extend(was_there.then_some(reason)),
                     Err(error) => refused = refused.or(Some(error)),
                 }
             }
         }
-        refused.map_or(Ok(destroyed), |error| Err(failed("destroy a socket")(error)))
+        refused.map_or(Ok(()), |error| Err(failed("destroy a socket")(error)))
     }
 }
 
@@ -322,22 +335,29 @@ fn destroy(netlink: &mut Netlink<Diag>, family: u8, protocol: u8, id: SocketId) 
     }
 }
 
-/// Creates and tries to destroy a UDP socket of this process. Fails if the kernel lacks `CONFIG_INET_UDP_DIAG` or
-/// `CONFIG_INET_DIAG_DESTROY`, or the process lacks CAP_NET_ADMIN.
+/// Creates and tries to destroy a UDP socket and a TCP socket of this process. Fails if the kernel lacks
+/// `CONFIG_INET_UDP_DIAG`, `CONFIG_INET_TCP_DIAG` or `CONFIG_INET_DIAG_DESTROY`, or the process lacks CAP_NET_ADMIN.
 pub(crate) fn try_destroy() -> io::Result<()> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    socket.connect(socket.local_addr()?)?;
-    let port = socket.local_addr()?.port().to_be();
+    let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    udp.connect(udp.local_addr()?)?;
+    try_destroy_one(protocol::UDP, udp.local_addr()?.port(), udp.local_addr()?.port())?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let tcp = TcpStream::connect(listener.local_addr()?)?;
+    try_destroy_one(protocol::TCP, tcp.local_addr()?.port(), tcp.peer_addr()?.port())
+}
+
+/// Tries to destroy a connected socket with these ports on 127.0.0.1.
+fn try_destroy_one(protocol: u8, local_port: u16, remote_port: u16) -> io::Result<()> {
     let address = [u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()), 0, 0, 0];
     let id = SocketId {
-        local_port: port,
-        remote_port: port,
+        local_port: local_port.to_be(),
+        remote_port: remote_port.to_be(),
         local: address,
         remote: address,
         device: 0,
         cookie: bytemuck::must_cast(ANY_COOKIE),
     };
-    if destroy(&mut Netlink::open()?, IPV4, protocol::UDP, id)? {
+    if destroy(&mut Netlink::open()?, IPV4, protocol, id)? {
         Ok(())
     } else {
         Err(io::ErrorKind::NotFound.into())
@@ -410,9 +430,14 @@ mod tests {
     fn tcp_connection_is_idle_since_its_last_packet() {
         let mut info = vec![0; LAST_DATA_SENT];
         info.extend([9_000_u32, 0, 7_000, 8_000].into_iter().flat_map(u32::to_ne_bytes));
-        let socket = |info: &[u8]| parse(&answer(IPV4, [0; 4], &[Attribute::new(INFO, info)]));
-        assert_eq!(socket(&info).idle, Some(Duration::from_secs(7)));
-        assert_eq!(socket(&info[..LAST_DATA_SENT]).idle, None);
+        let idle = |state, info: &[u8]| {
+            let mut answer = answer(IPV4, [0; 4], &[Attribute::new(INFO, info)]);
+            answer[1] = state;
+            parse(&answer).idle
+        };
+        assert_eq!(idle(ESTABLISHED, &info), Some(Duration::from_secs(7)));
+        assert_eq!(idle(ESTABLISHED, &info[..LAST_DATA_SENT]), None);
+        assert_eq!(idle(SYN_SENT, &info), None, "the times are those since the start of the machine");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Connections of sockets that programs have translated in `connect(2)`: the map `SOCKET_COUNTS`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use lb_common::{SocketCounter, SocketCounts};
 
@@ -26,22 +26,73 @@ impl SocketCountsMap {
         self.map.entries()
     }
 
-    /// Forgets the backends that had no connection both when `earlier` was returned and now. Returns all backends
-    /// without a connection. (A connection that begins at this moment may be lost from the counts.)
-    pub(crate) fn forget_idle(
+    /// Deletes the counters of backends that have been idle for long. Returns the deleted ones. (A connection that begins at
+    /// this moment may be lost from the counts.)
+    pub(crate) fn delete_idle(
         &self,
         counts: &BTreeMap<SocketCounter, SocketCounts>,
-        earlier: &BTreeSet<SocketCounter>,
-    ) -> Result<BTreeSet<SocketCounter>, DatapathError> {
-        let idle = counts.iter().filter(|(_, counts)| counts.active() == 0).map(|(counter, _)| *counter);
-        let idle: BTreeSet<SocketCounter> = idle.collect();
-        let lasting: Vec<SocketCounter> = idle.intersection(earlier).copied().collect();
+        idle: &mut IdleBackends,
+    ) -> Result<Vec<SocketCounter>, DatapathError> {
+        let is_nearly_full = counts.len() > self.map.capacity() as usize / 2;
+        let lasting = idle.note(counts, if is_nearly_full { SHORT } else { LONG });
         self.map.delete_all(&lasting)?;
-        Ok(idle)
+        Ok(lasting)
     }
+}
 
-    /// Forgets all backends, because no program counts the ends of connections any more.
-    pub(crate) fn clear(&self) -> Result<(), DatapathError> {
-        self.map.delete_all(&self.get()?.into_keys().collect::<Vec<_>>())
+/// Number of passes without a connection after which the counter of a backend is deleted: an hour, if passes are five
+/// seconds apart, or at once when the map is half full.
+const LONG: u32 = 720;
+const SHORT: u32 = 2;
+
+/// The backends to which no socket is connected: since how many passes, and how many connections had begun.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct IdleBackends(BTreeMap<SocketCounter, (u32, u64)>);
+
+impl IdleBackends {
+    /// Notes a pass. Returns the backends that have had no connection in this number of passes, and drops them.
+    fn note(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>, patience: u32) -> Vec<SocketCounter> {
+        let (mut idle, mut lasting) = (BTreeMap::new(), Vec::new());
+        for (counter, counts) in counts.iter().filter(|(_, counts)| counts.active() == 0) {
+            let known = self.0.get(counter).filter(|(_, begun)| *begun == counts.begun);
+            let passes = known.map_or(1, |(passes, _)| passes + 1);
+            if passes >= patience {
+                lasting.push(*counter);
+            } else {
+                idle.insert(*counter, (passes, counts.begun));
+            }
+        }
+        self.0 = idle;
+        lasting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::{Address, Endpoint};
+
+    use super::*;
+
+    #[test]
+    fn backend_is_idle_as_long_as_no_connection_begins() {
+        let counter = |port| SocketCounter {
+            service: 1,
+            active_flows_slot: 0,
+            backend: Endpoint::new(Address::from_v4([10, 1, 0, 5]), port),
+        };
+        let mut idle = IdleBackends::default();
+        let mut pass = |counts: &[(u16, u64, u64)]| {
+            let counts = counts
+                .iter()
+                .map(|(port, begun, ended)| (counter(*port), SocketCounts { begun: *begun, ended: *ended }));
+            idle.note(&counts.collect(), 3).iter().map(|counter| counter.backend.port).collect::<Vec<_>>()
+        };
+        assert_eq!(pass(&[(1, 5, 5), (2, 5, 4), (3, 5, 5)]), [0; 0]);
+        // A connection to port 3 begins and ends between two passes.
+        assert_eq!(pass(&[(1, 5, 5), (2, 5, 4), (3, 6, 6)]), [0; 0]);
+        assert_eq!(pass(&[(1, 5, 5), (2, 5, 4), (3, 6, 6)]), [1]);
+        assert_eq!(pass(&[(2, 5, 5), (3, 6, 6)]), [3]);
+        assert_eq!(pass(&[(2, 5, 6)]), [0; 0], "more ends than beginnings are no connection, either");
+        assert_eq!(pass(&[(2, 5, 6)]), [2]);
     }
 }

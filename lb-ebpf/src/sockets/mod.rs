@@ -14,7 +14,10 @@ mod maps;
 
 use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_get_socket_cookie, programs::SockContext};
 use lb_common::{Address, Endpoint, Outcome, Service, ServiceKey, SocketBackend, SocketConnection, protocol};
-use lb_ebpf::service::schedule;
+use lb_ebpf::{
+    rules::socket::{self, SocketVerdict},
+    service::schedule,
+};
 
 use self::{
     call::Call,
@@ -27,8 +30,6 @@ use crate::datapath::{clock::now, service};
 fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let to = call.remote();
     let key = call.key(&to)?;
-    // A socket that is connected again leaves its backend before it gets another one.
-    counts::end(call);
     let service = match frontend::find(call, &key) {
         Ok(service) => service,
         Err(outcome) => {
@@ -36,9 +37,16 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
             delete_connected(call, &key);
             delete_reply_address(call, &key, &to);
             let probes = outcome == Outcome::RejectUdp && frontend::is_unlisted(&key);
-            return Err(if probes { connect_nowhere(call, &to) } else { outcome });
+            let outcome = if probes { connect_nowhere(call, &to) } else { outcome };
+            // If the call fails, a UDP socket stays connected to its backend.
+            if socket::verdict(outcome) == SocketVerdict::Continue {
+                counts::end(call);
+            }
+            return Err(outcome);
         }
     };
+    // A socket that is connected again leaves its backend before it gets another one.
+    counts::end(call);
     let backend = frontend::choose(call, &key, &service)?;
     counts::begin(call, service.id, backend);
     let backend = Endpoint::new(backend.address, backend.port);

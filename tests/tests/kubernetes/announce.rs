@@ -166,9 +166,8 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
 
     // The password may be in a Secret. Without it there is no session.
     peer(json!({"passwordSecret": {"name": "key"}}));
-    let status_of = |number: u8| {
-        let status =
-            ask(&segment.nodes[usize::from(number) - 1], &segment.bpffs(number), &["status"]).unwrap();
+    let status_of = |number: usize| {
+        let status = ask(&segment.nodes[number - 1], &segment.bpffs(number), &["status"]).unwrap();
         String::from_utf8(status.stdout).unwrap()
     };
     waits("the missing Secret is named", &|| status_of(1).contains("the Secret metallb-system/key"));
@@ -193,11 +192,7 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     waits("a node without an endpoint withdraws", &|| !has_route(1) && has_route(2));
     // `status` names an error in an object, and the last good state stays in force.
     put("BGPAdvertisement", "v1beta1", "all", json!({"aggregationLength": 99}));
-    let status = || {
-        let status = ask(&segment.nodes[1], &segment.bpffs(2), &["status"]).unwrap();
-        String::from_utf8(status.stdout).unwrap()
-    };
-    waits("the mistake is named", &|| status().contains("spec.aggregationLength"));
+    waits("the mistake is named", &|| status_of(2).contains("spec.aggregationLength"));
     assert!(has_route(2));
     put("BGPAdvertisement", "v1beta1", "all", json!({"nodeSelectors": [{"matchLabels": {"rack": "a"}}]}));
     waits("a node that is not selected withdraws", &|| !has_route(2));

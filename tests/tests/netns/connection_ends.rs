@@ -1,11 +1,14 @@
 //! Connections of Services with an idle or drain timeout.
 
 use std::{
-    io, thread,
+    io,
+    net::TcpStream,
+    thread,
     time::{Duration, Instant},
 };
 
 use lb_tests::{
+    agent::run,
     client::{Answer, Connection, PATIENCE, echo, udp_socket},
     cluster::ClientLink,
     manifests::Service,
@@ -100,6 +103,20 @@ fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
     let (ended, left) = keep_busy(2 * LOOK);
     assert!(!ended.is_empty() && ended.iter().all(|server| server == "pod1"), "{ended:?}");
     assert_eq!(ended.len() + left, 12);
+}
+
+/// Before a connection is established, the kernel has not set the times from which the agent reads how idle it is.
+#[test]
+fn connecting_socket_of_the_node_is_not_idle() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    bed.cluster.manifests.put(&web(&bed, &PODS[1..], "lb.dev/idle-timeout", "1s")).unwrap();
+    bed.start_agent();
+    let silent =
+        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
+    run(bed.netns("pod2").command("nft").arg(silent)).unwrap();
+    let node = bed.cluster.node1.clone();
+    let error = node.run(|| TcpStream::connect_timeout(&http(WEB[0]), LOOK + PATIENCE)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
 }
 
 #[test]

@@ -3,9 +3,11 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
 };
 
 use lb_tests::{
+    agent::run,
     client::{Connection, PATIENCE, any_address, ask_http, echo, udp_socket, udp_socket_from},
     cluster::ClientLink,
     netns::Netns,
@@ -204,6 +206,11 @@ fn reconnected_udp_socket_counts_once() {
         let nowhere: SocketAddr = nowhere.parse().unwrap();
         sockets.iter().for_each(|socket| drop(socket.connect(nowhere)));
         assert_eq!(answered(&three()), [1, 1, 1], "{vip}");
+        // Once all are closed, the agent looks for none of them.
+        drop(sockets);
+        let path = bed.cluster.bpffs(1).join(format!("lb/v{}/CONNECTED_SOCKETS", lb_common::LAYOUT_VERSION));
+        let dump = run(Command::new("bpftool").args(["-j", "map", "dump", "pinned"]).arg(path)).unwrap();
+        assert_eq!(String::from_utf8_lossy(&dump.stdout).trim(), "[]");
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The channels from, to and between these tasks.
-pub(super) struct Channels {
+pub(super) struct FlowChannels {
     pub(super) events: mpsc::Receiver<SourceEvent>,
     pub(super) environments: mpsc::Receiver<environment::Request>,
     pub(super) own: watch::Receiver<Vec<IpAddr>>,
@@ -51,10 +51,10 @@ pub(super) fn spawn(
     opened: Opened,
     policy: Policy,
     unhealthy: probe::Remembered,
-    channels: Channels,
+    channels: FlowChannels,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let Channels { events, environments, own, stale_udp, counters, flow_counts, .. } = channels;
+    let FlowChannels { events, environments, own, stale_udp, counters, flow_counts, .. } = channels;
     let (state, metrics) = opened.observers();
     let Opened { datapath, contents, traffic, flow_log, .. } = opened;
     let (flows, sockets) = (datapath.conntrack(), datapath.node_sockets()?);

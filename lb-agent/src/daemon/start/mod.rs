@@ -103,7 +103,7 @@ fn spawn(
     let probed = (targets.receiver, events.sender.clone());
     let unhealthy = spawn_prober(config, &opened, probed, emitted.clone(), tasks)?;
 
-    let emits = source::Outputs {
+    let of_source = source::SourceChannels {
         node_info: node_info.sender,
         service_cidrs: service_cidrs.sender,
         peers: peers.sender,
@@ -113,9 +113,9 @@ fn spawn(
         events: events.sender,
         emitted: emitted.clone(),
     };
-    source::spawn(config, &opened, emits, tasks);
+    source::spawn(config, &opened, of_source, tasks);
 
-    let channels = flows::Channels {
+    let channels = flows::FlowChannels {
         events: events.receiver,
         environments: environments.receiver,
         own: own.receiver,

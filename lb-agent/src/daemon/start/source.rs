@@ -21,8 +21,8 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Where the source publishes what it reads.
-pub(super) struct Outputs {
+/// The channels of the source: where it publishes what it reads, and what the announcer wants written.
+pub(super) struct SourceChannels {
     pub(super) node_info: watch::Sender<NodeInfo>,
     pub(super) service_cidrs: watch::Sender<Vec<IpNet>>,
     pub(super) peers: watch::Sender<Option<BTreeSet<IpAddr>>>,
@@ -47,13 +47,13 @@ pub(super) fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
 }
 
 /// Spawns the source of Services: the manifests or the API server.
-pub(super) fn spawn(config: &Config, opened: &Opened, outputs: Outputs, tasks: &mut Tasks) {
+pub(super) fn spawn(config: &Config, opened: &Opened, channels: SourceChannels, tasks: &mut Tasks) {
     match &config.source {
         Source::Manifests(dir) => {
             let options = manifests_options(dir.clone(), config, opened);
-            spawn_manifests(options, opened, outputs, tasks);
+            spawn_manifests(options, opened, channels, tasks);
         }
-        Source::ApiServer(server) => spawn_api_server(server.clone(), config, opened, outputs, tasks),
+        Source::ApiServer(server) => spawn_api_server(server.clone(), config, opened, channels, tasks),
     }
 }
 
@@ -69,8 +69,8 @@ fn manifests_options(dir: PathBuf, config: &Config, opened: &Opened) -> Manifest
     }
 }
 
-fn spawn_manifests(options: ManifestsOptions, opened: &Opened, outputs: Outputs, tasks: &mut Tasks) {
-    let Outputs { advertised, events, .. } = outputs;
+fn spawn_manifests(options: ManifestsOptions, opened: &Opened, channels: SourceChannels, tasks: &mut Tasks) {
+    let SourceChannels { advertised, events, .. } = channels;
     // From the maps, the allocator learns which addresses and node ports an earlier agent has allocated.
     let given_out = Contents {
         frontends: opened.contents.frontends.clone(),
@@ -93,10 +93,11 @@ fn spawn_api_server(
     server: ApiServer,
     config: &Config,
     opened: &Opened,
-    outputs: Outputs,
+    channels: SourceChannels,
     tasks: &mut Tasks,
 ) {
-    let Outputs { node_info, service_cidrs, peers, advertised, cluster, ballots, events, emitted } = outputs;
+    let SourceChannels { node_info, service_cidrs, peers, advertised, cluster, ballots, events, emitted } =
+        channels;
     let (problem_sender, problems) = watch::channel(Vec::new());
     tasks.spawn("conditions", follow_conditions(problems, Arc::clone(&opened.state)));
     if config.announce.port.is_some() {

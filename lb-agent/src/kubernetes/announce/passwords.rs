@@ -74,7 +74,7 @@ impl Passwords {
         };
         let data = object.data.unwrap_or_default();
         let password = data.get(PASSWORD).ok_or_else(|| format!("it has no key `{PASSWORD}`"))?;
-        let text = str::from_utf8(&password.0).map_err(|_| "its password is no UTF-8 text".to_owned())?;
+        let text = str::from_utf8(&password.0).ok().ok_or("its password is no UTF-8 text")?;
         Ok(text.to_owned())
     }
 

@@ -1,6 +1,6 @@
 //! Active flows of each backend, counted for services whose scheduler uses the number.
 //!
-//! A connection of a socket that has a backend since `connect(2)` counts, too, until the socket is closed.
+//! `connect(2)` to a Service also begins an active flow, which ends when the socket is closed or connected again.
 //!
 //! A flow counts from its creation to its end: a RST, both FINs, its replacement, or its eviction by a program. The
 //! agent subtracts the flows that it deletes. The forward entry holds the number of the counter
