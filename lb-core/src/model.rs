@@ -108,7 +108,7 @@ pub struct ServiceSettings {
     pub fail_closed: bool,
     /// Settings from annotations about access logs.
     pub flow_log: FlowLogPolicy,
-    /// After which times the agent ends connections.
+    /// The timeouts after which the agent ends connections.
     pub timeouts: ConnectionTimeouts,
     /// Annotations `lb.dev/max-connections` and `lb.dev/max-connections-per-client`: limits on new connections, on each
     /// node.

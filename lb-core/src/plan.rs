@@ -257,7 +257,7 @@ pub enum Condition {
         wanted: usize,
         /// Number of further addresses that fit now.
         free: usize,
-        /// Number of addresses in `VIPS` from which on Services may add none.
+        /// Services add no address once `VIPS` has this many: its capacity without the entries reserved for the node.
         slots: u32,
     },
     /// An annotation is invalid. The Service is served as if it were unset or, for annotations about health checks,

@@ -99,7 +99,7 @@ impl Row {
         self.conditions.iter().flatten().filter(|condition| condition.severity == severity).count()
     }
 
-    /// Number of errors and warnings, with the worst one, or why the node has not answered.
+    /// Number of errors and warnings, and the worst one; `no answer` if the node has not answered.
     fn problems(&self) -> String {
         if self.error.is_some() {
             return "no answer".to_owned();

@@ -54,7 +54,7 @@ pub enum Command {
     Service(ServiceCommand),
     /// Run a program with the environment variables of Services, such as WEB_SERVICE_HOST
     ///
-    /// The program replaces this command. A variable that is set already stays as it is. The agent must be running.
+    /// The program replaces this command. A variable that is already set keeps its value. The agent must be running.
     /// Like a container, the program keeps the values that it got when it started.
     Exec(ExecArgs),
     /// List or delete tracked connections

@@ -165,7 +165,7 @@ impl Writer {
         self.reconciler.served().clone()
     }
 
-    /// The timeouts by which Services end idle connections and those of lost backends.
+    /// The timeouts after which the agent ends idle connections, and connections to backends that a Service has lost.
     pub(super) fn connection_rules(&self) -> ConnectionRules {
         self.reconciler.connection_rules().clone()
     }

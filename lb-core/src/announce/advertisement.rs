@@ -63,7 +63,7 @@ impl Advertisement {
         Ok(Self { scope, interfaces, name })
     }
 
-    /// Whether the advertisement covers the pool: it names or selects the pool, or it names and selects none.
+    /// Whether the advertisement covers the pool: it names or selects it, or has neither pool names nor pool selectors.
     pub fn covers(&self, pool: &Pool) -> bool {
         self.scope.covers(pool)
     }

@@ -1,4 +1,4 @@
-//! Reads the annotations that set when the agent ends connections.
+//! Reads the annotations that set the timeouts after which the agent ends connections.
 
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 

@@ -91,7 +91,7 @@ pub(crate) struct Setup {
     pub(crate) iptables: Backend,
     /// Mode of XDP that the agent must use; `None` for an agent without XDP.
     pub(crate) xdp: Option<String>,
-    /// The agent's `--cluster-cidr`; `None` for the pods of the cluster.
+    /// The agent's `--cluster-cidr`; `None` uses the network of all pods.
     pub(crate) cluster_cidr: Option<&'static str>,
     /// Further arguments for the agent.
     pub(crate) arguments: Vec<String>,

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Number of updates, after a failed attempt, that do not try the same configuration text again.
 const RETRY: u32 = 5;
 
-/// Keeps BIRD's configuration file: its path, BIRD's control socket, and what both are known to contain.
+/// BIRD's configuration file and control socket, and what is known of the file: its content, and whether BIRD uses it.
 #[derive(Debug)]
 pub(super) struct Bird {
     file: PathBuf,

@@ -1,5 +1,5 @@
-//! `lb-agent announce voters`: reads the voters on announcements from the API server, and replaces them if they have
-//! lost their majority.
+//! `lb-agent announce voters`: lists the nodes that vote on announcements, as the API server has them. With
+//! `--replace`, it removes all of them if too few have a Node for a majority.
 
 use std::collections::BTreeSet;
 

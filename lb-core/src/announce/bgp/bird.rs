@@ -1,8 +1,8 @@
 //! The configuration of BIRD 2.
 //!
-//! Communities and local preference are set where routes leave towards a peer. Only the options of the agent, the
-//! labels of the node and MetalLB's objects determine the text, and equal objects give equal text, so that BIRD is
-//! never reconfigured for the change of a Service.
+//! The export filter of each peer sets communities and local preference. Equal options of the agent, labels of the node
+//! and MetalLB objects give equal text (sessions that are held back stay as the file has them), so that no change of a
+//! Service makes BIRD reconfigure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -37,7 +37,7 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let staleness = flow::staleness(flow, reply, SYN_RETRIES.load(), membership);
     if staleness == Staleness::Unanswered {
         let backend = Endpoint::new(flow.to.destination, flow.to.destination_port);
-        // Without room, the agent gets no hint.
+        // If the insert fails, the agent only misses a hint.
         UNANSWERED.insert(&backend, &1, 0).unwrap_or_default();
     }
     staleness != Staleness::Fresh

@@ -44,7 +44,7 @@ use crate::datapath::{
 #[unsafe(no_mangle)]
 static DECAPSULATE: Global<u8> = Global::new(1);
 
-/// Takes a packet that enters the node out of its tunnel and sends it to its backend; `None` if no tunnel ends here.
+/// Decapsulates a packet that enters the node, and sends it to its backend; `None` if no tunnel ends here.
 /// (The program inlines this function: creating a flow takes seven of the eight stack frames that a call chain may
 /// have.)
 #[inline(always)]
