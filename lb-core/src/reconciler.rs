@@ -250,8 +250,8 @@ impl Reconciler {
         changes
     }
 
-    /// Updates the health check targets of a Service. A new target starts with the verdict of a known one that probes
-    /// ask the same, so that a changed interval changes no verdict.
+    /// Updates the health check targets of a Service. A new target starts unhealthy if an unhealthy one has the same
+    /// address, port and kind of check, so that a changed interval changes no verdict.
     fn set_targets(&mut self, service: &ObjectName, slices: &[EndpointSlice]) {
         let targets = desired::targets(self.store.service(service), slices);
         for new in self.targets.set(service, targets) {
@@ -393,6 +393,7 @@ impl Reconciler {
             given_up.extend(&self.distrusted);
         }
         draft.delete_frontends = given_up.difference(&wanted).copied().collect();
+        stuck.extend(self.losers(&wanted, &planned));
         stuck.iter().for_each(|service| self.release_idle(service, &wanted, &mut draft));
         if !self.partial {
             draft.release.extend(self.slices.garbage());
@@ -440,6 +441,15 @@ impl Reconciler {
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
+    /// The Services outside of this plan that have some of the `wanted` frontends in the maps, although these belong to
+    /// other Services now. They wait for room: otherwise they would be in the plan.
+    fn losers(&self, wanted: &BTreeSet<ServiceKey>, planned: &[ObjectName]) -> BTreeSet<ObjectName> {
+        let planned: BTreeSet<&ObjectName> = planned.iter().collect();
+        let records = wanted.iter().filter_map(|key| self.mirror.frontend(key));
+        let owners = records.filter_map(|record| self.ids.service(record.id));
+        owners.filter(|owner| !planned.contains(owner)).cloned().collect()
+    }
+
     /// Frees memory that is allocated but unused. Takes time for every object, so it should be called when most objects
     /// have changed.
     pub fn compact(&mut self) {
@@ -449,8 +459,8 @@ impl Reconciler {
         self.compacted = self.labels.len();
     }
 
-    /// Calls [`Self::compact`] if Services have at least half as many endpoints again as when that last ran. Returns
-    /// whether it ran.
+    /// Calls [`Self::compact`] if the number of endpoint addresses has grown by more than half since the last call of
+    /// that. Returns whether it did.
     pub fn compact_if_grown(&mut self) -> bool {
         let has_grown = self.labels.len() > self.compacted + self.compacted / 2;
         if has_grown {
@@ -539,7 +549,7 @@ impl Reconciler {
         self.endings.served()
     }
 
-    /// After which times the agent ends connections, as of the last [`Self::plan`].
+    /// The timeouts after which the agent ends connections, as of the last [`Self::plan`].
     pub const fn connection_rules(&self) -> &ConnectionRules {
         self.rules.rules()
     }
@@ -761,7 +771,8 @@ impl Reconciler {
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
-    /// The entries of hash maps that a Service with these targets adds; `steps` set the names of its ports.
+    /// How many entries of hash maps a Service with these targets adds and frees, without those of `VIPS`; `steps` set
+    /// the names and limits of its ports.
     fn demand(
         &self,
         service: &ObjectName,
