@@ -1,6 +1,7 @@
-//! Fuzzes the way of a DNS query: its bytes, and those of an upstream server's answer, never make the server panic;
-//! what it answers is a message that fits, with the ID and the question of the query. The input is two bytes with the
-//! length of the query, the query, and the answer of the upstream server.
+//! Fuzzes the DNS server: neither the bytes of a query nor those of an upstream server's answer make it panic. Its
+//! answer can be parsed and has the query's ID; if it has a question, that is the query's, and the answer has at most
+//! `LIMIT` bytes. The input is two bytes with the length of the query, the query, and the answer of the upstream
+//! server.
 #![no_main]
 
 use std::sync::LazyLock;

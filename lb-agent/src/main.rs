@@ -1,4 +1,4 @@
-//! The program `lb-agent`: runs the command on the command line, as `kubectl-lb` that of the kubectl plugin.
+//! The program `lb-agent`. Under the file name `kubectl-lb`, it is the kubectl plugin.
 
 use std::{env, ffi::OsString, iter, path::Path, process::ExitCode};
 
@@ -78,7 +78,7 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Makes the paths of a command other than `run`, and sets the log up, which then has only warnings and errors.
+/// Returns the paths for a command other than `run`, and sets the log up for warnings and errors only.
 fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     daemon::logging::init(None, "warn", LogFormat::Human);
     KernelPaths::new(given)

@@ -47,8 +47,8 @@ const _: () = assert!(size_of::<FlowEvent>() == 128);
 pub enum FlowEventKind {
     /// It has begun. The counts are those of earlier flows with the same entries.
     Begun = 0,
-    /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are set: the
-    /// last packets are still to be counted.
+    /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are
+    /// meaningful: the other fields describe one direction, and the last packets are still to be counted.
     Closed = 1,
     /// A new flow has taken the place of an entry, because the table was full there.
     Evicted = 2,

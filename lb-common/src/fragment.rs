@@ -93,9 +93,9 @@ impl FragmentedDatagram {
     /// (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
-    /// Ticks for which a later fragment waits for the first one, and for which later fragments are dropped after the
-    /// first one was: 1 to 2 s. The network reorders fragments within milliseconds. The shorter the time, the more
-    /// rarely a fragment meets another datagram with a reused identification.
+    /// Ticks for which a later fragment waits for the first one, and for which later fragments are dropped once the
+    /// first one was dropped: 1 to 2 s. The network reorders fragments within milliseconds. The shorter the time, the
+    /// more rarely a fragment meets another datagram with a reused identification.
     const SHORT_LIFETIME: u32 = 1;
 
     /// The protocol of a datagram that no program translates at this hook: its fragments pass.

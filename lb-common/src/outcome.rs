@@ -48,18 +48,20 @@ pub enum Outcome {
     /// A packet of a hairpin flow (a pod reaches itself through a VIP), in either direction, or an ICMP error about
     /// one: translated and sent back.
     Hairpin = 11,
-    /// A TCP segment to a service without backends, or to a port of a cluster IP that no service has, answered with
-    /// RST.
+    /// A TCP segment that is answered with RST: to a service without backends; to a port of a cluster IP that no
+    /// service has; or, unless it is a SYN, of no tracked flow to a service with
+    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN).
     RejectTcp = 12,
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
     RejectUdp = 13,
-    /// Dropped: a TCP RST or SCTP ABORT to a VIP that matches no flow: there is no connection to reset.
+    /// Dropped: a TCP RST or SCTP ABORT of no tracked flow, sent to a VIP. There is no connection to reset.
     StrayReset = 14,
-    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full, the kernel has no
-    /// memory for another entry, or another CPU was interrupted while it inserted the same flow.
+    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full; the kernel has no
+    /// memory for another entry; another CPU was interrupted while it inserted the same flow, or has already removed
+    /// it; or a socket hook could not store its entry.
     ConntrackFull = 15,
-    /// Dropped: no source port was free towards the chosen backend.
+    /// Dropped: no source port was free towards the chosen backend, or the node has no source address for masquerading.
     NoSourcePort = 16,
     /// Dropped: the agent changed the service record during each of several reads.
     TornService = 17,
@@ -74,7 +76,7 @@ pub enum Outcome {
     Echo = 21,
     /// Dropped: the traffic policy is `Local` and all endpoints are on other nodes.
     NoLocalBackend = 22,
-    /// Dropped: an address in the range of cluster IPs that no Service has.
+    /// Dropped: a packet to an address that is in a range of cluster IPs, but that no Service has.
     UnknownVip = 23,
     /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`, or it is an external client in
     /// `--deny-source`.
@@ -104,7 +106,8 @@ pub enum Outcome {
     /// A further packet for a backend on this node that another node sent here in a tunnel. (The first one counts as
     /// `new_flow`.)
     Decapsulated = 34,
-    /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is not a node of the cluster.
+    /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is neither a node of the cluster
+    /// nor in `--dsr-peers`.
     TunnelRefused = 35,
     /// First packet of any other flow that bypasses the stack (`--forwarding direct`): a backend was chosen.
     NewDirectFlow = 36,
@@ -136,8 +139,8 @@ pub enum Outcome {
     /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered, or one that has waited for
     /// the first one and whose datagram is complete without it.
     FragmentDropped = 46,
-    /// Refused: a process of the node connects to a Service with the PROXY protocol at an address that is no cluster IP.
-    /// Its packets bypass the programs that send the header.
+    /// Refused: a process of the node connects to a Service with the PROXY protocol at an address that is no cluster
+    /// IP. The packets of the process bypass the programs that send the header.
     NoProxyHeader = 47,
     /// Dropped: the first packet of a connection beyond a limit on new connections of its Service.
     ConnectionLimited = 48,

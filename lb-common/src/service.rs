@@ -27,8 +27,9 @@ impl ServiceKey {
     }
 }
 
-/// The kind of a frontend's address. The agent derives flags from it; programs read it only in
-/// [`Service::requires_syn`], for the source port of hairpin flows, and for packets that leave a tunnel.
+/// The kind of a frontend's address. The agent derives flags from it. Programs read it only in
+/// [`Service::requires_syn`], for the source port of hairpin flows, for packets that leave a tunnel, and for sockets of
+/// the node that connect to a Service with the PROXY protocol.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
@@ -160,15 +161,15 @@ pub mod service_flags {
     pub const DSR: u16 = 64;
     /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the Service has an address of this
     /// node, so segments of the node's connections, and of those that netfilter masquerades, may be sent to this port.
-    /// The Service's other load balancer addresses and external IPs also have this bit.
+    /// At ports from 1024 on, all load balancer addresses and external IPs of such a Service have this bit.
     pub const SYN_ONLY: u16 = 128;
     /// A TCP segment of no flow is answered with a RST unless it is a SYN: the agent ends connections of the Service,
     /// which must not go on as flows to whichever backend the scheduler chooses. Never together with [`DSR`], under
     /// which a connection may have no entry on this node.
     pub const RESET_UNKNOWN: u16 = 256;
-    /// Backends get a PROXY protocol header, version 2, before the client's first byte. Only at frontends of TCP, always
-    /// together with [`RESET_UNKNOWN`], because numbers of the client's bytes are shifted in the flow, and never together
-    /// with [`DSR`].
+    /// Backends get a PROXY protocol header, version 2, before the client's first byte. Only at frontends of TCP.
+    /// Always together with [`RESET_UNKNOWN`], because only the flow knows by how much the client's sequence numbers
+    /// are shifted. Never together with [`DSR`].
     pub const PROXY_PROTOCOL: u16 = 512;
 
     /// New connections have a limit, see [`crate::ConnectionLimits`].
@@ -288,7 +289,8 @@ describe!(Backend { address, port, flags, weight, active_flows_slot = "counter" 
 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
-    /// The endpoint is terminating and serves only because no ready endpoint is left.
+    /// The endpoint is terminating and serves only because no ready endpoint is left in the cluster or, under the
+    /// traffic policy `Local`, on this node.
     pub const TERMINATING: u16 = 1;
     /// The endpoint is on this node.
     pub const LOCAL: u16 = 2;
@@ -338,7 +340,8 @@ const _: () = assert!(size_of::<SourceRangeKey>() == 24);
 describe!(SourceRangeKey { prefix_length, range.service_and_family, range.address });
 
 /// One source range of a service port: a network of clients that its frontends with the flag
-/// [`service_flags::SOURCE_RANGES`] admit. The kernel matches it byte by byte from the start, so the service port comes first and always matches as a whole.
+/// [`service_flags::SOURCE_RANGES`] admit. The kernel matches it byte by byte from the start, so the service port comes
+/// first and always matches as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRange {

@@ -66,8 +66,8 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
 }
 
 /// Allocates cluster IPs and node ports: those that the Service requests, else those that it has, else the first free
-/// ones from the position of a hash of its name on. So [`assign_all`](Self::assign_all) gives the same Services the
-/// same values even if no earlier allocation is known. No two Services have the same value.
+/// ones, searched from a position that a hash of its name determines. So [`assign_all`](Self::assign_all) gives the
+/// same Services the same values even if no earlier allocation is known. No two Services have the same value.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: Vec<IpRange>,
@@ -113,8 +113,8 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// A Service without a name or `spec`, a request that is malformed, out of range or taken, or a full range; in the
-    /// form of an API server's errors.
+    /// A Service without a valid name or without `spec`, a request that is malformed, out of range or taken, or a full
+    /// range; in the form of an API server's errors.
     pub fn assign(&mut self, service: &mut api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);

@@ -1,4 +1,4 @@
-//! When the agent ends connections: the timeouts of Services that have an idle or drain timeout.
+//! Decides which connections the agent ends, by the idle and drain timeouts of Services.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -89,8 +89,8 @@ fn backends(port: &Port) -> BTreeSet<EndpointKey> {
     port.slices.iter().flatten().map(endpoint).collect()
 }
 
-/// The backends that Services have lost but that still have connections, with the time since when. A new agent counts
-/// from its first pass.
+/// The backends that Services have lost but that still have connections, each with the time at which a pass first found
+/// it lost. A new agent counts from its first pass.
 #[derive(Clone, Debug, Default)]
 pub struct Drains(BTreeMap<(u32, EndpointKey), Drain>);
 

@@ -77,7 +77,7 @@ pub struct Election {
     timing: Timing,
     /// The newest version of the Lease that this agent has read or written, and when it first did so.
     seen: Option<(Lease, Duration)>,
-    /// From when until when this agent may act as the leader; `None` if it may not.
+    /// The period in which this agent may act as the leader; `None` if it has none.
     term: Option<Range<Duration>>,
 }
 
@@ -153,7 +153,7 @@ impl Election {
         self.term = Some(begin..end);
     }
 
-    /// From when until when this agent may act as the leader; `None` if it may not.
+    /// The period in which this agent may act as the leader; `None` if it has none.
     pub const fn term(&self) -> Option<&Range<Duration>> {
         self.term.as_ref()
     }

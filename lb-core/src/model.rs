@@ -86,7 +86,7 @@ pub struct Service {
     pub settings: Option<Arc<ServiceSettings>>,
 }
 
-/// The settings of a Service that its annotations make.
+/// The settings of a Service that its annotations set.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ServiceSettings {
     /// Annotation `lb.dev/scheduler`.
@@ -131,12 +131,12 @@ pub struct FlowLogPolicy {
     pub interval: Option<Duration>,
 }
 
-/// After which times the agent ends connections of a Service, from its annotations; `None` means never.
+/// The timeouts after which the agent ends connections of a Service, from its annotations; `None` ends none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ConnectionTimeouts {
-    /// After this time without a packet in either direction.
+    /// Time without a packet in either direction.
     pub idle: Option<Duration>,
-    /// After this time since the Service has lost the connection's backend.
+    /// Time since the Service lost the connection's backend.
     pub drain: Option<Duration>,
 }
 
@@ -207,7 +207,7 @@ impl Service {
         self.settings.as_ref().and_then(|settings| settings.scheduler).unwrap_or(policy.scheduler)
     }
 
-    /// After which times the agent ends connections of the Service.
+    /// The timeouts after which the agent ends connections of the Service.
     pub fn timeouts(&self) -> ConnectionTimeouts {
         self.settings.as_ref().map(|settings| settings.timeouts).unwrap_or_default()
     }
@@ -235,8 +235,8 @@ impl Service {
     }
 }
 
-/// How clients outside the cluster reach a Service. Its node ports are in its [`ServicePort`]s; `policy` applies to them,
-/// too.
+/// How clients outside the cluster reach a Service. Its node ports are in its [`ServicePort`]s; `policy` also applies
+/// to them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct External {
     /// `spec.externalIPs`: the valid ones, each once.
@@ -279,7 +279,7 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// The Service of the slice: its namespace and the label `kubernetes.io/service-name`.
     pub service: ObjectName,
-    /// The ports that have a name and a number.
+    /// The ports that have a name, which may be empty, and a number.
     pub ports: Vec<EndpointPort>,
     /// The endpoints that have an address of the slice's family.
     pub endpoints: Vec<Endpoint>,
@@ -377,7 +377,7 @@ impl NodeAddresses {
     }
 }
 
-/// A change of an object, from a source to the store. `None` means that the object was deleted.
+/// A change of an object, from a source to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The Service now has this content; `None` if it was deleted or has no virtual addresses any more.

@@ -7,8 +7,9 @@ use std::{
 
 use crate::{compact, model::ObjectName};
 
-/// The value of each address, as Services set it. A map holds one value for an address: if Services set different ones,
-/// as for pods that share their node's address, the greatest, so that the order of events does not matter.
+/// The value of each address, as Services set it. A map holds one value for an address. If Services set different ones
+/// (for example, for pods that share their node's address), it holds the greatest, so that the order of events does not
+/// matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Claims<V>>,
@@ -179,7 +180,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         compact::map(&mut self.by_service);
     }
 
-    /// Lets the next call of [`Self::changes`] remove every address that no Service sets.
+    /// Lets the next call of [`Self::changes`] that may remove addresses remove every address that no Service sets.
     pub(crate) const fn remove_unclaimed(&mut self) {
         self.unclaimed_are_dirty = true;
     }

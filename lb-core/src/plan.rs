@@ -97,7 +97,8 @@ pub enum Step {
 
 const _: () = assert!(size_of::<Step>() == 32);
 
-/// The contents of the maps of Services, as the agent reads them at its start.
+/// The contents of the maps of Services: first as the agent reads them at its start, then with the steps that were
+/// applied.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Contents {
     /// The map `SERVICES`: the record of each frontend.

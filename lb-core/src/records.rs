@@ -1,4 +1,4 @@
-//! Makes elements of maps of a desired service port, its id and its slots.
+//! Makes elements of maps from a desired service port, its id and its slots.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 

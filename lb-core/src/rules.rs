@@ -132,7 +132,7 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Whether the address is in `ff02::/16`, with any flags, as Go's `IsLinkLocalMulticast` says.
+/// Whether the address is in `224.0.0.0/24`, or in `ff02::/16` with any flags, as in Go's `IsLinkLocalMulticast`.
 fn is_link_local_multicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[..3] == [224, 0, 0],

@@ -1,4 +1,4 @@
-//! Slow start: after it has become usable, an endpoint gets a growing share of the new flows.
+//! Slow start: an endpoint that has become usable gets a growing share of the new flows.
 //!
 //! The weight of a warming endpoint grows in steps from 1 to 100 percent of its own. Every node counts by its own clock.
 
@@ -27,8 +27,8 @@ pub(crate) const fn is_supported(scheduler: Scheduler) -> bool {
     scheduler.is_weighted() && !matches!(scheduler, Scheduler::SourceHash | Scheduler::Maglev)
 }
 
-/// Multiplies the weights of backends by their percentages; leaves them if all or none of the backends are in slow
-/// start.
+/// Multiplies the weights of backends by their percentages; leaves them if all or none of the backends with a weight
+/// above 0 are in slow start.
 pub(crate) fn apply(shares: &Shares, backends: &mut [Backend]) {
     let share = |backend: &Backend| shares.get(&(backend.address, backend.port)).copied().unwrap_or(FULL);
     let used = || backends.iter().filter(|backend| backend.weight != 0);
@@ -50,7 +50,7 @@ pub(crate) struct SlowStarts<Name> {
 #[derive(Clone, Debug, Default)]
 struct Known {
     usable: BTreeSet<EndpointKey>,
-    /// Since when each endpoint in slow start is usable.
+    /// When each endpoint in slow start became usable.
     since: BTreeMap<EndpointKey, Duration>,
     next_step: Option<Duration>,
 }

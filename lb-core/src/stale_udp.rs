@@ -70,9 +70,9 @@ pub(crate) struct StaleUdp {
 }
 
 impl StaleUdp {
-    /// Sets the ports of a Service, without the frontends that another Service owns. The first call for a Service
-    /// reports all its frontends with endpoints: an earlier agent or an earlier Service may have created flows to other
-    /// endpoints.
+    /// Sets the ports of a Service, without the frontends that another Service owns. UDP frontends with endpoints that
+    /// the Service did not have before count as having lost some: under an earlier agent or another Service, the
+    /// programs may have created flows to other endpoints.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
         let before = self.known.remove(service).unwrap_or_default();
         let mut now = Frontends::new();

@@ -32,8 +32,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Stores a change. An object that equals the stored one makes no Service dirty. An endpoint whose labels `known`
-    /// also has at its address shares these.
+    /// Stores a change. An object that equals the stored one makes no Service dirty. If `known` has equal labels at an
+    /// endpoint's address, the endpoint shares them.
     pub fn apply(&mut self, change: Change, known: &Labels) {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),

@@ -11,10 +11,10 @@ use crate::model::{Change, Endpoint, EndpointSlice, Hints, ObjectName, Service};
 #[derive(Clone, Debug, Default)]
 pub struct Strings {
     strings: HashSet<Arc<str>>,
-    /// Number of strings from which on unused ones are removed.
+    /// With this number of strings or more, unused ones are removed before another is added.
     sweep_at: usize,
     hints: BTreeSet<Arc<Hints>>,
-    /// Number of hints from which on unused ones are removed.
+    /// With this number of hints or more, unused ones are removed before another is added.
     sweep_hints_at: usize,
 }
 

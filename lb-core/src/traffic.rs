@@ -3,9 +3,9 @@
 //! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
 //! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
 //! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. So if walks are less
-//! than ten seconds apart, the sums lack only packets that an entry has counted between its last walk and an earlier
-//! deletion: a masquerade port taken from a closed connection, a UDP flow to a removed backend, an entry that a program
-//! evicts.
+//! than ten seconds apart, the sums lack only what entries that are deleted sooner have counted since the last walk:
+//! the entries of a closed connection whose masquerade port is taken, those of a UDP flow to a removed backend, and
+//! those that a program evicts.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -182,8 +182,9 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and the sums of
-    /// backends that have had no entry for [`SILENCE`] walks.
+    /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and expires backends
+    /// that no walk has found for [`SILENCE`] walks. The service port keeps their sums as long as it has other backends
+    /// here.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
@@ -197,7 +198,7 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// The sums of each backend of a service port that had a flow recently.
+    /// The sums of each backend that has not expired.
     pub fn backends(&self) -> impl Iterator<Item = (&ServiceEndpoint, &Tally)> {
         self.backends.iter().map(|(endpoint, backend)| (endpoint, &backend.tally))
     }

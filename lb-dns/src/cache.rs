@@ -13,13 +13,13 @@ use quick_cache::{Weighter, unsync};
 
 use crate::message::is_truncated;
 
-/// Questions that the cache holds: as many as CoreDNS.
+/// Maximum number of questions in the cache: about as many as CoreDNS keeps by default.
 const CAPACITY: usize = 10_000;
-/// Bytes that the cache holds.
+/// Maximum number of bytes in the cache.
 const BYTES: usize = 16 << 20;
 /// About how many bytes an entry takes in addition to its answer and its name.
 const OVERHEAD: usize = 256;
-/// How long an answer is kept at most: with records, and without.
+/// How long an answer is fresh at most: an answer with records, and a denial.
 const LONGEST: Duration = Duration::from_secs(3600);
 const LONGEST_DENIAL: Duration = Duration::from_secs(1800);
 /// How long an expired answer serves while no upstream server answers (RFC 8767).
@@ -139,7 +139,8 @@ impl Cache {
         stale
     }
 
-    /// Stores an answer, if it has a [`lifetime`]. Otherwise removes what the cache has about the question.
+    /// Stores an answer, if it has a [`lifetime`] and can be encoded whole. Otherwise removes what the cache has about
+    /// the question.
     pub(crate) fn insert(&mut self, key: Key, message: &Message, now: Instant) {
         let lifetime = lifetime(message);
         let mut message = message.clone();

@@ -13,7 +13,7 @@ use quick_cache::unsync::Cache;
 
 use crate::lock;
 
-/// Sources whose rate is known at a time.
+/// Maximum number of sources whose rate the server remembers.
 const MOST_SOURCES: usize = 16_384;
 /// A source may use the allowance of this time at once.
 const BURST: Duration = Duration::from_secs(1);
@@ -93,8 +93,8 @@ impl Clients {
         }
     }
 
-    /// Counts a query of the source. Returns how many queries in a row, with this one, have exceeded the rate; 0 if this
-    /// one is within it.
+    /// Counts a query of the source. Returns how many queries in a row, with this one, have exceeded the rate; 0 if
+    /// this one is within it.
     fn excess(&self, source: IpAddr, rate: NonZeroU32, now: Instant) -> u32 {
         let mut sources = lock(&self.sources);
         let mut bucket = sources.get(&source).copied().unwrap_or(Bucket { empty: now, excess: 0 });

@@ -52,7 +52,7 @@ pub struct Forwarder {
 type Outcome = Option<Arc<Message>>;
 
 impl Forwarder {
-    /// Asks no server yet, and at most `questions` at a time.
+    /// A forwarder without servers; it forwards at most `questions` questions at a time.
     pub fn new(questions: usize, stats: Stats) -> Self {
         Self {
             servers: Servers::default(),
@@ -69,7 +69,7 @@ impl Forwarder {
         &self.servers
     }
 
-    /// The answer from the cache or from a server; `None` if no server answers.
+    /// The answer from the cache or from a server; `None` if no server answers, or if too many questions are waiting.
     pub(crate) async fn resolve(self: &Arc<Self>, ask: &Ask) -> Outcome {
         let key = Key::new(&ask.question, ask.dnssec_ok, ask.checking_disabled);
         let cached = lock(&self.cache).get(&key, Instant::now());

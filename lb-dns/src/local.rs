@@ -24,8 +24,9 @@ pub(crate) enum Local {
     Outside(Message, Name),
 }
 
-/// Answers a query from the index. The message has few more records than fit into `limit` bytes; encoding it leaves out
-/// the rest. For a name that is not ours it has no records, or the aliases that lead to that name.
+/// Answers a query from the index. The message may have more records than fit into `limit` bytes, but their number is
+/// bounded; encoding the message leaves out the rest. For a name that is not ours, it has no records, or the aliases
+/// that lead to that name.
 pub(crate) fn answer(names: &Names, query: &Query, limit: u16) -> Local {
     match follow(names, query, limit) {
         Ok(local) => local,

@@ -50,7 +50,7 @@ impl Names {
         self.write().set_unread(unread);
     }
 
-    /// Records that all objects have been applied once. Before that, no name is denied.
+    /// Records that all objects have been applied once. Before that, every query for a name of ours gets SERVFAIL.
     pub fn set_synchronised(&self) {
         self.synchronised.store(true, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Messages in, messages out; and the sockets, with upstream servers of their own.
+//! Tests of messages without sockets, and of a server with sockets and upstream servers.
 
 use std::{
     collections::BTreeSet,
@@ -352,7 +352,7 @@ async fn read_framed(stream: &mut TcpStream) -> Message {
     Message::from_vec(&bytes).unwrap()
 }
 
-/// An upstream server that answers every question with `address` and that TTL; over UDP it truncates if `truncates`.
+/// An upstream server that answers every question with 192.0.2.9 and this TTL; over UDP with TC alone if `truncates`.
 async fn upstream(ttl: u32, truncates: bool) -> (SocketAddr, tokio::task::JoinHandle<()>) {
     let (udp, tcp) = loop {
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -575,7 +575,7 @@ async fn questions_without_recursion_are_answered_for_our_names_only() {
 
 #[tokio::test]
 async fn burst_of_queries_is_answered_whole() {
-    // More than the default receive buffer holds, and less than any process may ask for.
+    // More than the default receive buffer holds, but less than the largest buffer that every process may set holds.
     const BURST: usize = 400;
     let (server, _) = serve().await;
     let asked = question("web.n.svc.cluster.local.", RecordType::A).to_vec().unwrap();

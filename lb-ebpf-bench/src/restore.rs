@@ -23,7 +23,7 @@ mod programs {
     #[unsafe(no_mangle)]
     static mut COUNT: u32 = 0;
 
-    /// The address of the program that is measured.
+    /// The program that is measured, at index 0.
     #[btf_map]
     static MEASURED: ProgramArray<1> = ProgramArray::new();
 

@@ -1,5 +1,6 @@
-//! The BPF object: its entry points. Those for packets, except `tc_announce`, map the outcome of a packet to the
-//! verdict of their hook, and count it. `datapath` decides about packets, `sockets` about system calls; the library in
+//! The BPF object, and its entry points for packets (`sockets` has those for system calls). Each entry point except
+//! `tc_announce` maps the outcome of a packet to the verdict of its hook, and counts the outcome; XDP leaves packets
+//! that it passes on for tc to count. `datapath` decides about packets, `sockets` about system calls; the library in
 //! the same crate computes everything that needs no kernel.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
@@ -52,7 +53,8 @@ mod programs {
     }
 
     /// Packets that leave by the catch device, because no program has translated them. The program translates packets
-    /// of caught flows. The others enter the node through the device again, where `tc_ingress` begins flows.
+    /// of caught flows. Then a packet that it passes on enters the node through the device, where `tc_ingress` begins
+    /// flows. A packet that has come in through the device is dropped.
     #[classifier]
     fn tc_catch(ctx: TcContext) -> i32 {
         let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);

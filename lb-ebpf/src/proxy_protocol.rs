@@ -62,8 +62,9 @@ pub fn write(header: &mut [u8; LONGEST], tuple: &Tuple) {
 /// Bytes of the longest TCP header.
 pub const TCP_LONGEST: u32 = 60;
 
-/// A TCP header with its options; the bytes after its end are 0. The array is longer than any header: a number of six
-/// bits, which proves a bound to the verifier, leads to an offset behind which there is room for two numbers.
+/// A TCP header with its options; the bytes after its end are 0. The array is longer than any header: programs mask
+/// offsets to six bits, and two numbers of 4 bytes fit behind each such offset. This proves to the verifier that every
+/// access is within the array.
 pub type TcpBytes = [u8; OFFSETS as usize + 8];
 
 /// Offsets that six bits reach.
@@ -100,7 +101,7 @@ pub enum Change {
     SetAck = 2,
     /// Subtracts the number from the window of a SYN-ACK, which has no scale (RFC 7323 §2.2).
     NarrowWindow = 3,
-    /// Removes TCP Fast Open from a SYN, whose bytes would come before the PROXY protocol header.
+    /// Removes TCP Fast Open from a SYN: data in a SYN would come before the PROXY protocol header.
     RemoveFastOpen = 4,
     /// Makes the header that of a segment whose payload is the PROXY protocol header: pushed, without FIN and urgent
     /// data.
@@ -143,14 +144,14 @@ fn narrow(header: &mut TcpBytes, by: u32) {
     header[WINDOW..WINDOW + 2].copy_from_slice(&(window as u16).to_be_bytes());
 }
 
-/// Sets the checksum to 0, so that [`sum`] is that of the other fields.
+/// Sets the checksum to 0, so that a sum over the header covers only the other fields.
 #[inline(always)]
 pub fn clear_checksum(header: &mut TcpBytes) {
     header[CHECKSUM..CHECKSUM + 2].fill(0);
 }
 
-/// The part of a [`Change`] that is about options, step by step, so that a program can make the steps in a `bpf_loop`. Each
-/// step handles an option, or a byte of the option that is removed.
+/// The part of a [`Change`] that is about options, step by step, so that a program can make the steps in a `bpf_loop`.
+/// Each step handles an option, or a byte of the option that is removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Offset of the next option, or of the next byte to overwrite.
@@ -166,7 +167,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The most steps: 40 bytes of options.
+    /// The most steps that a caller makes: the number of bytes that options can have.
     pub const STEPS: u32 = TCP_LONGEST - lengths::TCP;
 
     /// The part of the [`Change`] of this value in the options of a header of `length` bytes.
@@ -183,8 +184,8 @@ impl Options {
         Self { at: lengths::TCP, end: length, left: 0, kind: kind as u32, by: if shifts { by } else { 0 } }
     }
 
-    /// Makes one step; returns whether it was the last one. An option that is longer than the header ends the search, as in
-    /// Linux.
+    /// Makes one step; returns whether it was the last one. An option that reaches beyond the header ends the search,
+    /// as in Linux.
     #[inline(always)]
     pub fn step(&mut self, header: &mut TcpBytes) -> bool {
         let at = masked::<MASK>(self.at) as usize;

@@ -146,7 +146,7 @@ pub fn network<F: FrameMut + ?Sized>(
     Ok(())
 }
 
-/// Subtracts 1 from the hop limit of the packet with this network header, which is at least 2.
+/// Subtracts 1 from the hop limit, which must be at least 2, of the packet whose network header is at `l3`.
 ///
 /// # Errors
 ///
@@ -165,13 +165,13 @@ pub fn take_hop<F: FrameMut + ?Sized>(frame: &mut F, l3: u32, is_v4: bool) -> Re
     Ok(())
 }
 
-/// The change of an IPv4 header checksum when the hop limit, the upper byte of a word, decreases by `hops`.
+/// The change of the sum over an IPv4 header when the hop limit, the upper byte of a word, decreases by `hops`.
 #[inline(always)]
 fn fewer(hops: u8) -> u16 {
     Sum::ZERO.sub_word((u16::from(hops) << 8).to_be()).fold()
 }
 
-/// The checksum after two changes (RFC 1624).
+/// The checksum after two changes of the sum that it complements (RFC 1624).
 #[inline(always)]
 fn updated(checksum: u16, one: u16, other: u16) -> u16 {
     !Sum::ZERO.add_word(!checksum).add_word(one).add_word(other).fold()

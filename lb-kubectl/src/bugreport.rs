@@ -18,8 +18,8 @@ use crate::{
 /// Runs `bugreport`.
 ///
 /// # Errors
-/// The archive cannot be written, there are no agents, or not all nodes have answered. The archive has the answers of the
-/// others, and the errors.
+/// The archive cannot be written, there are no agents, or not all nodes have answered: then the archive has the reports
+/// of the others, and the errors in `nodes.txt`.
 pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let name = format!("kubectl-lb-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
@@ -55,7 +55,7 @@ fn write(file: File, folder: &str, answers: &[Answer<Vec<u8>>], now: Timestamp) 
     archive.finish()?.sync_all()
 }
 
-/// A line for each node: its kernel, its Pod, and why it has not answered.
+/// The plugin's version, the time, and a line for each node: its kernel, and `collected` or why it has not answered.
 fn nodes(answers: &[Answer<Vec<u8>>], now: Timestamp) -> String {
     let mut text = format!("kubectl lb {}\ncollected: {now}\n", env!("CARGO_PKG_VERSION"));
     let mut answers: Vec<_> = answers.iter().collect();

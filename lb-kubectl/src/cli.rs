@@ -9,8 +9,8 @@ use crate::target::{PodTarget, ServiceTarget};
 
 /// The load balancers of all nodes of a cluster, through the API server.
 ///
-/// Runs `lb-agent` in the agents' Pods, with your own rights: you may list Pods and create pods/exec in their namespace.
-/// Exit codes: 0 success, 1 a failure, or a node that has not answered, 2 bad usage.
+/// Runs `lb-agent` in the agents' Pods, with your own rights: you may list Pods and create pods/exec in their
+/// namespace. Exit codes: 0 success, 1 a failure, or a node that has not answered, 2 bad usage.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl lb", bin_name = "kubectl lb", version, max_term_width = 110)]
 pub struct Cli {

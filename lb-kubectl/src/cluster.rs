@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
 pub(crate) struct AgentNode {
     /// Name of the node.
     pub(crate) name: String,
-    /// Release of its kernel; `None` if the user may not list Nodes.
+    /// Release of its kernel; `None` if the plugin could not list the Nodes.
     pub(crate) kernel: Option<String>,
     /// Name of the agent's Pod, or why there is none to ask.
     pub(crate) pod: Result<String, NodeError>,
@@ -115,8 +115,8 @@ fn cannot_list(error: &kube::Error, args: &ClusterArgs) -> anyhow::Error {
     )
 }
 
-/// One entry for each node with an agent's Pod, and for each Linux node without one. If a node has several Pods, such as
-/// during an update, a running one is taken.
+/// One entry for each node with an agent's Pod, and for each of `nodes` without one. If a node has several Pods, such
+/// as during an update, the entry names a running one if there is one.
 fn agents_by_node(pods: &[Pod], nodes: &[Node]) -> Vec<AgentNode> {
     let mut found: BTreeMap<String, Result<String, NodeError>> = BTreeMap::new();
     found.extend(nodes.iter().map(|node| (node.name_any(), Err(NodeError::NoPod))));

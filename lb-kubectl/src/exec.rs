@@ -182,7 +182,8 @@ fn refused(pod: &str, error: &kube::Error) -> NodeError {
     NodeError::Connection { pod, message: error.to_string() }
 }
 
-/// Whether the command has succeeded. Otherwise the error has the last lines that it wrote to standard error.
+/// Checks that the command has succeeded. Otherwise the error has what the command wrote to standard error, or else its
+/// exit status.
 fn check(pod: &str, arguments: &[&str], status: &Status, errors: &[u8]) -> Result<(), NodeError> {
     if status.status.as_deref() == Some("Success") {
         return Ok(());

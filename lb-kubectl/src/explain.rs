@@ -167,7 +167,8 @@ fn node_in(slices: &[EndpointSlice], backend: SocketAddr) -> Option<String> {
 }
 
 impl Next {
-    /// Reads from the page of a node where the packet goes next; `None` if it reaches no backend.
+    /// Where the packet goes next, according to a node's page; `None` if the node neither begins a flow for it nor
+    /// translates it.
     fn of(page: &Value, from: &str) -> Option<Self> {
         let address = |value: &Value| value.as_str()?.parse().ok();
         match page["verdict"].as_str()? {

@@ -41,7 +41,7 @@ async fn follow(cluster: &Cluster, node: &AgentNode, arguments: &[&str], output:
     let _printed = writeln!(io::stderr(), "{}: no more events: {why}", node.name);
 }
 
-/// Prints a line at once. If standard output is closed, there is nobody left to print for.
+/// Prints a line at once. If standard output is closed, the command ends with success.
 fn print_line(line: &str) {
     let mut stdout = io::stdout().lock();
     if writeln!(stdout, "{line}").and_then(|()| stdout.flush()).is_err() {

@@ -28,7 +28,7 @@ struct Agent {
     last_sync: Option<Timestamp>,
 }
 
-/// Something that is wrong on a node. The agent sends them worst first.
+/// A condition that the agent reports about its node. The agent lists the worst first.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct Condition {

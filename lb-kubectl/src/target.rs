@@ -20,7 +20,7 @@ pub struct ServiceTarget {
     pub namespace: String,
     /// Name of the Service.
     pub name: String,
-    /// Number or name of a port; `None` if the Service has only one.
+    /// Number or name of a port; with `None`, the Service must have only one.
     pub port: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub enum TargetError {
         /// Addresses of the Service.
         service: String,
     },
-    /// No port, or several.
+    /// The Service has no such port; or the argument names none, and the Service has several.
     #[error("name a port of the Service: {0}")]
     WhichPort(String),
 }

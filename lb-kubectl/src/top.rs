@@ -22,7 +22,8 @@ struct Row {
     bytes: f64,
 }
 
-/// The traffic of a service port on all nodes, and its JSON. Scripts read it: keys may be added, never renamed or removed.
+/// The traffic of a service port on all nodes, and its JSON. Scripts read it: keys may be added, never renamed or
+/// removed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Traffic {

@@ -1,8 +1,9 @@
-//! Who may look: on loopback every process of the node, elsewhere who has the token.
+//! Who may see the pages: if the server has a token, users who have it; if it has none, which is possible only on
+//! loopback, every process of the node.
 //!
 //! A page of the Internet must not read ours through the user's browser. The browser keeps other origins from reading
-//! our answers, but not a name that its owner has pointed at 127.0.0.1 (DNS rebinding): so on loopback, requests must
-//! name the loopback host. Elsewhere such a name has no cookie of ours.
+//! our answers, but not a name that its owner has pointed at 127.0.0.1 (DNS rebinding): so without a token, requests
+//! must name the loopback host. With a token, a request that names another host lacks our cookie.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -33,7 +34,7 @@ pub enum TokenError {
     Random,
 }
 
-/// The secret that users type to look.
+/// The secret that users type to see the pages.
 #[derive(Clone)]
 pub struct Token {
     text: String,
@@ -101,7 +102,7 @@ fn hex(bytes: &[u8]) -> String {
 pub enum Access {
     /// Every process of the node; only for a server on a loopback address.
     Loopback,
-    /// Who has the token.
+    /// Users who have the token.
     Token(Token),
 }
 
@@ -118,7 +119,7 @@ pub(crate) enum Admission {
 }
 
 impl Access {
-    /// The access to a server on this address: without a token only on loopback.
+    /// The access to a server on this address; `None` without a token if the address is no loopback address.
     pub fn new(address: SocketAddr, token: Option<Token>) -> Option<Self> {
         match token {
             Some(token) => Some(Self::Token(token)),
@@ -131,7 +132,7 @@ impl Access {
         if matches!(self, Self::Loopback) && !names_loopback(uri, headers) {
             return Admission::WrongHost;
         }
-        // Browsers say who asks. Pages may be opened from anywhere, data may not be fetched from elsewhere.
+        // Browsers say which site makes a request. Any site may link to our pages, but only they may fetch data.
         let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
         if uri.path().starts_with("/api/")
             && site.is_some_and(|site| site != b"same-origin" && site != b"none")
@@ -145,7 +146,7 @@ impl Access {
         }
     }
 
-    /// The header `Set-Cookie` for a user who typed this text; `None` if that is not the token.
+    /// The header `Set-Cookie` for a user who typed this text; `None` if that is not the token, or access needs none.
     pub(crate) fn log_in(&self, typed: &str) -> Option<String> {
         let Self::Token(token) = self else { return None };
         let session = token.is(typed).then(|| token.session())?;

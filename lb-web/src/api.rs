@@ -1,4 +1,4 @@
-//! The data of the pages, as JSON. Every request runs on a thread that may block.
+//! The data of the pages, as JSON. Requests read the data plane on threads that may block.
 
 use std::{convert::Infallible, fmt::Write as _, sync::Arc};
 
@@ -22,9 +22,9 @@ use crate::{
     source::{Query, Source, SourceError},
 };
 
-/// Rows of the page Connections.
+/// The most rows of the page Connections.
 const SHOWN: usize = 1000;
-/// Rows of the export.
+/// The most rows of the export.
 const EXPORTED: usize = 100_000;
 /// Columns of the export: the keys of `lb-agent conntrack list -o json`.
 const COLUMNS: [&str; 11] = [

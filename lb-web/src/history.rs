@@ -42,7 +42,7 @@ struct Point {
 }
 
 impl History {
-    /// Adds a reading. The first one only begins the differences.
+    /// Adds a reading, and the point between it and the one before. The first reading, also after a gap, adds no point.
     pub(crate) fn push(&mut self, reading: Reading) {
         if let Some(last) = &self.last {
             let seconds = to_f64(reading.time.saturating_sub(last.time)) / 1000.0;
@@ -125,7 +125,7 @@ pub(crate) struct Plots {
     times: Vec<u64>,
     /// Packets per second of flows to Services.
     translated: Vec<Option<f64>>,
-    /// Packets per second that have nothing to do with Services.
+    /// Packets per second that the programs left as they were, for example because they belong to no Service.
     untouched: Vec<Option<f64>>,
     /// New flows per second.
     new_flows: Vec<Option<f64>>,

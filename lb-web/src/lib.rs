@@ -81,7 +81,8 @@ pub fn router<S: Source>(source: S, access: Access) -> Router {
         .with_state(web)
 }
 
-/// Answers only whom the access admits, and adds the headers.
+/// Refuses requests that the access does not admit, except those for the page of the login, and adds the headers to
+/// every response.
 async fn guard<S: Source>(State(web): State<Arc<Web<S>>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     // A browser may load the style sheet before it has logged in, because the page of the login needs it.
@@ -106,7 +107,7 @@ async fn guard<S: Source>(State(web): State<Arc<Web<S>>>, request: Request, next
     response
 }
 
-/// Whether nothing has said yet how long browsers may keep the answer.
+/// Whether no route has set how long browsers may keep the response.
 fn request_is_data(response: &Response) -> bool {
     !response.headers().contains_key(header::CACHE_CONTROL)
 }

@@ -15,7 +15,8 @@ use crate::{
     source::{Fill, ServiceReader, Source, Status},
 };
 
-/// Readings of the counters for one of the fill of the maps, which takes a walk through them.
+/// The sampler reads the fill of the maps only once in this many readings of the counters, because it has to walk the
+/// maps.
 const FILL_EVERY: u32 = 5;
 /// How long Services are read after the last look at them.
 const ATTENTION: Duration = Duration::from_secs(30);
@@ -51,7 +52,7 @@ impl<S: Source> Sampler<S> {
         Self { source, history: Mutex::default(), services: Mutex::default(), status: Mutex::default() }
     }
 
-    /// Reads the counters forever. Ends when nothing else refers to the sampler.
+    /// Reads the counters every [`STEP`] until nothing else refers to the sampler.
     pub(crate) async fn run(sampler: Weak<Self>) -> Option<Infallible> {
         let mut pulse = time::interval(STEP);
         pulse.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -68,7 +69,8 @@ impl<S: Source> Sampler<S> {
         }
     }
 
-    /// Adds a point to the history. Only this function writes it, so the lock is free while it reads the data plane.
+    /// Adds a reading to the history. Only this function changes the history, so it need not hold the lock while it
+    /// reads the data plane.
     fn count(&self) {
         let (readings, mut fill) = {
             let mut counted = lock(&self.history);

@@ -63,7 +63,7 @@ impl Rates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Health {
-    /// No backend: new connections are refused.
+    /// No backend: new connections fail.
     Down,
     /// Only backends that are about to end.
     Draining,

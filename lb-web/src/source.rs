@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
-/// The parameters of a request, by name. They have the names of the flags of the command that answers the same question.
+/// The parameters of a request, by name: the flags of the `lb-agent` command that answers the same question.
 pub type Query = BTreeMap<String, String>;
 
 /// Why a question has no answer.
@@ -25,7 +25,8 @@ pub enum SourceError {
 /// Whether an event meets the conditions of a reader.
 pub type EventFilter<E> = Box<dyn Fn(&E) -> bool + Send + Sync>;
 
-/// A node's data plane. All methods block; none changes anything but [`Self::events`], which makes programs emit events.
+/// A node's data plane. All methods may block. Only [`Self::events`] changes anything: it makes the programs emit
+/// events.
 pub trait Source: Send + Sync + 'static {
     /// A new flow, or a dropped or rejected packet.
     type Event: Serialize + Send + Sync + 'static;
@@ -51,7 +52,8 @@ pub trait Source: Send + Sync + 'static {
     /// There is no data plane, or it cannot be read.
     fn status(&self) -> anyhow::Result<Status>;
 
-    /// The ports of one Service, as `lb-agent service show -o json` prints them; empty if the kernel has no such Service.
+    /// The ports of one Service, as `lb-agent service show -o json` prints them; empty if the kernel has no such
+    /// Service.
     ///
     /// # Errors
     /// There is no data plane, or it cannot be read.
@@ -172,7 +174,7 @@ pub enum Severity {
 /// Connections that meet the conditions of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Connections {
-    /// How many events meet the conditions.
+    /// How many connections meet the conditions; `shown` may have fewer.
     pub matched: usize,
     /// The first of them, as `lb-agent conntrack list -o json` prints them.
     pub shown: Vec<Value>,

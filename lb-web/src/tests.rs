@@ -29,7 +29,7 @@ const SECRET: &str = "a secret of enough characters";
 struct Made {
     /// Whether the data plane is gone.
     gone: Arc<AtomicBool>,
-    /// Readers of events that exist.
+    /// Number of event readers that exist.
     readers: Arc<AtomicUsize>,
     status_readings: Arc<AtomicUsize>,
 }
@@ -62,7 +62,7 @@ impl ServiceReader for OnePort {
     }
 }
 
-/// Reads the number of its reading as event.
+/// An event reader whose only event at each reading is the number of that reading.
 struct Counting {
     next: u32,
     readers: Arc<AtomicUsize>,

@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use crate::{daemon::Daemon, netns::Netns};
 
-/// Starts BIRD in a namespace. Its files are in `folder`: `NAME.conf`, which must exist, `NAME.ctl` (its socket), and
-/// `NAME.log`.
+/// Starts BIRD in a namespace. Its files are in `folder`: `NAME.conf`, which must exist, `NAME.ctl` (its socket),
+/// `NAME.pid`, and `NAME.log`.
 ///
 /// # Errors
 /// BIRD cannot be started.
@@ -23,7 +23,8 @@ pub fn start(netns: &Netns, folder: &Path, name: &str) -> Result<Daemon> {
 pub struct Router<'a> {
     /// The router's addresses in the network of the nodes, IPv4 first.
     pub addresses: [&'a str; 2],
-    /// The addresses of that network without the number of the node, which follows: `10.9.0.` and `fd00:9::`.
+    /// The start of a node's address in that network, IPv4 first: `10.9.0.` and `fd00:9::`. The node's number follows,
+    /// in hexadecimal in IPv6.
     pub networks: [&'a str; 2],
     /// Number of nodes; they are numbered from 1.
     pub nodes: usize,

@@ -47,8 +47,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts a browser in `netns`, whose loopback device must be up. `folder` gets the browser's profile, which is
-    /// empty.
+    /// Starts a browser in `netns`, whose loopback device must be up. The browser creates a new profile in `folder`.
     pub fn start(netns: &Netns, folder: &Path) -> Result<Self> {
         let mut command = netns.command("chromedriver");
         command.arg(format!("--port={}", DRIVER.port())).stdout(Stdio::null()).stderr(Stdio::null());

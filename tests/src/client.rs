@@ -22,7 +22,7 @@ use crate::{netns::Netns, pattern, socket::connect_by_first_syn};
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Timeout of each single operation on this machine: [`PATIENCE`] times [`crate::patience`], but at most five times,
-/// because a client that expects no answer waits for all of it.
+/// because a client that expects no answer waits until the timeout ends.
 pub fn limit() -> Duration {
     PATIENCE * crate::patience().min(5)
 }
@@ -33,7 +33,7 @@ pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 /// Maximum number of bytes that a slow download reads between two pauses, and the length of a pause.
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
-/// Divisor of the bytes (1/4) that a slow download leaves unread until [`Transfer::hurry`], so that it does not end
+/// A slow download leaves the last 1/`HELD_BACK` of its bytes unread until [`Transfer::hurry`], so that it does not end
 /// earlier. Of 100 MB, that is more than socket buffers hold, so the rest still needs packets.
 const HELD_BACK: u64 = 4;
 

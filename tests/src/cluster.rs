@@ -403,8 +403,8 @@ impl Cluster {
         self.wire_lan_node(number, veth)
     }
 
-    /// Replaces the veth between a node and the router by what `connect` creates between its ends, given as namespace
-    /// and device name. Only with [`ClientLink::Lan`].
+    /// Replaces the veth between a node and the router by the link that `connect` creates. `connect` receives the two
+    /// ends, each as namespace and device name. Only with [`ClientLink::Lan`].
     pub fn rewire_lan_node(
         &self,
         number: u8,
@@ -465,8 +465,8 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Makes the router spread packets to cluster IPs and [`EXTERNAL`] addresses over these nodes, connection by connection if
-    /// its `fib_multipath_hash_policy` is 1. Only with [`ClientLink::Lan`].
+    /// Makes the router spread packets to cluster IPs and [`EXTERNAL`] addresses over these nodes, connection by
+    /// connection if its `fib_multipath_hash_policy` is 1. Only with [`ClientLink::Lan`].
     pub fn spread_services_over(&self, nodes: &[u8]) -> Result<()> {
         let router = self.router.as_ref().context("the clients have no router")?;
         let mut commands = String::new();
@@ -482,8 +482,8 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Restores addresses and routes of a node whose device was down, which has deleted its IPv6 addresses and all
-    /// routes. Only with [`ClientLink::Lan`].
+    /// Sets the device of a node up again, and restores the IPv6 address and the routes that the kernel deleted when
+    /// the device went down. Only with [`ClientLink::Lan`].
     pub fn reconnect_lan_node(&self, number: u8) -> Result<()> {
         let node = self.node(number);
         node.ip(&format!(

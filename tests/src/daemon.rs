@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cleanup::Cleanup;
 
-/// A process that is killed when it is dropped.
+/// A running process. Dropping this kills the process.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -28,7 +28,7 @@ impl Daemon {
         Ok(Self { child, cleanup: Some(cleanup) })
     }
 
-    /// The same, with its output in a file.
+    /// Starts the process, with its standard output and standard error in the file `log`.
     ///
     /// # Errors
     /// The file cannot be written, or the process cannot be started.

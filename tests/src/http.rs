@@ -8,7 +8,7 @@ use std::{
 
 use crate::netns::Netns;
 
-/// Timeout of a request.
+/// Timeout of the connect, and of each read.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A server's response to a request.

@@ -104,7 +104,7 @@ pub struct Port {
     pub port: u16,
     /// Port number that pods listen on, `targetPort`.
     pub target_port: u16,
-    /// The `nodePort`; `None` to let the agent allocate one.
+    /// The `nodePort`; `None` omits it, so that the agent allocates one if the Service needs it.
     pub node_port: Option<u16>,
 }
 

@@ -20,7 +20,7 @@ nix::ioctl_readwrite_bad!(
 pub enum Offload {
     /// The device computes checksums of sent packets (`ETHTOOL_STXCSUM`).
     TransmitChecksum = 0x17,
-    /// The device cuts sent TCP segments (TSO, `ETHTOOL_STSO`).
+    /// The device splits large TCP packets into segments when it sends them (TSO, `ETHTOOL_STSO`).
     TcpSegmentation = 0x1f,
     /// Generic segmentation offload of sent packets (GSO, `ETHTOOL_SGSO`).
     Segmentation = 0x24,

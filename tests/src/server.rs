@@ -45,7 +45,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = &self.listener {
-            // A connection wakes `accept()`, which std cannot interrupt. `shutdown()` fails only if the socket no
+            // `shutdown()` wakes the thread in `accept()`, which std cannot interrupt. It fails only if the socket no
             // longer listens.
             let _not_listening =
                 nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);

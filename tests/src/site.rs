@@ -6,8 +6,9 @@
 //!                    near
 //! ```
 //!
-//! The router spreads packets to [`FAR`] over the nodes, by static routes or by those that it learns by BGP. A node answers for
-//! [`NEAR`] in the network itself. A Service of the same name has all pods behind each of the two.
+//! The router spreads packets to [`FAR`] over the nodes, by static routes or by routes that it learns by BGP. If the
+//! site announces addresses, one node answers for [`NEAR`] at layer 2. The Services `far` and `near` have these
+//! addresses; all pods are their endpoints until [`Site::serve_from`] selects nodes.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +45,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// How the machines of a site are connected.
 pub const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
 
-/// Flags of agents with which another node can continue a connection: Maglev, and direct server return.
+/// Agent flags that let another node continue a connection: Maglev, and direct server return.
 pub const MAGLEV_AND_DSR: [&str; 6] =
     ["--scheduler", "mh", "--north-south-mode", "dsr", "--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
@@ -76,8 +77,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// A site without agents, in a cluster with [`WIRING`]. `name` is that of the namespace of the near client. The agents will
-    /// have these flags.
+    /// A site without agents: adds node3 with its pods, and the near client, to a cluster with [`WIRING`]. `near` is
+    /// the name of the near client's namespace. The agents will have these flags.
     ///
     /// # Errors
     /// A namespace or a link cannot be made.
@@ -251,7 +252,7 @@ impl Site {
     /// The agent of a node.
     ///
     /// # Errors
-    /// None runs there.
+    /// No agent runs there.
     pub fn agent(&self, node: u8) -> Result<&Agent> {
         self.agents.get(&node).with_context(|| format!("no agent runs on node{node}"))
     }
@@ -266,8 +267,8 @@ impl Site {
         self.agents.remove(&node)
     }
 
-    /// Kills a node hard: its wire goes down, and its agent and BIRD end without a word. Its pods go on, but nothing reaches
-    /// them.
+    /// Simulates a crash of a node: sets its link down, and kills its agent and BIRD with SIGKILL. Its pods keep
+    /// running, but no packet from another machine reaches them.
     ///
     /// # Errors
     /// `ip` fails.
@@ -339,8 +340,8 @@ impl Site {
         Ok(NODES.into_iter().filter(is_hop).collect())
     }
 
-    /// Whether the router forwards packets to these nodes, for both addresses of [`FAR`]. (Next hops of IPv6 are link-local
-    /// addresses, so only their number is compared.)
+    /// Whether the router forwards packets to exactly these nodes, for both addresses of [`FAR`]. (Next hops of IPv6
+    /// are link-local addresses, so only their number is compared.)
     ///
     /// # Errors
     /// `ip` fails.
@@ -352,7 +353,7 @@ impl Site {
     /// Waits until the router forwards packets to these nodes.
     ///
     /// # Errors
-    /// It does not in time.
+    /// The router does not forward to them in time.
     pub fn wait_for_hops(&self, nodes: &[u8]) -> Result<()> {
         let reached = || self.has_hops(nodes).is_ok_and(|it| it).then_some(());
         if wait_for(SOON, reached).is_none() {
@@ -362,10 +363,10 @@ impl Site {
         Ok(())
     }
 
-    /// Waits until each node that runs has both Services with their endpoints, and no others.
+    /// Waits until each running agent serves both Services with exactly the pods that are their endpoints now.
     ///
     /// # Errors
-    /// One has not in time.
+    /// An agent does not in time.
     pub fn wait_for_services(&self) -> Result<()> {
         for node in self.live() {
             for service in ["near", "far"] {
@@ -387,8 +388,8 @@ impl Site {
         self.cluster.pod(pod)?.node.strip_prefix("node")?.parse().ok()
     }
 
-    /// The node that sends the packets of each client to a pod on another node. Those of other clients, on the nodes of the
-    /// agents, reach the node of their pod directly.
+    /// For each client connection that a node forwards through a tunnel: the client's address and port, and the number
+    /// of that node. Connections whose pod is on the node that receives them from the router are not included.
     ///
     /// # Errors
     /// `conntrack list` fails.

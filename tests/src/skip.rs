@@ -23,7 +23,8 @@ pub fn is_older_than(major: u32, minor: u32) -> bool {
     version.as_slice() < &[major, minor]
 }
 
-/// Prints that a test was skipped, and appends its name and the reason to the file in which `cargo xtask vm` counts.
+/// Prints that a test was skipped. If `$LB_TEST_SKIPS` names a file, in which `cargo xtask vm` counts skips, appends
+/// the test's name and `line` to it.
 fn note(line: &str, reason: &str) {
     eprintln!("SKIPPED: {reason}");
     let Some(path) = std::env::var_os("LB_TEST_SKIPS") else { return };

@@ -31,8 +31,8 @@ pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to `to`, and fails unless the SYN-ACK or RST answers the first SYN. The duration would not prove it: a
-/// retransmission takes a second, but so can a connect on a slow machine.
+/// Connects to `to`; fails if the connection is refused, or if the kernel has retransmitted the SYN. (The duration does
+/// not show a retransmission: it takes a second, but so can a connect on a slow machine.)
 pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = begin_connect(to)?;
     let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;
@@ -63,7 +63,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// Number of TCP connections in a namespace that this side has closed, but that are not in TIME-WAIT yet.
+/// Number of TCP connections in a namespace that this side has closed first, but that are not in TIME-WAIT yet.
 pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     /// States `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` (include/net/tcp_states.h), as `/proc/net/tcp` shows
     /// them.
@@ -123,7 +123,8 @@ pub fn path_mtu(socket: &UdpSocket) -> io::Result<u32> {
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
-/// Sets the flag "don't fragment" on packets from this socket (`IP_PMTUDISC_DO`).
+/// Makes the kernel never fragment packets from this socket (`IP_PMTUDISC_DO`); IPv4 packets get the flag "don't
+/// fragment".
 pub fn never_fragment(socket: &UdpSocket) -> io::Result<()> {
     let (level, name) = MTU_DISCOVER.of(socket)?;
     // `IPV6_PMTUDISC_DO` has the same value.

@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Pause of a client after a failure, so that a persistent failure is not counted thousands of times.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
-/// Number of bytes in a request and in its answer: several segments.
+/// Number of bytes that a server echoes in one transaction; over TCP, these are several segments.
 const TCP_PIECE: usize = 5_000;
 const UDP_PIECE: usize = 500;
 /// Maximum number of failures whose reasons are recorded per client.
@@ -223,9 +223,10 @@ impl Report {
         self.0.values().map(|tally| tally.longest).max().unwrap_or_default()
     }
 
-    /// Asserts that no transaction failed and that each client made [`SOME`] of them, and prints the totals.
+    /// Asserts that no transaction failed and that each client made at least [`SOME`] of them, and prints the totals.
     ///
-    /// # Panics If a transaction failed, a client made fewer than [`SOME`], or there was no client.
+    /// # Panics
+    /// If a transaction failed, a client made fewer than [`SOME`], or there was no client.
     #[track_caller]
     pub fn assert_unharmed(&self) {
         assert!(!self.0.is_empty(), "there was no traffic");

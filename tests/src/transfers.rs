@@ -18,9 +18,10 @@ use nix::sys::socket::{
 
 use crate::{client::Connection, netns::Netns, pattern, stopwatch::Stopwatch};
 
-/// Size in bytes of each connection's receive buffer: what a download has not read must still cross the network.
+/// Size in bytes of each connection's receive buffer; small, so that most of what a download has not read must still
+/// cross the network.
 const BUFFER: usize = 16 * 1024;
-/// Maximum number of bytes that a slow download reads in each [`ROUND`].
+/// Number of bytes after which a slow download stops reading until the next [`ROUND`].
 const SLOW_PIECE: usize = 2 * 1024;
 /// Pause between two reads of all connections, while downloads are slow.
 const ROUND: Duration = Duration::from_millis(100);
@@ -80,8 +81,8 @@ pub struct Sample {
 }
 
 impl Transfers {
-    /// Opens `count` connections from `netns`, to each of the addresses in turn, and downloads `bytes` over each of them
-    /// slowly: at most 20 kB/s.
+    /// Opens `count` connections from `netns`, to each of the addresses in turn, and downloads `bytes` over each of
+    /// them slowly: about 20 kB/s.
     ///
     /// # Errors
     /// A connection cannot be opened, or its server does not begin to answer.
@@ -107,8 +108,9 @@ impl Transfers {
         lock(&self.shared.samples).clone()
     }
 
-    /// Makes all downloads receive the rest as fast as possible; returns when each has ended, or has received no byte
-    /// for `limit`. Then closes the connections. Downloads for which `is_lost` is true need not end.
+    /// Makes all downloads receive the rest as fast as possible. Waits until all have ended, except those for which
+    /// `is_lost` is true, or until none of them has received a byte for `limit`. Then closes the connections and
+    /// returns the final states.
     pub fn finish(self, limit: Duration, is_lost: impl Fn(&Download) -> bool) -> Vec<Download> {
         self.shared.hurry.store(true, Ordering::Relaxed);
         let received = |downloads: &[Download]| downloads.iter().map(|it| it.received).sum::<u64>();
@@ -155,7 +157,8 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads at most `limit` bytes from the connection; returns how many arrived.
+    /// Reads until at least `limit` bytes have arrived, the socket has no more for now, or the download has ended;
+    /// returns how many bytes arrived.
     fn read(&mut self, buffer: &mut [u8], limit: u64) -> u64 {
         let before = self.download.received;
         while self.download.end.is_none() && self.download.received - before < limit {

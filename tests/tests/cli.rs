@@ -444,7 +444,7 @@ fn backends_that_do_not_fit_wait_until_there_is_room() {
     fs::write(bed.manifests().join("web.yaml"), WEB).unwrap();
     let agent = Agent::spawn(&bed.netns, bed.settings("bpf", &[])).unwrap();
     wait_for(LIMIT, || agent.log().contains("of 3 slots").then_some(())).expect("a warning");
-    // All nodes have the same Services, so a full map must not make the node unhealthy: all nodes would be at once.
+    // All nodes have the same Services. If a full map made a node unhealthy, all nodes would become so at once.
     agent.wait_until_healthy().unwrap();
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["pending"], 1);

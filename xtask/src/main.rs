@@ -103,7 +103,8 @@ fn run(task: Task) -> anyhow::Result<()> {
     }
 }
 
-/// Builds `target/release/lb-agent`, after installing the toolchain if it is missing. Not if `$LB_AGENT` names an agent.
+/// Builds `target/release/lb-agent`, after installing the toolchain if it is missing. Does nothing if `$LB_AGENT` is
+/// set, which names the agent to use.
 fn prepare_agent() -> anyhow::Result<()> {
     if std::env::var_os("LB_AGENT").is_some() {
         return Ok(());

@@ -62,7 +62,7 @@ pub(crate) fn install(programs: &[(&str, &'static str)]) -> anyhow::Result<()> {
     if packages.is_empty() { Ok(()) } else { install_packages(&Vec::from_iter(packages)) }
 }
 
-/// Installs the missing packages and bpf-linker, and prints its actions.
+/// Installs missing packages, bpf-linker and axe-core, and prints what it has installed.
 pub(crate) fn run() -> anyhow::Result<()> {
     let packages = missing_packages();
     if !packages.is_empty() {
@@ -95,7 +95,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Downloads the npm package with which the tests of the pages look for what people with a disability cannot use.
+/// Downloads the npm package with which tests check the accessibility of the web pages.
 fn install_axe() -> anyhow::Result<()> {
     let folder = ebpf_build::cache_dir().join(AXE);
     // The folder gets its final name once it is complete.

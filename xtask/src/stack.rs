@@ -7,7 +7,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 
 /// The stack that a chain of calls may take (`MAX_BPF_STACK`).
 pub(crate) const LIMIT: u32 = 512;
-/// Linux 6.1 rounds each frame up to this size (`check_max_stack_depth`).
+/// Linux 6.1 rounds each frame up to a multiple of this size (`check_max_stack_depth`).
 const FRAME_UNIT: u32 = 32;
 
 /// Section and offset of a function.

@@ -38,8 +38,8 @@ impl<'a> Wires<'a> {
         self.0.iter().map(|(place, _)| place.name.as_str())
     }
 
-    /// The devices on which to announce an address: those that `interfaces` names. Without names, those with a network
-    /// that contains the address, or all devices if no network contains it.
+    /// The devices on which to announce an address: those that `interfaces` names. With [`Interfaces::All`], those with
+    /// a network that contains the address, or all devices if no network contains it.
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
         let in_network = move |link: &Link| {
             let networks =

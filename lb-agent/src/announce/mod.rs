@@ -125,7 +125,7 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Creates the task. Without `members`, this node announces all addresses.
+    /// Creates the task. Without `members`, this node is the only candidate for each address.
     ///
     /// # Errors
     ///

@@ -40,11 +40,11 @@ pub(super) struct Peers {
     port: Option<u16>,
     /// UDP address at which this member receives messages; `None` while its Node is unknown.
     own: Option<SocketAddr>,
-    /// The UDP socket bound to `own`; `None` if that could not be bound.
+    /// The UDP socket bound to `own`; `None` until it is bound.
     socket: Option<net::UdpSocket>,
     others: BTreeMap<Arc<str>, SocketAddr>,
     leases: Leases,
-    /// Why binding the socket failed last time; `None` if it is open.
+    /// Why the last attempt to bind the socket failed; `None` if it did not fail.
     failure: Option<String>,
 }
 
@@ -176,8 +176,8 @@ impl Peers {
         }
     }
 
-    /// Handles all messages that have arrived, and waits for the first; waits forever without a socket. Returns whether
-    /// a member has given back its addresses because its agent stops.
+    /// Waits for a message, and handles all that have arrived then; waits forever without a socket. Returns whether a
+    /// member has given back its addresses because its agent stops.
     pub(super) async fn receive(peers: Option<&mut Self>) -> bool {
         let Some(peers) = peers else { return future::pending().await };
         let Some(socket) = &peers.socket else { return future::pending().await };

@@ -21,8 +21,9 @@ pub struct AnnouncementReport {
     pub services: Vec<String>,
     /// Name of the node that announces the address, as far as this node knows.
     pub node: Option<String>,
-    /// Whether this node answers ARP requests and neighbour solicitations for the address now. False after another
-    /// machine claimed the address on any interface, although this node still answers on the others.
+    /// Whether this node answers ARP requests and neighbour solicitations for the address now. False during the
+    /// hold-off after another machine claimed the address on any interface, although this node still answers on the
+    /// others.
     pub here: bool,
     /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,
@@ -39,7 +40,7 @@ pub struct AnnouncementReport {
     pub conflict_mac: Option<String>,
 }
 
-/// The node that announces an address, as text: with the time since when if that is this node.
+/// The node that announces an address, as text; for this node, with the time at which the announcement began.
 pub(crate) fn announcer(node: Option<&str>, here: bool, since: Option<Timestamp>) -> String {
     let since = since.filter(|_| here).map(|since| since.strftime(", since %FT%TZ").to_string());
     match node {

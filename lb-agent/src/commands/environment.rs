@@ -66,7 +66,8 @@ fn format(found: &Variables, format: EnvironmentFormat) -> serde_json::Result<St
     })
 }
 
-/// The assignment `line`; as a comment if `name` begins with a digit, as a Service's name may: shells refuse that.
+/// The assignment `line`, or a comment in its place if `name` begins with a digit, as a Service's name may: shells and
+/// systemd accept no such variable.
 fn identifier(name: &str, line: String) -> String {
     if name.starts_with(|letter: char| letter.is_ascii_digit()) {
         format!("# {name} begins with a digit, so it is no name of a variable here")

@@ -40,7 +40,7 @@ pub(super) struct EventView {
     /// Why this backend, or no backend, was chosen: a scheduler, `affinity`, `retry`, `peer`, an outcome as in
     /// `lb-agent status`, or `unknown`.
     pub(super) reason: &'static str,
-    /// `ingress`, `egress`, `xdp`, or `socket`
+    /// `ingress`, `egress`, `xdp`, `socket` or `unknown`
     pub(super) hook: &'static str,
     /// Name of the interface where the program saw the packet.
     #[serde(skip_serializing_if = "Option::is_none")]

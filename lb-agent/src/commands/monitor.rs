@@ -36,7 +36,7 @@ pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     runtime.block_on(listen(pinned.monitor()?, &printer))
 }
 
-/// Colour if standard output is a terminal and `NO_COLOR` is not set.
+/// Colour if standard output is a terminal and `NO_COLOR` is unset or empty.
 fn style() -> Style {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if io::stdout().is_terminal() && !unwanted { Style::Coloured } else { Style::Plain }

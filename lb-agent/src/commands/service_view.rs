@@ -95,7 +95,8 @@ pub(super) struct FrontendView {
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
-    /// Which node announces the address at layer 2; only in `service show`, and while an agent runs.
+    /// Which node announces the address at layer 2; only in `service show` and on the web page of one Service, and
+    /// while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced: Option<AnnouncedView>,
 }
@@ -105,7 +106,7 @@ pub(super) struct FrontendView {
 pub(super) struct AnnouncedView {
     /// Name of the announcing node; `None` if this node has no information about it.
     pub(super) node: Option<String>,
-    /// Whether the announcing node is this node.
+    /// Whether this node answers for the address now.
     pub(super) here: bool,
     /// Since when this node announces the address; `None` if it does not.
     pub(super) since: Option<Timestamp>,
@@ -141,7 +142,8 @@ pub(super) struct BackendView {
     /// Zone of the backend's node.
     pub(super) zone: Option<String>,
     pub(super) pod: Option<String>,
-    /// Number of live flows to the backend, and of sockets of the node's processes connected to it; only in `service show`.
+    /// Number of live flows to the backend, and of sockets of the node's processes connected to it; only in
+    /// `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) flows: Option<u64>,
     /// Traffic of all tracked flows to the backend, live or closed; only in `service show`.

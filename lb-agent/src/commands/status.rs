@@ -59,7 +59,7 @@ struct Agent {
     running: bool,
     /// The process that holds the lock of the data plane, such as `pid 17 lb-agent`.
     process: Option<String>,
-    /// Why the agent has sent no report; `None` if it has, or no agent runs.
+    /// Why the agent's report could not be read; `None` if it was, or if no agent listens on the status socket.
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,

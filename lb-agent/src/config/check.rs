@@ -51,7 +51,7 @@ const WEB_PORT: u16 = 8088;
 const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Time to live of answers about Services, in seconds: the default of CoreDNS.
 const DNS_TTL: u32 = 5;
-/// Default limit of `--dns-rate-limit`: queries per second to which a client gets answers.
+/// Default of `--dns-rate-limit`: how many UDP queries per second the server answers to each client.
 const DNS_RATE: u32 = 2000;
 /// The networks that the internet does not route: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598) and
 /// link-local ones.
@@ -386,7 +386,7 @@ pub(super) fn announce(
     Ok(AnnounceConfig { members, port, key_file, prefer })
 }
 
-/// Checks the settings of announcements by BGP, which need `--manifests`; `None` without `--announce-table`.
+/// Checks the settings of announcements by BGP; `None` without `--announce-table`, which `--bird-config` needs.
 pub(super) fn announce_by_bgp(
     table: Option<u32>,
     file: Option<PathBuf>,
@@ -542,8 +542,8 @@ pub(super) fn metrics(given: Option<String>, bind: IpAddr) -> Result<Option<Sock
     listener("--metrics-bind-address", given, default)
 }
 
-/// Checks the settings of the web server. A token without a server is an error, as is a server without a token that
-/// other machines can reach.
+/// Checks the settings of the web server. A token without a server is an error, and so is an address other than
+/// loopback without a token.
 pub(super) fn web(
     given: Option<String>,
     token_file: Option<PathBuf>,

@@ -53,7 +53,7 @@ impl Config {
         flags
     }
 
-    /// The flags of the flow log; without a flow log, all but the first are empty.
+    /// The flags of the flow log; all are empty without a flow log.
     fn flow_log_flags(&self) -> [(&'static str, String); 6] {
         let of = |value: fn(&FlowLogConfig) -> String| self.flow_log.as_ref().map(value).unwrap_or_default();
         [

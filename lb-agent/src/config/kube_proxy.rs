@@ -15,7 +15,7 @@ pub(super) const KIND: &str = "KubeProxyConfiguration";
 /// The only `apiVersion` of kube-proxy's configuration file that the agent supports.
 pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 
-/// The `logging.verbosity` from which on kube-proxy logs details that the agent logs at debug level.
+/// The lowest `logging.verbosity` that sets the agent's log level to debug: kube-proxy logs details at that verbosity.
 const DEBUG_VERBOSITY: u32 = 4;
 
 /// Fields that have no effect here, each with the values that cause no warning: the defaults of kube-proxy. Zero values

@@ -144,7 +144,7 @@ pub struct Config {
 }
 
 /// The members that share load balancers' addresses: the configured `members`, or with `port` the Nodes of the cluster.
-/// Without both, this node alone announces its addresses.
+/// With neither, this node shares its addresses with no other node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnounceConfig {
     /// UDP address of each configured member, including this node, by node name.
@@ -352,7 +352,7 @@ impl Config {
         (!self.bind_address.is_unspecified()).then_some(self.bind_address)
     }
 
-    /// Whether the programs take packets out of tunnels from other nodes.
+    /// Whether the programs decapsulate packets that arrive through tunnels from other nodes.
     pub fn decapsulates(&self) -> bool {
         self.north_south != NorthSouthMode::Snat || !self.dsr_peers.is_empty()
     }

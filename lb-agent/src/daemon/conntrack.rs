@@ -153,7 +153,7 @@ impl GarbageCollection {
         is_pressed
     }
 
-    /// Ends flows whose masquerade address or backend is gone, and sockets whose backend is.
+    /// Deletes flows whose masquerade address or backend is gone, and closes UDP sockets whose backend is gone.
     async fn end_stale(&mut self) -> anyhow::Result<Result<(), DatapathError>> {
         let mut result = Ok(());
         if self.checks_addresses {
@@ -183,7 +183,8 @@ impl GarbageCollection {
         Stale { frontends: frontends.clone(), served: self.served.clone() }
     }
 
-    /// Runs GC, then ends the connections whose Service says so. `flow_counts` are the present counters.
+    /// Runs GC, then ends the connections whose idle or drain timeout has passed. `flow_counts` are the present
+    /// counters.
     async fn run(&mut self, flow_counts: FlowCounts) -> anyhow::Result<Result<(), DatapathError>> {
         self.fill.flow_counts = flow_counts;
         let metrics = &self.observers.metrics;

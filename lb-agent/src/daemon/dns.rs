@@ -143,7 +143,8 @@ async fn host_servers() -> Result<Vec<SocketAddr>, String> {
     choose(conf, fs::read(RESOLVED_CONF).await)
 }
 
-/// The servers in `resolv.conf`. If it names only systemd-resolved's stub, those in [`RESOLVED_CONF`].
+/// The servers in `resolv.conf`. If it names none but systemd-resolved's stub, those in [`RESOLVED_CONF`], if there are
+/// any.
 fn choose(conf: io::Result<Vec<u8>>, resolved: io::Result<Vec<u8>>) -> Result<Vec<SocketAddr>, String> {
     let conf = conf.map_err(|error| format!("cannot read {RESOLV_CONF}: {error}"))?;
     let servers = upstreams_of(&conf);

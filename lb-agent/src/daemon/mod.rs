@@ -93,8 +93,8 @@ async fn serve(config: Config, file: ConfigFile, pages: Pages) -> anyhow::Result
     let bpffs = config.kernel.bpffs.clone();
     let (stop, _) = watch::channel(false);
     start::start(config.clone(), pages, &stop, &mut tasks)?;
-    // In the background, because to read all rules takes long and no task needs the result. After the start, because it
-    // would compete with the verifier for CPUs.
+    // In the background, because reading all rules takes long and no task needs the result. After the start, because
+    // before, it would compete with the verifier for CPUs.
     thread::spawn(|| {
         for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
             warn!("{line}");

@@ -131,7 +131,7 @@ pub(super) struct Node {
     /// Publishes the node's own addresses.
     own: watch::Sender<Vec<IpAddr>>,
     state: Arc<State>,
-    /// Conditions of the last update; those that it did not have are logged.
+    /// Conditions of the last update; the next update logs only conditions that are not among them.
     logged: BTreeSet<String>,
 }
 
@@ -254,8 +254,9 @@ impl Node {
         ))
     }
 
-    /// Makes these nodes the only ones, besides those in the settings, that may send tunnelled packets. Until they are
-    /// known, those that an earlier agent knew may. Returns a condition if that fails.
+    /// Admits tunnelled packets from these nodes and from those in the settings, and from no others. While `peers` is
+    /// `None`, the nodes that an earlier agent admitted stay admitted. Returns a condition if the map cannot be
+    /// written.
     fn admit_tunnels_of(&mut self, peers: Option<&BTreeSet<IpAddr>>) -> Option<String> {
         let peers = peers?.iter().copied().map(Address::from).collect();
         let error = self.kernel.peers.set(&peers).err()?;
@@ -266,8 +267,8 @@ impl Node {
 
     /// If packets to unassigned cluster IPs may be dropped, adds the catch device and unreachable routes, which apply
     /// while the device is missing. Once the device has its programs (`served` is its index then), routes untranslated
-    /// packets to cluster IPs to it. Otherwise removes the device and the routes. Returns a condition for each part
-    /// that fails.
+    /// packets to cluster IPs to it. If such packets may not be dropped, removes the device and the routes. Returns a
+    /// condition for each part that fails.
     fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };

@@ -17,7 +17,7 @@ pub(super) fn raise() {
     }
 }
 
-/// How many files one user of many may open: `wanted`, but at most half of the process's limit.
+/// How many files one part of the agent may open: `wanted`, but at most half of the process's limit.
 pub(super) fn share(wanted: usize) -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.and_then(|limit| usize::try_from(limit / 2).ok()).map_or(wanted, |half| wanted.min(half))

@@ -1,5 +1,5 @@
-//! The tasks that announce load balancers' addresses by BGP: one keeps routes and BIRD's configuration, and with an API server
-//! another one reads what to announce.
+//! The tasks that announce load balancers' addresses by BGP: one keeps routes and BIRD's configuration, and with an API
+//! server another one reads what to announce.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ pub(super) struct Inputs {
     pub(super) complete: watch::Receiver<bool>,
 }
 
-/// Spawns the tasks if announcements by BGP are configured. Otherwise removes the routes of an earlier agent of this
-/// data plane.
+/// Spawns the tasks if announcements by BGP are configured. First removes the routes that the earlier agent of this
+/// data plane announced, unless they are in the table of this agent.
 pub(super) fn spawn(
     config: &Config,
     inputs: Inputs,

@@ -59,8 +59,8 @@ impl Shortages {
         }
     }
 
-    /// Sets whether the shortage `of` lasts: it does with a `text`; with `None` it ends, but after a refusal not before
-    /// a minute is over.
+    /// Sets whether the shortage `of` lasts. With a `text`, it lasts until a call with `None`, which ends it: at once,
+    /// or in a minute if entries have been refused.
     pub(super) fn lasts(&mut self, of: &'static str, text: Option<&str>, now: Instant) {
         match text {
             Some(text) => self.note(of, text).until = None,

@@ -44,7 +44,8 @@ pub struct Report {
     pub services: usize,
     /// Number of backends of all service ports in the kernel.
     pub endpoints: usize,
-    /// Number of map updates that the last synchronisation left undone, plus number of Services that wait for room.
+    /// Number of map updates that the last synchronisation left undone, plus number of Services that it did not plan or
+    /// that wait for room.
     pub pending: usize,
     /// When the oldest change that is not in the kernel yet arrived.
     pub pending_since: Option<Timestamp>,
@@ -180,7 +181,7 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Number of map updates that are left undone, plus number of Services that wait for room.
+    /// Number of map updates that are left undone, plus number of Services that were not planned or that wait for room.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,

@@ -1,5 +1,5 @@
-//! Reports to the supervisor that started the agent, as systemd does (sd_notify(3)), when the agent is ready, that it is
-//! alive, and that it stops. Without `NOTIFY_SOCKET` in the environment the agent reports nothing.
+//! Reports to the supervisor that started the agent, such as systemd, by sd_notify(3): that the agent is ready, is
+//! alive, or stops. Without `NOTIFY_SOCKET` in the environment the agent reports nothing.
 
 use std::{convert::Infallible, env, future, slice, sync::Arc, time::Duration};
 
@@ -32,8 +32,8 @@ fn notify(state: NotifyState<'static>) {
     }
 }
 
-/// Sends READY when the agent is healthy for the first time, as `/healthz` says. From then on sends two heartbeats within
-/// each `watchdog`, but none while the agent is unhealthy, so that the supervisor restarts it.
+/// Sends READY when the agent is healthy for the first time. Then sends two heartbeats within each `watchdog`, but none
+/// while the agent is unhealthy, so that the supervisor restarts it.
 async fn follow(
     is_healthy: impl Fn() -> bool,
     watchdog: Option<Duration>,

@@ -211,7 +211,7 @@ impl Writer {
         }
     }
 
-    /// When a slow start needs its next plan; `None` while a pause holds plans back.
+    /// When a slow start needs its next plan; `None` without a slow start, or while a pause holds plans back.
     fn next_step_of_slow_start(&self) -> Option<Instant> {
         let step = self.reconciler.next_step_of_slow_start().filter(|_| self.retry.is_none());
         step.map(|step| self.started + step)

@@ -144,7 +144,8 @@ impl<T: Tables> Walk<'_, T> {
     }
 }
 
-/// The index of the next backend after the one that did not answer, as `choose::another` finds it.
+/// The index of the backend after `place` if the client's earlier `flow` went to the backend at `place` and got no
+/// answer, else `place`; as `choose::another` finds it.
 fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let Some(backend) = slice.get(place as usize) else { return place };
     let slot = service.backends_base.wrapping_add(place);

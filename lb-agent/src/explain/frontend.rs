@@ -171,7 +171,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(())
     }
 
-    /// Adds why a flow may not begin as a step; then ends the walk, or returns false if the packet is for no Service.
+    /// Returns true if a flow may begin. Otherwise adds the reason as a step, and ends the walk, or returns false if
+    /// the packet is for no Service.
     pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
             // The caller has added the step already: `source` for `--deny-source`, `admit` for source ranges.

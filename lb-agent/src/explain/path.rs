@@ -155,7 +155,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// The outcome that a packet counts as which begins a flow on the path `way`.
+    /// The outcome as which the programs count a packet that begins a flow on the path `way`.
     fn outcome(
         &mut self,
         request: &AdmittedFlow,

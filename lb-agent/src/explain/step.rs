@@ -51,7 +51,7 @@ pub enum TraceStep {
     Frontend {
         /// The virtual address and port.
         frontend: SocketAddr,
-        /// The protocol: `TCP`, `UDP` or `SCTP`.
+        /// The protocol: `tcp`, `udp` or `sctp`.
         protocol: &'static str,
         /// Name of the service port.
         service: String,
@@ -77,8 +77,8 @@ pub enum TraceStep {
         /// The kind of the destination's address.
         is: Unlisted,
     },
-    /// This packet is no SYN, and only a SYN begins a flow at this address and port: packets of the node's own
-    /// connections may have them too.
+    /// This packet is no SYN, and only a SYN begins a flow at this address and port, because connections of the node,
+    /// and those that netfilter masquerades, may also use them.
     #[serde(rename = "isNotOpened")]
     NotSyn,
     /// A RST that matches no flow.
@@ -194,7 +194,7 @@ pub enum TraceStep {
         address: IpAddr,
         /// Name of the node that announces the address; `None` if the agent of this node does not know it.
         node: Option<String>,
-        /// Whether the announcing node is this node.
+        /// Whether this node answers for the address now.
         here: bool,
         /// Since when this node announces the address; `None` if it does not.
         since: Option<Timestamp>,
@@ -263,9 +263,9 @@ pub enum Stale {
 pub enum Unlisted {
     /// Outside the ranges of cluster IPs.
     OutOfRange,
-    /// An unassigned address in a range of cluster IPs, which the settings drop.
+    /// An unassigned address in a range of cluster IPs; the settings say that packets to it are dropped.
     UnknownVip,
-    /// An unassigned address in a range of cluster IPs, which the settings pass.
+    /// An unassigned address in a range of cluster IPs; the settings say that packets to it pass.
     Unknown,
     /// A VIP that is no cluster IP: an address of the node or of a load balancer, or an external IP.
     NoClusterIp,
@@ -336,7 +336,7 @@ pub enum Source {
     ClientOnNode,
     /// This address of the node, which masquerades the client.
     Node(IpAddr),
-    /// The virtual address, as of every flow that takes [`ForwardingPath::Caught`].
+    /// The virtual address: the source of every flow on the path [`ForwardingPath::Caught`].
     Vip(IpAddr),
     /// No address: the agent has set no address or no source ports for masquerading.
     #[serde(rename = "nobody")]

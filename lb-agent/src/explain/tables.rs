@@ -8,7 +8,7 @@ use lb_common::{
 
 use lb_datapath::{DatapathError, Globals, Route};
 
-/// The maps of the data plane and the routes of the node. Each call reads the kernel's current state; none changes it.
+/// The maps of the data plane and the routes of the node. No call changes the kernel's state.
 #[expect(clippy::missing_errors_doc, reason = "all fail only where the kernel does not answer")]
 pub trait Tables {
     /// The entry of the flow table (`FLOWS` or its overflow `CONNTRACK`) for a tuple.
@@ -34,7 +34,7 @@ pub trait Tables {
     fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError>;
     /// The entry of `LIMIT_BUCKETS` for a client of a service: when the bucket will be full again.
     fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError>;
-    /// The time by which these buckets count, in ns of `CLOCK_MONOTONIC`.
+    /// The present time on the clock of these buckets, in ns of `CLOCK_MONOTONIC`.
     fn nanos(&self) -> u64;
     /// Whether `INSIDE_DEVICES` contains the device: its packets are those of internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;

@@ -13,7 +13,7 @@ use super::{
     tables::Tables,
 };
 
-/// Why an explanation ends before the function that found the reason returns a result.
+/// Why an explanation ends early.
 pub(super) enum Stop {
     /// The verdict on the packet is known.
     With(Verdict),

@@ -82,7 +82,8 @@ impl std::fmt::Debug for FlowLog {
     }
 }
 
-/// Handle of the flow log's threads. When dropped, it stops the log and waits until the last lines are written.
+/// Handle of the flow log's threads. When dropped, it stops the log and waits until the last lines are written, at most
+/// [`LAST_MOMENT`].
 pub(crate) struct FlowLogThreads {
     stop: Arc<AtomicBool>,
     log: FlowLog,

@@ -1,4 +1,4 @@
-//! Looks up the names in the flow log in the maps, and decides which Services are logged.
+//! Looks up the names for the flow log in the maps, and decides which Services are logged.
 
 use std::{
     collections::{BTreeMap, HashMap},

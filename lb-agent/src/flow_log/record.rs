@@ -119,12 +119,13 @@ pub enum EndReason {
     Reset,
     /// The flow expired: no packet was seen for the timeout of its phase.
     Expired,
-    /// Evicted in favour of another flow, because the flow table was full.
+    /// Evicted before it expired, because the flow table was full or nearly full.
     Evicted,
     /// A new connection from the same client port, or one that needed the same source port towards the backend,
     /// replaced it.
     Replaced,
-    /// Deleted by request: by `conntrack flush`, or as a UDP flow to a removed endpoint.
+    /// Deleted by a command or the agent, such as by `conntrack flush`, by a timeout of its Service, or as a UDP flow
+    /// to a removed endpoint.
     Deleted,
 }
 

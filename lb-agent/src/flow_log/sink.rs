@@ -49,7 +49,7 @@ impl fmt::Display for FlowLogTarget {
 /// When the agent rotates the file, and how many rotated files stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Size in bytes from which on the file is rotated; 0 means never.
+    /// Maximum size in bytes: the agent rotates the file before a write that would exceed it. 0 means no maximum.
     pub max_size: u64,
     /// Number of rotated files that stay: `FILE.1` (the latest one) to `FILE.N`.
     pub keep: u32,
@@ -70,12 +70,13 @@ enum Opened {
     Unix(UnixStream),
 }
 
-/// Writes whole lines. If an error cut a line off, a line break precedes the next one.
+/// Writes whole lines. As an error may have cut a line off, the next write begins with a line break. (If that write
+/// falls into the pause before the target is opened again, the line break is lost.)
 pub(super) struct Sink {
     target: FlowLogTarget,
     rotation: Rotation,
     opened: Option<Opened>,
-    /// When to try to open the target again; `None` if it has not failed.
+    /// Earliest time of the next attempt to open the target; `None` if it may be opened at once.
     retry_at: Option<Instant>,
     is_torn: bool,
 }
@@ -85,7 +86,8 @@ impl Sink {
         Self { target, rotation, opened: None, retry_at: None, is_torn: false }
     }
 
-    /// Opens the target if it is a regular file, so that an agent with an unwritable path fails at the start.
+    /// Opens the target if it is a regular file or does not exist yet, so that an agent with an unwritable path fails
+    /// at the start.
     pub(super) fn check(&mut self) -> io::Result<()> {
         match &self.target {
             FlowLogTarget::File(path) if fs::metadata(path).map_or(true, |found| found.is_file()) => {

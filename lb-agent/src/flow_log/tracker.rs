@@ -112,18 +112,20 @@ struct Known {
     flags: u8,
     choice: Option<(u8, u8)>,
     start: Option<u64>,
-    /// The counters when the connection began, from which its traffic counts.
+    /// The counters when the connection began, or, if it is older than the log, those that the first GC pass showed.
+    /// Its traffic is the difference to `now`.
     base: Pair,
     now: Pair,
     /// The counters in the connection's last line; `None` before the first line.
     reported: Option<Pair>,
-    /// Time of the connection's last line, or of its beginning, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the connection's last line, or, before the first one, when the tracker first saw it, in nanoseconds of
+    /// `CLOCK_MONOTONIC`.
     reported_at: u64,
     last_seen: Tick,
-    /// When the programs saw the packet that closed the connection; `None` while it is open.
+    /// When the programs saw the packet that closed the connection; `None` if no event has reported one.
     closed: Option<u64>,
     phase: Phase,
-    /// Whether the last line was made; the entries are then still in the flow table.
+    /// Whether the connection gets no more lines; its entries are still in the flow table.
     done: bool,
     /// Number of the last GC pass that showed the connection.
     pass: u32,
@@ -279,8 +281,8 @@ impl Tracker {
                 }
                 let mut known = adopted(forward, counters, who, now);
                 if self.pass == 1 {
-                    // The connection is older than the log, so it counts from now on. If it is over, an earlier agent
-                    // has logged its end.
+                    // The connection is older than the log, so only its traffic from now on counts. If it is over, an
+                    // earlier agent has logged its end.
                     known.base = counters;
                     known.done = reply
                         .map_or_else(|| Phase::of_one_way(forward), |reply| Phase::of(forward, reply))
@@ -290,8 +292,7 @@ impl Tracker {
             }
         };
         known.pass = self.pass;
-        // Otherwise a new flow has replaced the connection in the flow table, and the events about that are still to be
-        // read.
+        // If false, a new flow has replaced the connection in the flow table, and its events are still to be read.
         let is_same = known.to.destination == forward.to.destination
             && known.now[0].leads_to(counters[0])
             && (reply.is_none() || known.now[1].leads_to(counters[1]));
@@ -320,7 +321,7 @@ impl Tracker {
         }
     }
 
-    /// Processes that the GC pass has deleted a flow.
+    /// Handles the deletion of a flow by the GC pass.
     pub(super) fn deleted(&mut self, from: &Tuple, evicted: bool, now: u64) {
         let Some(known) = self.flows.remove(from).filter(|known| !known.done) else { return };
         let reason = known.end_reason(if evicted { EndReason::Evicted } else { EndReason::Expired });
@@ -340,9 +341,11 @@ impl Tracker {
     }
 }
 
-/// A connection that a pass has found first: the event about its beginning is still to be read, or was lost.
+/// A connection that a GC pass has shown before any event: it is older than the log, or the event about its beginning
+/// is still to be read or was lost.
 fn adopted(forward: &Flow, counters: Pair, who: Arc<Who>, now: u64) -> Known {
-    // How much earlier flows with the same entries have counted is unknown, so only the generation is kept.
+    // The counters may include traffic of earlier flows with the same entries. How much is unknown, so all of it counts
+    // for this connection.
     let base = counters.map(|now| Counters { packets: 0, traffic: now.traffic & !BYTES });
     Known {
         to: forward.to,

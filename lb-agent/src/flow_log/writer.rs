@@ -25,11 +25,12 @@ use super::{
 
 /// Maximum number of lines in the queue: twice as many as one GC pass may find with 131,072 connections.
 pub(super) const CAPACITY: usize = 262_144;
-/// Bytes from which on the thread writes the lines that it has formatted.
+/// Size in bytes at which the thread writes the lines that it has formatted, even if more lines wait.
 const BATCH: usize = 64 << 10;
 /// Interval at which the thread checks whether another program has renamed the file.
 const IDLE: Duration = Duration::from_secs(1);
-/// Minimum interval between two lines of statistics that report dropped lines.
+/// Minimum interval between two lines of statistics that report dropped lines or lost events. The line at the end of
+/// the log does not wait.
 const STATS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The counters of the flow log, which are metrics as well. Clones share them.
@@ -125,7 +126,7 @@ impl Writer {
         let mut text = Vec::with_capacity(BATCH + 1024);
         let mut lines = 0;
         let mut append = |line: &Line, text: &mut Vec<u8>| {
-            // Fails only if the types break an invariant; such a line counts as dropped.
+            // Fails only if the types break an invariant; such a line counts neither as written nor as dropped.
             let is_whole = serde_json::to_writer(&mut *text, &record(line, &self.node, &clock)).is_ok();
             text.push(b'\n');
             lines += u64::from(is_whole);

@@ -47,7 +47,7 @@ pub struct Freshness {
 pub struct Health {
     /// Whether the agent is alive, and has synchronised at least once.
     pub healthy: bool,
-    /// Whether no change has waited for longer than [`STALE`]. Changes count only after the source is complete, because
+    /// Whether no change has waited for [`STALE`] or longer. Changes count only after the source is complete, because
     /// a restart does not help if the API server is unreachable.
     pub alive: bool,
     /// Time of the last complete synchronisation; `None` before the first one.

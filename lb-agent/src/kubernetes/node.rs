@@ -50,7 +50,7 @@ impl NodeInfo {
     }
 }
 
-/// Any Node, of which the agent needs the addresses that it may send tunnelled packets with.
+/// Any Node, for the addresses from which that node may send tunnelled packets.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(super) struct PeerNode(Node);

@@ -32,13 +32,13 @@ pub(super) struct Objects<K: Kind> {
     list: u64,
     /// Whether the API server has sent a complete list.
     listed: bool,
-    /// Changes that the next complete event returns from [`Self::handle`].
+    /// Changes that [`Self::handle`] has not returned yet: those of a list wait for its end.
     changes: Vec<K::Change>,
     /// Triggers of changes, without those from before the agent's start.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
-    /// Strings that objects have in common, one copy of each. They are shared as soon as an object is read: a long list
-    /// would leave its copies as holes between what stays.
+    /// Strings that objects have in common, one copy of each. An object shares them as soon as it is read: if it did so
+    /// only after a long list, the freed copies would leave holes in the heap.
     strings: Strings,
     /// Problems of objects that were not logged yet.
     unlogged: Vec<String>,

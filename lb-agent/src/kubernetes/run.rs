@@ -35,8 +35,8 @@ pub struct Published {
     /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Without such an object, the channel keeps
     /// its initial value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
-    /// The addresses of all other Nodes; `None` until they are listed. Without a sender, the source does not watch other
-    /// Nodes.
+    /// The addresses of all other Nodes; `None` until they are listed. Without a sender, the source does not watch
+    /// other Nodes.
     pub peers: Option<watch::Sender<Option<BTreeSet<IpAddr>>>>,
     /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
@@ -88,7 +88,8 @@ struct Follower {
     node_deadline: Option<Instant>,
     /// Whether [`SourceEvent::Synchronised`] has been sent.
     synchronised: bool,
-    /// The unread Services that the last [`SourceEvent::CompleteBut`] contained.
+    /// The unread Services of the last [`SourceEvent::CompleteBut`]; empty after [`SourceEvent::Complete`], `None`
+    /// before both.
     unread: Option<BTreeSet<ObjectName>>,
 }
 
@@ -216,7 +217,7 @@ impl Follower {
             due.push(if all { SourceEvent::Complete } else { SourceEvent::CompleteBut(unread.clone()) });
             self.unread = Some(unread);
         }
-        // `Synchronised` comes last: it permits the first write, and that plan depends on which objects could not be
+        // `Synchronised` comes last: it permits the first write of maps, which depends on the objects that could not be
         // read.
         if !self.synchronised {
             self.synchronised = true;

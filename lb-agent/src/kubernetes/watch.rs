@@ -22,7 +22,7 @@ use tracing::debug;
 use super::{kind::Kind, objects::Objects, watched::Watched};
 
 /// Time without a failure after which a watch counts as resumed, since no event reports that. It is longer than the
-/// pause between two attempts plus the time that an attempt may take.
+/// pause between two attempts plus the time limit of a connection attempt.
 const QUIET: Duration = Duration::from_secs(90);
 
 /// The watch of one kind of objects, with the state of its objects.
@@ -93,8 +93,8 @@ impl<K: Kind> Watch<K> {
         debug!("{why}");
         let (status, now) = (status(error), Instant::now());
         self.failure = match status {
-            // An API server too old for this kind answers 404. The agent keeps asking, because the server may be
-            // upgraded, and reports no error.
+            // An API server that is too old for this kind, or has no CRD of it, answers 404. The agent keeps asking,
+            // because the kind may be added, and reports no error.
             Some(404) if K::OPTIONAL => None,
             Some(403) => Some((Failure::Refused(why), now)),
             Some(_) | None => Some((Failure::Away(why), now)),
@@ -122,7 +122,7 @@ impl<K: Kind> Watch<K> {
         self.settled
     }
 
-    /// The Services of which some object was never readable.
+    /// The Services with an object that was never readable.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         self.objects.unread()
     }

@@ -83,7 +83,8 @@ pub struct Manifests {
     expects_more: bool,
     /// Services that are invalid, or whose addresses or ports cannot be allocated, with the reason.
     refused: BTreeMap<Key, FieldError>,
-    /// Load balancers that have no address, another one than they request, or one that is in no pool, with the reason.
+    /// Load balancers that have no address, too few, another one than they request, or one that they should not have,
+    /// with the reason.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
     bgp: bgp::Objects,
@@ -302,7 +303,7 @@ impl Manifests {
         }
     }
 
-    /// Applies the changes of those `touched` objects that are no Services.
+    /// Applies the changes of the `touched` objects, none of which is a Service.
     fn settle(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut pools_changed = false;

@@ -215,7 +215,8 @@ impl Follower {
         }
     }
 
-    /// Publishes the update and logs new conditions; returns the event for the writer, if anything changed.
+    /// Publishes the update and logs new conditions; returns the event for the writer, if Services or EndpointSlices
+    /// have changed.
     fn publish(&self, update: Update) -> Option<SourceEvent> {
         if let Some(names) = &self.names {
             names.apply(update.names);

@@ -86,7 +86,7 @@ fn now() -> f64 {
     Timestamp::now().as_duration().as_secs_f64()
 }
 
-/// Constant packet counters, for a test without a data plane.
+/// A source without packet counters or traffic, for a test without a data plane.
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct NoPackets;
@@ -98,7 +98,6 @@ impl PacketCounters for NoPackets {
     }
 }
 
-/// No traffic, for a test without Services.
 #[cfg(test)]
 impl TrafficSource for NoPackets {
     fn traffic(&self) -> Vec<(TrafficLabels, lb_core::traffic::Tally)> {

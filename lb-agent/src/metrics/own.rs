@@ -218,7 +218,8 @@ impl Metrics {
         self.own.flows_expired_early.inc_by(early as u64);
     }
 
-    /// Counts connections that were ended by timeouts of Services: idle ones, and those of lost backends.
+    /// Counts connections that the agent has ended after a timeout of their Service: idle ones, and those whose backend
+    /// the Service has lost.
     pub(crate) fn ended_connections(&self, idle: usize, drained: usize) {
         for (reason, connections) in [("idle", idle), ("drained", drained)] {
             self.own.flows_ended.get_or_create(&End { reason }).inc_by(connections as u64);

@@ -131,8 +131,8 @@ fn is_of_node(ip: IpAddr) -> bool {
     !(link_local || ip.is_loopback() || ip.is_unspecified())
 }
 
-/// Chooses the primary address of a family: a preferred one; else the source address of the default route; else the
-/// first global address of a wire device, or of any device.
+/// Chooses the primary address of a family: a preferred one; else the source address of the default route, or the first
+/// global address of its device; else the first global address of a wire device, or of any device.
 fn primary(
     network: &Network,
     own: &BTreeSet<IpAddr>,

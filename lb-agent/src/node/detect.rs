@@ -5,7 +5,8 @@ use lb_core::family::{Families, Family};
 
 use lb_datapath::Network;
 
-/// By what the agent recognises internal clients; one variant per mode of kube-proxy's `--detect-local-mode`.
+/// How the agent recognises internal clients: [`Self::Never`], or one of the modes of kube-proxy's
+/// `--detect-local-mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DetectLocal {
     /// All clients count as external. Clients of cluster IPs are masqueraded only under `--masquerade-all`.

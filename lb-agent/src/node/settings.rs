@@ -15,7 +15,8 @@ pub struct SettingsInputs {
     /// Whether packets to unassigned addresses in `service_ranges` are dropped; `None` until the map `VIPS` is
     /// complete.
     pub drops_unknown_vips: Option<bool>,
-    /// The primary addresses of the node, which become source addresses of masqueraded packets.
+    /// The primary addresses of the node: the source addresses of masqueraded packets whose routes name no source, and
+    /// of packets in a tunnel.
     pub primary: Primary,
     /// Range of source ports for masqueraded packets.
     pub ports: RangeInclusive<u16>,
@@ -25,8 +26,8 @@ pub struct SettingsInputs {
     pub denied_sources: Vec<IpNet>,
     /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,
-    /// Whether the next hop of a packet depends only on its destination, device and protocol, so that flows may cache
-    /// it.
+    /// Whether the next hop of a packet depends only on its destination, device and protocol, so that flows may share a
+    /// cached one.
     pub routes_by_destination: bool,
 }
 

@@ -39,7 +39,7 @@ pub struct CheckReport {
     pub healthy: usize,
     /// Number of unhealthy targets.
     pub unhealthy: usize,
-    /// Number of targets that no probe has completed for yet.
+    /// Number of targets whose probes have shown nothing yet.
     pub unknown: usize,
     /// The targets that are unhealthy, or whose last probe has failed.
     pub failing: Vec<EndpointReport>,

@@ -47,7 +47,8 @@ impl File {
         Self { path, is_refused: false }
     }
 
-    /// Writes the unhealthy targets to the file. Logs an error once; the next agent then starts without them.
+    /// Writes the unhealthy targets to the file. Logs only the first of several errors in a row; after an error, the
+    /// file keeps its earlier content.
     pub(super) fn write(&mut self, unhealthy: &Remembered) {
         let lines: Vec<Line> = unhealthy.iter().map(line).collect();
         let written = serde_json::to_vec(&lines).map_err(io::Error::other).and_then(|text| {

@@ -1,5 +1,5 @@
-//! Health checks of endpoints (`lb.dev/health-check`): sends the probes that [`lb_core::probe`] schedules, and hands the
-//! verdicts to the writer. `docs/health-checks.md` describes them.
+//! Health checks of endpoints (`lb.dev/health-check`): sends the probes that [`lb_core::probe`] schedules, and hands
+//! the verdicts to the writer. `docs/health-checks.md` describes them.
 //!
 //! ```text
 //! writer ──targets and their Services──▶ Prober ──endpoints that are (un)healthy──▶ writer

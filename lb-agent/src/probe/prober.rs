@@ -128,7 +128,8 @@ impl Prober {
         }
     }
 
-    /// Starts the probes that are due. Returns when the next one is due; `None` if [`MOST_PROBES`] are running.
+    /// Starts the probes that are due. Returns when the next one is due; `None` if [`MOST_PROBES`] are running, or no
+    /// other probe is scheduled.
     fn start_due(&mut self) -> Option<Instant> {
         let now = self.started.elapsed();
         let mut monitor = self.observers.board.lock();

@@ -34,8 +34,8 @@ async fn ask(check: &Check, server: SocketAddr) -> Result<(), Failure> {
 /// A PROXY protocol header, version 2, of the command LOCAL: the connection is the sender's own.
 const LOCAL: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
-/// Connects, and sends a PROXY protocol header if the server expects one. The socket is closed by a RST: in TIME_WAIT, the
-/// sockets of all probes would be many thousands.
+/// Connects, and sends a PROXY protocol header if the server expects one. Closing the socket sends a RST: otherwise,
+/// the probes could leave many thousands of sockets in TIME_WAIT.
 async fn connect(server: SocketAddr, proxy_header: bool) -> Result<TcpStream, Failure> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket

@@ -1,5 +1,5 @@
-//! TLS to an endpoint. As by kubelet and the load balancers of clouds, the certificate is not verified: an endpoint that
-//! has an address of the cluster and no name rarely has one that this node could verify.
+//! TLS to an endpoint. Like kubelet and the load balancers of clouds, the agent does not verify the certificate: an
+//! endpoint that has an address of the cluster and no name rarely has a certificate that this node could verify.
 
 use std::{
     io,

@@ -27,9 +27,9 @@ pub mod flow_flags {
     /// With [`TUNNEL`]: the tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of the GUE
     /// datagrams.
     pub const GUE: u8 = 64;
-    /// Without [`TUNNEL`]: the backend gets a PROXY protocol header before the client's first byte, so the programs shift
-    /// the numbers of the client's bytes by the length of the header. Both entries of the flow have this bit. Tunnelled
-    /// flows never carry that header, so the two meanings share the bit.
+    /// Without [`TUNNEL`]: the backend gets a PROXY protocol header before the client's first byte, so the programs
+    /// shift the numbers of the client's bytes by the length of the header. Both entries of the flow have this bit.
+    /// Tunnelled flows never carry that header, so the two meanings share the bit.
     pub const PROXY_PROTOCOL: u8 = 64;
     /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
     pub const MASQUERADED: u8 = 128;
@@ -70,8 +70,8 @@ pub mod seen {
     /// A TCP segment without SYN: sequence numbers are no longer arbitrary, see
     /// [`Flow::observe_segment`](super::Flow::observe_segment).
     pub const SYNCHRONISED: u8 = 64;
-    /// With [`PROXY_PROTOCOL`](super::flow_flags::PROXY_PROTOCOL): the programs have sent the PROXY protocol header in the
-    /// client's direction; the backend has acknowledged the whole header, in the other direction.
+    /// With [`PROXY_PROTOCOL`](super::flow_flags::PROXY_PROTOCOL). In the entry of the client's direction: the programs
+    /// have sent the PROXY protocol header. In the reverse entry: the backend has acknowledged the whole header.
     pub const PROXY_HEADER: u8 = 128;
 }
 

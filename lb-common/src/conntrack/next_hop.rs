@@ -127,7 +127,7 @@ impl RouteInputs {
 pub struct CachedNextHop {
     /// The key that the next hop was looked up for.
     pub key: NextHopKey,
-    /// What the lookup of the route got besides the addresses.
+    /// The further inputs of the route lookup.
     pub inputs: RouteInputs,
     /// The next hop that the lookup has found.
     pub hop: NextHop,
@@ -137,7 +137,8 @@ const _: () = assert!(size_of::<CachedNextHop>() == 80);
 const _: () = assert!(capacity::NEXT_HOPS.is_power_of_two());
 
 impl CachedNextHop {
-    /// Whether the answer is from this tick and applies to `inputs`, if the slot holds the one for a packet's key.
+    /// Whether the answer is from this tick and applies to `inputs`. The caller has compared [`Self::key`] with the key
+    /// of the packet.
     #[inline(always)]
     pub fn is_valid(&self, inputs: impl FnOnce() -> RouteInputs, now: Tick) -> bool {
         let of_destination = self.hop.flags & next_hop_flags::OF_DESTINATION != 0;

@@ -7,7 +7,7 @@ pub enum Phase {
     /// The client has sent packets, and no backend has answered yet. (This and all phases up to [`Self::Closed`] are
     /// for TCP and SCTP.)
     Opening,
-    /// The backend has answered, and the client has not acknowledged yet.
+    /// The backend has answered, and the client has sent no valid acknowledgement yet.
     Accepted,
     /// The handshake is complete.
     Established,
@@ -105,9 +105,9 @@ impl Phase {
         matches!(self, Self::TimeWait | Self::Closed)
     }
 
-    /// The last packet of the flow that shows that its client is there; the flow is idle since then. Until the handshake
-    /// is complete, only packets of the client show that: the backend of a forged SYN repeats its SYN-ACK for half a
-    /// minute.
+    /// When the last packet came that shows that the client is there; the flow has been idle since then. Until the
+    /// handshake is complete, only packets of the client show that: the backend of a forged SYN repeats its SYN-ACK for
+    /// half a minute.
     #[inline(always)]
     pub fn last_used(self, forward: &Flow, reply: &Flow) -> Tick {
         if matches!(self, Self::Opening | Self::Accepted) {

@@ -5,9 +5,9 @@ use super::Phase;
 impl Phase {
     /// The timeout of a flow in this phase: seconds without a packet after which it expires.
     ///
-    /// The timeouts of established and half-closed TCP connections are those that kube-proxy sets (24 h, 1 h), the
-    /// others are nf_conntrack's defaults for TCP and UDP. Only the timeout of `Opening` is shorter than
-    /// nf_conntrack's: it limits how many entries a SYN flood can hold, and still spans the gap between two retransmissions of a SYN. SCTP has the
+    /// The timeouts of established and half-closed TCP connections are those that kube-proxy sets (24 h, 1 h). The
+    /// others are nf_conntrack's defaults for TCP and UDP, except that of `Opening`, which is shorter: it limits how
+    /// many entries a SYN flood can hold, and still spans the gap between two retransmissions of a SYN. SCTP has the
     /// timeouts of TCP.
     ///
     /// The UDP timeout of `Stream` also applies to the backends that UDP sockets keep:

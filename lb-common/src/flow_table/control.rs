@@ -86,7 +86,7 @@ impl Control {
         }
     }
 
-    /// Whether the slot holds an entry.
+    /// Whether the slot holds an entry that readers find.
     #[inline(always)]
     pub const fn is_live(self) -> bool {
         self.tag() & STATE == LIVE

@@ -195,7 +195,8 @@ fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opt
 }
 
 /// Whether this place, whose slot has the fingerprint of the key, has no entry with the key. Kills a tentative entry
-/// that gives way to this insert. `comes_first` is whether the place of this insert comes before the entry's.
+/// that gives way to this insert. `comes_first` is whether the place of this insert comes before the entry's. Returns
+/// `false` if the slot changes during each of three attempts.
 #[inline(always)]
 pub fn wins_place<M: Memory>(
     table: &M,

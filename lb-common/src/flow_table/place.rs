@@ -25,7 +25,8 @@ impl Seed {
     /// The hash of a tuple: NH (the universal hash of UMAC, RFC 4418 §5.2.2), then a multiplication that spreads the
     /// sum over the upper bits.
     ///
-    /// For two tuples that are chosen without knowledge of the seed, the sums are equal with a probability of 2^-32.
+    /// For two tuples that are chosen without knowledge of the seed, the sums are equal with a probability of at most
+    /// 2^-32.
     /// An IPv4 tuple costs three multiplications, an IPv6 tuple six.
     #[inline(always)]
     pub fn hash(&self, key: &Tuple) -> u64 {

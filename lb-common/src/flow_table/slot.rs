@@ -20,7 +20,7 @@ pub struct Slot {
 }
 
 const _: () = assert!(size_of::<Slot>() == 48 + size_of::<Flow>());
-// A slot fills two neighbouring cache lines, because the array begins at a page.
+// A slot fills two neighbouring cache lines (three with `next-layout`), because the array begins at a page.
 const _: () = assert!(size_of::<Slot>() == 128 + 64 * cfg!(feature = "next-layout") as usize);
 
 describe!(Slot {

@@ -39,8 +39,8 @@ pub struct Candidacy {
 pub struct Candidate {
     /// The labels of the node.
     pub labels: Labels,
-    /// The devices, of those that advertisements name, on which the node can announce; `None` as long as the node has
-    /// not reported any: all of these count.
+    /// The devices on which the node can announce, as far as advertisements name them. `None` until the node has
+    /// reported them; until then, it counts as having every device.
     pub devices: Option<BTreeSet<String>>,
 }
 

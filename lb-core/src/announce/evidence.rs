@@ -11,7 +11,7 @@ use super::lease::Nanos;
 /// The grants that a candidate has received from the voters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
-    /// Names of the voters, in ascending order, in which `times` has an element for each.
+    /// Names of the voters, in ascending order. The elements of each list in `times` are in the same order.
     voters: Vec<Arc<str>>,
     /// For each address and voter: when the candidate sent the latest question that the voter has granted.
     times: BTreeMap<IpAddr, Vec<Option<Nanos>>>,

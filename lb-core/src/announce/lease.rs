@@ -1,13 +1,13 @@
 //! The right to announce an address, for nodes that share addresses: a lease that a majority of the
 //! [voters](super::voters) grants.
 //!
-//! Each member is a candidate for the addresses that it should announce, and most are voters for all. A voter promises
-//! an address to one candidate at a time, for [`Timing::promise`] from when the question *arrived*. The candidate's
-//! right lasts for [`Timing::right`], which is shorter, from when it *sent* the question. So the right ends, on the
-//! candidate's own clock and without any message, before a voter may promise the address to another candidate. A voter
-//! that has just started does not know its earlier promises, so it promises nothing for [`Timing::promise`]. Any two
-//! majorities share a voter, so at most one member has the right. (Two members under [`Prefer::Availability`] are the
-//! exception.)
+//! Each member is a candidate for the addresses that it should announce. Most members are also voters, and each voter
+//! votes on all addresses. It promises an address to one candidate at a time, for [`Timing::promise`] from when the
+//! question *arrived*. The candidate's right lasts for [`Timing::right`], which is shorter, from when it *sent* the
+//! question. So the right ends, on the candidate's own clock and without any message, before a voter may promise the
+//! address to another candidate. A voter that has just started does not know its earlier promises, so it promises
+//! nothing for [`Timing::promise`]. Any two majorities share a voter, so at most one member has the right. (Two members
+//! under [`Prefer::Availability`] are the exception.)
 //!
 //! This needs clocks that never stop and whose rates differ by less than [`Timing`]'s margin. A virtual machine that
 //! was paused wakes up with a right that has expired for all other members; it loses that right when it receives the
@@ -38,7 +38,7 @@ const MILLISECOND: Nanos = 1_000_000;
 /// The intervals of the protocol, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Interval between two questions of a candidate.
+    /// Interval at which a candidate sends its questions.
     pub interval: Nanos,
     /// How long a candidate has a right, from the time that it sent the question which a majority has granted.
     pub right: Nanos,
@@ -92,8 +92,8 @@ pub struct Ask {
     /// waiting for [`Timing::silence`].
     #[serde(default)]
     pub retires: bool,
-    /// Those of the devices that advertisements name on which the candidate can announce; `None` if the question leaves
-    /// them out.
+    /// The devices on which the candidate can announce, as far as advertisements name them; `None` if the question
+    /// leaves them out.
     #[serde(default)]
     pub devices: Option<BTreeSet<String>>,
 }
@@ -105,7 +105,7 @@ pub struct Answer {
     pub id: QuestionId,
     /// The addresses that the voter promises to the candidate.
     pub grants: Vec<IpAddr>,
-    /// The challenge that the candidate must echo in its next request before the voter processes it.
+    /// The challenge, if the voter has not processed the question: the candidate must echo it in its next question.
     #[serde(default)]
     pub challenge: Option<Challenge>,
     /// Some of the voters, if the candidate knows only those of an older generation.
@@ -167,7 +167,7 @@ struct Peer {
     echo: Option<Challenge>,
     /// When the peer last became alive.
     since: Nanos,
-    /// The generation of the voters that the peer knows, and since when it is known to know that.
+    /// The generation of the voters that the peer knows, and when this member first received it from the peer.
     generation: (u64, Nanos),
     /// Whether the peer has announced that it stops.
     retired: bool,
@@ -229,7 +229,8 @@ impl Leases {
         &self.voters
     }
 
-    /// Replaces the voters by those of a newer generation; ignores an older or the same generation.
+    /// Replaces the voters by those of a newer generation; ignores an older generation, the same one, and one above
+    /// [`Voters::LAST`].
     pub fn set_voters(&mut self, voters: Voters, now: Nanos) {
         if voters.generation > self.voters.generation && voters.generation <= Voters::LAST {
             self.evidence.set_voters(&voters.names);
@@ -248,8 +249,8 @@ impl Leases {
         self.others = others.collect();
     }
 
-    /// Whether a quorum of the voters has known the present voters for longer than a promise lasts. Their promises to
-    /// members that know only older voters have then ended.
+    /// Whether a quorum of the voters has known the present voters for longer than a promise lasts. The promises of
+    /// this quorum to members that know only older voters have then ended.
     pub fn may_change(&self, now: Nanos) -> bool {
         let Timing { promise, right, .. } = self.timing;
         let settled = |since: Nanos| now.saturating_sub(since) >= promise + (promise - right);
@@ -275,9 +276,9 @@ impl Leases {
         (is_due && !self.retired && self.may_change(now)).then_some(next)
     }
 
-    /// Whether these voters would be two, of which this member does not hear the other. Under [`Prefer::Availability`]
-    /// this one could then announce alone, while the other has a majority of the present voters in another part of the
-    /// network.
+    /// Whether the voters `next` would be a pair, and this member does not hear one of them. Under
+    /// [`Prefer::Availability`] one of the pair could then announce alone, while the other has a majority of the
+    /// present voters in another part of the network.
     fn leaves_a_pair_apart(&self, next: &Voters, now: Nanos) -> bool {
         let becomes_pair = next.names.len() == 2 && self.voters.names.len() > 2;
         let is_apart = !next.names.iter().all(|name| self.lives(name, now, 0));
@@ -470,9 +471,9 @@ impl Leases {
     }
 
     /// Whether this member asks for the address, because it is the best candidate that is alive. If it has the right
-    /// already, it yields to a better candidate only after that has been alive for [`Timing::settle`].
+    /// already, it yields to a better candidate only after that candidate has been alive for [`Timing::settle`].
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
-        // The address may have no candidates any more, and yet a late answer has granted it.
+        // A late answer may grant an address that no longer has candidates.
         let Some(candidates) = self.candidates.get(&address) else { return false };
         let has_right = self.rights.get(&address).is_some_and(|right| now < right.deadline);
         let settled = if has_right { self.timing.settle } else { 0 };
@@ -485,8 +486,8 @@ impl Leases {
             self.withdraw(*address, from);
         }
         let mut grants = Vec::new();
-        // A candidate that has just started does not know the generation that it knew before: it must wait for the
-        // present one.
+        // A candidate that has just started does not know which generation it knew before its start, so it must first
+        // learn the present one.
         let refuses = self.voters.names.is_empty() || ask.generation < self.voters.generation;
         for address in ask.wants.iter().filter(|_| !refuses) {
             let taken =

@@ -1,6 +1,6 @@
 //! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates.
-//! Each may lose the API server, on which nodes come and go and the object with the voters changes; an attacker replays
-//! messages. Two members must never have the right to announce one address at the same time.
+//! Each may lose the API server, in which Nodes are created and deleted and the object with the voters changes. An
+//! attacker replays messages. Two members must never have the right to announce one address at the same time.
 
 use std::{
     cmp::Reverse,
@@ -177,8 +177,8 @@ impl World {
     }
 
     fn kill(&mut self, index: usize) {
-        // As if only the agent had died, keeps the right that it has written to the data plane. (A dead machine would
-        // answer nothing.)
+        // The right that the agent has written to the data plane stays, as if only the agent had died. (A dead machine
+        // answers nothing.)
         self.members[index].alive = false;
     }
 

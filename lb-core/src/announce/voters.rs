@@ -1,12 +1,12 @@
 //! The members whose promises count, while nodes come and go.
 //!
-//! A majority must be one of members that all agree on, or two halves of a cluster could each find a majority of those
-//! that they know. So the voters are not the nodes that a member happens to see: they are written down in one place
-//! that changes by compare-and-swap (an object of the API server), with a generation. Three rules make it safe to
-//! change them:
+//! All members must agree on the set whose majority counts. Otherwise two halves of a cluster could each find a
+//! majority of the members that they know. So the voters are not the nodes that a member happens to see: they are
+//! written down in one place that changes by compare-and-swap (an object of the API server), with a generation. Three
+//! rules make it safe to change them:
 //!
 //! 1. A new generation adds or removes one voter at most. So a majority before and a majority after it have a voter in
-//!    common, who promises an address to one member only.
+//!    common, which promises an address to one member only.
 //! 2. A voter refuses questions of an older generation than its own.
 //! 3. No member proposes the next generation before a majority of the voters has had the present one for longer than a
 //!    promise lasts ([`Leases::may_change`](super::lease::Leases::may_change)). So no member that still uses the

@@ -30,7 +30,8 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
-/// Annotations that have an effect here. Those about health checks, timeouts and internal load balancers are elsewhere.
+/// Annotations that have an effect here, apart from those about health checks, timeouts, the PROXY protocol and
+/// internal load balancers.
 const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
 const ATTRIBUTES: &str = "of these attributes, only proxy_protocol_v2.enabled has an effect";
 const BILL: &str = "it is about the bill of a cloud";
@@ -120,7 +121,7 @@ pub(super) fn ignored(annotations: &BTreeMap<String, String>) -> Vec<IgnoredAnno
     ignored.collect()
 }
 
-/// Why an annotation of a cloud has no effect; `None` if it has one.
+/// Why an annotation of a cloud has no effect; `None` if it has an effect, or asks for what happens anyway.
 fn why(name: &str, value: &str) -> Option<&'static str> {
     if let Some((_, meant, why)) = IGNORED.iter().find(|(known, ..)| *known == name) {
         return (!meant.contains(&value)).then_some(why);

@@ -57,8 +57,8 @@ pub(super) fn traffic_policy(
 }
 
 /// The load balancer addresses that this node serves: those of `ipMode: VIP`, which is the default. With `Proxy`,
-/// packets to the address must reach the load balancer itself. Like kube-proxy, this serves no address of an unknown
-/// mode.
+/// packets to the address must reach the load balancer itself. As with kube-proxy, the node serves no address of an
+/// unknown mode.
 fn load_balancer_ips(
     object: &Object,
     status: Option<&api::ServiceStatus>,

@@ -11,7 +11,8 @@ pub const MAX_CONNECTIONS: &str = "lb.dev/max-connections";
 /// The annotation that limits new connections of each client, on each node, such as `20/s` or `60/m`.
 pub const MAX_CONNECTIONS_PER_CLIENT: &str = "lb.dev/max-connections-per-client";
 
-/// The highest limit. A bucket's clock counts ns, so a token must take at least one.
+/// The highest limit. A bucket counts the time of one token in whole nanoseconds, so much higher limits would be
+/// inexact.
 const MOST: u32 = 1_000_000;
 
 /// Sets the limits from the annotations; records those that are invalid.

@@ -71,8 +71,8 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 ///
 /// # Errors
 ///
-/// A Service without a name, or with an invalid or duplicate port, an invalid cluster IP, `healthCheckNodePort` or
-/// affinity timeout.
+/// A Service without a valid name, or with an invalid or duplicate port, an invalid cluster IP, `healthCheckNodePort`
+/// or affinity timeout.
 pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
@@ -191,7 +191,7 @@ fn affinity(
 ///
 /// # Errors
 ///
-/// An EndpointSlice without a name.
+/// An EndpointSlice without a valid name.
 pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let object = Object::new("EndpointSlice", &name);
@@ -269,12 +269,12 @@ fn hints(hints: &api::EndpointHints) -> Option<Arc<Hints>> {
 }
 
 /// Converts Endpoints to EndpointSlices, as Kubernetes mirrors them: one for each subset and family, with a name that
-/// no object of the API can have. None if the label [`SKIP_MIRROR`] is `true`. The caller deletes slices that are no
-/// longer returned.
+/// no object of the API can have. Returns no slices if the label [`SKIP_MIRROR`] is `true`. The caller deletes slices
+/// that are no longer returned.
 ///
 /// # Errors
 ///
-/// Endpoints without a name, or with an invalid port, protocol or address.
+/// Endpoints without a valid name, or with an invalid port, protocol or address.
 pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, EndpointSlice)>, ConvertError> {
     let name = object_name("Endpoints", &endpoints.metadata)?;
     let object = Object::new("Endpoints", &name);

@@ -61,7 +61,7 @@ pub(super) fn categorize<'a>(
     let here = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
         serves_terminating(endpoint) && is_local(endpoint, node)
     });
-    // Hints are a preference: other endpoints take over from unhealthy ones. A traffic policy is none.
+    // Hints are a preference, so other endpoints take over from unhealthy ones. A traffic policy is a restriction.
     let elsewhere = || if topology == Topology::Anywhere { Vec::new() } else { members(&|it| it.ready) };
     let cluster = healthy(cluster, elsewhere, health);
     let local = healthy(here.clone(), Vec::new, health);
@@ -69,8 +69,8 @@ pub(super) fn categorize<'a>(
     Categories { cluster, local, here, any }
 }
 
-/// The healthy ones of the members; if there are none, those of `others`; if there are none either, all members, because
-/// the checks rather than all endpoints may be wrong, or, under `fail-closed`, none.
+/// The healthy ones of the members; if there are none, those of `others`. If these have none either, all members,
+/// because the checks may be wrong rather than all endpoints; but under `fail-closed`, none.
 fn healthy<'a>(
     members: Vec<Member<'a>>,
     others: impl FnOnce() -> Vec<Member<'a>>,

@@ -20,7 +20,7 @@ pub(super) struct PortFrontends {
     /// other ones are usually addresses of other nodes.
     at_nodes: bool,
     /// Whether segments of unknown connections are answered with a RST: the agent ends connections of the Service, or
-    /// their numbers are shifted.
+    /// the programs shift their sequence numbers.
     resets: bool,
     /// Whether backends get a PROXY protocol header.
     proxy_protocol: bool,
@@ -135,7 +135,8 @@ const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
 
-/// The backends of a frontend, by their slices; `internal_slice` is the slice for internal clients if they get another one.
+/// The backends of a frontend, by their slices; `internal_slice` is the slice for internal clients if they get another
+/// one.
 #[derive(Clone, Copy)]
 struct Route {
     slice: Option<usize>,

@@ -196,7 +196,7 @@ impl Port {
 }
 
 /// Whether backends of the port on other nodes answer external clients directly. Those that get a PROXY protocol header
-/// cannot: this node must see their packets, whose numbers it shifts.
+/// cannot: this node must see their packets, whose sequence numbers it shifts.
 fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
     if service.has_proxy_protocol(port.protocol) {
         return false;
@@ -235,9 +235,9 @@ impl Backends<'_> {
         backend
     }
 
-    /// The endpoints in `cluster`, and those on this node that are not among them because their hints name other nodes,
-    /// because they terminate, or because this node finds them unhealthy. These endpoints on this node have weight 0: they are included because packets that
-    /// other nodes send through a tunnel must find their backend.
+    /// The backends of `cluster`, and with weight 0 the other ones on this node: their hints name other nodes or zones,
+    /// they terminate, or this node finds them unhealthy. They are included because packets that other nodes send
+    /// through a tunnel must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();

@@ -19,7 +19,7 @@ pub const TOLERATE_UNREADY: &str = "service.alpha.kubernetes.io/tolerate-unready
 ///
 /// # Errors
 ///
-/// An object without a name.
+/// An object without a valid name.
 pub fn service(service: &api::Service, cluster_ips: Option<&[IpAddr]>) -> Result<NameChange, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let named = service.spec.as_ref().and_then(|spec| {
@@ -67,7 +67,7 @@ fn slice_ports(ports: Option<&Vec<api::EndpointPort>>) -> Vec<NamedPort> {
 ///
 /// # Errors
 ///
-/// An object without a name.
+/// An object without a valid name.
 pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<NameChange, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
@@ -88,11 +88,12 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<NameChange, ConvertE
     Ok(NameChange::Slice(name, Some(slice)))
 }
 
-/// Converts Endpoints: one slice for each subset. The caller deletes slices that are no longer returned.
+/// Converts Endpoints: one slice for each subset, or none if the label [`SKIP_MIRROR`] is `true`. The caller deletes
+/// slices that are no longer returned.
 ///
 /// # Errors
 ///
-/// An object without a name.
+/// An object without a valid name.
 pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, NamedSlice)>, ConvertError> {
     let service = object_name("Endpoints", &endpoints.metadata)?;
     if endpoints.metadata.label(SKIP_MIRROR) == Some("true") {

@@ -267,8 +267,8 @@ impl Index {
             }
         }
         match (self.zone.reverse_zone(name), name) {
-            // A name with too few labels may have names below it. To deny it would hide these from a resolver that asks
-            // label by label.
+            // A name with too few labels may have names below it. A denial would hide these names from a resolver that
+            // asks label by label.
             (Some(zone), Reverse::Network(_)) => Answer::NoData(zone),
             (Some(_), Reverse::Address(_)) if !self.unread.is_empty() => Answer::Unknown,
             (Some(zone), Reverse::Address(_) | Reverse::Malformed(_)) => Answer::NxDomain(zone),

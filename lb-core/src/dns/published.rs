@@ -158,7 +158,7 @@ struct Drafts {
 #[derive(Default)]
 struct Draft {
     targets: BTreeSet<(u16, String)>,
-    /// Number of pairs of port and address, by which the weight is divided.
+    /// Number of pairs of port and address, among which the total weight of 100 is divided.
     pairs: usize,
     additional: BTreeSet<(String, IpAddr)>,
 }

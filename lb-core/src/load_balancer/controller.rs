@@ -332,7 +332,8 @@ impl Controller {
         }
     }
 
-    /// The write that gives a Service its addresses; `None` if the Service already has them in its status.
+    /// The write that gives a Service its addresses; `None` if the Service already has them in its status and in the
+    /// annotation [`GIVEN`].
     fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
         let wanted = self.balancers.addresses(name);
         let Seen { version, uid, has, given, .. } = &known.seen;

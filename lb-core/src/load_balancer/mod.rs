@@ -50,7 +50,7 @@ pub struct LoadBalancers {
     /// pool, the earliest released first, because hosts may still send packets for their former Service.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
-    /// Addresses that no Service has had yet, which are given first.
+    /// Addresses that no Service has had yet, which are given before released ones.
     fresh: Fresh,
     /// Number of releases, of changes of terms, and of changes of pools or namespaces, so far.
     changes: u64,
@@ -286,9 +286,9 @@ impl LoadBalancers {
         Ok(request.addresses.clone())
     }
 
-    /// The addresses that the Service has; `None` if it asks for others: for other families, for another pool, or for
-    /// terms on which it cannot share them any more. A missing family is added from the same pool; `None` if that has
-    /// no address of the family, and one family is not enough.
+    /// The addresses that the Service keeps; `None` if it has none of its families, names another pool, or has an
+    /// address that it may not share any more. A missing family is added from the same pool; `None` if that has no
+    /// address of the family, and one family is not enough.
     fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
         kept.retain(|ip| request.families.contains(&Family::of(*ip)));
@@ -370,9 +370,9 @@ impl LoadBalancers {
         holders.iter().find(opposes).map(|(name, terms)| (name, terms.as_ref()))
     }
 
-    /// One address of each of these families from a pool: the lowest one, in the first range that has one, which no
-    /// Service has had or which the Service may share; else the one that was released first. `None` if a family has
-    /// neither.
+    /// One address of each of these families from a pool. The first range with an address that no Service has had, or
+    /// that the Service may share, gives the lowest such address; if no range has one, the pool gives the address that
+    /// was released first. `None` if a family has neither.
     fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
         let one = |family: &Family| {
             let ranges = pool.ranges.iter().filter(|range| range.family() == *family);

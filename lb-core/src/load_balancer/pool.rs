@@ -19,9 +19,10 @@ use crate::{
     model::ObjectName,
 };
 
-/// Label of pools whose addresses only internal load balancers get.
+/// Label that, with the value `true`, keeps a pool for Services that request an internal load balancer, or that name
+/// the pool or one of its addresses.
 pub const INTERNAL: &str = "lb.dev/internal";
-/// Label of each namespace with its name, which the API server sets.
+/// Label that the API server sets on each namespace: the name of the namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// A pool of load balancers' addresses.
@@ -33,13 +34,14 @@ pub struct Pool {
     pub labels: Labels,
     /// The addresses of the pool, from `spec.addresses`, in the order given there.
     pub ranges: Vec<AddressRange>,
-    /// `spec.autoAssign`: whether Services that name no pool get its addresses.
+    /// `spec.autoAssign`: whether Services that name neither a pool nor an address get its addresses.
     pub auto_assign: bool,
     /// `spec.avoidBuggyIPs`: whether the pool gives no IPv4 address that ends in .0 or .255.
     pub avoid_buggy_ips: bool,
     /// `spec.serviceAllocation`: which Services may use the pool; `None` for all.
     pub scope: Option<Scope>,
-    /// Whether only Services that request an internal load balancer, or that name the pool, get its addresses.
+    /// Whether only Services that request an internal load balancer, or that name the pool or the address, get its
+    /// addresses.
     pub internal: bool,
 }
 

@@ -27,7 +27,8 @@ impl fmt::Display for Failure {
 /// The kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The endpoint has refused or reset the TCP connection.
+    /// The endpoint has refused, reset or closed the connection, or has rejected the UDP packet (ICMP port
+    /// unreachable).
     Refused,
     /// The endpoint has not answered within the timeout.
     Timeout,

@@ -22,7 +22,7 @@ const FIRST_JITTER: u64 = 50;
 /// A target flaps if it becomes unhealthy more than [`MOST_FALLS`] times within this time.
 const FLAP_WINDOW: Duration = Duration::from_mins(10);
 const MOST_FALLS: usize = 3;
-/// For how long a target that begins to flap is held unhealthy. Each further fall doubles the time.
+/// How long a target that begins to flap is held unhealthy. Each further fall doubles the time, up to [`LONGEST_HOLD`].
 const HOLD: Duration = Duration::from_mins(1);
 const LONGEST_HOLD: Duration = Duration::from_mins(10);
 
@@ -58,14 +58,15 @@ pub struct State {
     pub since: u64,
     /// Text of the last failure; `None` if enough good results followed it.
     pub failure: Option<String>,
-    /// Until when the target stays unhealthy although its probes succeed, because it flaps, for people: in seconds since
-    /// the Unix epoch; 0 if it may become healthy.
+    /// Until when the target stays unhealthy although its probes succeed, because it flaps: in seconds since the Unix
+    /// epoch, for display; 0 if the last change of the verdict began no such hold.
     pub held_until: u64,
-    /// The same on the caller's clock.
+    /// [`Self::held_until`] on the caller's clock.
     hold: Duration,
     /// Number of results in a row that contradict the verdict.
     contrary: u8,
-    /// When the target became unhealthy after it was healthy, within the last [`FLAP_WINDOW`]; oldest first.
+    /// When the target became unhealthy after it was healthy, within [`FLAP_WINDOW`] before the last time; oldest
+    /// first.
     falls: VecDeque<Duration>,
 }
 
@@ -110,9 +111,9 @@ impl Monitor {
         Self { seed, remembered, ..Self::default() }
     }
 
-    /// Sets the Services that use a target; without users, it is probed no more. A new target whose probes ask the same
-    /// as those of another one begins with the state of that one, so that a changed interval changes no verdict. Pass new
-    /// targets before those that go. Returns whether a new target is unhealthy; `None` if it is not new.
+    /// Sets the Services that use a target; without users, it is probed no more. A new target begins with the state of
+    /// a known one that has the same address, port and kind of check, so that a changed interval changes no verdict.
+    /// Pass new targets before those without users. Returns whether a new target is unhealthy; `None` if it is not new.
     pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> Option<bool> {
         if users.is_empty() {
             self.remove(target);
@@ -201,9 +202,10 @@ impl Monitor {
         (is_used(before) != is_used(after)).then_some(&watched.state)
     }
 
-    /// Takes hints that these endpoints leave SYNs unanswered. (A check of a port of its own counts for all ports of its
-    /// address.) For a healthy target, the first hint since its last result counts as a failed probe, unless it alone
-    /// would make the target unhealthy; and the target is probed at once.
+    /// Takes hints that these endpoints leave SYNs unanswered. (A hint about any port of an address also concerns the
+    /// targets of this address whose check has its own port.) For a healthy target that is not being probed, the first
+    /// hint since its last result counts as a failed probe, unless that would make the target unhealthy, and makes the
+    /// next probe due at once.
     pub fn suspect(&mut self, silent: &BTreeSet<SocketAddr>, now: Duration) {
         let addresses: BTreeSet<IpAddr> = silent.iter().map(SocketAddr::ip).collect();
         for (target, watched) in &mut self.watched {
@@ -350,8 +352,8 @@ mod tests {
             Self { monitor, target: target(1, 10), now: S }
         }
 
-        /// Probes the target once, with this result. Returns the new verdict if it changed, and the time since the last
-        /// probe.
+        /// Probes the target once, with this result. Returns the new verdict if [`Monitor::finish`] reports a change,
+        /// and the time since the last probe.
         fn round(&mut self, result: Result<(), Failure>) -> (Option<Verdict>, Duration) {
             let due = self.monitor.next_due().unwrap();
             let pause = due - self.now;

@@ -18,8 +18,8 @@ pub(super) struct StoredSlice {
     endpoints: Box<[StoredEndpoint]>,
 }
 
-/// An [`Endpoint`] in less memory. Its names are those that `ENDPOINT_NAMES` has for its address, unless these are cut,
-/// so that both share them.
+/// An [`Endpoint`] in less memory: it shares its names with the contents of `ENDPOINT_NAMES` if these are equal (they
+/// differ, for example, if the map has a longer name cut).
 #[derive(Clone, Debug)]
 struct StoredEndpoint {
     address: IpAddr,
@@ -33,7 +33,7 @@ struct StoredEndpoint {
 const _: () = assert!(size_of::<StoredEndpoint>() == 40);
 
 impl StoredSlice {
-    /// Converts a slice; endpoints share their names with `known`.
+    /// Converts a slice; endpoints share equal names with `known`.
     pub(super) fn new(name: ObjectName, slice: EndpointSlice, known: &Labels) -> Self {
         let endpoints = slice.endpoints.into_iter().map(|endpoint| StoredEndpoint::new(endpoint, known));
         Self { name, ports: slice.ports.into(), endpoints: endpoints.collect() }

@@ -71,7 +71,7 @@ fn port(service: &Service, endpoints: Vec<Endpoint>, unhealthy: &[u8]) -> Port {
     desired(&name(), service, [&slice(endpoints)].into_iter(), &node(unhealthy)).remove(0)
 }
 
-/// The last bytes of the addresses of the backends that `slice` selects for each frontend.
+/// The last bytes of the addresses of the backends that `slice` selects for the first frontend.
 fn backends(port: &Port, slice: impl Fn(&Frontend) -> Option<usize>) -> Vec<u8> {
     let slice = port.frontends.first().and_then(slice);
     let backends = slice.map_or(&[][..], |slice| &port.slices[slice]);

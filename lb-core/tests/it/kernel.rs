@@ -29,7 +29,7 @@ const TABLE_SLOTS: u32 = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kernel {
-    /// The contents of the maps; `backends` keeps every value that was ever written, as an array does.
+    /// The contents of the maps; `backends` keeps the last value of every slot that was ever written, as an array does.
     pub(crate) maps: Contents,
     /// The entries of `TABLES`, an array; `maps.tables` has digests of the tables that can be read back.
     entries: BTreeMap<u32, u32>,
@@ -519,7 +519,7 @@ impl Node {
         }
     }
 
-    /// Makes and applies plans until none has a step, and asserts that no slot or id leaked.
+    /// Makes and applies [`ROUNDS`] plans, then asserts that another plan has no step and that no slot or id leaked.
     pub(crate) fn settle(&mut self) {
         for _ in 0..ROUNDS {
             self.sync();

@@ -305,7 +305,7 @@ fn load_balancer_source_ranges() {
     }
 }
 
-/// At a port that no Service has, a cluster IP rejects, and other virtual addresses leave the packet untouched.
+/// Connections to a port that no Service has are rejected at a cluster IP; at other virtual addresses they pass.
 #[test]
 fn unlisted_ports() {
     let node = node("", &service(1, "externalIPs: [192.168.99.11]"));

@@ -457,7 +457,7 @@ fn settings() -> impl Strategy<Value = std::sync::Arc<ServiceSettings>> {
     )
 }
 
-/// Limits of these numbers of connections per second, for all clients and for each; 0 sets none.
+/// Limits of these numbers of connections per second, for all clients together and for each client; 0 sets none.
 fn limits((service, client): (u32, u32)) -> ConnectionLimits {
     let rate = |connections| match connections {
         0 => ConnectionRate::NONE,

@@ -1,9 +1,9 @@
 //! Attaches the program that answers ARP requests and neighbour solicitations for announced addresses, at tc ingress of
 //! the devices on which the node announces any.
 //!
-//! It is a separate program, so that it costs nothing on other devices. It is attached later than the program that
-//! serves Services, in the first place, so it runs before that program. Its links are pinned, like those of the other
-//! programs. The map `ANNOUNCED` alone determines which requests it answers.
+//! It is a separate program, so that it costs nothing on other devices. The agent attaches it at the first position of
+//! the hook, normally later than the program that serves Services, so it runs before that program. Its links are
+//! pinned, like those of the other programs. The map `ANNOUNCED` alone determines which requests it answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,8 +52,8 @@ impl AnnounceAttacher {
     }
 
     /// Attaches the program to exactly these devices, given by interface index, which must have an Ethernet header;
-    /// attaches it again where another process has detached it. Returns the devices that could not get it; the next
-    /// call tries again.
+    /// attaches it again where another process has detached it. Returns the devices to which it could not be attached;
+    /// the next call tries again.
     pub fn sync(&mut self, devices: &BTreeSet<u32>) -> Result<Vec<(u32, DatapathError)>, DatapathError> {
         let mut failed = Vec::new();
         for index in devices {

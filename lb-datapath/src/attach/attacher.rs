@@ -1,8 +1,8 @@
 //! Programs on the tc hooks of devices: by tcx links, or by clsact filters if the kernel has no tcx.
 //!
-//! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, so our
-//! programs process every packet meanwhile. They are attached in the first place at ingress and in the last at egress,
-//! so that other programs see consistent addresses.
+//! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, so no
+//! packet bypasses our programs in between. They are attached to run first at ingress and last at egress, so that other
+//! programs see consistent addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +56,7 @@ impl AttachMode {
 pub struct AttachPoint {
     /// Interface index.
     pub index: u32,
-    /// Interface name; `None` if the device is gone.
+    /// Interface name; `None` in [`SyncReport::detached`], because the device may be gone.
     pub name: Option<String>,
     /// Whether the hook is that of arriving or of leaving packets.
     pub direction: Direction,
@@ -76,7 +76,8 @@ impl fmt::Display for AttachPoint {
 pub struct SyncReport {
     /// Hooks to which a program was attached, or where it replaced the program of an earlier agent.
     pub attached: Vec<AttachPoint>,
-    /// Hooks from which the program was removed, because the device is gone or no longer needs it.
+    /// Hooks from which a program that this process had attached was removed, because the device is gone or no longer
+    /// needs it.
     pub detached: Vec<AttachPoint>,
     /// Hooks to which the program could not be attached. The next call tries again.
     pub failed: Vec<(AttachPoint, DatapathError)>,

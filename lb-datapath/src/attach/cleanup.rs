@@ -66,7 +66,8 @@ fn release_routes() -> Result<(), DatapathError> {
     CatchDevice::release()
 }
 
-/// Removes the pins and attachments of one layout version (`DIR/lb/vN`): programs on devices first, maps last.
+/// Removes the pins of one layout version (`DIR/lb/vN`): first those of links, which detaches their programs, and last
+/// those of maps. The version's clsact filters stay.
 pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
     let mut removed = Removed::default();
     for link in bpffs::entries(&version.join("links"))? {

@@ -234,8 +234,8 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes the clsact qdisc that an agent has created, unless other software has filters in it. Removes the folder
-/// `mark`, which records that, in both cases.
+/// Removes a clsact qdisc that an agent has created, unless it still has filters. In both cases removes the folder
+/// `mark`, which records that an agent has created the qdisc.
 pub(crate) fn remove_qdisc(
     netlink: &mut Netlink,
     mark: &std::path::Path,

@@ -37,7 +37,7 @@ use crate::{
 pub enum XdpMode {
     /// The device driver runs the program, before the kernel allocates an skb.
     Native,
-    /// The network stack runs the program, on copies of packets in skbs.
+    /// The network stack runs the program, on packets that already have an skb.
     Generic,
 }
 
@@ -182,7 +182,7 @@ impl XdpAttacher {
         self.at_tc.insert(device.index, why);
     }
 
-    /// A reader of the drivers' XDP features; `None` if no device should run the program, or the kernel does not report
+    /// A reader of the drivers' XDP features; `None` if no device should run the program, or the kernel cannot report
     /// features.
     fn feature_reader(&self) -> Option<XdpFeatureReader> {
         if self.option == XdpOption::Off {

@@ -39,7 +39,7 @@ pub struct Anchor {
 /// What [`Anchor::rescue`] has pinned again.
 #[derive(Debug)]
 pub struct Rescued {
-    /// Number of objects that were pinned again.
+    /// Number of rescued objects: those that this call has pinned, and those that an earlier call had pinned already.
     pub pins: usize,
     /// Locks out other agents as long as this value exists.
     _lock: Lock,
@@ -100,7 +100,8 @@ impl Anchor {
     }
 }
 
-/// Pins every object below `from` at the same place below `to`. Returns the number of pins below `to`.
+/// Pins every object below `from` at the same place below `to`, unless something is pinned there. Returns the number of
+/// objects below `from`.
 fn pin_again(from: &Path, to: &Path) -> Result<usize, DatapathError> {
     let mut pins = 0;
     for path in bpffs::entries(from)? {

@@ -25,12 +25,12 @@ const PLACEHOLDER: [Instruction; 4] = [
 
 static LINKED: LazyLock<Cow<'static, [u8]>> = LazyLock::new(|| link(OBJECT));
 
-/// The BPF object for this kernel: [`OBJECT`], with the placeholders replaced if the kernel's BTF shows `ip_summed`.
+/// The BPF object for this kernel: [`OBJECT`], with the placeholders replaced if programs can read `ip_summed`.
 pub fn linked_object() -> &'static [u8] {
     &LINKED
 }
 
-/// Replaces the placeholders in `object` for this kernel; leaves them if the kernel's BTF does not show `ip_summed`.
+/// Replaces the placeholders in `object`; leaves them if programs cannot read `ip_summed` on this kernel.
 pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
     let reads = KernelTypes::read().and_then(|types| read_ip_summed(&types));
     let Some(reads) = reads.filter(accepts) else {

@@ -173,7 +173,8 @@ pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLO
 /// Which of two data planes creates flows during an upgrade, see [`lb_common::handover`].
 pub(crate) const HANDOVER: MapSpec = MapSpec::new::<u32, u32>("HANDOVER", MapType::Array, 1);
 
-/// For each connected socket, its VIP and backend. The kernel stores the entry in the socket, so it has no maximum number.
+/// For each connected socket, its VIP and backend. The kernel stores each entry in its socket, so the map has no
+/// maximum number of entries.
 pub(crate) const SOCKETS: MapSpec = MapSpec::new::<u32, SocketConnection>("SOCKETS", MapType::SkStorage, 0);
 pub(crate) const SOCKET_BACKENDS: MapSpec =
     MapSpec::new::<SocketKey, SocketBackend>("SOCKET_BACKENDS", MapType::LruHash, capacity::SOCKETS);

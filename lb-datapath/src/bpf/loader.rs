@@ -100,7 +100,8 @@ pub(crate) fn load(
 ) -> Result<Loaded, DatapathError> {
     let mut loader = prepare()?;
     if options.sockets.is_none() {
-        // No program will count the ends of connections: sockets that are open now must not count later, either.
+        // No program will count the ends of connections, so programs of a later agent must not find the counts of
+        // sockets that are open now.
         for map in [&layout::SOCKET_COUNTS, &layout::COUNTED_SOCKETS] {
             bpffs::unpin(&folder.map(map.name))?;
         }

@@ -32,13 +32,13 @@ pub(crate) const NO_EXIST: u64 = 1;
 pub(crate) const EXIST: u64 = 2;
 /// Maximum number of elements in a batch: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
-/// How often a call is repeated that failed because the kernel was busy or out of memory, and the pause in between. (In
-/// the background, the kernel refills the allocator of maps without preallocation.)
+/// How often a call that fails because the kernel is busy or out of memory is repeated, and the pause before each
+/// repetition. (In the background, the kernel refills the allocator of maps without preallocation.)
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Where a batch begins, or where it has ended. For these map types, the kernel uses four bytes: a bucket of a hash
-/// map, or an index of an array.
+/// Where a batch begins, or where it has ended. For a hash map or an array, the kernel uses the first four bytes: the
+/// number of a bucket, or an index. For an LPM trie, it stores the last key.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor([u8; 64]);
 

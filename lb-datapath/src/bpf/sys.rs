@@ -367,7 +367,7 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Attaches `program` to a tcx hook of a device in this network namespace: directly before the program of the link
-/// `before`, or without one at `position`. The link exists as long as a descriptor or a pin of it.
+/// `before`, or, if that is `None`, at `position`. The link exists as long as a descriptor or a pin of it.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,

@@ -169,7 +169,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(entries)
     }
 
-    /// Number of elements in the map, which this reads as a whole.
+    /// Counts the elements of the map by reading all of them.
     pub fn count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.map.for_each(&mut |_, _| {

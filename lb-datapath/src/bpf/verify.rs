@@ -84,7 +84,7 @@ fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<Owned
 /// # Errors
 /// The kernel refuses the program, or five attempts were interrupted.
 pub fn load_program(program: &mut Program) -> Result<(), ProgramError> {
-    // Without the mask, which only an invalid argument could make fail, signals would only cost attempts.
+    // If the mask cannot be set (the kernel refuses only invalid arguments), signals cost attempts, nothing else.
     let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
     let loaded = attempt_often(program);
     if let Some(mask) = mask {

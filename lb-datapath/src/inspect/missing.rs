@@ -19,7 +19,7 @@ use crate::{
 pub struct Missing {
     /// Names of maps without a pin.
     pub maps: Vec<&'static str>,
-    /// Names of programs that are in use and have no pin.
+    /// Names of programs without a pin, of those that every agent pins and those that are attached.
     pub programs: Vec<String>,
     /// Tc and XDP hooks without our program, such as `eth0 ingress`.
     pub hooks: Vec<String>,

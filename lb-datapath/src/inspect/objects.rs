@@ -26,7 +26,7 @@ pub struct Objects {
     pub maps: Vec<MapObject>,
     /// The pinned links.
     pub links: Vec<LinkObject>,
-    /// Objects that could not be read, each with the reason: only CAP_SYS_ADMIN may open objects that are not pinned.
+    /// Objects that could not be read, each with the reason: to open an object that is not pinned takes CAP_SYS_ADMIN.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }

@@ -203,7 +203,7 @@ impl Pinned {
         InternalDevices::open(&layout::INSIDE_DEVICES, &self.folder)?.get()
     }
 
-    /// The addresses of other nodes that may send tunnelled packets, besides the networks in the settings.
+    /// The addresses of other nodes that may send tunnelled packets, in addition to the networks in the settings.
     pub fn peers(&self) -> Result<BTreeSet<Address>, DatapathError> {
         PeerAddresses::open(&layout::PEERS, &self.folder)?.get()
     }
@@ -238,7 +238,8 @@ impl Pinned {
         self.folder.current()
     }
 
-    /// The process of the agent that has locked this data plane, such as `pid 17 lb-agent`; `None` if none runs.
+    /// The process of the agent that has locked this data plane, such as `pid 17 lb-agent`; `None` if no process has
+    /// the lock, or the folder cannot be opened.
     pub fn agent(&self) -> Option<String> {
         self.folder.holder()
     }

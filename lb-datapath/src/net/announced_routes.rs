@@ -1,6 +1,6 @@
-//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole`:
-//! BIRD and FRR overlook routes of type `local`, and packets that no program translates end there (see
-//! [`announced_rule`]).
+//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole`,
+//! because BIRD and FRR ignore routes of type `local`, and so that the kernel drops packets that no program translates
+//! (see [`announced_rule`]).
 
 use std::{collections::BTreeSet, io};
 
@@ -40,9 +40,9 @@ impl AnnouncedRoutes {
         list().map_err(|error| DatapathError::netlink(self.what("list"), error))
     }
 
-    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Asks the kernel each
-    /// time, so that it notices what a fence or other software has removed. A route that the kernel refuses stops no
-    /// other.
+    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Lists the present
+    /// routes in each call, so that it notices which ones a fence or other software has removed. If the kernel refuses
+    /// to add or remove a route, the others are still changed.
     ///
     /// # Errors
     /// The kernel refuses to list routes.
@@ -77,8 +77,9 @@ impl AnnouncedRoutes {
         Ok(done)
     }
 
-    /// Adds the rule that leads forwarded packets to the table, unless it exists. There they end, because the routes
-    /// are of type `blackhole`, or find no route and go on to the next rule.
+    /// Adds the rule by which the kernel looks up forwarded packets in the table, unless it exists. The kernel drops
+    /// packets for which the table has a route, because its type is `blackhole`; for all others it goes on to the next
+    /// rule.
     ///
     /// # Errors
     /// The kernel refuses the rule.

@@ -1,6 +1,6 @@
-//! The rule that ends packets to announced addresses in the table of announced routes. Without it the node would send
-//! packets that no program translates, such as those to ports that no Service has, back to the router that they came
-//! from.
+//! The rule by which the kernel looks up forwarded packets in the table of announced routes, and drops those to
+//! announced addresses. Without it the node would send packets that no program translates, such as those to ports that
+//! no Service has, back to the router that they came from.
 
 use std::io;
 

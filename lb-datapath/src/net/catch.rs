@@ -1,9 +1,9 @@
 //! The catch device, to which the node routes packets to cluster IPs that no program has translated.
 //!
-//! The programs translate such packets before the node routes them, unless a client's device has no programs (that of a
-//! pod that started while no agent ran, for example). Packets of that client are routed to the catch device, whose
-//! programs translate them. It is a bridge without ports, which drops every other packet, so nothing leaks if its
-//! programs are missing. Routes lead to it only once it has them.
+//! Normally, programs translate packets to cluster IPs before the node routes them. But if a client's device has no
+//! programs (for example, because its pod started while no agent ran), the node routes the client's packets to the
+//! catch device, whose programs translate them. The catch device is a bridge without ports, which drops every other
+//! packet, so nothing leaks if its programs are missing. Routes lead to it only once it has them.
 //!
 //! All packets get one next hop, so pods that scan a range of cluster IPs fill no neighbour table. The device has no
 //! address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the device accepts them.
@@ -57,7 +57,8 @@ impl CatchDevice {
     /// routes again, so they come back if other software has removed them.
     ///
     /// `served` is the interface index of the catch device whose programs are attached. The routes change only if that
-    /// is the present device: without programs the device drops every packet, and would go on if the agent died.
+    /// is the present device: without programs the device drops every packet, and would keep dropping them if the agent
+    /// died.
     ///
     /// # Errors
     /// The kernel refuses the device or a route, or another device has its name. The next call tries again.

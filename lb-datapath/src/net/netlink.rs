@@ -10,7 +10,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use tracing::debug;
 
-/// Number of attempts at a dump, which a change of the configuration interrupts.
+/// Maximum number of attempts at a dump. A dump is repeated if the configuration has changed meanwhile.
 const DUMP_ATTEMPTS: u32 = 10;
 
 /// A type of messages of one netlink protocol.
@@ -45,7 +45,7 @@ impl<M: Message> Netlink<M> {
         Ok(Self { socket, sequence: 0, messages: PhantomData })
     }
 
-    /// Enables that the kernel filters dumps by the fields of the request.
+    /// Makes the kernel filter dumps by the fields of the request.
     pub(crate) fn filter_dumps(self) -> io::Result<Self> {
         self.socket.set_netlink_get_strict_chk(true)?;
         Ok(self)

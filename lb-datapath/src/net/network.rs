@@ -57,7 +57,8 @@ pub struct Link {
     pub has_vlans: bool,
     /// Whether the device is the [catch device](crate::CatchDevice).
     pub is_catch: bool,
-    /// Whether the device is a network card, real or emulated: the kernel reports no `IFLA_INFO_KIND` for it.
+    /// Whether the device is a network card, real or emulated: the kernel reports no `IFLA_INFO_KIND` for it. Also true
+    /// for the loopback device.
     pub is_card: bool,
     /// Index of the bridge, bond or VRF that the device belongs to.
     pub controller: Option<u32>,
@@ -190,8 +191,8 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     Ok(links)
 }
 
-/// Index of the interface that a VLAN device is stacked on. `None` if that is in another network namespace, where its
-/// index means another device.
+/// Index of the interface that a VLAN device is stacked on. `None` if the device is no VLAN device, or if the interface
+/// is in another network namespace: in this one, its index means another device.
 fn below_vlan(message: &LinkMessage) -> Option<u32> {
     let is_vlan = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Vlan));
     let (mut vlan, mut elsewhere, mut below) = (false, false, None);
@@ -207,8 +208,8 @@ fn below_vlan(message: &LinkMessage) -> Option<u32> {
     below.filter(|_| vlan && !elsewhere)
 }
 
-/// Maximum MTU of a veth, `ETH_MAX_MTU` of include/uapi/linux/if_ether.h. If the other end has an XDP program, the
-/// kernel allows only an MTU which that supports.
+/// Maximum MTU of a veth whose other end has no XDP program: `ETH_MAX_MTU` of include/uapi/linux/if_ether.h. If the
+/// other end has an XDP program, the kernel sets the maximum to what the program supports.
 const ANY_MTU: u32 = 65_535;
 
 fn link(message: &LinkMessage) -> Option<Link> {

@@ -24,7 +24,7 @@ pub type Range = (IpAddr, u8);
 #[derive(Debug)]
 pub(crate) struct OurRoutes {
     kind: RouteType,
-    /// Networks that have such a route; `None` if that must be read, at first and after an error.
+    /// Networks that have such a route; `None` at first and after an error, until the routes are read from the kernel.
     present: Option<Networks>,
 }
 
@@ -33,8 +33,8 @@ impl OurRoutes {
         Self { kind, present: None }
     }
 
-    /// Adds the route that `route` makes for each of these networks, and removes routes to all other networks. Each
-    /// call adds all routes, so that one that other software has removed comes back. Returns whether the networks have
+    /// Adds the route that `route` makes for each of these networks, and removes our routes to all other networks. Each
+    /// call adds all routes, so a route that other software has removed comes back. Returns whether the networks have
     /// changed.
     pub(crate) fn replace(
         &mut self,

@@ -46,7 +46,7 @@ impl Stale {
     const NOTHING: Self = Self { links: false, addresses: false, routes: false, rules: false };
     const EVERYTHING: Self = Self { links: true, addresses: true, routes: true, rules: true };
 
-    /// Marks the lists as stale that the events in a datagram are about.
+    /// Marks as stale each list that an event in the datagram is about.
     fn note(&mut self, datagram: &[u8]) {
         for (header, payload) in events(datagram) {
             match header.kind {

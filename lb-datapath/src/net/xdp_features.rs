@@ -139,7 +139,7 @@ impl Message for Generic {
 mod tests {
     use super::*;
 
-    /// The attributes that Linux 6.18 reported about a veth whose other end had neither an XDP program nor GRO.
+    /// Header and attributes that Linux 6.18 reported about a veth whose other end had neither an XDP program nor GRO.
     const VETH: [u8; 48] = [
         1, 1, 0, 0, //
         8, 0, 1, 0, 2, 0, 0, 0, // ifindex

@@ -1,5 +1,6 @@
-//! Reads and watches out policies of xfrm (IPsec). The kernel looks policies up when it routes a packet. At that moment
-//! the source of a Service's reply is still its endpoint, so a policy for a virtual address does not encrypt the reply.
+//! Reads and watches the xfrm (IPsec) policies of direction `out`. The kernel looks policies up when it routes a
+//! packet. At that moment the source of a Service's reply is still its endpoint, so a policy for a virtual address does
+//! not encrypt the reply.
 
 use std::{
     collections::BTreeSet,
@@ -46,8 +47,8 @@ pub struct OutPolicy {
 }
 
 impl OutPolicy {
-    /// Whether replies from this virtual address bypass the policy. They do not bypass a policy for any source, because
-    /// that also matches the endpoint's address.
+    /// Whether replies from this virtual address bypass the policy. They never bypass a policy without a source network
+    /// (`src 0.0.0.0/0`), because it also matches the endpoint's address.
     pub(crate) fn is_bypassed_from(&self, vip: IpAddr) -> bool {
         self.source.1 > 0 && contains(self.source, vip)
     }
@@ -75,7 +76,8 @@ impl fmt::Display for OutPolicy {
     }
 }
 
-/// The policies of this network namespace that encrypt packets when they leave the node; none on a kernel without xfrm.
+/// The policies of this network namespace that encrypt packets when they leave the node, except those that replies of
+/// Services cannot bypass ([`is_for_replies`]). None on a kernel without xfrm.
 pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     let failed = |error| DatapathError::netlink("list xfrm policies", error);
     let mut netlink = match Netlink::open() {
@@ -139,7 +141,8 @@ impl PolicyWatcher {
 enum Xfrm {
     /// A request to list all policies.
     List,
-    /// A policy in an answer; `None` for one that does not encrypt packets which leave the node.
+    /// A policy in an answer; `None` for one that does not encrypt packets when they leave the node, or that replies of
+    /// Services cannot bypass ([`is_for_replies`]).
     Policy(Option<OutPolicy>),
 }
 

@@ -46,7 +46,7 @@ pub trait FlowWalk {
     /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
     /// to make room.
     fn deleted(&mut self, key: &Tuple, evicted: bool);
-    /// Called when a pass has ended.
+    /// Called when the pass has reported all flows; not called if the pass fails before.
     fn end(&mut self);
 }
 
@@ -258,8 +258,8 @@ impl Conntrack {
     }
 
     /// Deletes the connections of service ports that `concerns` selects and for which `ends` returns true, given their
-    /// entries. Also deletes the second flow of a masqueraded connection: the node itself answers what its backend
-    /// still sends.
+    /// entries. Also deletes the second flow of a masqueraded connection: then the node's stack answers packets that
+    /// the backend still sends.
     pub fn end(
         &self,
         concerns: impl Fn(u32) -> bool,
@@ -370,8 +370,8 @@ impl Conntrack {
         self.expire_and_recount(now, &mut Recount::default(), None, None)
     }
 
-    /// Like [`Self::expire`]; also corrects the counters of active flows, and passes every flow to `ledger` and `walk`
-    /// before it may be deleted.
+    /// Like [`Self::expire`]; also corrects the counters of active flows, and passes every flow to `ledger`, and every
+    /// flow of a Service to `walk`, before it may be deleted.
     pub fn expire_and_recount(
         &self,
         now: Tick,
@@ -436,8 +436,8 @@ impl Conntrack {
         Ok(report)
     }
 
-    /// Corrects the counters of active flows by the flows in the index and the connections of sockets. Returns the latter;
-    /// `None` if they cannot be read, so that the counters stay as they are.
+    /// Corrects the counters of active flows by the flows in the index and the connections of sockets. Returns these
+    /// connections; `None` if they cannot be read: then the counters stay as they are.
     fn correct(
         &self,
         recount: &mut Recount,
@@ -455,7 +455,8 @@ impl Conntrack {
         Some(sockets)
     }
 
-    /// Adds the connections of sockets to `ledger`, and deletes the counters of backends that have had none for long.
+    /// Adds the connections of sockets to `ledger`, and deletes the counters of backends that have had none for many
+    /// passes.
     fn note_sockets(
         &self,
         sockets: &BTreeMap<SocketCounter, SocketCounts>,

@@ -44,12 +44,13 @@ pub struct Filter {
     insertion: Mutex<()>,
 }
 
-/// How full the copy of the filter is that programs read.
+/// The fill of one copy of the filter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FilterFill {
     /// Number of bits that are set.
     pub bits: u32,
-    /// The false-positive rate, from 0 to 1: the share of packets without a flow that look as if they had one.
+    /// Estimated false-positive rate: the share of packets without a flow that look as if they had one. It is the sum
+    /// of the rates of both arrays, so it can exceed 1 if the filter is nearly full.
     pub false_positives: f64,
 }
 

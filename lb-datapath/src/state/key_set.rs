@@ -1,4 +1,4 @@
-//! Maps that are sets: programs only look whether a key exists.
+//! Maps that are sets: only their keys have a meaning, not their values.
 
 use std::collections::BTreeSet;
 

@@ -23,7 +23,7 @@ use crate::{
     state::filter::Filter,
 };
 
-/// Maximum number of unused slots of `BACKENDS` between used ones that are read as well, to save a system call.
+/// Two ranges of `BACKENDS` that are at most this many slots apart are read as one, to save a system call.
 const GAP: u32 = 256;
 
 /// A step could not be applied; the steps before it are in the kernel.
@@ -110,7 +110,7 @@ impl ServiceMaps {
         &self.limits
     }
 
-    /// The id of the service port that has this frontend; `None` without a record.
+    /// The id of the service port that has this frontend; `None` if `SERVICES` has no such frontend.
     pub fn service_at(&self, key: &ServiceKey) -> Result<Option<u32>, DatapathError> {
         Ok(self.services.get(key)?.map(|service| service.id))
     }
@@ -145,7 +145,8 @@ impl ServiceMaps {
         self.services.capacity()
     }
 
-    /// Reads everything that the maps of the control plane contain.
+    /// Reads the maps of the control plane: of `BACKENDS` only the slots that frontends refer to, and of each table in
+    /// `TABLES` only a digest.
     pub fn contents(&self) -> Result<Contents, DatapathError> {
         let mut contents = Contents::default();
         self.services.for_each(|key, service| {
@@ -334,7 +335,7 @@ fn put<K: bytemuck::Pod, V: bytemuck::Pod>(
     table.update(&keys, &values)
 }
 
-/// Ranges `(base, end)` that cover all `slices`, which are sorted in the same form.
+/// Ranges `(base, end)` that cover all `slices`, which have the same form and must be sorted.
 fn merged(slices: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for (base, end) in slices {

@@ -1,10 +1,11 @@
-//! Finds and destroys sockets of the node that `connect(2)` has led to a backend. Otherwise their datagrams would be lost
-//! without an error, or their connections would outlive the time that their Service gives them.
+//! Finds and destroys sockets of the node that the socket programs have connected to a backend in `connect(2)`.
+//! Otherwise their datagrams would be lost without an error, or their connections would outlive the time that their
+//! Service gives them.
 //!
-//! sock_diag(7) lists sockets with their cookies, and destroys them. For TCP it also shows what the socket programs have
-//! stored in a socket (`COUNTED_SOCKETS`); for UDP it does not (`inet_sk_diag_fill` in net/ipv4/inet_diag.c), so the
-//! programs note the cookies of UDP sockets in `CONNECTED_SOCKETS`. The application's next system call fails: reads with
-//! ECONNABORTED, writes with EDESTADDRREQ or EPIPE. The peer of a TCP connection gets a RST.
+//! sock_diag(7) lists sockets with their cookies, and destroys them. For TCP it also shows what the socket programs
+//! have stored in a socket (`COUNTED_SOCKETS`); for UDP it does not (`inet_sk_diag_fill` in net/ipv4/inet_diag.c), so
+//! the programs note the cookies of UDP sockets in `CONNECTED_SOCKETS`. The application's next system call fails: reads
+//! with ECONNABORTED, writes with EDESTADDRREQ or EPIPE. The peer of a TCP connection gets a RST.
 
 use std::{
     io,
@@ -50,8 +51,8 @@ const CLOSE_WAIT: u8 = 8;
 const CONNECTED: u32 = 1 << ESTABLISHED | 1 << SYN_SENT | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT;
 /// The wildcard `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: u64 = u64::MAX;
-/// Offset of `tcpi_last_data_sent` in `struct tcp_info`, the first of four numbers of 32 bits, in milliseconds: since data
-/// was sent, since an ACK was sent (always 0), since data was received, since an ACK was received.
+/// Offset of `tcpi_last_data_sent` in `struct tcp_info`, the first of four numbers of 32 bits, in milliseconds: since
+/// data was sent, since an ACK was sent (always 0), since data was received, since an ACK was received.
 const LAST_DATA_SENT: usize = 44;
 
 /// The address families `AF_INET` and `AF_INET6`, in one byte.
@@ -105,8 +106,8 @@ struct DiagMessage {
 /// Messages of sock_diag: requests, and answers.
 #[derive(Clone, Debug)]
 enum Diag {
-    /// A request to list connected sockets of this address family and protocol; TCP sockets with times, and with what they
-    /// have stored in the map of this file descriptor.
+    /// A request to list connected sockets of this address family and protocol. TCP sockets come with the times since
+    /// their last packets, and with what they have stored in the map of the file descriptor `storage`.
     List { family: u8, protocol: u8, storage: i32 },
     /// A request to destroy a socket.
     Destroy { family: u8, protocol: u8, id: SocketId },

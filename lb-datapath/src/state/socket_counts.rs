@@ -26,8 +26,9 @@ impl SocketCountsMap {
         self.map.entries()
     }
 
-    /// Deletes the counters of backends that have been idle for long. Returns the deleted ones. (A connection that begins at
-    /// this moment may be lost from the counts.)
+    /// Deletes the counters of backends that have been idle for [`LONG`] passes, or for [`SHORT`] passes if more than
+    /// half of the map is in use. Returns the deleted ones. The counts may miss a connection that begins at this
+    /// moment.
     pub(crate) fn delete_idle(
         &self,
         counts: &BTreeMap<SocketCounter, SocketCounts>,
@@ -41,7 +42,7 @@ impl SocketCountsMap {
 }
 
 /// Number of passes without a connection after which the counter of a backend is deleted: an hour, if passes are five
-/// seconds apart, or at once when the map is half full.
+/// seconds apart, and `SHORT` if more than half of the map is in use.
 const LONG: u32 = 720;
 const SHORT: u32 = 2;
 

@@ -145,8 +145,8 @@ impl Record {
     #[inline(always)]
     fn of(skb: &Skb, address: Address) -> Option<Self> {
         let key = AnnounceKey { address, device: skb.context().device };
-        // SAFETY: an element of a map without preallocation stays valid until the program ends; the agent replaces
-        // whole elements.
+        // SAFETY: the memory of an element stays mapped until the program ends. The agent replaces whole elements; if
+        // the map reuses the memory of a replaced or deleted one meanwhile, the program reads another announcement.
         let announcement = unsafe { ANNOUNCED.get(&key) }?;
         let heard = ANNOUNCE_HEARD.get_ptr_mut(&key)?;
         Some(Self { announcement, heard })
@@ -159,8 +159,8 @@ impl Record {
 
     #[inline(always)]
     fn reaction(self, message: Message) -> Reaction {
-        // SAFETY: the element is valid until the program ends. Counters and times are aligned words, which are never
-        // torn.
+        // SAFETY: the memory of the element stays mapped until the program ends. Counters and times are aligned words,
+        // which are never torn.
         let heard = unsafe { &*self.heard };
         reaction(message, may_answer(self.announcement, heard, now()))
     }

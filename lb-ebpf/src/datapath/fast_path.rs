@@ -39,9 +39,9 @@ pub(super) enum FastPath {
     NotPlain,
     /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
-    /// The fast path has parsed and stored the packet. A flow has the packet's tuple, and leaves the decision to the
-    /// slow path: the packet may begin or end the flow, or the flow needs a route or a PROXY protocol header or is in the overflow. (In the XDP
-    /// program also if the flow is not routed.)
+    /// The fast path has parsed and stored the packet. A flow has the packet's tuple, but the slow path has to decide:
+    /// the packet may begin or end the flow, or the flow needs a route or a PROXY protocol header, or is in the
+    /// overflow. (In the XDP program also if the flow is not routed.)
     HasFlow,
 }
 

@@ -61,7 +61,7 @@ impl Exit {
         Self { device, way: ExitWay::Device }
     }
 
-    /// An exit into the other end of this veth device, skipping the device itself.
+    /// An exit into the other end of this veth or netkit device, skipping the device itself.
     #[inline(always)]
     pub(super) const fn peer_of(device: u32) -> Self {
         Self { device, way: ExitWay::Peer }
@@ -147,7 +147,7 @@ impl Skb {
     pub(super) fn pull_headers(&mut self) {
         let wanted = self.length().min(HEADERS);
         if self.ctx.data_end() - self.ctx.data() < wanted as usize {
-            // `pull_data` may fail: whoever reads a header checks that it is there.
+            // `pull_data` may fail: every read of a header checks that the header is there.
             let _ = self.ctx.pull_data(wanted);
         }
     }
@@ -249,7 +249,7 @@ impl Skb {
             .map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// The location of the packet's checksum.
+    /// Whether the packet has its checksum, or the device computes it, as far as the kernel shows it.
     #[inline(always)]
     pub(super) fn checksum(&self) -> Checksum {
         Checksum::of(self.ctx.skb.skb)

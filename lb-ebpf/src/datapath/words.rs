@@ -20,8 +20,8 @@ pub(super) unsafe fn copy<T: Pod>(from: &T, to: *mut T) {
     }
 }
 
-/// Whether two values, given as words, are equal: one branch instead of one for each word, for the verifier and the CPU.
-/// (In assembly, because LLVM would make a comparison for each word of it.)
+/// Whether two values, given as words, are equal: one branch instead of one for each word, for the verifier and the
+/// CPU. (In assembly, because LLVM would compare each word with a branch of its own.)
 #[inline(always)]
 pub(super) fn are_equal<const WORDS: usize>(left: [u32; WORDS], right: [u32; WORDS]) -> bool {
     let mut difference = 0u64;

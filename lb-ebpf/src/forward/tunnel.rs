@@ -117,8 +117,9 @@ impl Outer {
         self.port != 0
     }
 
-    /// The header of a tunnel over IPv4, with "don't fragment": the packet has no identification, and the sender
-    /// receives an ICMP error with the MTU. Drops are the only congestion signal (RFC 6040 §4.1, compatibility mode).
+    /// The header of a tunnel over IPv4, with "don't fragment": its identification is always 0, so fragments could not
+    /// be told apart, and a router whose MTU is too small sends an ICMP error to this node. Drops are the only
+    /// congestion signal (RFC 6040 §4.1, compatibility mode).
     #[inline(always)]
     pub fn ipv4(&self) -> Ipv4Hdr {
         let mut header = Ipv4Hdr {

@@ -191,7 +191,7 @@ pub mod lengths {
 /// Headers are borrowed, not copied. A function that may move the packet takes `&mut self`, so the borrow checker
 /// rejects the use of a header after the call, as the verifier would.
 pub trait Frame {
-    /// The length in bytes: of an `skb`, including the part that is not linear; of an XDP frame, without it.
+    /// The length in bytes: of an `skb`, the whole packet; of an XDP frame, only its linear part.
     fn length(&self) -> u32;
 
     /// The header that starts `offset` bytes into the frame.

@@ -136,7 +136,7 @@ impl Ip {
         Ok(ip)
     }
 
-    /// Steps over the extension header at `headers.l4`; returns false if there is none.
+    /// Steps over the extension header at `headers.l4`, if there is one. Returns whether another one may follow.
     #[inline(always)]
     fn skip_extension<F: Frame + ?Sized>(&mut self, frame: &F) -> Result<bool, Outcome> {
         if !extension::is_one(self.protocol) {

@@ -26,7 +26,8 @@ pub use self::{
 ///
 /// # Errors
 ///
-/// The [`Outcome`] of a packet that is truncated, not IP, or of a protocol that no service has.
+/// [`Outcome::Malformed`] if a header is truncated or invalid, [`Outcome::NotIp`], or [`Outcome::NotTransport`] if no
+/// [`Body`] describes the payload.
 #[inline(always)]
 pub fn parse<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Packet, Outcome> {
     parse_at(frame, network_offset(frame, layer)?)

@@ -46,9 +46,9 @@ impl Packet {
         self.body != Body::Tcp || self.segment.continues()
     }
 
-    /// The part of its datagram that a fragment carries; `None` if the frame ends before the fragment's offset, or
-    /// further IPv6 headers follow the fragment header. (Read from the packet again: if the parser returned the part,
-    /// the verifier would follow many more states.)
+    /// The part of its datagram that a fragment carries; `None` if the frame ends within the header that holds the
+    /// fragment offset, or further IPv6 headers follow the fragment header. (Read from the packet again: if the parser
+    /// returned the part, the verifier would follow many more states.)
     #[inline(always)]
     pub fn span<F: Frame + ?Sized>(&self, frame: &F) -> Option<Span> {
         let Headers { l3, l4, is_v4 } = self.headers;

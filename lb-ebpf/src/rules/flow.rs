@@ -53,7 +53,7 @@ pub enum Relation {
 }
 
 /// How a packet at a tc hook (egress, or ingress) relates to the flow that has its tuple. `bypasses_vip` and `is_new`
-/// are called only if the other conditions leave that open.
+/// are called, in this order, only if no earlier condition decides.
 #[inline(always)]
 pub fn relation(
     flow: &Flow,
@@ -84,8 +84,8 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
 /// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number
 /// of retransmissions after which another backend is tried; 0 means never.
 ///
-/// That the service has no backends makes only those flows stale that no backend has answered yet: their next SYN is
-/// rejected.
+/// If the service has no backends, only a flow that no backend has answered yet becomes stale for that reason: its next
+/// SYN is rejected.
 #[inline(always)]
 pub fn staleness(
     flow: &Flow,
@@ -183,10 +183,10 @@ const PORT_REUSE_AFTER_IDLE: u32 = 5;
 /// (Clients retransmit a SYN after one second, and again two seconds later.)
 const PORT_REUSE_UNPROVEN: u32 = 2;
 
-/// Whether a new connection may take the source port of this one. Otherwise a busy client, or a SYN flood, would use up
-/// all ports towards a backend long before the first of them expires. After an orderly end the backend may still expect
-/// late segments, and a backend that has answered a datagram may get another one, so only an `eager` caller takes the
-/// ports of such flows.
+/// Whether a new connection may take the source port of this one. Without such reuse, a busy client or a SYN flood
+/// would use up all ports towards a backend long before the first flow expires. After an orderly end the backend may
+/// still expect late segments, and a backend that has answered a datagram may get another one, so only an `eager`
+/// caller takes the ports of such flows.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
     let phase = Phase::of(forward, reply);
@@ -201,8 +201,8 @@ pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOn
     }
 }
 
-/// Whether a client has reset its `last` connection, so that the endpoint that `to` leads to has none any more from the
-/// source port of that connection.
+/// Whether the client has reset its `last` connection, and that connection went to the endpoint in `to`: then the
+/// endpoint no longer has a connection from the source port of `last`.
 #[inline(always)]
 pub fn frees_port_by_reset(last: &Flow, to: &Tuple) -> bool {
     last.seen & seen::RST != 0

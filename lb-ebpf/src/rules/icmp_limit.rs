@@ -12,8 +12,8 @@ use super::token_bucket::TokenBucket;
 /// 1,000 errors per second, and 50 at once.
 pub const BUCKET: TokenBucket = TokenBucket { interval: 1_000_000, burst: 50 };
 
-/// Whether the limit applies to an ICMP error with this outcome. It does not apply to those that path MTU discovery
-/// needs, as in the kernel.
+/// Whether the limit applies to an ICMP error with this outcome. It does not apply to errors that path MTU
+/// discovery needs, as in the kernel.
 #[inline(always)]
 pub const fn applies(outcome: Outcome) -> bool {
     !matches!(outcome, Outcome::TooBig)

@@ -1,8 +1,8 @@
 //! The limits on new connections of a Service: which packets they apply to, and whose bucket pays.
 //!
 //! Each new connection takes a token from the bucket of its client, then one from the bucket of the service. A client
-//! that is refused takes nothing from the latter, so that it cannot use up what other clients may have. A bucket has the
-//! tokens of its whole time (one second or one minute).
+//! whose own bucket is empty takes nothing from the latter, so that it cannot use up what other clients may have. A
+//! full bucket has the tokens of the limit's whole period (one second or one minute).
 
 use lb_common::{Address, ConnectionLimits, ConnectionRate, Service, ServiceClient, protocol, service_flags};
 
@@ -11,7 +11,7 @@ use super::token_bucket::TokenBucket;
 const SECOND: u64 = 1_000_000_000;
 
 /// Whether a limit applies to the packet that begins a flow of the service. Segments in the middle of a connection
-/// (`is_syn` is false) may begin a flow, too, if another node has begun the connection: they take no token.
+/// (`is_syn` is false) may also begin a flow, for example if the connection began on another node: they take no token.
 #[inline(always)]
 pub const fn applies(service: &Service, protocol: u8, is_syn: bool) -> bool {
     service.flags & service_flags::LIMITED != 0 && (is_syn || protocol == protocol::UDP)

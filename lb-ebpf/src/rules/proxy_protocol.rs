@@ -7,8 +7,8 @@
 //! backend speaks first, and no segment of the client grows.
 //!
 //! TCP itself repairs a lost header. The backend then repeats its SYN-ACK, which the client answers with the same ACK;
-//! or the client, whose first bytes stay unacknowledged, repeats them. Both get the header again, until the backend has
-//! acknowledged all of it.
+//! or the client, whose first bytes stay unacknowledged, repeats them. Either segment carries the header again, until
+//! the backend has acknowledged all of it.
 
 use lb_common::conntrack::{Flow, Segment, seen, tcp_flags};
 
@@ -22,8 +22,8 @@ pub enum ToBackend {
     Bare = 1,
     /// Add the length of the header to the sequence number.
     Shift = 2,
-    /// Send the header in place of the payload. If the segment has a payload or FIN, the client's bytes follow in a copy
-    /// of the segment, or when the client repeats them.
+    /// Send the header in place of the payload. If the segment has a payload or FIN, the client's bytes follow in a
+    /// copy of the segment, or when the client repeats them.
     Header = 3,
 }
 
@@ -123,7 +123,7 @@ mod tests {
     const BASE: u32 = 0xffff_fff0;
     const NOW: Tick = Tick(1);
 
-    /// The entries after SYN and SYN-ACK, with these bits of `seen` besides.
+    /// The entries after SYN and SYN-ACK, with these further bits of `seen`.
     fn accepted(forward_seen: u8, reply_seen: u8) -> (Flow, Flow) {
         let address = |last| Address::from_v4([192, 0, 2, last]);
         let from = Tuple::new(address(1), address(2), 40_000, 80, TCP);

@@ -1,7 +1,7 @@
 //! Token buckets: how often something may happen.
 //!
-//! The state of a bucket is one number: the time at which the bucket will be full again. A bucket without state is full,
-//! and CPUs share a bucket by atomic operations on one word.
+//! The state of a bucket is one number: the time at which the bucket will be full again. A bucket without state is
+//! full, and CPUs share a bucket by atomic operations on one word.
 
 /// The size of a bucket, and how fast tokens return to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,8 +13,8 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Takes a token at `now` (ns) from a bucket that will be full at `full_at`. Returns the time at which the bucket will
-    /// be full after that, or `None` if it has no token. `full_at` is 0 for a full bucket.
+    /// Takes a token at `now` (ns) from a bucket that will be full at `full_at` (0 for a bucket without state). Returns
+    /// the time at which the bucket will be full after that, or `None` if it has no token.
     #[inline(always)]
     pub const fn take(&self, full_at: u64, now: u64) -> Option<u64> {
         let from = if full_at > now { full_at } else { now };

@@ -80,8 +80,8 @@ pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> 
     if place < service.backends_count { service.backends_base.wrapping_add(place) } else { NONE }
 }
 
-/// The scheduler whose hash chooses the entry. With ClientIP affinity `mh` hashes the client's address only, as `sh`: then also
-/// a node that does not know to which backend another node has pinned the client chooses that backend.
+/// The scheduler whose hash chooses the entry. With ClientIP affinity, `mh` hashes only the client's address, as `sh`
+/// does: a node without the affinity entry of a client then chooses the backend to which another node has pinned it.
 #[inline(always)]
 pub fn of_hash(scheduler: Scheduler, service: &Service) -> Scheduler {
     let by_address = scheduler == Scheduler::Maglev && service.affinity_seconds > 0;

@@ -1,4 +1,4 @@
-//! Socket hooks: they replace a virtual address in the system call that names it by that of a backend, so that the
+//! Socket hooks: when a system call names a virtual address, they replace it by the address of a backend, so that the
 //! packets of the socket need no translation.
 //!
 //! A connected socket keeps its connection in its own storage. For datagrams of unconnected sockets, the backend of
@@ -53,7 +53,7 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let mut connection = SocketConnection { vip: to, backend };
     call.set_connection(&mut connection);
     if key.protocol == protocol::UDP && call.is_on_node() {
-        // If the map has no room, the socket still works, but the agent does not close it when its backend is gone.
+        // If the insert fails, the socket still works, but the agent does not close it when its backend is gone.
         CONNECTED_SOCKETS.insert(&call.cookie(), &connection, 0).unwrap_or_default();
     }
     call.set_remote(&backend);

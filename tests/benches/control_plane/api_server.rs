@@ -74,7 +74,7 @@ impl ApiServer {
         self.shared.lock().watches.iter().filter(|(watched, _)| *watched == plural).count()
     }
 
-    /// Forgets sent lists and watches, before the next agent starts.
+    /// Clears the records of sent lists and watches, before the next agent starts.
     pub(crate) fn reset(&self) {
         *self.shared.lock() = State::default();
     }

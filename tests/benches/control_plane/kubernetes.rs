@@ -41,7 +41,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// The limits for this size: one set for up to 250,000 endpoints, another for up to a million.
+    /// The limits for this size: one set for up to 250,000 endpoints, another for more.
     fn of(size: Size) -> Self {
         if size.endpoints() <= 250_000 {
             Self { start: 5.0, memory: 600e6 }

@@ -168,7 +168,7 @@ fn measure(args: &Args) -> anyhow::Result<Report> {
         dropped: 0,
         bursts: Vec::new(),
     };
-    // Measures size by size: most machines have too little memory for the nodes of all sizes at once.
+    // Measures one group of sizes after the other: most machines have too little memory for all nodes at once.
     for sizes in sizes(args) {
         let prepared = plan(args, cpus, sizes)?.prepare()?;
         prepared.field.check()?;

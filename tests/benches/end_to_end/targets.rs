@@ -20,7 +20,7 @@ const FLAT: f64 = 1.02;
 pub(crate) struct Target {
     /// What the target is about, as the report shows it.
     pub(crate) what: String,
-    /// The ratio: the median over all rounds.
+    /// The ratio: a median over all rounds, or the quotient of two such medians.
     pub(crate) value: f64,
     pub(crate) limit: f64,
     /// Whether the ratio is within the limit.

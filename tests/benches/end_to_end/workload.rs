@@ -19,7 +19,7 @@ use crate::{
 const PORT: u16 = 80;
 /// Index, in each range of addresses, of the first unused Service.
 const FIRST: u32 = 256;
-/// Index of the first endpoint in its network; smaller ones are the pods' own addresses.
+/// Index of the first endpoint's address in its network.
 const FIRST_ENDPOINT: u32 = 16;
 
 const TCP: Port = Port { protocol: "tcp", port: PORT, target: TCP_PORT, node_port: 30080 };

@@ -49,12 +49,13 @@ pub(crate) struct Datapath {
     pub(crate) name: String,
     ebpf: Ebpf,
     filter: Option<FilterMemory>,
-    /// Next free slot of `BACKENDS`, which is also the next free id of a Service.
+    /// Next free slot of `BACKENDS`.
     slot: u32,
+    /// Next free id of a Service.
     id: u32,
     /// Next free slot of `TABLES`.
     table: u32,
-    /// The contents of all maps before the first flow; `None` during the setup.
+    /// The snapshot before the first flow; `None` during the setup.
     empty: Option<Snapshot>,
 }
 

@@ -118,7 +118,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Maps the elements of `map`; `None` if it is no array that can be mapped, or holds constants of the object.
+    /// Maps the elements of `map`; `None` if it is no array that can be mapped, or holds global variables or constants
+    /// of the object.
     fn of(name: &str, map: &Map) -> anyhow::Result<Option<Self>> {
         let Map::Array(data) = map else { return Ok(None) };
         let info = data.info()?;

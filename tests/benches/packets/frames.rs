@@ -41,7 +41,8 @@ pub(crate) struct Frame {
 /// Interface index of the loopback device, which stands for any device that is no wire.
 const LOOPBACK: u32 = 1;
 
-/// Address of the first flow's client, in each family. [`lb_ebpf_bench::Variation`] computes those of the others.
+/// Address of the first flow's client, in each family. [`lb_ebpf_bench::Variation`] computes the other clients'
+/// addresses.
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
 const CLIENT_PORT: u16 = 0x8000;

@@ -44,7 +44,7 @@ pub(crate) struct Row {
     pub(crate) section: Section,
     pub(crate) program: String,
     pub(crate) packet: String,
-    /// Name of the fastest baseline's program.
+    /// Label of the fastest baseline.
     #[serde(rename = "floor_program")]
     baseline_program: &'static str,
     /// Time of a program that returns at once, with the same packets.

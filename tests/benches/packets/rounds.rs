@@ -26,7 +26,7 @@ pub(crate) struct Plan {
 
 /// Maximum relative difference of the overhead between start and end of an accepted round.
 const DRIFT: f64 = 0.1;
-/// Number of attempts per accepted round.
+/// Maximum number of rounds that a case takes, as a multiple of the accepted rounds that it should have.
 const ATTEMPTS: u32 = 4;
 /// Number of packets in the trial that estimates the time per packet.
 const TRIAL: u32 = 20_000;

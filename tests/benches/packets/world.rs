@@ -66,13 +66,13 @@ impl fmt::Display for Ip {
 /// The addresses of the world in one family.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
-    /// A Service with one backend, for TCP and UDP.
+    /// A Service for TCP and UDP, with one backend; with many in [`Population::Empty`].
     pub(crate) vip: SocketAddr,
     /// A Service like `vip` that masquerades every client.
     pub(crate) masquerading: SocketAddr,
     /// A Service like `masquerading`, with many backends that are behind the device where clients' packets arrive.
     pub(crate) routed: SocketAddr,
-    /// A Service like `vip` whose backend is behind another device.
+    /// A Service like `masquerading`, but for TCP only, whose one backend is behind another device.
     pub(crate) across: SocketAddr,
     /// A Service without backends, for TCP.
     pub(crate) empty: SocketAddr,

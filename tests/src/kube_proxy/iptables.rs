@@ -78,7 +78,7 @@ struct Nat {
 
 impl Nat {
     fn service(&mut self, cluster_cidr: &str, service: &Service, port: &Port) {
-        // In place of the hash of 16 characters with which names of kube-proxy's chains end.
+        // Stands for the hash of 16 characters at the end of the names of kube-proxy's chains.
         let id = format!("{:016}", self.service_count);
         self.service_count += 1;
         let name = format!("default/{}:{}", service.name, port.protocol);

@@ -23,8 +23,8 @@ pub fn rules(cluster: &Cluster<'_>) -> String {
     table.text
 }
 
-/// The chains that do not depend on Services. `FAMILY` stands for `ip` or `ip6`, `ADDRESS` for `ipv4_addr` or
-/// `ipv6_addr`.
+/// The table, with the sets, maps, chains and rules that do not depend on Services. `FAMILY` stands for `ip` or `ip6`,
+/// `ADDRESS` for `ipv4_addr` or `ipv6_addr`, `CLUSTER_CIDR` and `SERVICE_CIDR` for those fields of [`Cluster`].
 const BASE: &str = r#"add table FAMILY kube-proxy { comment "rules for kube-proxy" ; }
 add set FAMILY kube-proxy cluster-ips { type ADDRESS ; comment "Active ClusterIPs" ; }
 add set FAMILY kube-proxy nodeport-ips { type ADDRESS ; comment "IPs that accept NodePort traffic" ; }
@@ -88,7 +88,7 @@ impl Table {
         let ip = self.ip;
         self.add(&format!("element {ip} kube-proxy cluster-ips {{ {} }}", service.cluster_ip));
         for (index, port) in service.ports.iter().enumerate() {
-            // In place of the hash of 8 characters with which names of kube-proxy's chains begin.
+            // Stands for the hash of 8 characters at the beginning of the names of kube-proxy's chains.
             let name = format!("{index:08}-default/{}/{1}/{1}", service.name, port.protocol);
             self.cluster_ip(service, port, &name);
             self.external(service, port, &name);

@@ -21,12 +21,12 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Maximum CPU time of a GC, as a multiple of the time that it takes to fill the table. (A build without optimisation
-/// needs about 9 times as long.)
+/// Maximum CPU time of a GC, as a multiple of the time that it takes to fill the table. (Without optimisation, a GC
+/// took about 9 times as long as filling when measured.)
 const COST_LIMIT: u32 = 60;
 
-/// Two ticks at which flows of this phase were last seen: the first flow expires after a third of its timeout, but in
-/// at most 10 s; the second one has expired 10 s ago.
+/// Two ticks at which flows of this phase were last seen: the first flow expires in a third of its timeout or in 10 s,
+/// whichever is shorter; the second one expired 10 s ago.
 fn around_timeout(phase: Phase) -> [Tick; 2] {
     let timeout = u64::from(phase.timeout_seconds());
     [ago(timeout - (timeout / 3).min(10)), ago(timeout + 10)]

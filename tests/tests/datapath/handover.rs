@@ -67,7 +67,8 @@ fn layout_with_a_description_is_taken_over() {
     eventually(|| tcx("wire0", TcAttachType::Egress).len() == 1);
     assert!(!earlier.exists());
     assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
-    // An agent that is killed later may have added flows to its own maps; the next agent keeps them.
+    // If an agent is killed before it removes the earlier layout, its own maps may already have flows; the next agent
+    // keeps them.
     drop((attacher, datapath));
     fs::create_dir(&earlier).unwrap();
     for pin in fs::read_dir(sandbox.pin("")).unwrap().map(|entry| entry.unwrap()) {
@@ -82,7 +83,8 @@ fn layout_with_a_description_is_taken_over() {
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
 }
 
-/// The map of backends may have free slots between used ones, so its size must exceed the number of backends.
+/// Backends may have free slots between them, so the new map must have room for the highest used slot, not only for the
+/// number of backends.
 #[test]
 fn maps_with_smaller_defaults_take_over_all_elements() {
     let sandbox = Sandbox::new();

@@ -72,8 +72,8 @@ impl Segment {
         replies.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_lowercase())).collect()
     }
 
-    /// Waits until a node that `accept` accepts answers for the address; returns its number. Asserts that never two
-    /// answer.
+    /// Waits until `accept` accepts the number of the node that answers for the address, or `None` if no node answers;
+    /// returns what it accepted. Asserts that never two nodes answer.
     #[track_caller]
     fn owner(&self, what: &str, accept: impl Fn(Option<usize>) -> bool) -> Option<usize> {
         let answering = || {

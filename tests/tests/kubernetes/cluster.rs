@@ -53,7 +53,7 @@ impl Cluster {
         Some(Self { kubeconfig, netns: None })
     }
 
-    /// A client of a real server, which is outside the namespace.
+    /// A client of a server that can be reached from the namespace of the test process.
     pub(crate) fn outside(kubeconfig: &str) -> Self {
         Self { kubeconfig: serde_json::from_str(kubeconfig).unwrap(), netns: None }
     }

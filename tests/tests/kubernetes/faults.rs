@@ -130,8 +130,8 @@ fn malformed_object_affects_no_other_service() {
     let problems = bed.problems();
     assert!(problems.contains("default/a") && problems.contains("last good state"), "{problems}");
 
-    // An agent that has read no valid version of a Service keeps what the kernel has of it, but of no other stale
-    // Service.
+    // An agent that has read no valid version of a Service keeps the Service in the kernel as it is, but removes all
+    // other stale Services.
     bed.kill_agent();
     bed.delete("b");
     bed.start_agent();

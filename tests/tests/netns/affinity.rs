@@ -94,7 +94,7 @@ fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
         if before.elapsed() < timeout {
             assert_eq!(now, first);
         } else {
-            // After a pause that may have exceeded the timeout, the test starts again: it would prove nothing.
+            // After a pause that may have exceeded the timeout, the answers prove nothing, so the test starts again.
             (first, since) = (now, begun);
         }
         before = begun;

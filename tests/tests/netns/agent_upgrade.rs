@@ -40,7 +40,7 @@ fn restart_under_load_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// In addition, the next agent is killed halfway through its start.
+/// The test kills the agent, and then the next agent halfway through its start.
 #[test]
 fn kill_under_load_breaks_nothing() {
     let mut bed = Bed::with_web(&PODS);
@@ -219,7 +219,7 @@ fn second_agent_fails_with_the_pid_of_the_running_one_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// Of two agents that are started at once, one serves; the other exits with an error that names the first.
+/// If two agents are started at once, one serves; the other exits with an error that names the pid of the serving one.
 #[test]
 fn only_one_of_two_simultaneously_started_agents_serves() {
     let mut bed = Bed::with_web(&PODS);

@@ -25,8 +25,8 @@ fn count(ask: impl Fn() -> io::Result<Answer>) -> BTreeMap<String, u32> {
     counts
 }
 
-/// Asserts that every backend gets its share. Of 200 requests, each of 4 backends gets 50 ± 6.1; the limit ± 34 is 5.5
-/// standard deviations, about one false alarm in ten million.
+/// Asserts that every backend gets its share. Of 200 requests, each of 4 backends gets 50 ± 6.1; the limit ± 34 is
+/// 5.5 standard deviations, about one false alarm in ten million.
 fn assert_even(counts: &BTreeMap<String, u32>) {
     assert_eq!(counts.keys().collect::<Vec<_>>(), PODS.iter().collect::<Vec<_>>(), "{counts:?}");
     assert!(counts.values().all(|count| (16..=84).contains(count)), "{counts:?}");

@@ -41,11 +41,11 @@ pub(crate) struct Bed {
     pub(crate) cluster: Cluster,
 }
 
-/// Where the agent serves `/metrics`, in its namespace.
+/// Address of the agent's `/metrics`, in its namespace.
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 
 impl Bed {
-    /// The value of a metric of the agent that counts; `name` includes the labels.
+    /// The value of one of the agent's counters; `name` includes the labels.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         self.find_metric(name).unwrap_or_else(|| panic!("no {name}"))
     }
@@ -142,8 +142,8 @@ pub(crate) fn udp(vip: IpAddr) -> SocketAddr {
     SocketAddr::new(vip, UDP)
 }
 
-/// Sends a request; returns the name of the server, if one answers at once. A SYN is lost that arrives before the
-/// kernel holds the Service or the device has programs: to wait for its retransmission would measure TCP's timer.
+/// Sends a request; returns the name of the server, if one answers at once. A SYN that arrives before the kernel holds
+/// the Service, or before the device has programs, is lost: to wait for its retransmission would measure TCP's timer.
 pub(crate) fn ask_briefly(netns: &Netns, vip: IpAddr) -> Option<String> {
     let connect = || TcpStream::connect_timeout(&http(vip), Duration::from_millis(100));
     netns.run(connect).ok()?;

@@ -18,7 +18,7 @@ use lb_tests::{
 use crate::bed::{Bed, WEB, http, udp};
 
 const PODS: [&str; 2] = ["pod1", "pod2"];
-/// The agent looks for connections to end every 5 s.
+/// Interval at which the agent looks for connections that it must end.
 const LOOK: Duration = Duration::from_secs(5);
 
 fn web(bed: &Bed, pods: &[&str], annotation: &'static str, value: &str) -> Service {
@@ -52,7 +52,7 @@ fn tracks_udp(bed: &Bed) -> bool {
     String::from_utf8(shown.stdout).unwrap().to_lowercase().contains("udp")
 }
 
-/// Connections of a process of the node, which has no flows: the agent closes their sockets.
+/// Connections of a process of the node have no flows, so the agent closes their sockets.
 #[test]
 fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
     let (idle, drain) = ("lb.dev/idle-timeout", "lb.dev/drain-timeout");
@@ -105,7 +105,7 @@ fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
     assert_eq!(ended.len() + left, 12);
 }
 
-/// Before a connection is established, the kernel has not set the times from which the agent reads how idle it is.
+/// The agent computes a connection's idle time from times that the kernel sets only once the connection is established.
 #[test]
 fn connecting_socket_of_the_node_is_not_idle() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);

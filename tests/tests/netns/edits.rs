@@ -103,7 +103,7 @@ fn terminating_backend_keeps_its_flows() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
     let mut connection = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap();
     let first = connection.ask().unwrap();
-    // Among 64 flows, one goes to the first backend, except once in 2^64 runs.
+    // At least one of 64 flows goes to the connection's backend, except once in 2^64 runs.
     let (socket, datagram) = (0..64)
         .map(|_| {
             let socket = udp_socket(&bed.cluster.client, udp(WEB[0])).unwrap();

@@ -26,7 +26,7 @@ use serde_json::Value;
 use crate::bed::{Bed, METRICS, WEB, http};
 
 const PODS: [&str; 2] = ["pod2", "pod3"];
-/// Port of the servers that tell whether a pod is healthy.
+/// Port of the servers that report whether a pod is healthy.
 const HEALTH: u16 = 9000;
 
 /// Starts a server that answers every request with a status, which the test can set through the result.
@@ -189,7 +189,7 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     assert_eq!(since(&after), since(&before));
 }
 
-/// The next probe is half a minute away, but a client's SYNs stay unanswered.
+/// The next probe would begin after half a minute at the earliest; a client's unanswered SYNs cause an earlier one.
 #[test]
 fn unanswered_connections_bring_a_probe_forward() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);

@@ -15,7 +15,7 @@ const NODE_PORT: u16 = 30_080;
 /// How long to wait until a device or an address is served.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Starts traffic of the external client and of the node that does not pass the device of pod1.
+/// Starts traffic of the external client and of the node. None of it passes the device of pod1.
 fn others(bed: &Bed) -> Traffic {
     let clients = [&bed.cluster.client, &bed.cluster.node1].into_iter().flat_map(|netns| {
         let of = move |vip| {

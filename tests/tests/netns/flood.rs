@@ -11,8 +11,8 @@ use etherparse::PacketBuilder;
 use lb_tests::netns::Netns;
 use nix::libc;
 
-/// Networks of the forged addresses: those reserved for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8). Nodes route them to
-/// the client.
+/// Networks of the forged addresses: those reserved for benchmarks (RFC 2544 §C.2.2, RFC 5180 §8). Nodes route them
+/// to the client.
 pub(crate) const FORGED: [&str; 2] = ["198.18.0.0/15", "2001:2::/48"];
 
 /// A kind of forged packet.

@@ -88,7 +88,7 @@ impl Capture {
         let mut ports = BTreeMap::new();
         let mut packet = vec![0; 70_000];
         loop {
-            // SAFETY: the buffer is valid for its length.
+            // SAFETY: the kernel writes at most `packet.len()` bytes to `packet`, which has that length.
             let length =
                 unsafe { libc::recv(self.0.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
             let Ok(length) = usize::try_from(length) else {

@@ -96,7 +96,7 @@ fn burst_beyond_the_limit_of_a_service_is_spread_over_time() {
     let bed = start_with(&[(OF_ALL, "4/s")]);
     let before = limited(&bed);
     let begin = Instant::now();
-    // Connections that are dropped first succeed when TCP repeats their SYN.
+    // A connection whose first SYN is dropped succeeds when TCP retransmits the SYN.
     thread::scope(|scope| {
         let threads: Vec<_> = (0..12)
             .map(|number| {

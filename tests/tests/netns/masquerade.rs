@@ -59,7 +59,7 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     }
 }
 
-/// Packets with this outcome, from `status`.
+/// Number of packets with this outcome, from `status`.
 fn outcome(agent: &Agent, name: &str) -> u64 {
     let output = agent.ask(&["status", "-o", "json"]).unwrap();
     let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -127,7 +127,8 @@ fn concurrent_clients_get_distinct_source_ports() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect()
     });
     assert_eq!(seen.len(), 800);
-    // All connections are open at the same time. Clients on node 1 and outside share the node's address.
+    // The 100 connections of a client in one family are open at the same time. Clients on node 1 and outside share the
+    // node's address.
     let distinct: HashSet<SocketAddr> = seen.iter().copied().collect();
     assert_eq!(distinct.len(), 800, "two connections have the same source: {seen:?}");
     assert!(seen.iter().all(|seen| (10_000..=29_999).contains(&seen.port())), "{seen:?}");

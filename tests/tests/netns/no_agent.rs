@@ -25,7 +25,7 @@ const STRICT: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::Point
 /// Pods behind a bridge.
 const BRIDGED: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::Bridge, strict: true };
 
-/// Numbers of the virtual addresses of one service for each kind of backend.
+/// For each kind of backend: the number of its service's virtual addresses, and the backend's name.
 const KINDS: [(u8, &str); 5] = [(10, "pod2"), (11, "pod3"), (12, "node1"), (13, "pod6"), (14, "pod5")];
 
 /// An endpoint on node1 that does not exist yet, or a process of node1.
@@ -82,7 +82,7 @@ pub(crate) fn has_programs(bed: &Bed, device: &str) -> bool {
     status["programs"].as_array().unwrap().iter().filter(|hook| hook["device"] == device).count() == 2
 }
 
-/// `outcome` in the counters of node1's data plane.
+/// Number of packets with this outcome, as node1's data plane has counted them.
 fn count_of(bed: &Bed, outcome: &str) -> u64 {
     let outcomes = &bed.status()["outcomes"];
     let count = outcomes.as_array().unwrap().iter().find(|count| count["outcome"] == outcome).unwrap();

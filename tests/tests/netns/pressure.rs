@@ -22,7 +22,7 @@ use crate::{
 };
 
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
-/// Connections that fit into the maps under the flood.
+/// The agent's `--max-connections` under the flood.
 const ROOM: u32 = 1000;
 /// The flood opens this many times [`ROOM`] connections.
 const TIMES: u32 = 10;

@@ -160,7 +160,7 @@ fn client_that_sends_at_once_keeps_its_bytes() {
 const IN: &str = "in";
 const OUT: &str = "out";
 
-/// Sets the rules of a namespace about lost packets.
+/// Replaces the packet-loss rules of a namespace with `rule`, in this chain.
 fn lose(netns: &Netns, chain: &str, rule: &str) {
     let hook = if chain == IN { "prerouting" } else { "output" };
     let rules = format!(
@@ -229,7 +229,7 @@ fn connections_survive_the_loss_of_each_first_segment() {
         ),
     ] {
         let [packets, kind, port] = rule;
-        // Within the limit is only the first packet of each connection.
+        // Only the first packet of each connection is within the limit, and thus dropped.
         let first = format!("add @ports {{ {port} limit rate 1/hour burst 1 packets }}");
         for netns in at {
             lose(netns, chain, &format!("{packets} {kind} {first} counter drop"));
@@ -245,7 +245,7 @@ fn connections_survive_the_loss_of_each_first_segment() {
     }
 }
 
-/// Of the segments to the backend every tenth is lost, of those from it every twelfth.
+/// First every tenth segment to the backend is lost, then every twelfth segment from it.
 #[test]
 fn connections_survive_the_loss_of_many_segments() {
     let bed = start(SERVER);

@@ -202,11 +202,11 @@ fn reconnected_udp_socket_counts_once() {
             sockets.iter().for_each(|socket| socket.connect(udp(vip)).unwrap());
             assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
         }
-        // Connected to no service, they count no more: three others share the backends.
+        // Sockets that are connected to no service no longer count: three others share the backends.
         let nowhere: SocketAddr = nowhere.parse().unwrap();
         sockets.iter().for_each(|socket| drop(socket.connect(nowhere)));
         assert_eq!(answered(&three()), [1, 1, 1], "{vip}");
-        // Once all are closed, the agent looks for none of them.
+        // Once all are closed, the map contains none of them.
         drop(sockets);
         let path = bed.cluster.bpffs(1).join(format!("lb/v{}/CONNECTED_SOCKETS", lb_common::LAYOUT_VERSION));
         let dump = run(Command::new("bpftool").args(["-j", "map", "dump", "pinned"]).arg(path)).unwrap();
@@ -283,7 +283,8 @@ fn share_of_a_returning_backend_grows_during_its_slow_start() {
         services[0]["weights"].as_object()?.values().any(|weight| weight == 100).then_some(())
     };
     wait_for(PATIENCE, warms).expect("a hundredfold weight");
-    // Percentage 1: a hundredth of the flows, until percentage 2 nine seconds later.
+    // The backend has 1 % of its weight, and gets about one flow in 100, until the agent's next step: after 45 s, a
+    // twentieth of the slow start.
     for _ in 0..5 {
         assert!(short(&bed, WEB[0])[1] <= 3);
     }

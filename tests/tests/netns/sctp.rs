@@ -32,8 +32,8 @@ const TARGET: u16 = 3869;
 /// The pods that serve the port, on both nodes.
 const PODS: [&str; 2] = ["pod2", "pod3"];
 
-/// A one-to-one socket, which works like a TCP socket. It is bound to one address, so that it announces no others to
-/// its peer: the programs do not translate those.
+/// A one-to-one socket, which works like a TCP socket. It is bound to one address, so that it announces no further
+/// addresses to its peer: the programs translate no addresses inside SCTP chunks.
 fn bound_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)?;

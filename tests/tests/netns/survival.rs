@@ -39,7 +39,7 @@ fn far_downloads(site: &Site, count: usize) -> Transfers {
     Transfers::begin(&site.cluster.client, &http(FAR), count, BYTES).unwrap()
 }
 
-/// Downloads by their node, and by that of their pod.
+/// The nodes that tunnel downloads to pods on other nodes, by the address of the client.
 struct Paths {
     forwarders: BTreeMap<SocketAddr, u8>,
 }
@@ -56,7 +56,7 @@ impl Paths {
     }
 }
 
-/// Those of the downloads that have not received everything.
+/// The downloads that have not received every byte.
 fn broken(downloads: &[Download]) -> Vec<&Download> {
     downloads.iter().filter(|download| !download.is_complete()).collect()
 }
@@ -67,7 +67,7 @@ fn connections_survive_the_death_and_the_return_of_a_node_behind_ecmp() {
     let mut site = site(Announcement::None, &MAGLEV_AND_DSR);
     let transfers = far_downloads(&site, COUNT);
     let paths = Paths::of(&site);
-    // As after BFD has found out: packets are lost for a while, then the router leaves the dead node out.
+    // As with BFD: packets are lost until the failure is detected, then the router no longer uses the dead node.
     site.kill(3).unwrap();
     sleep(Duration::from_millis(300));
     site.cluster.spread_services_over(&[1, 2]).unwrap();
@@ -140,7 +140,7 @@ fn planned_handover_under_mh_and_dsr_ends_no_connection() {
     assert_eq!(broken(&downloads).len(), 0, "{:?}", broken(&downloads));
 }
 
-/// The schedulers choose by the client's address only, which every node knows.
+/// With these settings every node chooses the same pod, by the client's address alone.
 #[test]
 fn connections_under_sh_or_under_affinity_with_mh_survive_on_another_node() {
     let dsr = &MAGLEV_AND_DSR[2..];
@@ -161,7 +161,8 @@ fn connections_under_sh_or_under_affinity_with_mh_survive_on_another_node() {
     }
 }
 
-/// Under other settings the second node has no way to know the pod of a connection, or the port that the first node gave it.
+/// Under other settings the second node cannot find out the pod of a connection, or the port that the first node gave
+/// it.
 #[test]
 fn without_maglev_or_dsr_connections_end_when_another_node_gets_them() {
     let dsr = &MAGLEV_AND_DSR[2..];

@@ -42,7 +42,7 @@ fn lan(pair: Pair, arguments: &[&str]) -> (Lan, Cards) {
     (lan, cards.unwrap())
 }
 
-/// Gives all devices between the client and pod 3 the MTU of the cards.
+/// Gives all devices between the client and the pods 2 and 3 the MTU of the cards.
 fn enlarge_frames(lan: &Lan) {
     let set = |netns: &Netns, devices: &[&str]| {
         let commands: String =
@@ -127,7 +127,8 @@ fn mode(lan: &Lan) -> Value {
     devices.iter().find(|device| device["name"] == "eth0").unwrap()["xdp"].clone()
 }
 
-/// Before Linux 6.3 the driver has no native XDP with frames that fill several buffers, so not with this MTU.
+/// Whether the test is skipped: before Linux 6.3 the driver has no native XDP with frames that fill several buffers, so
+/// none with this MTU. Panics outside of a guest.
 fn skips() -> bool {
     guest::only();
     let old = skip::is_older_than(6, 3);

@@ -132,7 +132,7 @@ fn pages_show_real_traffic() {
         until(&browser, &format!("return document.body.innerHTML.includes('{text}')"));
     }
 
-    // Keys lead to all other pages.
+    // The keys g and s lead to the list of Services.
     browser.press("gs").unwrap();
     shows(&browser, "default/web:http");
     until(&browser, "return document.querySelector('tbody .dot').title === 'down'");
@@ -194,7 +194,7 @@ fn pages_show_real_traffic() {
     shows(&browser, "Go on");
 
     let errors = browser.errors().unwrap();
-    // The answer to a wrong question is an error of HTTP, which browsers log.
+    // The server answers an invalid query with an HTTP error, which browsers log.
     assert!(errors.iter().all(|error| error.contains("400 (Bad Request)")), "{errors:#?}");
 
     every_page_fits_and_is_accessible(&browser, server);
@@ -213,7 +213,8 @@ fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {
         "/services/default/web",
         "/connections",
         "/explain?from=198.51.100.2&to=10.96.0.10:80",
-        // Quiet: each event moves those before it down, as in any log.
+        // Few packets are dropped: each new event moves the rows below it, which the browser would count as a shift of
+        // the layout.
         "/live?verdict=drop",
     ];
     for (size, dark) in [(SIZES[0], true), (SIZES[1], false), (SIZES[2], false)] {
@@ -294,7 +295,7 @@ fn ten_thousand_services_are_drawn_at_once() {
     shows(&browser, "s09999");
 }
 
-/// How many processes wait for each CPU, at least 1: the goal of a second is one for a machine that is not busy.
+/// The load average per CPU, at least 1: the limit of one second applies to a machine that is not busy.
 fn busy() -> f64 {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(1.0);
@@ -333,7 +334,7 @@ fn pages_off_loopback_are_behind_a_token() {
         Value::from(""),
         "scripts cannot read the cookie"
     );
-    // A loopback address is nobody else's.
+    // Other nodes do not reach a server that listens on a loopback address.
     let _local = Served::start(&bed, &["--listen", "127.0.0.1:8089"]);
     let elsewhere: SocketAddr = "172.18.0.1:8089".parse().unwrap();
     let reached = bed.cluster.node2.run(|| TcpStream::connect_timeout(&elsewhere, Duration::from_secs(1)));

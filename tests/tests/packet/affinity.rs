@@ -35,7 +35,7 @@ fn connect(bed: &mut Testbed, client: IpAddr, port: u16, vip: SocketAddr) -> Soc
 }
 
 /// Opens 24 new flows and returns their backends. The probability that 24 random choices among 8 are all the same is
-/// one in 10^20.
+/// less than one in 10^20.
 fn connect_often(bed: &mut Testbed, client: IpAddr, first: u16, vip: SocketAddr) -> BTreeSet<SocketAddr> {
     (first..first + 24).map(|port| connect(bed, client, port, vip)).collect()
 }

@@ -55,7 +55,7 @@ fn heard(bed: &Testbed, address: Address) -> Heard {
     bed.read("ANNOUNCE_HEARD", AnnounceKey { address, device: DEVICE }).unwrap()
 }
 
-/// Runs a frame; returns the return code and the frame afterwards.
+/// Runs the program on a frame; returns its return code and the frame afterwards.
 #[track_caller]
 fn run(bed: &Testbed, frame: &[u8]) -> (u32, Vec<u8>) {
     let mut output = vec![0; frame.len() + 256];

@@ -1,4 +1,4 @@
-//! Packets that pass untouched: one case for each early return, on all four tc programs.
+//! Packets that pass untouched: one case for each early return, at tc ingress and egress.
 
 use etherparse::{IpNumber, Ipv6RawExtHeader};
 use lb_common::{Address, Outcome, Outcome::*};
@@ -20,7 +20,7 @@ fn datagram(family: Family) -> Packet {
     Packet::udp(family.client(), family.vip(), b"a question")
 }
 
-/// Writes the Services of all cases.
+/// Writes the Services that most cases use.
 fn services(bed: &mut Testbed, family: Family) {
     for protocol in [TCP, UDP] {
         bed.service(family.vip(), protocol, &[family.backend()]);

@@ -1,5 +1,5 @@
-//! Every TCP segment in every state of a connection: what it changes in the entries, and the tables of that in
-//! `docs/security.md`.
+//! TCP segments with every combination of flags in every state of a connection: what they change in the entries. The
+//! tables in `docs/security.md` must list the same changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ const FLAGS: [u8; 32] = {
     let mut flags = [0; 32];
     let mut index = 0;
     while index < 32_u8 {
-        // ACK and URG are behind PSH, which does not count.
+        // The bits of ACK and URG are above that of PSH, which netfilter ignores.
         flags[index as usize] = index & (FIN | SYN | RST) | (index & !(FIN | SYN | RST)) << 1;
         index += 1;
     }

@@ -134,8 +134,8 @@ fn fragment_with_an_older_ticket_replaces_no_newer_one() {
     });
 }
 
-/// Asserts that the programs drop the later fragments of a datagram like the first one, and hold none that arrives
-/// after the first one.
+/// Asserts that the programs drop the later fragments of a datagram whose first fragment does not pass, and hold none
+/// that arrives after it. `first` asserts what happens to the first fragment.
 fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)) {
     let parts = fragments(datagram, 77, 128);
     first(bed.send(Hook::Ingress, &parts[0]));

@@ -362,7 +362,7 @@ fn lost_forward_entry_is_rebuilt() {
     });
 }
 
-/// Without its reverse entry no reply would reach the client, so the SYN begins a new flow.
+/// Without the flow's reverse entry no reply would reach the client, so the SYN begins a new flow.
 #[test]
 fn syn_rebuilds_a_lost_reverse_entry() {
     each("TCP, SYN, reply entry lost", |bed, family| {

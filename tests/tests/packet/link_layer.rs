@@ -1,4 +1,5 @@
-//! Frames that the stack does not take from the device: those for another host, and those of a VLAN.
+//! The link layer: the programs leave frames for other MAC addresses and frames with a VLAN tag untouched, as well as
+//! tunnels from devices of pods.
 
 use std::net::SocketAddr;
 

@@ -208,7 +208,7 @@ fn backend_on_the_node_receives_the_client_address() {
     });
 }
 
-/// Until the agent writes the settings there are no address and no ports for masquerading.
+/// Until the agent writes the settings, there is no address for masquerading, and there are no ports.
 #[test]
 fn flows_that_need_masquerade_are_dropped_without_settings() {
     each_without_routes("no settings", |bed, family| {

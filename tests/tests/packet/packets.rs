@@ -26,7 +26,7 @@ pub(crate) struct Packet {
     pub(crate) v6_fragment: Option<V6Fragment>,
     pub(crate) transport: Transport,
     pub(crate) payload: Vec<u8>,
-    /// Bytes after the packet, as Ethernet pads frames to 60 bytes.
+    /// Number of zero bytes after the packet, such as those with which Ethernet pads frames to 60 bytes.
     pub(crate) padding: usize,
 }
 

@@ -42,7 +42,7 @@ impl Connection {
         Self { family, backend, length: if family == Family::V4 { 28 } else { 52 } }
     }
 
-    /// A segment of the client, `offset` bytes after its first one.
+    /// A segment of the client that begins `offset` bytes after its first byte.
     fn client(&self, offset: u32, payload: &[u8]) -> Packet {
         Packet::tcp(self.family.client(), self.family.vip(), BASE.wrapping_add(offset), payload).ack(5001)
     }
@@ -57,7 +57,7 @@ impl Connection {
         Packet::tcp(self.backend, self.family.client(), seq, payload).ack(ack)
     }
 
-    /// The bytes of the header, by the crate `ppp`.
+    /// The bytes of the header, as the crate `ppp` builds them.
     fn header(&self) -> Vec<u8> {
         use ppp::v2::{Addresses, Builder, Command, Protocol, Version};
         let addresses = Addresses::from((self.family.client(), self.family.vip()));
@@ -139,7 +139,8 @@ impl Connection {
         self.forwards(bed, &ack, &self.with_header(&ack));
     }
 
-    /// The connection after the backend has acknowledged the header. The header itself is left out: it resizes a frame.
+    /// Leads the connection to the state in which the backend has acknowledged the header. Sets flags instead of
+    /// sending the header, which would resize a frame.
     #[track_caller]
     fn open_acknowledged(&self, bed: &mut Testbed) {
         self.begin(bed);
@@ -238,8 +239,8 @@ fn lost_header_is_sent_again_with_each_empty_segment() {
     });
 }
 
-/// The ACK of the handshake is lost before the node, or the client sends it with its first bytes: they follow in a copy,
-/// here as the next segment.
+/// The ACK of the handshake is lost before the node, or the client sends it with its first bytes: the segment carries
+/// the header in place of these bytes, which follow in a copy of the segment. Here the test sends the copy.
 #[test]
 fn first_bytes_give_way_to_the_header() {
     for finishes in [false, true] {
@@ -382,7 +383,7 @@ fn refused_connection_stays_as_it_is() {
     });
 }
 
-/// Without its entries nobody knows whether a connection is shifted.
+/// Without both entries the programs do not know whether the sequence numbers of a connection are shifted.
 #[test]
 fn connection_whose_entries_are_lost_is_reset() {
     each_on(&RESIZED, "PROXY protocol, lost entries", |bed, family| {
@@ -438,7 +439,7 @@ fn hairpin_connection_gets_the_header_too() {
     });
 }
 
-/// The client ignores an ICMP error whose quote is outside of what it has sent.
+/// The client ignores an ICMP error that quotes a sequence number outside of what it has sent.
 #[test]
 fn icmp_error_quotes_the_number_of_the_client() {
     each("PROXY protocol, ICMP error", |bed, family| {
@@ -459,7 +460,7 @@ fn icmp_error_quotes_the_number_of_the_client() {
     });
 }
 
-/// A fragment cannot carry the header. Its bytes are shifted, and the client repeats what got lost.
+/// A fragment cannot carry the header: the programs only shift the sequence number.
 #[test]
 fn fragments_of_later_segments_are_shifted() {
     each("PROXY protocol, fragments", |bed, family| {

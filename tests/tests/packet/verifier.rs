@@ -62,8 +62,8 @@ fn every_program_loads() {
     }
 }
 
-/// Verified instructions on Linux 6.18, and some room. A start waits for the first ten programs: about 2 µs for each
-/// instruction.
+/// Verified instructions on Linux 6.18, and some room. Every start waits for the first eleven programs: about 2 µs for
+/// each instruction.
 const BOUNDS: [(&str, u32); 17] = [
     ("tc_ingress", 225_000),
     ("tc_egress", 175_000),

@@ -207,8 +207,8 @@ pub fn cached_linker_root() -> PathBuf {
     cache_dir().join(format!("bpf-linker-{LINKER_VERSION}"))
 }
 
-/// The folder for downloads and built tools. It is outside the repository, so that clones share it, unless there is no
-/// home folder.
+/// The folder for downloads and built tools. It is outside the repository, so that clones share it, unless there is
+/// neither `$XDG_CACHE_HOME` nor a home folder.
 pub fn cache_dir() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(home()?.join(".cache")));

@@ -128,7 +128,7 @@ impl Clients {
     }
 }
 
-/// The nodes that the packets of connections reach first.
+/// The nodes that tunnel connections to pods on other nodes, by the address of the client.
 struct Paths {
     forwarders: std::collections::BTreeMap<SocketAddr, u8>,
 }

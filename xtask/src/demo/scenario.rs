@@ -83,7 +83,7 @@ pub(super) fn play(cluster: &Cluster, agent: Agent) -> Result<(Report, Agent)> {
     Ok((report, agent))
 }
 
-/// Some requests of the demo, with their heading.
+/// The requests of one client to one virtual address.
 struct Scene<'a> {
     service: &'a str,
     to: SocketAddr,
@@ -92,7 +92,7 @@ struct Scene<'a> {
     pods: &'a [&'a str],
 }
 
-/// Sends HTTP and UDP requests to every virtual address.
+/// Sends HTTP or UDP requests to every virtual address that has pods.
 fn balance(cluster: &Cluster, agent: &Agent, report: &mut Report) -> Result<()> {
     let my_service = SocketAddr::new(allocated_address(agent, "my-service")?, 80);
     let mut scenes = vec![Scene {

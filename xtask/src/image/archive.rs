@@ -1,4 +1,4 @@
-//! Archives (tar) whose bytes depend only on their files.
+//! Archives (tar) whose bytes depend only on their files and on a given date.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};

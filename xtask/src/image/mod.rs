@@ -20,12 +20,13 @@ use self::layout::{About, Layer};
 /// Path of the agent in the image, as in `deploy/Dockerfile`.
 const AGENT: &str = "usr/local/bin/lb-agent";
 const NAME: (&str, &str) = ("lb-agent", env!("CARGO_PKG_VERSION"));
-/// Without this file the C library asks DNS before `/etc/hosts`, which kubelet writes.
+/// Makes the C library read `/etc/hosts`, which kubelet writes, before it asks DNS. That is the default of new versions
+/// of glibc; older ones ask DNS first.
 const NAME_SERVICES: &str = "hosts: files dns\n";
 /// Licences of the libraries.
 const COPYRIGHTS: [&str; 2] = ["/usr/share/doc/libc6/copyright", "/usr/share/doc/libgcc-s1/copyright"];
 
-/// Puts the agent that is built into an image, checks it, and prints where it is.
+/// Creates an image of the built agent, checks it, and prints its path.
 pub(crate) fn run() -> anyhow::Result<()> {
     let folder = release::empty_folder("image")?;
     let agent = release::stripped_agent(&folder)?;
@@ -54,7 +55,8 @@ fn build(program: &Path, date: u64) -> anyhow::Result<Vec<u8>> {
     Ok(archive::tar(&layout::image(&layers, &about, date)?, date)?)
 }
 
-/// The files that the program needs: the loader and the shared libraries, at the paths where the loader searches.
+/// The files that the program needs: the loader and the shared libraries, at the paths where the loader searches, and
+/// `nsswitch.conf`. Includes the licences of the libraries if this machine has them.
 fn base(program: &Path) -> anyhow::Result<Files> {
     let mut files = Files::new();
     for library in elf::libraries(program)? {

@@ -12,7 +12,7 @@ use crate::release::gzip;
 
 /// Files that the administrator edits: an upgrade keeps the changes.
 const CONFFILES: &str = "/etc/lb-agent/config.yaml\n";
-/// A folder of the package that may be empty: the manifests that the packaged configuration names.
+/// The folder of manifests that the packaged configuration names. It is empty in the package.
 const SERVICES: &str = "etc/lb-agent/services";
 
 /// What the agent writes about itself, and what Cargo knows of it.

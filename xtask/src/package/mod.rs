@@ -15,7 +15,7 @@ mod sbom;
 
 use self::files::{File, Generated};
 
-/// Packages the agent that is built, checks the package, and prints where it is.
+/// Creates a package of the built agent, checks it, and prints its path.
 pub(crate) fn run() -> anyhow::Result<()> {
     let folder = release::empty_folder("package")?;
     let agent = release::stripped_agent(&folder)?;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::process::cargo;
 use crate::release;
 
-/// What `cargo metadata` prints, without what is not used here.
+/// The part of the output of `cargo metadata` that is used here.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,

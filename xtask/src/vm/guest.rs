@@ -21,7 +21,7 @@ use super::skips::{SKIPS, Skips};
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// The second serial port, which carries the records.
 const CHANNEL: &str = "/dev/ttyS1";
-/// How many bytes from the end of a failed test's output are reported.
+/// How many bytes from the end of a test binary's output are reported if tests have failed.
 const OUTPUT: usize = 16_384;
 
 /// The folder of the tests and the agent.
@@ -88,7 +88,7 @@ fn configure_network() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads a module with its dependencies; returns false if that fails, because this kernel lacks the module.
+/// Loads a module with its dependencies; returns false if that fails, most likely because this kernel lacks the module.
 fn load(module: &str) -> bool {
     Command::new("modprobe").args(["--quiet", module]).status().is_ok_and(|status| status.success())
 }
@@ -163,7 +163,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Runs tests until the process ends; returns the number of tests that ran, at least one.
+    /// Runs tests in one process until all have run, or one crashes or hangs; returns the number of tests that ran, at
+    /// least one.
     fn run_process(&mut self, binary: &Binary, tests: &[String], patience: u32) -> anyhow::Result<usize> {
         let mut process = Process::start(binary, tests, patience)?;
         for (ran, name) in tests.iter().enumerate() {

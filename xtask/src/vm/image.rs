@@ -41,10 +41,10 @@ const TOOLS: [&str; 17] = [
 /// Files that the programs read, if this machine has them.
 const FILES: [&str; 5] =
     ["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2", "/etc/nsswitch.conf"];
-/// Folders with plugins of these programs.
+/// The folder of iptables' plugins, and glibc's list of character set converters.
 const PLUGINS: [&str; 2] =
     ["/usr/lib/x86_64-linux-gnu/xtables", "/usr/lib/x86_64-linux-gnu/gconv/gconv-modules"];
-/// Empty folders, as mount points.
+/// Empty folders: mount points, and folders that programs expect.
 const FOLDERS: [&str; 7] = ["/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var"];
 
 /// Writes the initial file system of the guest.

@@ -5,7 +5,7 @@
 //! plan     selects the tests               image    the initramfs: tests, tools, libraries, modules
 //! qemu     boots the image                 guest    process 1 of the guest
 //! report   the guest's results by line     docs     the table in docs/kernels.md
-//! skips    which tests did not run                wire     the guest's network cards
+//! skips    reasons of skipped tests        wire     the guest's network cards
 //! ```
 
 use std::fs;

@@ -50,8 +50,8 @@ const SHORT: [&str; 12] = [
     "netns::xdp::xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack",
 ];
 
-/// Tests of `packet` that a short run leaves out: in an emulated machine they take half a minute to two minutes, and what
-/// they check does not depend on the kernel. A name stands for all tests that begin with it.
+/// Tests of `packet` that a short run leaves out: in an emulated machine they take half a minute to two minutes, and
+/// what they check does not depend on the kernel. A name stands for all tests that begin with it.
 const LONG: [&str; 4] = [
     "packet::explain::explain_agrees_with_the_programs",
     "packet::full::flow_without_a_free_source_port_is_dropped",
@@ -63,14 +63,14 @@ const LONG: [&str; 4] = [
 /// guests have [network cards](super::wire).
 const WITH_CARDS: &str = "netns::virtio::";
 
-/// Tests without meaning in an emulated machine, and why. A name stands for all tests that begin with it.
+/// Tests that never run in a guest, and why. A name stands for all tests that begin with it.
 const NOT_IN_A_GUEST: [(&str, &str); 3] = [
     ("netns::flow_log::throughput", "it measures time"),
     ("netns::testbed::dropped_cluster_leaves_nothing_behind", "it measures time"),
     ("netns::web::", "a browser would take minutes to start"),
 ];
 
-/// Which tests to run.
+/// Which tests to run. Tests of [`NOT_IN_A_GUEST`] are skipped in any case.
 pub(super) enum Extent {
     /// The guest runs all tests.
     Full,
@@ -180,7 +180,7 @@ fn is_short(binary: &str, full_name: &str) -> bool {
     binary == "packet" && !is_one_of(&LONG) || is_one_of(&SHORT)
 }
 
-/// Why a test has no meaning in a guest.
+/// Why a test never runs in a guest; `None` if it can run.
 fn reason_to_skip(full_name: &str) -> Option<&'static str> {
     NOT_IN_A_GUEST.iter().find(|(not, _)| full_name.starts_with(not)).map(|(_, reason)| *reason)
 }
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(short.first_without(&named(&["flow_log::throughput"])), None, "no guest runs it");
     }
 
-    /// Without this check, an ignored test that nobody listed would be noticed only after all tests of a CI run.
+    /// Without this check, an ignored test that is not listed would be noticed only after all tests of a CI run.
     #[test]
     fn each_ignored_test_is_listed() {
         let folder = ebpf_build::workspace_root().join("tests/tests/netns");

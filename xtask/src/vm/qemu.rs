@@ -163,8 +163,8 @@ pub(super) struct Outcome {
     hung: bool,
 }
 
-/// Boots the kernel with the image, and with network cards if there are `wires` for them, and waits until the guest ends
-/// or hangs. Calls `show` with each new record.
+/// Boots the kernel with the image, and with network cards if there are `wires` for them, and waits until the guest
+/// ends or hangs. Calls `show` with each new record.
 pub(super) fn boot(
     kernel: &Kernel,
     image: &Path,

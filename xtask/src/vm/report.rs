@@ -52,7 +52,7 @@ pub(super) enum TestOutcome {
 }
 
 impl Record {
-    /// The line to print while the guest runs.
+    /// The lines to print while the guest runs; empty if there is nothing to print.
     pub(super) fn progress(&self, kernel: &str) -> String {
         match self {
             Self::Started { missing_modules } if missing_modules.is_empty() => {

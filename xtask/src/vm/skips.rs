@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use super::report::TestOutcome;
 
-/// The file. Each line has the name of a test, a tabulator, and a reason.
+/// The file. Each line has the name of a test, a tab, and a reason.
 pub(super) const SKIPS: &str = "/tmp/skips";
 
 /// The file, and lines of tests that have not ended. (The next test may have written its own before the guest reads

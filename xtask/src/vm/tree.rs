@@ -50,8 +50,8 @@ impl Tree {
         self.nodes.insert(path.as_ref().to_owned(), Node::Link(target.into()));
     }
 
-    /// Adds a file or folder of this machine with its contents, at its own path, and the links on that path (such as
-    /// `/lib`, a link to `usr/lib`).
+    /// Adds a file of this machine, or a folder with its contents, at its path without links, and the links on `path`
+    /// (such as `/lib`, a link to `usr/lib`).
     pub(super) fn add(&mut self, path: &Path) -> anyhow::Result<()> {
         let real = self.resolve(path)?;
         if !real.is_dir() {

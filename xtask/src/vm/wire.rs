@@ -8,12 +8,12 @@ use lb_tests::cleanup;
 use lb_tests::netns::{Netns, unique_prefix};
 use lb_tests::virtio::{END_NAMES, MTU, PAIRS, Pair, QUEUES};
 
-/// The virtual machine's side of the cards: a network namespace with a TAP device for each card and a bridge for each
-/// pair. Dropping this value removes all of it.
+/// The host's side of the cards: a network namespace with a TAP device for each card and a bridge for each pair.
+/// Dropping this value removes all of it.
 pub(super) struct Wires(Netns);
 
 impl Wires {
-    /// Creates the bridges that connect the guests.
+    /// Creates the namespace, the TAP devices, and the bridges that connect the cards of each pair.
     pub(super) fn create() -> anyhow::Result<Self> {
         cleanup::on_interrupt();
         let netns = Netns::create(&unique_prefix()).context("the guest's network cards need root")?;
@@ -22,7 +22,8 @@ impl Wires {
         for pair in PAIRS {
             writeln!(commands, "link add {} type bridge", bridge(pair))?;
             for tap in taps(pair) {
-                // The `-netdev` argument does not repeat `vnet_hdr`: qemu enables it on a TAP device that was created with it.
+                // The `-netdev` argument does not repeat `vnet_hdr`: qemu enables it on a TAP device that was created
+                // with it.
                 writeln!(commands, "tuntap add dev {tap} mode tap multi_queue vnet_hdr")?;
                 writeln!(commands, "link set {tap} mtu {MTU} master {} up", bridge(pair))?;
             }

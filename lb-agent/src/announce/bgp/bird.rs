@@ -63,8 +63,8 @@ impl Bird {
         Self { file, socket, content: None, is_accepted: false, is_in_use: false, failed: None }
     }
 
-    /// The text that the configuration file should have. `configuration` may keep BGP sessions that the present content
-    /// has.
+    /// The text that the configuration file should have. BGP sessions that `configuration` holds back, and all sessions
+    /// unless `is_complete`, stay as they are in the present content.
     pub(super) fn text(&self, configuration: &Configuration, is_complete: bool) -> String {
         configuration.text(self.content.as_deref().unwrap_or_default(), is_complete)
     }
@@ -172,7 +172,8 @@ fn restrict(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, fs::Permissions::from_mode(restricted(mode)))
 }
 
-/// Writes a new file with the owner, group and permissions of `like`; with mode 0600 if `like` does not exist.
+/// Replaces `file` by a new file with the owner and group of `like`, and its permissions as far as [`restricted`]
+/// allows; with mode 0600 if `like` does not exist.
 fn write(file: &Path, like: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -191,7 +192,8 @@ fn write(file: &Path, like: &Path, text: &str) -> io::Result<()> {
     writer.sync_all()
 }
 
-/// The command by which BIRD parses a file without using it. BIRD has its own working directory.
+/// The command by which BIRD parses a file without using it. It names the absolute path, because BIRD has another
+/// working directory.
 fn check(file: &Path) -> String {
     let file = path::absolute(file).unwrap_or_else(|_| file.to_owned());
     format!("configure check \"{}\"", file.display())

@@ -1,7 +1,8 @@
 //! The fence: a small process that removes the announced routes if the agent hangs or dies. Routes outlive the agent
 //! that wrote them, and BGP daemons go on announcing them.
 //!
-//! The agent sends it a heartbeat each second, through a socket whose name has the network namespace and the table.
+//! While the agent is healthy, it sends the fence a heartbeat about once a second, through a socket whose name has the
+//! network namespace and the table.
 
 use std::{
     fs, io,
@@ -39,7 +40,8 @@ impl Heart {
         Ok(Self { socket, path: path(table)? })
     }
 
-    /// Sends a heartbeat if `alive`, else an empty probe. Returns whether a fence listens.
+    /// Sends a heartbeat if `alive`, else a probe, which does not extend the fence's deadline. Returns whether a fence
+    /// listens.
     pub(super) fn beat(&self, alive: bool) -> bool {
         let message: &[u8] = if alive { b"1" } else { b"0" };
         self.socket.send_to(message, &self.path).is_ok()
@@ -93,7 +95,7 @@ pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
 struct Socket {
     datagrams: UnixDatagram,
     path: PathBuf,
-    /// Device and inode number of the socket's file, to notice that another file has replaced it.
+    /// Device and inode number of the socket's file, to notice that the file has been removed or replaced.
     file: (u64, u64),
 }
 

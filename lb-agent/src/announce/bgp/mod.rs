@@ -103,7 +103,8 @@ pub struct RouteAnnouncer {
 }
 
 /// Handles announced routes when a signal stops the agent. Without a fence process, removes the routes at once. With
-/// one, leaves them: the fence removes them if no agent has started within its lifetime, so a restart withdraws nothing.
+/// one, leaves them: the fence removes them unless an agent sends it a heartbeat within the fence's `--lifetime`, so a
+/// restart withdraws nothing.
 ///
 /// # Errors
 /// The kernel refuses to list or to remove a route.
@@ -118,8 +119,8 @@ pub fn stop(options: Option<&Options>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the routes of the earlier agent of this data plane if it had another table, or if this one has none. `bpffs`
-/// is its BPF file system.
+/// Removes the routes that the earlier agent of this data plane announced, if they are in another table than that of
+/// this agent, or if this agent has no table. `bpffs` is the BPF file system of the data plane.
 ///
 /// # Errors
 /// The kernel refuses to list or to remove a route.

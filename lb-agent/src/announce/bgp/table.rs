@@ -32,7 +32,8 @@ pub(super) struct Known<'a> {
     pub(super) wanted: &'a BTreeMap<IpNet, Offer>,
     pub(super) holders: &'a BTreeMap<ObjectName, Holder>,
     pub(super) node: &'a Arc<str>,
-    /// Whether every object has been read: then no route of an earlier agent stays without being wanted.
+    /// Whether every object has been read, or this node may not announce: then the routes of an earlier agent that are
+    /// not wanted are removed.
     pub(super) is_complete: bool,
 }
 
@@ -83,7 +84,8 @@ fn network((ip, length): Range) -> Option<IpNet> {
 }
 
 /// Removes the routes of the earlier agent of the same data plane if they are in another table than `table`. `record`
-/// is the file that has the number of its table.
+/// is the file with the number of the earlier agent's table. Then writes `table` to the file, or removes the file if
+/// there is no table.
 ///
 /// # Errors
 /// The kernel refuses to list or to remove a route.

@@ -1,7 +1,7 @@
 //! What the pages show, read from the pinned maps and the agent's status socket.
 //!
-//! Each reading opens the pins again: an upgrade may have moved them to another folder, and a start of the agent may have
-//! made them.
+//! Each reading opens the pins again: an upgrade may have moved them to another folder, and a start of the agent may
+//! have made them.
 
 use std::{
     collections::BTreeMap,

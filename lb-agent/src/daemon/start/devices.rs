@@ -72,8 +72,8 @@ fn node_options(config: &Config) -> NodeOptions {
     }
 }
 
-/// The other nodes that may send tunnelled packets, as far as the configuration names them, besides `--dsr-peers`: the
-/// members that announce addresses. Empty if the programs look into no tunnels, `None` if the API server will name them.
+/// The nodes that may send tunnelled packets, besides those of `--dsr-peers`: the members that announce addresses.
+/// Empty if the programs do not decapsulate; `None` if the API server will name the nodes.
 pub(super) fn known_peers(config: &Config) -> Option<BTreeSet<IpAddr>> {
     match &config.source {
         _ if !config.decapsulates() => Some(BTreeSet::new()),

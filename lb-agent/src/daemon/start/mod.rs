@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! opened       the data plane, and what many tasks share
-//! channels     between which tasks something flows
+//! channels     the channels between the tasks
 //! devices      the node: devices and their programs, addresses, settings
 //! servers      /healthz, /metrics, sockets of commands, pages
 //! announcers   load balancers' addresses, at layer 2 and by BGP
@@ -36,8 +36,8 @@ use crate::{
     probe::{self, Prober},
 };
 
-/// Opens the data plane and spawns the tasks. The servers start after the first attachment of programs to devices:
-/// `/healthz` does not answer before.
+/// Opens the data plane and spawns the tasks. The servers, except that of the web pages, start after the first
+/// attachment of programs to devices: `/healthz` does not answer before.
 pub(super) fn start(
     config: Config,
     pages: Pages,

@@ -17,8 +17,8 @@ use crate::{
     zpages::{self, About},
 };
 
-/// Spawns the servers of `/healthz`, `/metrics` and the status socket, the reports to the supervisor, and the watch over
-/// the BPF file system.
+/// Spawns the servers of `/healthz`, `/metrics` and the status socket, the reports to the supervisor, and the watch
+/// over the BPF file system.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,

@@ -88,7 +88,8 @@ fn spawn_manifests(options: ManifestsOptions, opened: &Opened, channels: SourceC
     });
 }
 
-/// Also spawns the tasks that read announcements and DNS names, if they are configured.
+/// Spawns the task that reads Services from the API server, and those that read announcements and DNS names if these
+/// are configured.
 fn spawn_api_server(
     server: ApiServer,
     config: &Config,

@@ -96,7 +96,7 @@ impl World {
         self.tracker.lines().collect()
     }
 
-    /// The lines so far, each shortened to end reason, and packets and bytes of client and backend.
+    /// The lines since the last call, each shortened to end reason, and packets and bytes of client and backend.
     fn ends(&mut self) -> Vec<(Option<EndReason>, u64, u64, u64, u64)> {
         let short = |line: &Line| {
             let Volume { packets_sent, bytes_sent, packets_answered, bytes_answered } = line.total;

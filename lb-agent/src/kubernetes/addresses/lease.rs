@@ -29,7 +29,8 @@ pub(crate) fn lease_name(class: Option<&str>) -> String {
     )
 }
 
-/// Takes part in the election forever, and publishes the term of this agent after each attempt.
+/// Takes part in the election, and publishes the term of this agent after each attempt. Once `stop` is true, releases
+/// the Lease and drops `stop`. Never returns.
 pub(super) async fn stand(
     client: Client,
     namespace: &str,

@@ -53,8 +53,8 @@ struct Term {
 }
 
 /// Takes part in the election and assigns addresses while this agent leads, forever. `service_cidrs` are the ranges of
-/// cluster IPs that the API server names; no pool may overlap them. When
-/// `stop` becomes true, this agent gives the Lease up and drops the receiver.
+/// cluster IPs that the API server names; no pool may overlap them. When `stop` becomes true, this agent releases the
+/// Lease and drops the receiver.
 ///
 /// # Errors
 ///

@@ -32,7 +32,7 @@ impl VotersObject {
     ///
     /// # Errors
     ///
-    /// The API server cannot be asked, or has no voters.
+    /// The API server cannot be asked, or has no readable ConfigMap of voters.
     pub async fn read(server: ApiServer) -> anyhow::Result<Self> {
         let config = client_config(server).await?;
         let namespace = own_namespace(&config).await;
@@ -40,7 +40,7 @@ impl VotersObject {
         let nodes = Api::<core::Node>::all(client.clone()).list_metadata(&ListParams::default()).await;
         let nodes = nodes.context("cannot list Nodes")?.items.into_iter();
         let config_maps: Api<core::ConfigMap> = Api::namespaced(client, &namespace);
-        // Lists one object by its name: the role of the agents allows to list this ConfigMap, not to get it.
+        // Lists one object by its name: the role of the agents lets them list this ConfigMap, not get it.
         let named = ListParams::default().fields(&format!("metadata.name={VOTERS}"));
         let found = config_maps.list(&named).await;
         let found = found.with_context(|| format!("cannot read the ConfigMap {namespace}/{VOTERS}"))?;
@@ -62,7 +62,8 @@ impl VotersObject {
     ///
     /// # Errors
     ///
-    /// A majority of the voters has Nodes, or the API server refuses the change.
+    /// A majority of the voters has Nodes, the voters have the last possible generation, or the API server refuses the
+    /// change.
     pub async fn replace(self) -> anyhow::Result<()> {
         if self.voters.lost(|name| self.nodes.contains(name)).is_empty() {
             bail!(

@@ -1,5 +1,5 @@
-//! What is announced at layer 2 and ([`bgp`]) by BGP, from the API server: MetalLB's `L2Advertisement` and
-//! `IPAddressPool`, the nodes of the cluster, and the [`Voters`], which agents write as well.
+//! Reads from the API server what is announced at layer 2 and ([`bgp`]) by BGP: MetalLB's `L2Advertisement` and
+//! `IPAddressPool`, the nodes of the cluster, and the [`Voters`], which agents also write.
 //!
 //! ```text
 //! L2Advertisement, IPAddressPool ──▶ Advertised ──▶ announcer
@@ -51,7 +51,7 @@ use super::{
 
 /// Name of the ConfigMap with the voters.
 pub(crate) const VOTERS: &str = "lb-agent-announce";
-/// Time limit of a write of the voters, and the pause after a failed one.
+/// Time limit of a write of the voters, and the pause after each write.
 const REQUEST: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(2);
 /// How long an agent that knows no voters waits to learn them from another agent before it writes the first ones.
@@ -287,8 +287,9 @@ impl Follower {
         self.again = Some((Instant::now() + AGAIN, why));
     }
 
-    /// The voters to write now. If the API server has lost them: those that this node knows, or without any, this node
-    /// alone. Otherwise the proposal, if its generation is the next one after that in the API server.
+    /// The voters to write now. If the API server has none, or older ones than this node knows: those that this node
+    /// knows, or without any, this node alone if it has a Node. Otherwise the proposal, if its generation is the next
+    /// one after that in the API server.
     fn due(&self) -> Option<Voters> {
         let can_write = self.voters.as_ref().is_some_and(Watch::is_listed) && self.again.is_none();
         let known = Some(self.known()).filter(|_| can_write)?;

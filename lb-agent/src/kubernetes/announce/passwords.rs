@@ -46,7 +46,7 @@ impl Passwords {
         self.again
     }
 
-    /// Reads the Secrets of these peers, if they are due or if a peer names another one. Forgets those that no peer
+    /// Reads the Secrets of these peers: a new one at once, the others if they are due. Removes those that no peer
     /// names.
     pub(super) async fn read(&mut self, peers: &BTreeMap<ObjectName, Peer>) {
         let named: BTreeSet<&ObjectName> =
@@ -93,7 +93,7 @@ impl Passwords {
     }
 
     /// Gives the peers their passwords, and leaves out those whose password is unknown or invalid. Returns a sentence
-    /// for each Secret that has no usable password.
+    /// for each peer whose Secret could not be read or has an invalid password.
     pub(super) fn fill(&self, peers: &mut BTreeMap<ObjectName, Peer>) -> Vec<String> {
         let mut problems = Vec::new();
         peers.retain(|name, peer| {

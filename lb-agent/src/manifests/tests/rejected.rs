@@ -339,8 +339,8 @@ fn endpoint_slices_are_checked() {
             "{place} addressType: Unsupported value: \"ipv4\": supported values: \"FQDN\", \"IPv4\", \"IPv6\""
         )]
     );
-    // The folder rejects the whole slice, because its author can correct it. Of an object from the API server, only
-    // this endpoint would be left out.
+    // The folder rejects the whole slice, because its author can correct it. If the slice came from the API server, the
+    // agent would leave out only this endpoint.
     assert_eq!(
         problems(&good.replace("[10.0.0.1]", "[10.0.0.1]\n- addresses: [224.0.1.5]")),
         [format!(

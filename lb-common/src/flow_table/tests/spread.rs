@@ -111,8 +111,8 @@ fn similar_tuples_are_spread_like_random_ones() {
     }
 }
 
-/// Tuples that share one position must not share the other one, otherwise an attacker who finds tuples with one
-/// position in common would have both.
+/// Tuples that share one position must share the other one only by chance. Otherwise an attacker who finds tuples with
+/// one position in common would have tuples that share all places.
 #[test]
 fn both_positions_are_independent() {
     for number in 0..4 {

@@ -156,7 +156,7 @@ impl Random {
     }
 }
 
-/// Lets every second entry be evicted, at random, and counts it as removed.
+/// Gives random verdicts, of which one in two allows an eviction, and counts each evicted entry as removed.
 struct OneInTwo<'a> {
     bed: &'a Bed,
     random: &'a mut Random,

@@ -45,11 +45,11 @@ pub struct Configuration {
     /// Peers that have errors, or to which an advertisement with an error applies. Their sessions stay as the file has
     /// them.
     pub held_back: BTreeSet<ObjectName>,
-    /// Errors: objects that refer to missing objects or contradict others, and advertisements whose routes to a pool
-    /// are refused.
+    /// Errors: objects that refer to a missing Community or BFDProfile or that contradict others, and advertisements
+    /// whose routes to a pool are refused.
     pub errors: Vec<ConvertError>,
-    /// Warnings about fields without the intended effect: references to missing objects, and a local preference that
-    /// another advertisement overrides.
+    /// Warnings about fields without the intended effect: references to a missing BGPPeer or IPAddressPool, and a local
+    /// preference that another advertisement overrides.
     pub warnings: Vec<ConvertError>,
 }
 
@@ -69,9 +69,10 @@ pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Co
 }
 
 impl Configuration {
-    /// The text of the file. It may have passwords. Sessions that are held back are those of `last`, the text in use;
-    /// one that is new appears without the objects that have errors. Unless every object has been read (`is_complete`),
-    /// all sessions of `last` are held back, because an unread object may be the one that they come from.
+    /// The text of the file, which may contain passwords. A session that is held back stays as it is in `last`, the
+    /// text in use. If `last` lacks that session, the new text has it without the parts that have errors, or leaves it
+    /// out if the peer itself has an error. Unless every object has been read (`is_complete`), all sessions of `last`
+    /// are held back, because they may come from objects that have not been read.
     pub fn text(&self, last: &str, is_complete: bool) -> String {
         let known = sessions_of(last);
         let mut sessions: BTreeMap<String, &str> =
@@ -205,7 +206,8 @@ impl<'a> Builder<'a> {
         peers
     }
 
-    /// The BFD profile of a peer, if it contradicts neither earlier peers nor the one that sets the router id.
+    /// Checks that a peer contradicts neither earlier peers nor the one that sets the router id. Returns its BFD
+    /// profile.
     fn resolve_peer(
         &self,
         peer: &Peer,

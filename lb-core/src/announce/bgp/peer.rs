@@ -147,7 +147,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// What a password must be, if this is none. The text does not show it.
+    /// The rules for passwords, if `text` breaks one. The error does not show `text`.
     pub fn set_password(&mut self, text: &str) -> Result<(), &'static str> {
         self.password = Some(quoted_password(text).ok_or(PASSWORD)?);
         Ok(())

@@ -63,8 +63,9 @@ impl Adopted {
         Self(found)
     }
 
-    /// Drops the routes whose fate is now known: those that are `wanted`, those to single addresses of Services of
-    /// which the node `this` serves none, and all routes once every object has been read (`is_complete`).
+    /// Drops the routes whose fate is now known: those that are `wanted`; those to a single address that some Services
+    /// have, if the node `this` serves none of these Services at it; and all routes once every object has been read
+    /// (`complete`).
     pub fn settle(
         &mut self,
         wanted: &BTreeMap<IpNet, Offer>,

@@ -30,7 +30,8 @@ impl EarlierSlots {
         Ok(Self { memory: map.mapped()?, words: map.shape.value_size as usize / 8, conversion })
     }
 
-    /// Calls `see` for every entry that no program replaces during the walk, and for some that one does.
+    /// Calls `see` for every entry that exists during the whole walk, and for some of those that programs insert or
+    /// remove meanwhile. May miss an entry that changes at every attempt to read it.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         for slot in self.memory.values().chunks_exact(self.words) {
             if let Some(Slot { key, flow, .. }) = self.read(slot) {
@@ -57,7 +58,7 @@ impl EarlierSlots {
         None
     }
 
-    /// Copies a slot; earlier loads by this thread happen before.
+    /// Copies a slot. The loads are ordered after all earlier loads by this thread.
     fn copy(&self, slot: &[AtomicU64]) -> Slot {
         fence(Ordering::Acquire);
         let words: Vec<u64> = slot.iter().map(|word| word.load(Ordering::Relaxed)).collect();

@@ -40,7 +40,7 @@ impl SharedHeader {
         self.word(OVERFLOW).store(overflow, Ordering::SeqCst);
         let random = RandomState::new();
         for index in 0..SEED_WORDS {
-            // The multiplier must be odd, because 0 marks a new table. The other words may have any value.
+            // A multiplier of 0 marks a new table, so the multiplier is made odd. The other words may have any value.
             self.word(index).store(random.hash_one(index) | u64::from(index == MULTIPLIER), Ordering::SeqCst);
         }
     }
@@ -50,7 +50,8 @@ impl SharedHeader {
         must_cast(words)
     }
 
-    /// Number of entries in the overflow, plus number of inserts into it that are in progress.
+    /// Number of entries in the overflow, plus number of inserts into it that are in progress or whose agent was
+    /// killed.
     pub(super) fn overflow(&self) -> u64 {
         self.word(OVERFLOW).load(Ordering::SeqCst)
     }

@@ -167,7 +167,7 @@ fn end_turn(service: u32) {
         // SAFETY: the pointer is that of an element for this CPU, whose memory stays mapped while the program runs. A
         // program that interrupts this one on the same CPU may lose a turn, which is harmless.
         Some(turns) => unsafe { *turns = (*turns).wrapping_add(1) },
-        // If the map has no room, every turn is the first one.
+        // If the insert fails, the next turn is the first one again.
         None => TURNS.insert(&service, &1, u64::from(BPF_NOEXIST)).unwrap_or_default(),
     }
 }

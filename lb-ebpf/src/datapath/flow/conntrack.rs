@@ -234,8 +234,8 @@ fn observe_end(packet: &Packet, flow: &mut Flow) {
     }
 }
 
-/// Subtracts the flow from its backend's active flows if it is over; returns 0, or its [`Phase`] plus one if it is over.
-/// (A global function: the verifier checks it once.)
+/// Subtracts the flow from its backend's active flows if it is over; returns its [`Phase`] plus one if it is over, else
+/// 0. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_end_if_over(flow: *mut Flow) -> u32 {

@@ -42,8 +42,8 @@ pub(super) fn keep(flow: &Flow, kept: &mut Flow) {
     }
 }
 
-/// Emits the beginning of the flow in `SCRATCH`, which was just created; `reply` is its reverse entry. Earlier flows may
-/// have counted in both entries.
+/// Emits the beginning of the flow in `SCRATCH`, which was just created; `reply` is its reverse entry. The counters of
+/// both entries may include packets of earlier flows.
 #[inline(always)]
 pub(super) fn begun(reply: Option<&Flow>) {
     let Ok(scratch) = scratch() else { return };

@@ -173,8 +173,8 @@ fn request(
     if request.slot == schedule::NONE { Err(NotCreated::Reject) } else { Ok(()) }
 }
 
-/// Writes the service of the packet into `SCRATCH`, if a flow may begin, and takes the tokens of its limits. (A separate
-/// stack frame, which is freed before the program chooses a backend and creates the flow.)
+/// Writes the service of the packet into `SCRATCH`, if a flow may begin, and takes the tokens of its limits. (A
+/// separate stack frame, which is freed before the program chooses a backend and creates the flow.)
 #[inline(never)]
 fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<(), NotCreated> {
     let service = service::lookup(&packet.tuple)?;

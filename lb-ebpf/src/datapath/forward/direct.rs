@@ -1,8 +1,9 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Packets of routed flows may always bypass it, packets of other flows only with `--forwarding direct`, because
-//! netfilter then does not see them. A packet takes the stack (or [`super::routed`] if its flow is routed) if its next
-//! hop is unknown, if it exceeds the MTU, if its TTL or hop limit would expire, or if its headers are unusual.
+//! Packets of routed flows may bypass it here unless they need a tunnel, packets of other flows only with `--forwarding
+//! direct`, because netfilter then does not see them. A packet takes the stack (or [`super::routed`] if its flow is
+//! routed) if its next hop is unknown, if it exceeds the MTU, if its TTL or hop limit would expire, or if its headers
+//! are unusual.
 
 use aya_ebpf::Global;
 use lb_common::{
@@ -25,7 +26,8 @@ use crate::datapath::{
     skb::{Exit, Skb},
 };
 
-/// Whether packets of all flows may bypass the stack; the agent sets it when it loads the programs.
+/// Whether packets of flows that are not routed may bypass the stack as well; the agent sets it when it loads the
+/// programs.
 #[unsafe(no_mangle)]
 static DIRECT: Global<u8> = Global::new(0);
 
@@ -71,7 +73,7 @@ pub(super) fn forward(
 ///
 /// The first packet after each lookup of the next hop, about one per second on each CPU, goes through the kernel's
 /// neighbour table, so that the kernel keeps checking that the neighbour is reachable. (A packet that goes straight to
-/// the other end of a veth pair needs no neighbour.)
+/// the other end of a veth or netkit pair needs no neighbour.)
 #[inline(always)]
 fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
     let device = hop.device;

@@ -37,8 +37,8 @@ pub(super) enum Forwarded {
 
 const _: () = assert!(size_of::<Forwarded>() == size_of::<Outcome>());
 
-/// Updates the flow of a packet, rewrites the packet and sends it on. `change` changes a packet whose backend gets a PROXY
-/// protocol header, before the packet is rewritten.
+/// Updates the flow of a packet, rewrites the packet and sends it on. `change` changes a packet whose backend gets a
+/// PROXY protocol header, before the packet is rewritten.
 #[inline(always)]
 pub(super) fn packet(
     skb: &mut Skb,

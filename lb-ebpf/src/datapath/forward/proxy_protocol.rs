@@ -1,8 +1,8 @@
-//! Flows whose backend gets a PROXY protocol header: the programs send the header, and shift the numbers of the client's
-//! bytes. [`rules::proxy_protocol`](lb_ebpf::rules::proxy_protocol) decides what happens to each segment.
+//! Flows whose backend gets a PROXY protocol header: the programs send the header, and shift the sequence numbers of
+//! the client's bytes. [`rules::proxy_protocol`](lb_ebpf::rules::proxy_protocol) decides what happens to each segment.
 //!
-//! Segments are changed before their addresses are translated, so the entries of the flow record numbers as the client
-//! counts.
+//! Segments are changed before their addresses are translated. The entries of the flow record the client's sequence
+//! numbers, without the shift.
 
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_loop};
 use lb_common::{
@@ -46,7 +46,7 @@ pub(crate) fn change(skb: &mut Skb, packet: &mut Packet, flow: &mut Flow, hook: 
     if plan & COPY != 0 && hook == Hook::Ingress {
         skb.repeat();
     }
-    // The header would become part of a fragmented segment.
+    // Only an unfragmented segment can lose its payload or get the header.
     if plan & LOST != 0 || plan & CUT != 0 && packet.fragment.part != Part::Whole {
         return Err(Outcome::RewriteFailed);
     }
@@ -64,14 +64,14 @@ const CHANGE: u32 = 0xff;
 const CUT: u32 = 0x100;
 /// Bit of a plan, together with [`CUT`]: the PROXY protocol header becomes the payload.
 const HEADER: u32 = 0x200;
-/// Bit of a plan: the client's bytes go to the backend in a copy of the segment, which enters the node again behind this
-/// one. (At egress the copy would come first, so there the client has to repeat its bytes.)
+/// Bit of a plan: the client's bytes go to the backend in a copy of the segment, which enters the node again behind
+/// this one. (At egress the copy would come first, so there the client has to repeat its bytes.)
 const COPY: u32 = 0x400;
 /// Bit of a plan: the reverse entry of the flow is lost.
 const LOST: u32 = 0x800;
 
-/// Plans what happens to a segment of the flow with this entry, and records it there; `header` is the length of the PROXY
-/// protocol header. (A global function: the verifier checks it once, and takes its result for any number.)
+/// Plans what happens to a segment of the flow with this entry, and records it there; `header` is the length of the
+/// PROXY protocol header. (A global function: the verifier checks it once, and takes its result for any number.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn proxy_plan(segment: *mut Segment, flow: *mut Flow, header: u32) -> u32 {
@@ -151,8 +151,8 @@ fn change_tcp(skb: &mut Skb, packet: &Packet, change: u32, by: u32) -> Result<()
     skb.update_checksum(ChecksumField::of(protocol::TCP, l4), delta as u16, false)
 }
 
-/// Changes the TCP header of `length` bytes in `SCRATCH`; returns the change of the sum over it. (A global function: the
-/// verifier checks it once, for all arguments and callers.)
+/// Changes the TCP header of `length` bytes in `SCRATCH`; returns the change of the sum over it. (A global function:
+/// the verifier checks it once, for all arguments and callers.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn proxy_change_tcp(change: u32, length: u32, by: u32) -> u32 {
@@ -165,8 +165,8 @@ extern "C" fn proxy_change_tcp(change: u32, length: u32, by: u32) -> u32 {
     Sum::ZERO.sub_word(before).add_word(sum(scratch.tcp())).fold().into()
 }
 
-/// One step of the change of options; returns 1 to end the loop. The kernel calls this function, so the verifier checks it
-/// once.
+/// One step of the change of options; returns 1 to end the loop. The kernel calls this function, so the verifier checks
+/// it once.
 extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
     let Ok(scratch) = scratch() else { return 1 };
     i64::from(scratch.options().step(scratch.tcp()))
@@ -218,8 +218,8 @@ fn set_length(skb: &mut Skb, packet: &mut Packet, end: u32) -> Result<(), Outcom
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 fn sum<const N: usize>(bytes: &mut [u8; N]) -> u16 {
     const { assert!(N.is_multiple_of(4)) };
-    // SAFETY: the array has `N` bytes, a multiple of 4, as the helper demands. It reads nothing at the null pointer, whose
-    // length is 0.
+    // SAFETY: the array has `N` bytes, a multiple of 4, as the helper demands. It reads nothing at the null pointer,
+    // whose length is 0.
     let sum =
         unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, bytes.as_mut_ptr().cast(), N as u32, 0) } as u32;
     Sum::ZERO.add_word(sum as u16).add_word((sum >> 16) as u16).fold()

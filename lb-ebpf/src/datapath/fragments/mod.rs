@@ -75,7 +75,7 @@ pub(super) fn complete_inner(skb: &Skb, packet: &mut Packet) -> bool {
 #[repr(u32)]
 enum Later {
     /// `FRAGMENTS` has no valid entry for its datagram: the first fragment has not arrived, the datagram is complete,
-    /// or the entry was evicted.
+    /// or the entry has expired or was evicted.
     Unknown = 0,
     /// The packet has the ports and the protocol of its datagram now.
     Translated = 1,

@@ -39,7 +39,7 @@ pub(crate) struct FlowSetup {
     /// How the programs forward the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with
     /// [`flow_flags::TUNNEL`] (and perhaps [`flow_flags::GUE`]); [`flow_flags::CAUGHT`], alone or with
     /// [`flow_flags::MASQUERADED`]; [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the
-    /// client; or 0. Besides, unless the flow is routed, [`flow_flags::PROXY_PROTOCOL`].
+    /// client; or 0. Unless the flow is routed, [`flow_flags::PROXY_PROTOCOL`] may be set as well.
     pub(crate) flags: u8,
     /// Whether a port may be taken although the other end may still expect packets of its last connection.
     pub(crate) eager: bool,

@@ -169,7 +169,7 @@ fn nanoseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// Waits for a thread; returns its result, or an error if it has panicked.
+/// Waits for a thread and returns its result; panics if the thread has panicked.
 fn join<T>(thread: std::thread::ScopedJoinHandle<'_, io::Result<T>>) -> io::Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -298,7 +298,7 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Name of the server that answers the client at the VIP.
+    /// Name of the server that answers the client at the VIP; the text of the error if none answers.
     pub(super) fn ask(&self, vip: &str) -> String {
         let to = SocketAddr::new(vip.parse().unwrap(), 80);
         ask_http(&self.client, to).map_or_else(|error| error.to_string(), |answer| answer.server)

@@ -170,7 +170,7 @@ fn restart_withdraws_no_route_even_with_invalid_manifests() {
     let (config, table) = (fs::read_to_string(bed.path("bird-1.conf")).unwrap(), bed.table(1));
     let monitor = bed.monitor(1);
     bed.restart(1);
-    // When the agent starts, it cannot read the files of the Service and of the objects for BGP.
+    // When the agent starts, it cannot read the file of the Service; in the second round, that of the objects for BGP.
     for (file, last) in [
         ("web", fs::read_to_string(bed.folders[0].folder().join("web.yaml")).unwrap()),
         ("bgp", OBJECTS.to_owned()),

@@ -174,7 +174,7 @@ fn restart_with_a_bad_manifest_denies_no_name_that_it_may_define() {
     assert_eq!(status(&names, "www.example.com.default.svc"), "NXDOMAIN");
     names.bed.cluster.manifests.write("db", HEADLESS).unwrap();
     names.wait_for("db", &["10.244.9.1"]);
-    // Once the agent has read the whole folder, a new bad document hides no name that had an answer.
+    // Once the agent has read the whole folder, it still answers NXDOMAIN when a new bad document appears.
     names.bed.cluster.manifests.write("other", &bad.replace("db", "other")).unwrap();
     assert_eq!(status(&names, "nothing.default.svc"), "NXDOMAIN");
 }

@@ -166,7 +166,7 @@ impl World<'_> {
         let seal = if self.chance(2) { !sealed.seal } else { sealed.seal };
         self.bed.record(&key, &Service { seal, ..sealed });
         if flags & service_flags::LIMITED != 0 && self.chance(80) {
-            // No token returns between an explanation and the packet.
+            // A token returns after at least 10 s, so hardly ever between an explanation and its packet.
             let mut rate = |most| match self.dice.u32(..=most) {
                 0 => ConnectionRate::NONE,
                 connections => ConnectionRate { connections, seconds: 60 },
@@ -272,7 +272,8 @@ impl World<'_> {
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
 
-    /// The tuple of a packet that the node sends: mostly to an endpoint whose answers a flow expects.
+    /// The tuple of a packet that the node sends. Most are reversed, so that some go to an endpoint from which a flow
+    /// expects replies.
     fn tuple_of_node(&mut self) -> Tuple {
         let tuple = self.tuple();
         if self.chance(70) { tuple.reversed() } else { tuple }
@@ -290,7 +291,7 @@ impl World<'_> {
                 return;
             }
             let passes = run.action == XDP_PASS;
-            // One of several backends may be reached without the stack, another one not.
+            // Of several backends, XDP may reach one itself and have to leave another one to tc.
             let is_open = match &explanation.verdict {
                 Verdict::Begins { backends } => backends.len() > 1,
                 Verdict::Dropped { outcome } => *outcome == Outcome::ConntrackFull,

@@ -75,7 +75,7 @@ impl Device {
 /// The maps and programs, used by one case at a time.
 pub(crate) struct Testbed {
     object: Object,
-    /// The filter that the programs check in every case.
+    /// The filter. The programs check it, unless a case deactivates it.
     filter: FilterMemory,
     device: Device,
     case: String,

@@ -92,7 +92,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Asserts that the packet goes on to the stack as `expected`.
+    /// Asserts that the packet continues as `expected`, at ingress to the stack and at egress to the device.
     #[track_caller]
     pub(crate) fn passes(self, outcome: Outcome, expected: &Packet) {
         self.check(-1, outcome);

@@ -146,7 +146,7 @@ impl Testbed {
         self.put("FLOW_TABLE", 0, header);
     }
 
-    /// Fills the overflow, and directs every new entry there: no flow has room.
+    /// Fills the overflow, and directs every new entry there: no new flow has room.
     pub(crate) fn fill_overflow(&mut self) {
         self.take_all_into_overflow(true);
         let unrelated = Address::from_v4([198, 18, 0, 1]);

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Length of a line of the timeline.
 const STEP: Duration = Duration::from_millis(250);
-/// The longest bar of the timeline, in characters.
+/// Width of a line of the timeline, in characters: half of it for the bar of each client.
 const BAR: usize = 40;
 
 /// All results, as `--json` prints them.
