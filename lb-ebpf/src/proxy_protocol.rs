@@ -167,8 +167,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// The most steps that a caller makes: the number of bytes that options can have.
-    pub const STEPS: u32 = TCP_LONGEST - lengths::TCP;
+    /// The most steps that a caller makes: one for each byte that options can have, and one that finds the option to remove.
+    pub const STEPS: u32 = TCP_LONGEST - lengths::TCP + 1;
 
     /// The part of the [`Change`] of this value in the options of a header of `length` bytes.
     #[inline(always)]
@@ -305,6 +305,7 @@ mod tests {
             (vec![34, 2], Some(vec![1, 1])),
             (vec![1, 34, 4, 9, 9, 1], Some(vec![1; 6])),
             (vec![2, 4, 5, 0xb4, 34, 6, 7, 7, 7, 7], Some(vec![2, 4, 5, 0xb4, 1, 1, 1, 1, 1, 1])),
+            ([vec![1; 38], vec![34, 2]].concat(), Some(vec![1; 40])),
             (vec![254, 2], None),
             (vec![0, 34, 2], None),
             (vec![34, 9], None),

@@ -92,9 +92,9 @@ impl<E: Send + Sync + 'static> Live<E> {
             None => {
                 let reader = source.events()?;
                 let (new, receiver) = broadcast::channel(QUEUE);
-                *sender = Some(new.clone());
-                let slot = Arc::clone(&self.sender);
-                thread::Builder::new().name("events".to_owned()).spawn(move || read(reader, &new, &slot))?;
+                let (to, slot) = (new.clone(), Arc::clone(&self.sender));
+                thread::Builder::new().name("events".to_owned()).spawn(move || read(reader, &to, &slot))?;
+                *sender = Some(new);
                 receiver
             }
         };

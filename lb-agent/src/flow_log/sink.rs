@@ -70,8 +70,8 @@ enum Opened {
     Unix(UnixStream),
 }
 
-/// Writes whole lines. As an error may have cut a line off, the next write begins with a line break. (If that write
-/// falls into the pause before the target is opened again, the line break is lost.)
+/// Writes whole lines. As an error may have cut a line off, the next write that succeeds begins with a line break. (A new
+/// connection to a socket has no line that was cut off.)
 pub(super) struct Sink {
     target: FlowLogTarget,
     rotation: Rotation,
@@ -101,19 +101,18 @@ impl Sink {
     /// Writes lines; first rotates the file if they would make it too large. After an error, some lines may be written.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         self.rotate_before(lines.len() as u64)?;
-        let is_torn = std::mem::take(&mut self.is_torn);
+        let is_torn = self.is_torn;
         let opened = self.open()?;
         let mut result = if is_torn { opened.write_all(b"\n") } else { Ok(()) };
         if result.is_ok() {
             result = opened.write_all(lines);
         }
-        if let Err(error) = result {
-            self.is_torn = true;
+        if result.is_err() {
             self.opened = None;
             self.retry_at = Some(Instant::now() + RETRY);
-            return Err(error);
         }
-        Ok(())
+        self.is_torn = result.is_err() && !matches!(self.target, FlowLogTarget::Unix(_));
+        result
     }
 
     /// Closes the target, so that the next write opens it again: after a rotation, a new file.
@@ -133,7 +132,6 @@ impl Sink {
     fn open(&mut self) -> io::Result<&mut Opened> {
         if self.opened.is_none() {
             if self.retry_at.is_some_and(|at| at > Instant::now()) {
-                self.is_torn = false;
                 return Err(io::Error::other("waiting for the next attempt to open it"));
             }
             self.retry_at = Some(Instant::now() + RETRY);
@@ -230,6 +228,20 @@ mod tests {
         ] {
             assert_eq!((FlowLogTarget::from(text), target.to_string()), (target, text.to_owned()));
         }
+    }
+
+    #[test]
+    fn line_break_after_an_error_survives_the_pause() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, mut sink) = file(folder.path(), NEVER);
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        sink.write(b"torn\n").unwrap_err();
+        fs::remove_file(&path).unwrap();
+        sink.write(b"lost\n").unwrap_err();
+        sink.reopen();
+        sink.write(b"whole\n").unwrap();
+        sink.write(b"next\n").unwrap();
+        assert_eq!(text(&path), "\nwhole\nnext\n");
     }
 
     #[test]

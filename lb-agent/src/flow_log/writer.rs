@@ -126,10 +126,18 @@ impl Writer {
         let mut text = Vec::with_capacity(BATCH + 1024);
         let mut lines = 0;
         let mut append = |line: &Line, text: &mut Vec<u8>| {
-            // Fails only if the types break an invariant; such a line counts neither as written nor as dropped.
-            let is_whole = serde_json::to_writer(&mut *text, &record(line, &self.node, &clock)).is_ok();
-            text.push(b'\n');
-            lines += u64::from(is_whole);
+            let begin = text.len();
+            match serde_json::to_writer(&mut *text, &record(line, &self.node, &clock)) {
+                Ok(()) => {
+                    text.push(b'\n');
+                    lines += 1;
+                }
+                // Only if the types break an invariant.
+                Err(_invalid) => {
+                    text.truncate(begin);
+                    self.counters.dropped_lines.inc();
+                }
+            }
         };
         append(first, &mut text);
         let mut taken = 1;
