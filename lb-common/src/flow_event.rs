@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<FlowEvent>() == 128);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEventKind {
-    /// It has begun. The counts are those of earlier flows with the same entries.
+    /// The flow has begun. The counts are those of earlier flows with the same tuple, which the new flow continues.
     Begun = 0,
     /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are
     /// meaningful: the other fields describe one direction, and the last packets are still to be counted.

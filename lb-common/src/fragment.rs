@@ -31,7 +31,7 @@ const _: () = assert!(size_of::<FragmentKey>() == 40);
 describe!(FragmentKey { source, destination, identification, protocol, egress, zeros });
 
 impl FragmentKey {
-    /// The key of a datagram of this protocol.
+    /// The key of a datagram at one hook. The key of an IPv6 datagram does not contain `protocol`.
     #[inline(always)]
     pub fn new(
         source: Address,

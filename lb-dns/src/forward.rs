@@ -167,7 +167,8 @@ async fn ask_all(servers: &[SocketAddr], ask: &Ask) -> Option<Message> {
     failure
 }
 
-/// Whether the message settles the question. After another code, such as SERVFAIL, another server may know the answer.
+/// Whether the response code makes the message final. After SERVFAIL, NOTIMP, REFUSED or FORMERR, another server may
+/// still know the answer.
 fn is_answer(message: &Message) -> bool {
     use ResponseCode::{FormErr, NotImp, Refused, ServFail};
     ![ServFail, Refused, NotImp, FormErr].contains(&message.metadata.response_code)

@@ -1,4 +1,4 @@
-//! The whole way of a query without sockets, for tests and fuzz targets.
+//! Answers a query given as bytes, without sockets, for tests and fuzz targets.
 
 use hickory_proto::op::{Message, ResponseCode};
 

@@ -104,10 +104,11 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Takes the Service's first address of a family that the Pod has.
+    /// The first packet from `pod` to `service`, at the first cluster IP of a family that the Pod has.
     ///
     /// # Errors
-    /// An address is missing, there is no common family, or no such port.
+    /// The Pod has no address, the Service has no cluster IP, they have no common family, or `port` selects no port (it
+    /// may be omitted only if the Service has a single port).
     pub(crate) fn between(pod: &Pod, service: &Service, port: Option<&str>) -> Result<Self, TargetError> {
         let (sources, vips) = (pod_addresses(pod), cluster_ips(service));
         if sources.is_empty() {

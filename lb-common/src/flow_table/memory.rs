@@ -44,8 +44,8 @@ pub trait Memory: Sized {
     /// Writes the value of a slot.
     fn write_value(&self, slot: Self::Slot, value: &Self::Value);
 
-    /// [`insert::wins_place`]. Programs make a global function of it, or the verifier would check its loop once for
-    /// each pair of places.
+    /// Calls [`insert::wins_place`]. The BPF programs override this with a global function; otherwise the verifier
+    /// would check the loop once for each pair of places.
     fn wins_place(&self, slot: Self::Slot, places: &Places, key: &Self::Key, comes_first: bool) -> bool {
         insert::wins_place(self, slot, places, key, comes_first)
     }

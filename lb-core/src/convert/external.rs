@@ -1,5 +1,5 @@
-//! How clients outside the cluster reach a Service. Values that kube-proxy ignores are left out and reported as errors;
-//! the rest of the Service is served.
+//! Converts the fields by which external clients reach a Service. Leaves out values that kube-proxy ignores, and
+//! reports them as errors; the agent serves the rest of the Service.
 
 use std::net::IpAddr;
 

@@ -83,7 +83,7 @@ pub(super) enum Node<'a> {
     Empty,
     Apex,
     Version,
-    /// The addresses of an endpoint's name.
+    /// The addresses of a host: an endpoint, a pod, or the name server `ns.dns`.
     Host(Addresses),
     /// A Service that resolves to addresses.
     Service(Owner<'a>),

@@ -48,7 +48,7 @@ pub(super) fn are_equal<const WORDS: usize>(left: [u32; WORDS], right: [u32; WOR
 #[inline(always)]
 pub(super) unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
     let mut value = difference;
-    // SAFETY: see above.
+    // SAFETY: the caller passes an aligned word of a map value, and the instruction changes that word atomically.
     unsafe {
         asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value, options(nostack));
     }
@@ -62,7 +62,7 @@ pub(super) unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
 #[inline(always)]
 pub(super) unsafe fn fetch_xor(word: *mut u64, bits: u64) -> u64 {
     let mut value = bits;
-    // SAFETY: see above.
+    // SAFETY: the caller passes an aligned word of a map value, and the instruction changes that word atomically.
     unsafe {
         asm!("{1} = atomic_fetch_xor((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value, options(nostack));
     }
@@ -76,7 +76,7 @@ pub(super) unsafe fn fetch_xor(word: *mut u64, bits: u64) -> u64 {
 #[inline(always)]
 pub(super) unsafe fn compare_exchange(word: *mut u64, from: u64, to: u64) -> bool {
     let mut found = from;
-    // SAFETY: see above.
+    // SAFETY: the caller passes an aligned word of a map value, and the instruction changes that word atomically.
     unsafe {
         asm!(
             "r0 = cmpxchg_64({word} + 0, r0, {to})",
@@ -95,7 +95,7 @@ pub(super) unsafe fn compare_exchange(word: *mut u64, from: u64, to: u64) -> boo
 /// As for [`fetch_add`].
 #[inline(always)]
 pub(super) unsafe fn exchange(word: *mut u64, to: u64) {
-    // SAFETY: see above.
+    // SAFETY: the caller passes an aligned word of a map value, and the instruction changes that word atomically.
     unsafe {
         asm!(
             "{value} = xchg_64({word} + 0, {value})",

@@ -127,8 +127,9 @@ pub const fn socket_of_node(service: &Service) -> Admission {
     }
 }
 
-/// Whether a packet that the service accepts may begin a flow: not if it is a SYN-ACK, whose SYN bypassed the data
-/// plane; nor if it belongs to a connection that the agent has ended.
+/// Whether a packet that the service accepts may begin a flow. A SYN-ACK may not, because its SYN bypassed the data
+/// plane. With [`service_flags::RESET_UNKNOWN`], only a SYN begins a TCP flow: the agent may have ended the connection
+/// of any other segment.
 #[inline(always)]
 pub const fn handshake(segment: &Segment, protocol: u8, service: &Service) -> Admission {
     if segment.is_syn_ack() {

@@ -103,7 +103,7 @@ fn deleted_flows_leave_the_active_count() {
     for port in 2..6 {
         insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
     }
-    // In the entries of an ended flow, only the reverse one still has the number of its counter.
+    // When a program ends a flow, it clears `active_flows_slot` only in the forward entry; the reverse entry keeps it.
     let [_, expired] = around_timeout(Phase::Established);
     let [(key, forward), reply] = counted(protocol::TCP, 9, expired);
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);

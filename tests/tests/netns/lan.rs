@@ -70,7 +70,8 @@ pub(crate) fn node_addresses(node: u8) -> [IpAddr; 2] {
     [IpAddr::from([172, 18, 0, node]), IpAddr::from([0xfd00, 0x172, 0x18, 0, 0, 0, 0, u16::from(node)])]
 }
 
-/// Addresses in the networks whose packets the router sends to a node.
+/// The IPv4 and IPv6 address with this number in the networks of load balancer addresses and external IPs, which the
+/// router routes to a node.
 pub(crate) fn external(number: u8) -> [IpAddr; 2] {
     [IpAddr::from([192, 0, 2, number]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(number)])]
 }

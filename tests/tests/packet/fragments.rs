@@ -81,7 +81,8 @@ fn fragments_of_interleaved_datagrams_are_distinguished() {
 /// device.
 #[test]
 fn early_fragments_are_held_until_the_first_one_arrives() {
-    // A test run cannot check the sum over a frame whose length has changed: the kernel has dropped that sum.
+    // Not with CHECKSUM_COMPLETE: to send the held fragments, the program resizes the frame. The kernel then drops the
+    // sum over the frame, but the test run still verifies it.
     each_on(&[Device::Ethernet, Device::Bare], "early fragments", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
@@ -152,7 +153,7 @@ fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)
 
 #[test]
 fn fragments_of_a_rejected_datagram_are_dropped() {
-    // A test run cannot check the sum over a frame whose length has changed.
+    // Not with CHECKSUM_COMPLETE, as above: the program resizes the frame.
     each_on(&[Device::Ethernet, Device::Bare], "rejected datagram", |bed, family| {
         let vip = family.empty_vip();
         bed.service(vip, UDP, &[]);

@@ -1,8 +1,8 @@
-//! Flows whose backend is on another node and answers the client directly: their packets go there in a tunnel,
-//! untranslated.
+//! Flows whose backend is on another node and answers the client directly (DSR): the programs send their packets to
+//! that node in a tunnel, untranslated.
 //!
-//! Such a flow has one entry, since replies do not come back this way. Packets are sent as those of routed flows are,
-//! by the route to the backend. The other end is [`super::decapsulate`].
+//! Such a flow has one entry, since replies bypass this node. Like packets of routed flows, its packets leave by the
+//! route to the backend. The receiving end of the tunnel is [`super::decapsulate`].
 
 use aya_ebpf::bindings::{
     BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
