@@ -456,10 +456,12 @@ impl Node {
         let mut whole = self.kernel.clone();
         plan.steps.iter().for_each(|step| whole.apply(step));
         let after = (whole.resolved(), whole.admitted());
+        let limits = [self.kernel.maps.limits.clone(), whole.maps.limits];
         for step in plan.steps.iter().take(steps) {
             self.kernel.apply(step);
             self.reconciler.applied(step);
             self.assert_each_is_old_or_new(&before, &after);
+            self.assert_limits_are_old_or_new(&limits);
             self.assert_room();
         }
         if steps < plan.steps.len() {
@@ -489,14 +491,22 @@ impl Node {
             let without_limits = |lead: Option<&Lead>| lead.map(|lead| Lead { limits: None, ..lead.clone() });
             let [with, old_one, new_one] = [state, old, new].map(without_limits);
             assert!(with == old_one || with == new_one, "{key:?} is neither what it was nor what it becomes");
-            // A plan changes limits of a frontend before it changes the frontend, and removes them after that.
-            let limits = |lead: Option<&Lead>| lead.and_then(|lead| lead.limits);
-            let [limits, old, new] = [state, old, new].map(limits);
-            assert!(limits == old || limits == new, "{key:?} has limits {limits:?}");
         }
         for (key, networks) in self.kernel.admitted() {
             let holds = |all: &Admitted| all.1.get(&key).is_some_and(|those| networks.is_superset(those));
             assert!(holds(before) || holds(after), "{key:?} admits only {networks:?}");
+        }
+    }
+
+    /// Asserts that every frontend with limits has those that its service port had before the plan, or has after it. (A
+    /// plan changes the limits of a port before its frontends, also before those that it deletes or passes on.)
+    fn assert_limits_are_old_or_new(&self, [before, after]: &[BTreeMap<u32, ConnectionLimits>; 2]) {
+        let maps = &self.kernel.maps;
+        let is_limited = |(_, record): &(_, &Service)| record.flags & service_flags::LIMITED != 0;
+        for (key, record) in maps.frontends.iter().filter(is_limited) {
+            let limits = maps.limits.get(&record.id);
+            let (old, new) = (before.get(&record.id), after.get(&record.id));
+            assert!(limits.is_some() && (limits == old || limits == new), "{key:?} has limits {limits:?}");
         }
     }
 
