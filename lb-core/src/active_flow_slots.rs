@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lb_common::{Address, Backend};
+use lb_common::{Address, Backend, SocketCounter};
 
 /// An endpoint in its role as a backend of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +18,12 @@ pub struct ServiceEndpoint {
 impl ServiceEndpoint {
     pub(crate) const fn new(service: u32, backend: &Backend) -> Self {
         Self { service, address: backend.address, port: backend.port }
+    }
+}
+
+impl From<&SocketCounter> for ServiceEndpoint {
+    fn from(SocketCounter { service, backend, .. }: &SocketCounter) -> Self {
+        Self { service: *service, address: backend.address, port: backend.port }
     }
 }
 

@@ -66,11 +66,6 @@ impl Ids {
             .map(|(name, id)| (name, *id))
     }
 
-    /// The Service that the id belongs to; `None` for an unused id.
-    pub(crate) fn service(&self, id: u32) -> Option<&ObjectName> {
-        self.names.get(&id).map(|name| &name.service)
-    }
-
     /// The names of all service ports that have an id.
     pub(crate) fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.by_name.keys()

@@ -441,13 +441,15 @@ impl Reconciler {
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
-    /// The Services outside of this plan that have some of the `wanted` frontends in the maps, although these belong to
-    /// other Services now. They wait for room: otherwise they would be in the plan.
-    fn losers(&self, wanted: &BTreeSet<ServiceKey>, planned: &[ObjectName]) -> BTreeSet<ObjectName> {
-        let planned: BTreeSet<&ObjectName> = planned.iter().collect();
-        let records = wanted.iter().filter_map(|key| self.mirror.frontend(key));
-        let owners = records.filter_map(|record| self.ids.service(record.id));
-        owners.filter(|owner| !planned.contains(owner)).cloned().collect()
+    /// The Services outside of this plan that wait for room, and have some of the `wanted` frontends, which belong to
+    /// other Services now, in the maps. (Any other Service that loses a frontend is in the plan.)
+    fn losers(&self, wanted: &BTreeSet<ServiceKey>, planned: &[ObjectName]) -> Vec<ObjectName> {
+        let waits = |conditions: &[Condition]| conditions.iter().any(|it| it.waits_for().is_some());
+        let waiting = self.problems.iter().filter(|(_, conditions)| waits(conditions));
+        let losers = waiting.map(|(service, _)| service).filter(|service| {
+            self.frontends_of(service).any(|key| wanted.contains(&key)) && !planned.contains(service)
+        });
+        losers.cloned().collect()
     }
 
     /// Frees memory that is allocated but unused. Takes time for every object, so it should be called when most objects

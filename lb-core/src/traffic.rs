@@ -14,7 +14,7 @@ use std::{
 };
 
 use lb_common::{
-    Endpoint, SocketCounter, SocketCounts,
+    SocketCounter, SocketCounts,
     conntrack::{Flow, Phase, Tuple, flow_flags},
 };
 
@@ -161,8 +161,7 @@ impl<S: BuildHasher> Ledger<S> {
     /// have not ended. Must be called once in each walk.
     pub fn note_sockets(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>) {
         for (counter, counts) in counts {
-            let SocketCounter { service, backend: Endpoint { address, port, .. }, .. } = *counter;
-            let backend = self.backends.entry(ServiceEndpoint { service, address, port }).or_default();
+            let backend = self.backends.entry(counter.into()).or_default();
             backend.last_walk = self.walk;
             backend.tally.active += counts.active();
             if self.walk > 1 {
@@ -256,7 +255,7 @@ mod tests {
     use std::hash::{BuildHasherDefault, DefaultHasher};
 
     use lb_common::{
-        Address,
+        Address, Endpoint,
         conntrack::{Tick, seen},
         protocol,
     };

@@ -99,7 +99,7 @@ pub(super) async fn run(
     }
 }
 
-/// What GC has done, and what is left to do.
+/// The state of GC between its runs: what the last run has found, and what the next one must check.
 struct GarbageCollection {
     conntrack: Conntrack,
     sockets: NodeSockets,
@@ -193,7 +193,7 @@ impl GarbageCollection {
             self.observers.counters.send_replace(self.recount.in_flows().clone());
         }
         // After GC: under pressure, room for new flows comes first.
-        let ended = self.ends.pass((self.conntrack.clone(), self.sockets.clone()), metrics).await?;
+        let ended = self.ends.pass(self.conntrack.clone(), metrics).await?;
         self.filter.update(&self.conntrack, metrics).await;
         self.next_run = Instant::now() + if self.fill.pressure == Pressure::NONE { CALM } else { PRESSED };
         Ok(swept.and(ended))

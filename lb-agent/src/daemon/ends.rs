@@ -11,6 +11,7 @@ use lb_datapath::{Conntrack, DatapathError, NodeSockets, ServiceConnection};
 #[derive(Debug)]
 pub(super) struct Ends {
     rules: ConnectionRules,
+    sockets: NodeSockets,
     drains: Drains,
 }
 
@@ -22,15 +23,15 @@ struct Ended {
 }
 
 impl Ends {
-    pub(super) fn new(rules: ConnectionRules) -> Self {
-        Self { rules, drains: Drains::default() }
+    pub(super) fn new(rules: ConnectionRules, sockets: NodeSockets) -> Self {
+        Self { rules, sockets, drains: Drains::default() }
     }
 
     /// Ends the connections whose timeout has passed. The programs then answer the client's next TCP segment with a
     /// RST. The kernel closes TCP sockets of the node; UDP sockets are closed as soon as their backend is gone.
     pub(super) async fn pass(
         &mut self,
-        (conntrack, sockets): (Conntrack, NodeSockets),
+        conntrack: Conntrack,
         metrics: &Metrics,
     ) -> anyhow::Result<Result<(), DatapathError>> {
         let rules = self.rules.get();
@@ -38,7 +39,7 @@ impl Ends {
             self.drains = Drains::default();
             return Ok(Ok(()));
         }
-        let mut drains = std::mem::take(&mut self.drains);
+        let (mut drains, sockets) = (std::mem::take(&mut self.drains), self.sockets.clone());
         let (result, drains, ended) = task::spawn_blocking(move || {
             let now = Conntrack::now();
             let mut ended = Ended::default();

@@ -165,14 +165,14 @@ impl Read for PeerNode {
 impl Kind for PeerNode {
     const NAME: &str = "Node";
     const NAMESPACED: bool = false;
-    type Change = (ObjectName, Vec<IpAddr>);
+    type Change = (ObjectName, Option<Vec<IpAddr>>);
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), self.addresses()).into())
+        Ok((name.clone(), Some(self.addresses())).into())
     }
 
     fn gone(name: ObjectName) -> Self::Change {
-        (name, Vec::new())
+        (name, None)
     }
 }
 
@@ -184,7 +184,7 @@ impl Kind for ServiceCidr {
     const NAME: &str = "ServiceCIDR";
     const NAMESPACED: bool = false;
     const OPTIONAL: bool = true;
-    type Change = (ObjectName, Vec<IpNet>);
+    type Change = (ObjectName, Option<Vec<IpNet>>);
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
         let texts = self.spec.cidrs.iter().flatten();
@@ -198,10 +198,10 @@ impl Kind for ServiceCidr {
         };
         let texts = texts.enumerate().filter(|(_, text)| !text.is_empty());
         let cidrs: Vec<IpNet> = texts.map(parse).collect::<Result<_, _>>()?;
-        Ok((name.clone(), cidrs).into())
+        Ok((name.clone(), Some(cidrs)).into())
     }
 
     fn gone(name: ObjectName) -> Self::Change {
-        (name, Vec::new())
+        (name, None)
     }
 }

@@ -24,7 +24,7 @@ use super::{
     conditions::ServerConditions,
     kind,
     node::{NodeInfo, PeerNode},
-    watch::{Watch, at, next, publish},
+    watch::{Watch, at, next, publish, replace},
 };
 
 /// Channels for values that the source publishes in addition to the events for the writer. Each holds the latest value.
@@ -167,14 +167,8 @@ impl Follower {
         due
     }
 
-    fn cidr_changes(&mut self, changes: Vec<(ObjectName, Vec<IpNet>)>) -> Vec<SourceEvent> {
-        for (name, cidrs) in changes {
-            if cidrs.is_empty() {
-                self.ranges.remove(&name);
-            } else {
-                self.ranges.insert(name, cidrs);
-            }
-        }
+    fn cidr_changes(&mut self, changes: Vec<(ObjectName, Option<Vec<IpNet>>)>) -> Vec<SourceEvent> {
+        replace(&mut self.ranges, changes);
         let ranges: BTreeSet<IpNet> = self.ranges.values().flatten().copied().collect();
         let ranges =
             if ranges.is_empty() { self.default_ranges.clone() } else { ranges.into_iter().collect() };
@@ -182,14 +176,9 @@ impl Follower {
         Vec::new()
     }
 
-    fn peer_changes(&mut self, changes: Vec<(ObjectName, Vec<IpAddr>)>) -> Vec<SourceEvent> {
-        for (name, addresses) in changes.into_iter().filter(|(name, _)| name.name != self.node_name) {
-            if addresses.is_empty() {
-                self.known_peers.remove(&name);
-            } else {
-                self.known_peers.insert(name, addresses);
-            }
-        }
+    fn peer_changes(&mut self, changes: Vec<(ObjectName, Option<Vec<IpAddr>>)>) -> Vec<SourceEvent> {
+        let others = changes.into_iter().filter(|(name, _)| name.name != self.node_name);
+        replace(&mut self.known_peers, others);
         if self.peers.as_ref().is_some_and(Watch::is_listed)
             && let Some(published) = &self.published.peers
         {

@@ -1,5 +1,5 @@
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     future,
     time::{Duration, SystemTime},
 };
@@ -143,6 +143,19 @@ pub(super) async fn next<K: Kind>(watch: &mut Option<Watch<K>>) -> Option<Vec<K:
     match watch {
         Some(watch) => watch.next().await,
         None => future::pending().await,
+    }
+}
+
+/// Applies changes to the known objects; `None` removes one.
+pub(super) fn replace<K: Ord, V>(
+    known: &mut BTreeMap<K, V>,
+    changes: impl IntoIterator<Item = (K, Option<V>)>,
+) {
+    for (name, value) in changes {
+        match value {
+            Some(value) => known.insert(name, value),
+            None => known.remove(&name),
+        };
     }
 }
 

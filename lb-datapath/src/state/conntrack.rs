@@ -12,7 +12,7 @@ use std::{
 };
 
 use lb_common::{
-    Address, Endpoint, SocketCounter, SocketCounts,
+    Address, SocketCounter, SocketCounts,
     conntrack::{Flow, Pressure, Tick, Tuple, flow_flags, seconds_left, seconds_left_under, seen},
     filter::Mark,
     protocol,
@@ -163,12 +163,8 @@ impl Conntrack {
             }
             Ok(())
         })?;
-        for SocketCounter { service, active_flows_slot, backend } in self.sockets.get()?.into_keys() {
-            if active_flows_slot != 0 {
-                let Endpoint { address, port, .. } = backend;
-                slots.insert(active_flows_slot, ServiceEndpoint { service, address, port });
-            }
-        }
+        let sockets = self.sockets.get()?.into_keys().filter(|counter| counter.active_flows_slot != 0);
+        slots.extend(sockets.map(|counter| (counter.active_flows_slot, ServiceEndpoint::from(&counter))));
         Ok(slots)
     }
 

@@ -4,8 +4,6 @@
 //! an answer in place of the question, drops a question that it could not turn into an answer, and passes every other
 //! packet untouched. A frame whose VLAN tag the kernel has taken out is for the VLAN device, so the program passes it.
 
-use core::arch::asm;
-
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{HashMap, PerCpuArray},
@@ -22,7 +20,7 @@ use lb_ebpf::{
     rules::announce::{Message, Reaction, may_answer, reaction},
 };
 
-use super::skb::Skb;
+use super::{skb::Skb, words};
 
 /// The right of the node to answer for each address, on each device: the agent renews it.
 #[btf_map]
@@ -172,7 +170,7 @@ impl Record {
         unsafe {
             (*self.heard).conflict_mac = mac;
             (&raw mut (*self.heard).conflict_at).write_volatile(now());
-            add_one(&raw mut (*self.heard).conflicts);
+            words::add(&raw mut (*self.heard).conflicts, 1);
         }
     }
 
@@ -181,25 +179,14 @@ impl Record {
         // SAFETY: as above.
         unsafe {
             if sent.is_ok() {
-                add_one(&raw mut (*self.heard).answers);
+                words::add(&raw mut (*self.heard).answers, 1);
                 Done::Sent
             } else {
-                add_one(&raw mut (*self.heard).failures);
+                words::add(&raw mut (*self.heard).failures, 1);
                 Done::Failed
             }
         }
     }
-}
-
-/// Adds one to a counter that other CPUs may change at the same time.
-///
-/// # Safety
-///
-/// The pointer is that of an aligned counter in a map's element.
-#[inline(always)]
-unsafe fn add_one(counter: *mut u64) {
-    // SAFETY: as this function requires.
-    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64, options(nostack)) };
 }
 
 /// The current time in nanoseconds of `CLOCK_BOOTTIME`.

@@ -13,7 +13,7 @@ use lb_common::{
     monitor,
 };
 
-use super::{context::HookContext, maps, scratch::scratch, stats};
+use super::{context::HookContext, maps, scratch::scratch, words};
 
 /// Events for the monitor.
 #[btf_map]
@@ -123,7 +123,7 @@ pub(crate) fn emit(fill: impl FnOnce(&mut Event)) {
     let Some(mut entry) = EVENTS.reserve(0) else {
         if let Some(lost) = MONITOR.get_ptr_mut(monitor::LOST) {
             // SAFETY: `lost` points to an element of the array, which lives as long as the program runs.
-            unsafe { stats::add_one(lost) };
+            unsafe { words::add(lost, 1) };
         }
         return;
     };

@@ -38,7 +38,7 @@ mod skb;
 mod slow_path;
 mod socket;
 pub(crate) mod stats;
-mod words;
+pub(crate) mod words;
 pub(crate) mod xdp;
 
 use lb_common::Outcome;

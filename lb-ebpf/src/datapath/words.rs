@@ -41,6 +41,16 @@ pub(super) fn are_equal<const WORDS: usize>(left: [u32; WORDS], right: [u32; WOR
     difference == 0
 }
 
+/// Adds to a word in one step.
+///
+/// # Safety
+/// The pointer leads to an aligned word of a map value, which is changed atomically only, or on this CPU only.
+#[inline(always)]
+pub(crate) unsafe fn add(word: *mut u64, difference: u64) {
+    // SAFETY: the caller passes an aligned word of a map value, and the instruction changes that word atomically.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) difference, options(nostack)) };
+}
+
 /// Adds to a word and returns its previous value.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 //! The packets of these sockets are not translated, so no flow counts them. `SOCKET_COUNTS` has the numbers of each
 //! backend. For schedulers that need it, a connection also counts as an active flow of the backend.
 
-use core::{arch::asm, ptr};
+use core::ptr;
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -17,7 +17,7 @@ use bytemuck::Zeroable as _;
 use lb_common::{Backend, Endpoint, SocketCounter, SocketCounts, capacity};
 
 use super::call::Call;
-use crate::datapath::flow::active_flows;
+use crate::datapath::{flow::active_flows, words};
 
 /// How many connections to each backend have begun and ended.
 #[btf_map]
@@ -43,7 +43,8 @@ pub(super) fn begin(call: &Call, service: u32, backend: &Backend) {
     };
     let Some(counts) = counts_of(&counter) else { return };
     if call.store(&COUNTED_SOCKETS, &mut counter) {
-        increment(&raw mut counts.begun);
+        // SAFETY: the memory of an element stays mapped while the program runs; all programs change it atomically.
+        unsafe { words::add(&raw mut counts.begun, 1) };
         active_flows::begin(counter.active_flows_slot);
     }
 }
@@ -82,8 +83,8 @@ fn count_end(counter: &mut SocketCounter) {
         return;
     }
     if let Some(counts) = SOCKET_COUNTS.get_ptr_mut(&*counter) {
-        // SAFETY: the memory of an element stays mapped while the program runs.
-        increment(unsafe { &raw mut (*counts).ended });
+        // SAFETY: as in `begin`.
+        unsafe { words::add(&raw mut (*counts).ended, 1) };
         active_flows::connection_ended(counter.active_flows_slot);
     }
     *counter = SocketCounter::zeroed();
@@ -98,12 +99,4 @@ fn counts_of(counter: &SocketCounter) -> Option<&'static mut SocketCounts> {
     }
     // SAFETY: the memory of an element stays mapped while the program runs; the program changes it atomically only.
     unsafe { SOCKET_COUNTS.get_ptr_mut(counter)?.as_mut() }
-}
-
-/// Adds 1 in one step. (`core` has no such operation for BPF.)
-#[inline(always)]
-fn increment(count: *mut u64) {
-    // SAFETY: `count` points into an element of a map, which stays mapped while the program runs, and is aligned to 8
-    // bytes.
-    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) count, in(reg) 1_u64, options(nostack)) };
 }

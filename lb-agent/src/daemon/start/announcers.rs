@@ -1,45 +1,31 @@
 //! Starts the tasks that announce load balancers' addresses.
 
 use anyhow::Result;
-use lb_core::announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot};
-use lb_datapath::Network;
+use lb_core::announce::voters::Ballot;
 use tokio::sync::watch;
 
 use super::opened::Opened;
 use crate::{
-    announce::{self, Announcer, HolderMap, Key, Members, Who},
+    announce::{self, Announcer, Key, Members, Who},
     config::{AnnounceConfig, Config},
     daemon::{routes, tasks::Tasks},
 };
 
-/// What the announcers read.
-pub(super) struct Inputs {
-    pub(super) advertised: watch::Receiver<Advertised>,
-    pub(super) cluster: watch::Receiver<Cluster>,
-    pub(super) holders: watch::Receiver<HolderMap>,
-    pub(super) network: watch::Receiver<Network>,
-    pub(super) synchronised: watch::Receiver<bool>,
-    pub(super) complete: watch::Receiver<bool>,
-    /// Becomes true when the agent stops.
-    pub(super) stop: watch::Receiver<bool>,
-}
-
-/// Spawns the tasks that announce at layer 2 and by BGP.
+/// Spawns the tasks that announce at layer 2 and by BGP. `complete` says whether every object is in the kernel.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
-    inputs: Inputs,
+    sources: announce::Sources,
+    complete: watch::Receiver<bool>,
     ballots: watch::Sender<Ballot>,
     tasks: &mut Tasks,
 ) -> Result<()> {
-    let Inputs { advertised, cluster, holders, network, synchronised, complete, stop } = inputs;
     let by_bgp = routes::Inputs {
-        advertised: advertised.clone(),
-        holders: holders.clone(),
-        synchronised: synchronised.clone(),
+        advertised: sources.advertised.clone(),
+        holders: sources.holders.clone(),
+        synchronised: sources.synchronised.clone(),
         complete,
     };
-    let sources = announce::Sources { advertised, cluster, holders, network, synchronised, stop };
     spawn_at_layer_2(config, opened, sources, ballots, tasks)?;
     routes::spawn(config, by_bgp, opened.observers(), tasks)
 }

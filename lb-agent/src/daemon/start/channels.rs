@@ -32,7 +32,7 @@ pub(super) type Latest<T> = Channel<watch::Sender<T>, watch::Receiver<T>>;
 /// A channel that holds every value until it is received.
 type Queue<T> = Channel<mpsc::Sender<T>, mpsc::Receiver<T>>;
 /// A [`Queue`] without a maximum length.
-pub(super) type Unbounded<T> = Channel<mpsc::UnboundedSender<T>, mpsc::UnboundedReceiver<T>>;
+type Unbounded<T> = Channel<mpsc::UnboundedSender<T>, mpsc::UnboundedReceiver<T>>;
 
 impl<S, R> From<(S, R)> for Channel<S, R> {
     fn from((sender, receiver): (S, R)) -> Self {
@@ -65,7 +65,7 @@ pub(super) struct Channels {
     pub(super) cluster: Latest<Cluster>,
     /// Known and proposed voters: from the announcer to the task that writes voters to the API server.
     pub(super) ballots: Latest<Ballot>,
-    /// What to answer: from the writer to the `healthCheckNodePort` servers.
+    /// The answers of the `healthCheckNodePort` servers: from the writer to these servers.
     pub(super) checks: Latest<Checks>,
     /// UDP frontends that have lost endpoints: from the writer to connection tracking.
     pub(super) stale_udp: Unbounded<StaleFrontends>,

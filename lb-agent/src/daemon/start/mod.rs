@@ -28,9 +28,11 @@ use tokio::{
 };
 
 use self::{channels::Channels, opened::Opened};
-use super::{Pages, addresses, dns, environment, node::Sources, socket, tasks::Tasks};
+use super::{Pages, addresses, dns, environment, node::Sources, socket, tasks::Tasks, writer::Listeners};
 use crate::{
+    announce,
     config::Config,
+    flow_log::FlowLog,
     health::Servers,
     kubernetes::Events,
     probe::{self, Prober},
@@ -87,16 +89,15 @@ fn spawn(
     }
     tasks.spawn("node", node.run(facts, events.sender.clone()));
 
-    let inputs = announcers::Inputs {
+    let sources = announce::Sources {
         advertised: advertised.receiver,
         cluster: cluster.receiver,
         holders: holders.receiver,
         network,
         synchronised: synchronised.receiver,
-        complete: complete.receiver,
         stop: stop.subscribe(),
     };
-    announcers::spawn(config, &opened, inputs, ballots.sender, tasks)?;
+    announcers::spawn(config, &opened, sources, complete.receiver, ballots.sender, tasks)?;
     if let Some(names) = &opened.names {
         dns::spawn(config.dns.clone(), names, ranges, opened.metrics.dns(), &opened.state, tasks);
     }
@@ -115,21 +116,25 @@ fn spawn(
     };
     source::spawn(config, &opened, of_source, tasks);
 
+    let listeners = Listeners {
+        stale_udp: stale_udp.sender,
+        checks: checks.sender,
+        targets: targets.sender,
+        events: emitted,
+        holders: holders.sender,
+        flow_log: opened.flow_log.as_ref().map(FlowLog::policies),
+        synchronised: synchronised.sender,
+        complete: complete.sender,
+    };
     let channels = flows::FlowChannels {
         events: events.receiver,
         environments: environments.receiver,
         own: own.receiver,
-        stale_udp,
+        stale_udp: stale_udp.receiver,
         counters,
         flow_counts,
-        checks: checks.sender,
-        targets: targets.sender,
-        holders: holders.sender,
-        synchronised: synchronised.sender,
-        complete: complete.sender,
-        emitted,
     };
-    flows::spawn(opened, config.policy(), unhealthy, channels, tasks)
+    flows::spawn(opened, config.policy(), unhealthy, (channels, listeners), tasks)
 }
 
 /// Spawns the task that probes endpoints. Returns those that an earlier agent has found unhealthy.

@@ -62,7 +62,7 @@ impl Opened {
         })
     }
 
-    /// What most tasks report to.
+    /// The state and the metrics, to which most tasks report.
     pub(super) fn observers(&self) -> (Arc<State>, Arc<Metrics>) {
         (Arc::clone(&self.state), Arc::clone(&self.metrics))
     }

@@ -67,7 +67,7 @@ pub(super) fn spawn_pages(config: &Config, pages: Pages, tasks: &mut Tasks) -> a
     Ok(())
 }
 
-/// What the `healthCheckNodePort` servers need to answer, and where they report their errors.
+/// How the `healthCheckNodePort` servers learn whether the agent is healthy, and report their errors.
 pub(super) fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
     let state = Arc::clone(&opened.state);
     health::Report {

@@ -11,12 +11,12 @@ use lb_core::{
 };
 use tokio::sync::watch;
 
-use super::{kinds::AnyNode, passwords::Passwords, pools, replace};
+use super::{kinds::AnyNode, passwords::Passwords, pools};
 use crate::kubernetes::{
     client::{ApiServer, KubernetesError, watching_client},
     conditions::ServerConditions,
     kind::{self, Kind},
-    watch::{Watch, at, publish},
+    watch::{Watch, at, publish, replace},
 };
 
 /// The channels through which this source publishes. Each holds the latest value.

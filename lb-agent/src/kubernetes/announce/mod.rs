@@ -46,7 +46,7 @@ use super::{
     conditions::ServerConditions,
     events::Events,
     kind,
-    watch::{Watch, at, next, publish},
+    watch::{Watch, at, next, publish, replace},
 };
 
 /// Name of the ConfigMap with the voters.
@@ -317,13 +317,4 @@ fn pools(known: &BTreeMap<ObjectName, (Option<String>, Pool)>) -> Vec<Pool> {
     let mut pools: Vec<_> = known.iter().map(|(name, (created, pool))| (created, name, pool)).collect();
     pools.sort_by_key(|(created, name, _)| (*created, *name));
     pools.into_iter().map(|(.., pool)| pool.clone()).collect()
-}
-
-fn replace<K: Ord, V>(known: &mut BTreeMap<K, V>, changes: impl IntoIterator<Item = (K, Option<V>)>) {
-    for (name, value) in changes {
-        match value {
-            Some(value) => known.insert(name, value),
-            None => known.remove(&name),
-        };
-    }
 }

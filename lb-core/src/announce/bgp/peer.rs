@@ -149,7 +149,7 @@ impl Peer {
     ///
     /// The rules for passwords, if `text` breaks one. The error does not show `text`.
     pub fn set_password(&mut self, text: &str) -> Result<(), &'static str> {
-        self.password = Some(quoted_password(text).ok_or(PASSWORD)?);
+        self.password = Some(quoted_password(text).ok_or(VALID_PASSWORD)?);
         Ok(())
     }
 
@@ -273,11 +273,13 @@ fn router_id(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Ipv4Addr
 fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, ConvertError> {
     let Some(text) = spec.password.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
     let password = quoted_password(text);
-    password.map(Some).ok_or_else(|| object.error("spec.password", format!("Invalid value: {PASSWORD}")))
+    password
+        .map(Some)
+        .ok_or_else(|| object.error("spec.password", format!("Invalid value: {VALID_PASSWORD}")))
 }
 
 /// What a password must be.
-const PASSWORD: &str = "must have 1 to 80 bytes, no quotation marks and no control characters";
+const VALID_PASSWORD: &str = "must have 1 to 80 bytes, no quotation marks and no control characters";
 
 fn quoted_password(text: &str) -> Option<Quoted> {
     Quoted::new(text).filter(|_| (1..=80).contains(&text.len()))

@@ -12,12 +12,14 @@ use core::arch::asm;
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
 use lb_common::{capacity, conntrack::Flow};
 
+use crate::datapath::words;
+
 /// Active flows by [`lb_common::Backend::active_flows_slot`]. The programs and the agent, which maps the array, change
 /// the numbers atomically.
 #[btf_map]
 static ACTIVE: Array<i64, { capacity::BACKENDS }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Adds to a counter in one step. (`core` has no such operation for BPF.)
+/// Adds to a counter in one step.
 #[inline(always)]
 fn add(number: u32, difference: i64) {
     if number != 0
@@ -25,7 +27,7 @@ fn add(number: u32, difference: i64) {
     {
         // SAFETY: `count` points to an element of the array, which lives as long as the program runs, and is aligned
         // to 8 bytes. All CPUs and the agent change it atomically.
-        unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) count, in(reg) difference, options(nostack)) };
+        unsafe { words::add(count.cast(), difference.cast_unsigned()) };
     }
 }
 

@@ -11,7 +11,7 @@ use lb_common::{
     conntrack::{Flow, Phase, Tuple, flow_flags},
 };
 
-use crate::datapath::{scratch::scratch, stats, words};
+use crate::datapath::{scratch::scratch, words};
 
 /// Events for the flow log. The agent makes it larger if it keeps one: `capacity::FLOW_EVENTS`.
 #[btf_map]
@@ -149,7 +149,7 @@ fn emit(kind: FlowEventKind, fill: impl FnOnce(&mut FlowEvent)) {
     let Some(mut entry) = FLOW_EVENTS.reserve(0) else {
         if let Some(lost) = FLOW_EVENTS_LOST.get_ptr_mut(0) {
             // SAFETY: `lost` points to an element of the array, which lives as long as the program runs.
-            unsafe { stats::add_one(lost) };
+            unsafe { words::add(lost, 1) };
         }
         return;
     };
