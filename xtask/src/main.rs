@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 mod agent;
 mod bench;
 mod build_ebpf;
+mod busy;
 mod demo;
 mod elf;
 mod fuzz;

@@ -3,6 +3,7 @@
 use anyhow::ensure;
 
 use crate::agent::{build_agent, build_next_agent};
+use crate::busy::beside_busy_loops;
 use crate::fuzz;
 use crate::process::{cargo, run as run_command};
 use crate::setup;
@@ -16,6 +17,9 @@ pub(crate) struct Args {
     /// Also run the short list of tests on older kernels, as `cargo xtask vm` does
     #[arg(long)]
     vm: bool,
+    /// Run the tests twice beside one busy loop for each CPU, as on an overloaded machine
+    #[arg(long)]
+    busy: bool,
 }
 
 /// Runs all stages. After a failure, skips the stages that depend on the failed one.
@@ -27,7 +31,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if stages.run("agent with another map layout", build_next_agent)
             && stages.run("agent", || run_command(build_agent()))
         {
-            stages.run("kernel tests", kernel_tests);
+            if args.busy {
+                stages.run("kernel tests beside busy loops", || beside_busy_loops(kernel_tests));
+                stages.run("kernel tests beside busy loops, again", || beside_busy_loops(kernel_tests));
+            } else {
+                stages.run("kernel tests", kernel_tests);
+            }
             if args.vm {
                 stages.run("older kernels", || vm::run(&vm::Args::of_ci()));
             }

@@ -1,0 +1,37 @@
+//! Busy loops beside a task: the machine looks overloaded to it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Runs `task` beside one thread per CPU that never sleeps.
+///
+/// # Errors
+///
+/// The task's.
+pub(crate) fn beside_busy_loops(task: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let cpus = thread::available_parallelism()?.get();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..cpus {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        eprintln!("beside {cpus} busy loops");
+        let result = task();
+        stop.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_the_task_ends_the_loops() {
+        assert!(beside_busy_loops(|| anyhow::bail!("a test failed")).is_err());
+    }
+}
