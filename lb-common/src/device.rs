@@ -48,6 +48,8 @@ pub mod device_flags {
     /// A bridge of pods, on a node with a catch device. Packets to cluster IPs come in here only if the pod's port has
     /// no programs. Replies to the pod's address would be bridged past this device.
     pub const BRIDGES_PODS: u32 = 64;
+    /// A workload device: what enters the node here comes from a pod of the node.
+    pub const WORKLOAD: u32 = 128;
 }
 
 #[cfg(feature = "user")]

@@ -185,6 +185,11 @@ impl Mark {
         if flags & TO_NODE == 0 { [source; 2] } else { [source, of_sockets] }
     }
 
+    /// The marks of an entry of `DNS_INTERCEPT`, whose key is the destination of queries or the source of answers.
+    pub fn of_intercept(key: &ServiceKey) -> [Self; 2] {
+        [Side::Front, Side::Back].map(|side| Self::new(side, &key.address, key.port, key.protocol))
+    }
+
     #[inline(always)]
     fn of_destination(tuple: &Tuple) -> Self {
         Self::new(Side::Front, &tuple.destination, tuple.destination_port, tuple.protocol)

@@ -15,6 +15,7 @@ pub mod checksum;
 pub mod conntrack;
 pub mod crc32c;
 mod device;
+pub mod dns;
 mod event;
 pub mod filter;
 mod flow_event;
@@ -33,6 +34,7 @@ mod socket;
 pub use address::Address;
 pub use announce::{AnnounceKey, Announcement, Heard};
 pub use device::{DeviceInfo, device_flags};
+pub use dns::DnsIntercept;
 pub use event::{Choice, Event, EventHook, monitor};
 pub use flow_event::{FlowEvent, FlowEventKind};
 pub use fragment::{FragmentKey, FragmentedDatagram, Span};
@@ -120,6 +122,9 @@ pub mod capacity {
     /// Addresses of other nodes that may send tunnelled packets (`PEERS`): 16 bytes each at start, the rest for those
     /// that exist. Enough for 8,192 nodes with an address of each family.
     pub const PEERS: usize = 16_384;
+    /// Endpoints of node-local DNS (`DNS_INTERCEPT`): for each cluster IP of the DNS Service and each protocol, one for
+    /// queries and one for answers.
+    pub const DNS_INTERCEPT: usize = 64;
     /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
     /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 80 bytes each for every CPU, so 160

@@ -144,6 +144,11 @@ pub enum Outcome {
     NoProxyHeader = 47,
     /// Dropped: the first packet of a connection beyond a limit on new connections of its Service.
     ConnectionLimited = 48,
+    /// A DNS query of a pod to the cluster IP of the DNS Service, led to the agent on this node: a datagram, or a SYN.
+    /// (Further segments of that connection count as `forward`.)
+    DnsQuery = 49,
+    /// A packet of the agent's answer to such a query, which leaves with the cluster IP as its source.
+    DnsAnswer = 50,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -214,6 +219,8 @@ list_outcomes! {
     FragmentDropped,
     NoProxyHeader,
     ConnectionLimited,
+    DnsQuery,
+    DnsAnswer,
 }
 
 impl Outcome {
@@ -236,7 +243,9 @@ impl Outcome {
             | Self::Decapsulated
             | Self::LeftToEarlier
             | Self::OtherHost
-            | Self::Caught => Verdict::Pass,
+            | Self::Caught
+            | Self::DnsQuery
+            | Self::DnsAnswer => Verdict::Pass,
             Self::Hairpin
             | Self::RejectTcp
             | Self::RejectUdp
@@ -326,7 +335,9 @@ impl Outcome {
             | Self::Untranslated
             | Self::FragmentDropped
             | Self::NoProxyHeader
-            | Self::ConnectionLimited => self,
+            | Self::ConnectionLimited
+            | Self::DnsQuery
+            | Self::DnsAnswer => self,
         }
     }
 
@@ -388,6 +399,8 @@ impl Outcome {
             Self::FragmentDropped => "fragment_dropped",
             Self::NoProxyHeader => "no_proxy_header",
             Self::ConnectionLimited => "connection_limited",
+            Self::DnsQuery => "dns_query",
+            Self::DnsAnswer => "dns_answer",
         }
     }
 }

@@ -29,6 +29,7 @@ use crate::{
         announcements::Announcements,
         conntrack::Conntrack,
         device_map::DeviceMap,
+        dns_intercept::DnsIntercepts,
         filter::Filter,
         handover::{self, Handover},
         key_set::{InternalDevices, PeerAddresses, UnansweredBackends},
@@ -148,6 +149,11 @@ impl Datapath {
     /// Opens the map of other nodes that may send tunnelled packets. The handle stays valid without this [`Datapath`].
     pub fn peers(&self) -> Result<PeerAddresses, DatapathError> {
         PeerAddresses::open(&layout::PEERS, &self.folder)
+    }
+
+    /// Opens the map of node-local DNS. The handle stays valid without this [`Datapath`].
+    pub fn dns_intercepts(&self) -> Result<DnsIntercepts, DatapathError> {
+        DnsIntercepts::open(&self.folder, &self.filter)
     }
 
     /// Opens the map of backends that do not answer. The handle stays valid without this [`Datapath`].

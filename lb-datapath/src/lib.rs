@@ -81,6 +81,7 @@ pub use self::{
         announcements::Announcements,
         conntrack::{Connection, Conntrack, FlowWalk, GcReport, Ledger, monotonic_nanoseconds},
         device_map::DeviceMap,
+        dns_intercept::DnsIntercepts,
         filter::{Filter, FilterFill, FilterMemory},
         flow_table::{FlowTable, ReadEntry},
         key_set::{InternalDevices, PeerAddresses, UnansweredBackends},

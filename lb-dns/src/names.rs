@@ -9,7 +9,10 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_core::dns::{Index, NameChange, Unread, Zone};
+use lb_core::{
+    dns::{ClusterDns, Index, NameChange, Unread, Zone},
+    model::ObjectName,
+};
 
 /// The names of Services. Every change is visible to the next question.
 #[derive(Debug)]
@@ -55,7 +58,13 @@ impl Names {
         self.synchronised.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_synchronised(&self) -> bool {
+    /// The DNS server of the cluster, which is this Service.
+    pub fn cluster_dns(&self, service: &ObjectName) -> ClusterDns {
+        self.read().cluster_dns(service)
+    }
+
+    /// Whether all objects have been applied once.
+    pub fn is_synchronised(&self) -> bool {
         self.synchronised.load(Ordering::Acquire)
     }
 

@@ -3,10 +3,10 @@
 use std::{
     convert::Infallible,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -48,6 +48,8 @@ pub struct Server {
     /// Places for TCP connections.
     pub(crate) connections: Arc<Semaphore>,
     encode_error_logged: AtomicBool,
+    /// Datagrams and connections that have come from other addresses than the server's own.
+    pub(crate) received: AtomicU64,
 }
 
 /// Why the server cannot listen.
@@ -74,7 +76,8 @@ impl Server {
     /// A server without sockets.
     pub fn new(names: Arc<Names>, forwarder: Arc<Forwarder>, access: Access, stats: Stats) -> Self {
         let (clients, connections) = (Clients::new(access), Arc::new(Semaphore::new(MOST_CONNECTIONS)));
-        Self { names, forwarder, stats, clients, connections, encode_error_logged: AtomicBool::new(false) }
+        let (encode_error_logged, received) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { names, forwarder, stats, clients, connections, encode_error_logged, received }
     }
 
     /// Listens at the address, over UDP and TCP, before it returns; the future serves both.
@@ -96,6 +99,16 @@ impl Server {
                 never = tcp::serve(self, tcp_listener) => never,
             }
         })
+    }
+
+    /// How many datagrams and connections have come from other addresses than the one that the server listens at.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Counts a datagram or connection of a client, which has come to the address `own`.
+    pub(crate) fn count_received(&self, client: IpAddr, own: Option<IpAddr>) {
+        self.received.fetch_add(u64::from(Some(client) != own), Ordering::Relaxed);
     }
 
     /// Encodes an answer; `None` if that fails, which is a bug.

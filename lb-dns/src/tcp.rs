@@ -25,11 +25,13 @@ const MOST_QUERIES: usize = 32;
 
 /// Answers the queries of connections to the socket.
 pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infallible {
+    let own = listener.local_addr().ok().map(|address| address.ip());
     loop {
         // The permit comes first: connections beyond the limit wait in the backlog.
         let permit = Arc::clone(&server.connections).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, client)) => {
+                server.count_received(client.ip(), own);
                 if !server.clients.is_allowed(client.ip()) {
                     server.stats.refused_clients.inc();
                     continue;

@@ -30,12 +30,14 @@ pub(crate) fn enlarge_buffer(socket: &UdpSocket) {
 
 /// Answers the queries that come to the socket.
 pub(crate) async fn serve(server: Arc<Server>, socket: UdpSocket) -> Infallible {
+    let own = socket.local_addr().ok().map(|address| address.ip());
     let socket = Arc::new(socket);
     let mut buffer = vec![0; LARGEST_QUERY];
     loop {
         match socket.recv_from(&mut buffer).await {
             Ok((length, client)) => {
                 server.stats.count_query("udp");
+                server.count_received(client.ip(), own);
                 answer(&server, &socket, client, buffer.get(..length).unwrap_or_default()).await;
             }
             Err(error) => {

@@ -250,6 +250,13 @@ settings! {
         /// [default: 2000]
         "dns-rate-limit" "LB_AGENT_DNS_RATE_LIMIT" "dnsRateLimit"
         dns_rate_limit: Option<u32> | Option<u32>, (value_name = "NUMBER");
+        /// The DNS Service of the cluster, such as kube-system/kube-dns: the agent answers the queries of this node's pods
+        /// in its place, while it can [default: none: the Service's endpoints answer]
+        "dns-intercept" "LB_AGENT_DNS_INTERCEPT" "dnsIntercept"
+        dns_intercept: Option<String> | Option<String>, (value_name = "NAMESPACE/NAME");
+        /// Port at the node's addresses on which the agent answers these queries [default: 9053]
+        "dns-intercept-port" "LB_AGENT_DNS_INTERCEPT_PORT" "dnsInterceptPort"
+        dns_intercept_port: Option<u16> | Option<u16>, (value_name = "PORT");
         /// Detail of flow, packet and byte counts in /metrics [default: service]
         "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
         service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");
@@ -506,7 +513,10 @@ mod tests {
             (None, flag) if flag.starts_with("max-") || flag.starts_with("maglev-") => "7".to_owned(),
             (None, "flow-log-sample") => "0.5".to_owned(),
             (None, "flow-log-interval" | "flow-log-max-size" | "flow-log-keep") => "7".to_owned(),
-            (None, "syn-retries" | "announce-port" | "announce-table" | "dns-rate-limit") => "2".to_owned(),
+            (
+                None,
+                "syn-retries" | "announce-port" | "announce-table" | "dns-intercept-port" | "dns-rate-limit",
+            ) => "2".to_owned(),
             (None, "masquerade-all" | "load-balancer-controller" | "announce") => "true".to_owned(),
             (None, _) => "x".to_owned(),
         }

@@ -16,7 +16,7 @@ use crate::{
     daemon::{
         shortage::ShortageReport,
         socket,
-        state::{DeviceReport, DnsReport, LoadBalancerReport, NodeReport, Report},
+        state::{DeviceReport, DnsReport, InterceptReport, LoadBalancerReport, NodeReport, Report},
     },
     leftovers::{self, Findings, Leftover},
 };
@@ -436,7 +436,7 @@ fn addresses_line(report: &LoadBalancerReport) -> String {
 
 /// The line of `status` about the DNS server.
 fn dns_line(report: &DnsReport) -> String {
-    let DnsReport { addresses, unserved, domain, upstreams, loops } = report;
+    let DnsReport { addresses, unserved, domain, upstreams, loops, intercept } = report;
     let served: Vec<_> = addresses.iter().filter(|address| !unserved.contains_key(address)).collect();
     let (served, upstreams) = (some_of(&served), some_of(upstreams));
     let errors: String = unserved.values().map(|error| format!("; {error}")).collect();
@@ -444,7 +444,18 @@ fn dns_line(report: &DnsReport) -> String {
         [] => String::new(),
         loops => format!("; not asked, because they lead back here: {}", some_of(loops)),
     };
-    format!("DNS       {domain} at {served}, other names from {upstreams}{loops}{errors}")
+    let intercept = intercept.as_ref().map(intercept_text).unwrap_or_default();
+    format!("DNS       {domain} at {served}, other names from {upstreams}{loops}{errors}{intercept}")
+}
+
+/// What becomes of queries of this node's pods to the DNS Service.
+fn intercept_text(report: &InterceptReport) -> String {
+    let InterceptReport { service, servers, problem, .. } = report;
+    match (&**servers, problem) {
+        ([], None) => format!("; pods that ask {service} are answered by its endpoints"),
+        ([], Some(problem)) => format!("; pods that ask {service} are answered by its endpoints: {problem}"),
+        (servers, _) => format!("; pods that ask {service} are answered at {}", some_of(servers)),
+    }
 }
 
 fn node_lines(node: &NodeReport) -> Vec<String> {

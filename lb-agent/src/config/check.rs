@@ -16,6 +16,7 @@ use lb_common::{MAX_NETWORKS, Scheduler, UnknownScheduler};
 use lb_core::{
     announce::lease::Prefer,
     dns::Zone,
+    model::ObjectName,
     north_south::{NorthSouthMode, UnknownMode},
     tables::{TableSize, UnknownSize},
 };
@@ -23,7 +24,7 @@ use lb_dns::Access;
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    AnnounceConfig, DnsConfig, Source, WebConfig,
+    AnnounceConfig, DnsConfig, InterceptConfig, Source, WebConfig,
     error::{ConfigError, refused},
 };
 use crate::{
@@ -45,6 +46,8 @@ const METRICS_PORT: u16 = 10249;
 /// Default path of BIRD's control socket: that of Debian.
 const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
 const DNS_PORT: u16 = 53;
+/// Default of `--dns-intercept-port`: outside of `--masquerade-ports` and of the ports that kubelet and kube-proxy use.
+const DNS_INTERCEPT_PORT: u16 = 9053;
 /// Default port of the pages for a browser.
 const WEB_PORT: u16 = 8088;
 /// Default DNS domain of a cluster, as in nearly all clusters.
@@ -123,6 +126,8 @@ pub(super) struct Dns {
     pub(super) upstreams: Option<Vec<String>>,
     pub(super) allow: Option<Vec<String>>,
     pub(super) rate: Option<u32>,
+    pub(super) intercept: Option<String>,
+    pub(super) intercept_port: Option<u16>,
     /// The pod networks of `--cluster-cidr`, whose clients the server answers by default.
     pub(super) pods: Option<Vec<String>>,
 }
@@ -138,7 +143,26 @@ pub(super) fn dns(given: Dns) -> Result<DnsConfig, ConfigError> {
         Zone::new(domain, DNS_TTL).map_err(|error| refused("--cluster-domain", domain, error.to_string()))?;
     let rate = NonZeroU32::new(given.rate.unwrap_or(DNS_RATE));
     let access = Access { allowed: dns_clients(given.allow, given.pods, &bind)?, rate };
-    Ok(DnsConfig { bind, zone, upstreams: dns_addresses("--dns-upstream", given.upstreams)?, access })
+    let upstreams = dns_addresses("--dns-upstream", given.upstreams)?;
+    let intercept =
+        given.intercept.map(|service| dns_intercept(&service, given.intercept_port)).transpose()?;
+    Ok(DnsConfig { bind, zone, upstreams, access, intercept })
+}
+
+/// The Service of `--dns-intercept`, and the port of the server.
+fn dns_intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, ConfigError> {
+    let port = port.unwrap_or(DNS_INTERCEPT_PORT);
+    if port == 0 || port == DNS_PORT {
+        let why =
+            "give a port that no other server uses, and not 53: pods may ask the node's own DNS server there";
+        return Err(refused("--dns-intercept-port", port, why));
+    }
+    match service.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(InterceptConfig { service: ObjectName::new(namespace, name), port })
+        }
+        _ => Err(refused("--dns-intercept", service, "give NAMESPACE/NAME, such as kube-system/kube-dns")),
+    }
 }
 
 /// The networks that the DNS server answers: those of `--dns-allow` or the default ones, and the addresses from which

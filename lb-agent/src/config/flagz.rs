@@ -18,6 +18,7 @@ impl Config {
         let path = |path: &Path| path.display().to_string();
         let address = |address: Option<SocketAddr>| address.map_or_else(String::new, |a| a.to_string());
         let web_token = self.web.as_ref().and_then(|web| web.token_file.as_deref());
+        let (intercept, text) = (self.dns.intercept.as_ref(), |of: Option<String>| of.unwrap_or_default());
         let mut flags = self.node_flags();
         flags.extend([
             ("bpffs", path(&self.kernel.bpffs)),
@@ -33,6 +34,8 @@ impl Config {
             ("cluster-domain", self.dns.zone.name().to_owned()),
             ("dns-upstream", list(&self.dns.upstreams)),
             ("dns-allow", list(&self.dns.access.allowed)),
+            ("dns-intercept", text(intercept.map(|of| of.service.to_string()))),
+            ("dns-intercept-port", text(intercept.map(|of| of.port.to_string()))),
             ("dns-rate-limit", self.dns.access.rate.map_or(0, NonZeroU32::get).to_string()),
             ("log-level", self.log_filter.clone().unwrap_or_default()),
             ("log-format", log_format(self.log_format).to_owned()),
@@ -240,6 +243,7 @@ mod tests {
             "--deny-source=192.0.2.0/24,2001:db8::/64",
             "--flow-log=unix:/run/flows --flow-log-sample=0.25 --flow-log-services=annotated --flow-log-keep=0",
             "--dns-bind-address=192.0.2.1,[2001:db8::1]:5353 --cluster-domain=Example. --dns-upstream=192.0.2.53",
+            "--dns-intercept=kube-system/kube-dns --dns-intercept-port=9054",
             "--dns-bind-address=192.0.2.1 --dns-allow=198.51.100.0/24,2001:db8::/64 --dns-rate-limit=0",
             "--web-bind-address=192.0.2.1:8088 --web-token-file=/token",
             "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",

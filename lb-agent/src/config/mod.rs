@@ -24,7 +24,11 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{Scheduler, hash::DEFAULT_SEED};
 use lb_core::{
-    announce::lease::Prefer, dns::Zone, model::Policy, north_south::NorthSouthMode, tables::Maglev,
+    announce::lease::Prefer,
+    dns::Zone,
+    model::{ObjectName, Policy},
+    north_south::NorthSouthMode,
+    tables::Maglev,
 };
 
 pub use self::error::ConfigError;
@@ -177,6 +181,17 @@ pub struct DnsConfig {
     pub upstreams: Vec<SocketAddr>,
     /// Which clients the server answers, and at what rate.
     pub access: Access,
+    /// Node-local DNS; `None` if queries to the DNS Service go to its endpoints.
+    pub intercept: Option<InterceptConfig>,
+}
+
+/// Settings of node-local DNS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterceptConfig {
+    /// The DNS Service.
+    pub service: ObjectName,
+    /// The port on which the server listens at the node's addresses.
+    pub port: u16,
 }
 
 /// Where the agent reads Services from.
@@ -239,6 +254,8 @@ impl Config {
             upstreams: list(run.dns_upstream, file.dns_upstream),
             allow: list(run.dns_allow, file.dns_allow),
             rate: run.dns_rate_limit.or(file.dns_rate_limit),
+            intercept: run.dns_intercept.or(file.dns_intercept),
+            intercept_port: run.dns_intercept_port.or(file.dns_intercept_port),
             pods: detect.cluster_cidr.clone(),
         })?;
         let given_ranges = list(run.service_cluster_ip_range, file.service_cluster_ip_range);

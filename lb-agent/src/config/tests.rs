@@ -377,6 +377,22 @@ fn members_need_a_key_and_this_node() {
 }
 
 #[test]
+fn node_local_dns_needs_a_service_and_a_free_port() {
+    let refused = |service: &str, port| {
+        let (dns_intercept, dns_intercept_port) = (Some(service.to_owned()), port);
+        refusal(KernelArgs::default(), RunArgs { dns_intercept, dns_intercept_port, ..minimal() })
+    };
+    for service in ["kube-dns", "a/b/c", "/kube-dns", "kube-system/"] {
+        let error = refused(service, None);
+        assert!(error.contains("--dns-intercept") && error.contains("NAMESPACE/NAME"), "{error}");
+    }
+    for port in [0, 53] {
+        let error = refused("kube-system/kube-dns", Some(port));
+        assert!(error.contains("--dns-intercept-port"), "{error}");
+    }
+}
+
+#[test]
 fn nodes_of_a_cluster_announce_with_a_key_only() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
     let run = |key: Option<&str>, port: Option<u16>| RunArgs {

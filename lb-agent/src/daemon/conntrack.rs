@@ -1,7 +1,7 @@
 //! Garbage collection (GC) of the flow table. Also deletes UDP flows and closes UDP sockets whose backend is gone, and
 //! deletes masqueraded connections whose source address the node has lost.
 
-use std::{collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use lb_common::{
@@ -11,6 +11,7 @@ use lb_common::{
 };
 use lb_core::{
     family::Family,
+    model::NodeAddresses,
     stale_udp::{ServedUdp, StaleFrontends},
 };
 use tokio::{
@@ -57,11 +58,11 @@ pub(super) struct Udp {
 }
 
 /// Runs GC, and after each run ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
-/// table may be nearly full. `addresses` are the node's own.
+/// table may be nearly full. `addresses` are those of the node.
 pub(super) async fn run(
     conntrack: Conntrack,
     (udp, ends): (Udp, Ends),
-    mut addresses: watch::Receiver<Vec<IpAddr>>,
+    mut addresses: watch::Receiver<NodeAddresses>,
     mut flow_counts: watch::Receiver<FlowCounts>,
     observers: Observers,
 ) -> anyhow::Result<Infallible> {

@@ -128,8 +128,8 @@ pub(super) struct Node {
     kernel: Kernel,
     /// Publishes the addresses at which `healthCheckNodePort` servers listen: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
-    /// Publishes the node's own addresses.
-    own: watch::Sender<Vec<IpAddr>>,
+    /// Publishes the node's addresses.
+    addresses: watch::Sender<NodeAddresses>,
     state: Arc<State>,
     /// Conditions of the last update; the next update logs only conditions that are not among them.
     logged: BTreeSet<String>,
@@ -140,10 +140,10 @@ impl Node {
         options: NodeOptions,
         sources: Sources,
         kernel: Kernel,
-        (listen, own): (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
+        (listen, addresses): (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<NodeAddresses>),
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, kernel, listen, own, state, logged: BTreeSet::new() }
+        Self { options, sources, kernel, listen, addresses, state, logged: BTreeSet::new() }
     }
 
     /// Updates the settings in the kernel. Returns the facts that the writer needs.
@@ -192,9 +192,9 @@ impl Node {
         self.kernel.ipsec.end_connections(&networks(&settings.internal))?;
         // Connection tracking deletes the flows that are masqueraded with an address that the node has lost. It gets
         // the addresses after the kernel has the settings, because older settings may give new flows such an address.
-        self.own.send_if_modified(|own| {
-            let changed = *own != addresses.node.own;
-            own.clone_from(&addresses.node.own);
+        self.addresses.send_if_modified(|known| {
+            let changed = *known != addresses.node;
+            known.clone_from(&addresses.node);
             changed
         });
         self.set_conditions(conditions);

@@ -94,6 +94,23 @@ pub struct DnsReport {
     pub upstreams: Vec<SocketAddr>,
     /// Upstream servers that the agent does not ask, because they lead back to the agent.
     pub loops: Vec<SocketAddr>,
+    /// State of node-local DNS; `None` without `--dns-intercept`. Older agents do not report it.
+    #[serde(default)]
+    pub intercept: Option<InterceptReport>,
+}
+
+/// State of node-local DNS, as `status` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InterceptReport {
+    /// The DNS Service, as `NAMESPACE/NAME`.
+    pub service: String,
+    /// The cluster IPs of the Service.
+    pub cluster_ips: Vec<IpAddr>,
+    /// The addresses of this agent to which queries go now; without one, they go to the endpoints of the Service.
+    pub servers: Vec<SocketAddr>,
+    /// Why queries do not go to this agent, and what to do; `None` if all is well.
+    pub problem: Option<String>,
 }
 
 /// State of the controller that assigns addresses to the cluster's Services of type LoadBalancer.

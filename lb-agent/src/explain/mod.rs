@@ -16,6 +16,7 @@
 //! a tunnel.
 
 mod choice;
+mod dns;
 mod frontend;
 mod packet;
 mod path;

@@ -34,6 +34,9 @@ impl<T: Tables> Walk<'_, T> {
         if self.question.hook == HookPoint::Egress {
             return self.of_node(known.is_some());
         }
+        if let Some(verdict) = self.query()? {
+            return Ok(verdict);
+        }
         let Some(request) = self.prepare()? else { return self.unlisted() };
         let backends = self.choose(&request, known.as_ref())?;
         self.begin(&request, &backends, known.is_some())
@@ -43,7 +46,7 @@ impl<T: Tables> Walk<'_, T> {
     /// `earlier` flow; like `slow_path::create_of_node`.
     fn of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
         if !earlier && !self.begins_at_egress()? {
-            return Ok(untouched(Outcome::NoService));
+            return self.answer();
         }
         let tuple = &self.question.tuple;
         self.steps.push(TraceStep::NodePortTaken { port: tuple.source_port });

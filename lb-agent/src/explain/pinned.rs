@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use lb_common::{
-    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Service, ServiceClient, ServiceKey, Settings,
-    SourceRange, SourceRangeKey, Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, DnsIntercept, Service, ServiceClient,
+    ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple},
 };
 
@@ -83,6 +83,10 @@ impl Tables for PinnedTables {
 
     fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError> {
         self.maps.limit_buckets.get(key)
+    }
+
+    fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError> {
+        self.maps.dns_intercepts.get(key)
     }
 
     fn nanos(&self) -> u64 {

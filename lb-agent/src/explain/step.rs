@@ -68,6 +68,13 @@ pub enum TraceStep {
         /// Number of backends for internal clients, if `externalTrafficPolicy: Local` gives them others.
         inside: Option<u32>,
     },
+    /// The destination is the DNS Service, in whose place the agent answers this node's pods.
+    NodeLocalDns {
+        /// The address and port at which the agent answers.
+        server: SocketAddr,
+        /// Whether it is known to answer; else the endpoints of the Service answer.
+        live: bool,
+    },
     /// `SERVICES` has no record of the packet's destination.
     NoFrontend,
     /// The record of the destination has a broken seal: the agent is replacing it.

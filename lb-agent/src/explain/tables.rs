@@ -1,8 +1,8 @@
 //! What an explanation reads: maps and routes, as a trait, so that tests can replace them.
 
 use lb_common::{
-    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Service, ServiceClient, ServiceKey, Settings,
-    Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, DnsIntercept, Service, ServiceClient,
+    ServiceKey, Settings, Vip,
     conntrack::{Flow, Tuple},
 };
 
@@ -34,7 +34,9 @@ pub trait Tables {
     fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError>;
     /// The entry of `LIMIT_BUCKETS` for a client of a service: when the bucket will be full again.
     fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError>;
-    /// The present time on the clock of these buckets, in ns of `CLOCK_MONOTONIC`.
+    /// The entry of `DNS_INTERCEPT` for an endpoint.
+    fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError>;
+    /// The present time on the clock of these buckets and of `DNS_INTERCEPT`, in ns of `CLOCK_MONOTONIC`.
     fn nanos(&self) -> u64;
     /// Whether `INSIDE_DEVICES` contains the device: its packets are those of internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, Backend, ConnectionLimits, ConnectionRate, DeviceInfo, FrontendKind, Network,
-    Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip,
+    Address, Affinity, Backend, ConnectionLimits, ConnectionRate, DeviceInfo, DnsIntercept, FrontendKind,
+    Network, Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip,
     conntrack::{Flow, Tick, Tuple, flow_flags},
-    protocol, service_flags, vip_flags,
+    device_flags, protocol, service_flags, vip_flags,
 };
 
 use super::*;
@@ -23,6 +23,7 @@ struct Shelf {
     affinity: Option<Affinity>,
     limits: Option<ConnectionLimits>,
     buckets: BTreeMap<ServiceClient, u64>,
+    dns: Option<(ServiceKey, DnsIntercept)>,
 }
 
 const NOW_NANOS: u64 = 1_000_000_000_000;
@@ -72,6 +73,10 @@ impl Tables for Shelf {
         Ok(self.buckets.get(key).copied())
     }
 
+    fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError> {
+        Ok(self.dns.filter(|(of, _)| of == key).map(|(_, entry)| entry))
+    }
+
     fn nanos(&self) -> u64 {
         NOW_NANOS
     }
@@ -81,7 +86,8 @@ impl Tables for Shelf {
     }
 
     fn device(&self, _: u32) -> Result<Option<DeviceInfo>, DatapathError> {
-        Ok(None)
+        let flags = device_flags::WORKLOAD;
+        Ok(self.dns.map(|_| DeviceInfo { flags, ..DeviceInfo::UNKNOWN }))
     }
 
     fn settings(&self) -> Result<Settings, DatapathError> {
@@ -134,6 +140,7 @@ fn shelf(flags: u16, backends: u8) -> Shelf {
         backends: (1..=backends).map(backend).collect(),
         limits: None,
         buckets: BTreeMap::new(),
+        dns: None,
         flows: BTreeMap::new(),
         settings: Settings {
             ports: 1,
@@ -210,6 +217,26 @@ fn texts_of_an_established_connection() {
     assert_eq!(said(&shelf, &answer)[2], "left untouched (other_hook)");
     let answer = Question { hook: HookPoint::Egress, ..answer };
     assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
+}
+
+#[test]
+fn node_local_dns_is_explained() {
+    let mut shelf = shelf(0, 1);
+    let vip = ServiceKey::new(v4(VIP), 53, protocol::TCP);
+    let server = DnsIntercept::to_server(v4(NODE), 9053, NOW_NANOS + 1);
+    shelf.dns = Some((vip, server));
+    let text = said(&shelf, &question(HookPoint::Ingress, 53));
+    assert_eq!(text[1], "node-local DNS: the agent answers pods of this node at 192.0.2.254:9053");
+    assert_eq!(text[2], "translated to 192.0.2.1:40000 -> 192.0.2.254:9053 (dns_query)");
+    shelf.dns = Some((vip, DnsIntercept { until: NOW_NANOS, ..server }));
+    let text = said(&shelf, &question(HookPoint::Ingress, 53));
+    let expected = "node-local DNS: the agent at 192.0.2.254:9053 does not answer now, so the endpoints of the Service do";
+    assert_eq!(text[1], expected);
+    let key = ServiceKey::new(v4(NODE), 9053, protocol::TCP);
+    shelf.dns = Some((key, DnsIntercept::to_client(v4(VIP))));
+    let tuple = Tuple::new(v4(NODE), v4([192, 0, 2, 1]), 9053, 40_000, protocol::TCP);
+    let answer = Question { tuple, ..question(HookPoint::Egress, 53) };
+    assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:53 -> 192.0.2.1:40000 (dns_answer)");
 }
 
 #[test]

@@ -33,6 +33,12 @@ pub fn step(step: &TraceStep) -> String {
         TraceStep::Frontend { .. } | TraceStep::NoFrontend | TraceStep::Torn | TraceStep::SocketsOnly => {
             frontend(step)
         }
+        TraceStep::NodeLocalDns { server, live: true } => {
+            format!("node-local DNS: the agent answers pods of this node at {server}")
+        }
+        TraceStep::NodeLocalDns { server, live: false } => format!(
+            "node-local DNS: the agent at {server} does not answer now, so the endpoints of the Service do"
+        ),
         TraceStep::Address { is } => address(*is).into(),
         TraceStep::NotSyn
         | TraceStep::StrayReset

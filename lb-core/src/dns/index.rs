@@ -215,6 +215,11 @@ impl Index {
         Some(Owner { zone: &self.zone, namespace, name, service, entry })
     }
 
+    /// The entry of a Service, which may exist before the Service itself.
+    pub(super) fn entry(&self, name: &ObjectName) -> Option<&Entry> {
+        self.namespaces.get(&name.namespace)?.entries.get(&name.name)
+    }
+
     /// The addresses of the name `ns.dns`.
     fn name_servers(&self) -> Vec<IpAddr> {
         let [namespace, name] = DNS_SERVICE;

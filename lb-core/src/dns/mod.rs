@@ -3,6 +3,7 @@
 //!
 //! The proxy ignores headless Services, ExternalName, and Services that another proxy serves; all of them have names.
 
+mod cluster_dns;
 mod convert;
 mod endpoint;
 mod index;
@@ -16,6 +17,7 @@ mod unread;
 mod zone;
 
 pub use self::{
+    cluster_dns::ClusterDns,
     convert::{TOLERATE_UNREADY, endpoint_slice, endpoints, service},
     endpoint::{NamedEndpoint, NamedSlice},
     index::Index,

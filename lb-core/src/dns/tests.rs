@@ -560,3 +560,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn cluster_dns_is_a_service_with_udp_port_53_and_its_ready_endpoints() {
+    let mut index = index();
+    let name = ObjectName::new("n", "kube-dns");
+    assert_eq!(index.cluster_dns(&name), ClusterDns::default(), "no such Service");
+    let ports = json!([
+        {"name": "metrics", "port": 9153}, {"name": "dns-tcp", "port": 53},
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+    ]);
+    let targets = json!([
+        {"name": "dns", "port": 1053, "protocol": "UDP"}, {"name": "dns-tcp", "port": 1054},
+    ]);
+    let endpoints = json!([
+        ready("10.244.0.3"), ready("10.244.0.2"), {"addresses": ["10.244.0.4"], "conditions": {"ready": false}},
+    ]);
+    apply(&mut index, a_slice("kube-dns-1", "kube-dns", "IPv4", targets, endpoints));
+    assert_eq!(index.cluster_dns(&name), ClusterDns::default(), "slices without their Service");
+    apply(&mut index, a_service("kube-dns", json!({"clusterIPs": ["10.96.0.53"], "ports": ports})));
+    let expected = ClusterDns {
+        cluster_ips: vec!["10.96.0.53".parse().unwrap()],
+        endpoints: vec!["10.244.0.2:1053".parse().unwrap(), "10.244.0.3:1053".parse().unwrap()],
+    };
+    assert_eq!(index.cluster_dns(&name), expected);
+    apply(&mut index, a_service("kube-dns", json!({"clusterIP": "None", "ports": ports})));
+    assert_eq!(index.cluster_dns(&name), ClusterDns::default(), "a headless Service");
+    let tcp = json!([{"name": "dns-tcp", "port": 53}]);
+    apply(&mut index, a_service("kube-dns", json!({"clusterIP": "10.96.0.53", "ports": tcp})));
+    assert_eq!(index.cluster_dns(&name), ClusterDns::default(), "no UDP port");
+}

@@ -7,10 +7,10 @@ use std::{fmt, io, path::Path};
 
 use aya::maps::{Map, MapData, MapError, MapInfo, MapType};
 use lb_common::{
-    Address, Affinity, AnnounceKey, Announcement, Backend, ConnectionLimits, DeviceInfo, Endpoint,
-    EndpointName, FragmentKey, FragmentedDatagram, Heard, Outcome, Service, ServiceClient, ServiceKey,
-    ServiceName, Settings, SocketBackend, SocketConnection, SocketCounter, SocketCounts, SocketKey,
-    SourceRangeKey, Vip, capacity,
+    Address, Affinity, AnnounceKey, Announcement, Backend, ConnectionLimits, DeviceInfo, DnsIntercept,
+    Endpoint, EndpointName, FragmentKey, FragmentedDatagram, Heard, Outcome, Service, ServiceClient,
+    ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketCounter, SocketCounts,
+    SocketKey, SourceRangeKey, Vip, capacity,
     conntrack::{Flow, Tuple},
     filter::Filter,
     flow_table::{Header, Slot},
@@ -168,6 +168,8 @@ pub(crate) const INSIDE_DEVICES: MapSpec =
 pub(crate) const PEERS: MapSpec = MapSpec::new::<Address, u32>("PEERS", MapType::Hash, capacity::PEERS);
 pub(crate) const DEVICES: MapSpec =
     MapSpec::new::<u32, DeviceInfo>("DEVICES", MapType::Hash, capacity::DEVICES);
+pub(crate) const DNS_INTERCEPT: MapSpec =
+    MapSpec::new::<ServiceKey, DnsIntercept>("DNS_INTERCEPT", MapType::Hash, capacity::DNS_INTERCEPT);
 pub(crate) const SETTINGS: MapSpec = MapSpec::new::<u32, Settings>("SETTINGS", MapType::Array, 2);
 pub(crate) const SETTINGS_SLOT: MapSpec = MapSpec::new::<u32, u32>("SETTINGS_SLOT", MapType::Array, 1);
 /// Which of two data planes creates flows during an upgrade, see [`lb_common::handover`].
@@ -208,7 +210,7 @@ pub(crate) const ANNOUNCE_HEARD: MapSpec =
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
 /// All pinned maps except [`DESCRIPTION`].
-pub(crate) const MAPS: [MapSpec; 34] = [
+pub(crate) const MAPS: [MapSpec; 35] = [
     SERVICES,
     BACKENDS,
     TABLES,
@@ -230,6 +232,7 @@ pub(crate) const MAPS: [MapSpec; 34] = [
     INSIDE_DEVICES,
     PEERS,
     DEVICES,
+    DNS_INTERCEPT,
     SETTINGS,
     SETTINGS_SLOT,
     HANDOVER,

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use lb_common::{Address, Affinity, DeviceInfo, ServiceClient, Settings, from_fixed};
+use lb_common::{
+    Address, Affinity, DeviceInfo, DnsIntercept, ServiceClient, ServiceKey, Settings, from_fixed,
+};
 
 use crate::{
     bpf::{bpffs::Folder, globals::Globals, layout, table::Table},
@@ -27,6 +29,8 @@ pub struct ProgramView {
     pub affinity: Table<ServiceClient, Affinity>,
     /// Buckets of the limits on new connections: the map `LIMIT_BUCKETS`.
     pub limit_buckets: Table<ServiceClient, u64>,
+    /// Endpoints of node-local DNS: the map `DNS_INTERCEPT`.
+    pub dns_intercepts: Table<ServiceKey, DnsIntercept>,
     /// Devices of internal clients: the map `INSIDE_DEVICES`.
     pub internal_devices: Table<u32, u32>,
     /// Devices that programs know: the map `DEVICES`.
@@ -51,6 +55,7 @@ impl ProgramView {
             active_flows: Arc::new(ActiveFlows::open(folder)?),
             affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
             limit_buckets: Table::open(&layout::LIMIT_BUCKETS, &folder.map("LIMIT_BUCKETS"))?,
+            dns_intercepts: Table::open(&layout::DNS_INTERCEPT, &folder.map("DNS_INTERCEPT"))?,
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
             settings: SettingsMap::open(folder, filter)?.get()?,

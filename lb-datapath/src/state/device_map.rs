@@ -90,7 +90,8 @@ fn info(device: &Device, xdp: XdpRole, bridge: Option<PodBridge>, forwarding: Fo
     let tunnels = if device.kind == DeviceKind::Wire && bridge.is_none() { device_flags::TUNNELS } else { 0 };
     let pods = if bridge.is_some_and(|bridge| bridge.has_catch) { device_flags::BRIDGES_PODS } else { 0 };
     let (mtu, mac) = (device.mtu, device.mac.unwrap_or_default());
-    DeviceInfo { mtu, flags: bypass | tunnels | pods, mac, ..DeviceInfo::UNKNOWN }
+    let workload = if device.kind == DeviceKind::Workload { device_flags::WORKLOAD } else { 0 };
+    DeviceInfo { mtu, flags: bypass | tunnels | pods | workload, mac, ..DeviceInfo::UNKNOWN }
 }
 
 #[cfg(test)]
@@ -127,7 +128,7 @@ mod tests {
         use DeviceKind::{Catch, Wire, Workload};
         use Forwarding::{Direct, Stack};
         use Layer::{Ethernet, Ip};
-        use device_flags::{CATCH, REDIRECT_PEER, TUNNELS, WIRE, XDP_REDIRECT_TARGET, XDP_TX};
+        use device_flags::{CATCH, REDIRECT_PEER, TUNNELS, WIRE, WORKLOAD, XDP_REDIRECT_TARGET, XDP_TX};
 
         let wire = device(Wire, Ethernet, false);
         assert_eq!(flags(&wire, TARGET, Stack), WIRE | XDP_REDIRECT_TARGET | TUNNELS);
@@ -137,9 +138,9 @@ mod tests {
         assert_eq!(flags(&wire, NO_XDP, Direct), WIRE | TUNNELS);
         assert_eq!(flags(&device(Wire, Ip, false), NO_XDP, Direct), TUNNELS, "it has no MAC addresses");
         let pod = device(Workload, Ethernet, true);
-        assert_eq!(flags(&pod, NO_XDP, Stack), 0);
-        assert_eq!(flags(&pod, NO_XDP, Direct), REDIRECT_PEER);
-        assert_eq!(flags(&device(Workload, Ethernet, false), NO_XDP, Direct), 0, "a bridge");
+        assert_eq!(flags(&pod, NO_XDP, Stack), WORKLOAD);
+        assert_eq!(flags(&pod, NO_XDP, Direct), REDIRECT_PEER | WORKLOAD);
+        assert_eq!(flags(&device(Workload, Ethernet, false), NO_XDP, Direct), WORKLOAD, "a bridge");
         assert_eq!(flags(&device(Catch, Ethernet, false), NO_XDP, Direct), CATCH);
     }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use lb_common::{
-    Service, ServiceKey,
+    DnsIntercept, Service, ServiceKey,
     filter::{self, Mark, Memory, OFF, ServiceRanges, WORDS, activated, copy_of, words_of},
     handover::OVER,
 };
@@ -38,6 +38,7 @@ const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 pub struct Filter {
     memory: FilterMemory,
     services: Table<ServiceKey, Service>,
+    intercepts: Table<ServiceKey, DnsIntercept>,
     flows: Arc<FlowTable>,
     handover: Table<u32, u32>,
     /// Held during each insertion with its marks, and while a rebuild zeroes a copy.
@@ -142,6 +143,7 @@ impl Filter {
         Ok(Self {
             memory: FilterMemory::map(map.fd()).map_err(|error| map.error("map", error))?,
             services: Table::open(&layout::SERVICES, &folder.map("SERVICES"))?,
+            intercepts: Table::open(&layout::DNS_INTERCEPT, &folder.map("DNS_INTERCEPT"))?,
             flows: Arc::new(FlowTable::open(folder)?),
             handover: Table::open(&layout::HANDOVER, &folder.map("HANDOVER"))?,
             insertion: Mutex::new(()),
@@ -215,6 +217,10 @@ impl Filter {
         grace::wait()?;
         self.services.for_each(|key, _| {
             Mark::of_frontend(key).set_in(&self.memory, other);
+            Ok(())
+        })?;
+        self.intercepts.for_each(|key, _| {
+            Mark::of_intercept(key).iter().for_each(|mark| mark.set_in(&self.memory, other));
             Ok(())
         })?;
         self.flows.for_each(|key, flow| {

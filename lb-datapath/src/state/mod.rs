@@ -5,6 +5,7 @@ pub(crate) mod affinity;
 pub(crate) mod announcements;
 pub(crate) mod conntrack;
 pub(crate) mod device_map;
+pub(crate) mod dns_intercept;
 pub(crate) mod filter;
 pub(crate) mod flow_table;
 pub(crate) mod handover;

@@ -12,6 +12,7 @@ use lb_ebpf::parse::{Layer, Packet, TupleRule, is_plain_and, parse_plain};
 
 use super::{
     context::Hook,
+    dns,
     filter::Filter,
     flow::{
         of_node,
@@ -73,7 +74,7 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
                 Forwarded::NeedsRoute | Forwarded::NeedsProxyHeader => stored(&plain, FastPath::HasFlow),
             }
         }
-        None if hook == Hook::Egress && !of_node::begins(skb, &plain) => FastPath::Done(Outcome::NoService),
+        None if hook == Hook::Egress && !needs_slow_path(skb, &plain) => FastPath::Done(Outcome::NoService),
         None if hook == Hook::Egress => stored(&plain, FastPath::NoFlow),
         None if has_no_service(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {
             FastPath::Done(Outcome::NoService)
@@ -115,6 +116,12 @@ impl TupleRule for NotAtIngress {
             && !self.0.may_be_in_service_range(&tuple.destination)
             && !decapsulate::may_be_gue(tuple)
     }
+}
+
+/// Whether a packet that leaves the node without a flow is translated nevertheless.
+#[inline(always)]
+fn needs_slow_path(skb: &Skb, packet: &Packet) -> bool {
+    of_node::begins(skb, packet) || dns::is_answer(skb, &packet.tuple)
 }
 
 /// Counts a packet that only has to go on to the stack.

@@ -7,8 +7,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use lb_common::{
-    Address, Affinity, Backend, DeviceInfo, EndpointName, FragmentKey, FragmentedDatagram, Outcome, Service,
-    ServiceClient, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
+    Address, Affinity, Backend, DeviceInfo, DnsIntercept, EndpointName, FragmentKey, FragmentedDatagram,
+    Outcome, Service, ServiceClient, ServiceKey, ServiceName, Settings, SourceRange, Vip, capacity,
     conntrack::{Flow, Tuple},
     flow_table::{Header, Slot},
 };
@@ -75,6 +75,11 @@ pub(super) static PEERS: HashMap<Address, u32, { capacity::PEERS }, NO_PREALLOC>
 /// stack.
 #[btf_map]
 pub(super) static DEVICES: HashMap<u32, DeviceInfo, { capacity::DEVICES }, NO_PREALLOC> = HashMap::new();
+
+/// Endpoints of node-local DNS: where queries go, and what answers carry as their source.
+#[btf_map]
+pub(super) static DNS_INTERCEPT: HashMap<ServiceKey, DnsIntercept, { capacity::DNS_INTERCEPT }, NO_PREALLOC> =
+    HashMap::new();
 
 /// Settings of the node: two slots, of which one is in use.
 #[btf_map]

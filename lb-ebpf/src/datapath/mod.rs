@@ -17,6 +17,7 @@ mod checksum;
 pub(crate) mod clock;
 mod context;
 mod device;
+pub(crate) mod dns;
 mod early_return;
 pub(crate) mod events;
 pub(crate) mod fast_path;

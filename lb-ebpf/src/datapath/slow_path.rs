@@ -9,6 +9,7 @@ use lb_common::{
 use lb_ebpf::{
     parse::{self, Body, Packet, frame::lengths},
     rules::{
+        dns::{Query, may_be_query},
         flow::{Relation, relation},
         forwarding::is_catch,
     },
@@ -16,7 +17,7 @@ use lb_ebpf::{
 
 use super::{
     context::Hook,
-    device,
+    device, dns,
     flow::{
         conntrack,
         new::{self, Begin, FlowCreation},
@@ -111,6 +112,13 @@ fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<b
 /// Creates the flow that begins with this packet, in place of an `earlier` one, and returns its entry.
 #[inline(always)]
 fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
+    if may_be_query(packet) {
+        match dns::query(skb, packet, earlier) {
+            Query::Service => {}
+            Query::Local => return Err(dns::to_server(skb, packet)),
+            Query::Reset => return Err(reject::reject(skb, packet)),
+        }
+    }
     match new::new_flow(&skb.context(), packet, earlier, Begin::Any) {
         FlowCreation::Created | FlowCreation::CreatedRouted => {
             conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
@@ -123,11 +131,13 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
 }
 
 /// Creates the flow of a connection of the node itself that begins with this packet, and returns the flow's entry. A
-/// connection needs one if its source port is taken, or if it had one the last time (`earlier`).
+/// connection needs one if its source port is taken, or if it had one the last time (`earlier`). Answers of the DNS
+/// server are translated without a flow.
 #[inline(always)]
-fn create_of_node(skb: &Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
+fn create_of_node(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     if !earlier && !of_node::begins(skb, packet) {
-        return Err(Outcome::NoService);
+        let is_answer = dns::is_answer(skb, &packet.tuple);
+        return Err(if is_answer { dns::answer(skb, packet) } else { Outcome::NoService });
     }
     match of_node::create(&skb.context(), packet, earlier) {
         Outcome::Masquerade => conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull),

@@ -1,8 +1,8 @@
-//! Sockets of the node: a flow must not take the source port of one.
+//! Sockets of the node: a flow must not take the source port of one, and the DNS server of the agent must have one.
 
 use aya_ebpf::helpers::generated::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::{conntrack::Tuple, protocol};
-use lb_ebpf::rules::source_port;
+use lb_ebpf::rules::{dns::ServerSocket, source_port};
 
 use super::{
     context::HookContext,
@@ -26,20 +26,37 @@ pub(super) fn awaits(context: &HookContext, received: &Tuple) -> bool {
     }
 }
 
+/// The socket of the DNS server that would receive packets with this tuple.
+#[inline(never)]
+pub(super) fn of_server(context: &HookContext, received: &Tuple) -> ServerSocket {
+    let Ok(scratch) = scratch() else { return ServerSocket::None };
+    let tuple = scratch.socket();
+    let length = tuple.set(received);
+    if received.protocol == protocol::UDP {
+        return if has_udp_socket(context, tuple, length) { ServerSocket::Open } else { ServerSocket::None };
+    }
+    tcp_state(context, tuple, length).map_or(ServerSocket::None, ServerSocket::of_tcp)
+}
+
 #[inline(always)]
 fn has_connection(context: &HookContext, tuple: &mut SocketTuple, length: u32) -> bool {
+    tcp_state(context, tuple, length).is_some_and(source_port::is_used_by_socket)
+}
+
+/// The state of the TCP socket for the tuple (`BPF_TCP_…`).
+#[inline(always)]
+fn tcp_state(context: &HookContext, tuple: &mut SocketTuple, length: u32) -> Option<u32> {
     // SAFETY: the context is that of this program, and the tuple has at least `length` bytes, which the helper copies.
     let socket = unsafe { bpf_skc_lookup_tcp(context.raw, tuple.as_ptr(), length, THIS_NETNS, 0) };
     if socket.is_null() {
-        return false;
+        return None;
     }
     // SAFETY: the helper has returned a socket, which stays valid until it is released, here and only once.
-    let state = unsafe {
+    unsafe {
         let state = (&raw const (*socket).state).read_volatile();
         bpf_sk_release(socket.cast());
-        state
-    };
-    source_port::is_used_by_socket(state)
+        Some(state)
+    }
 }
 
 #[inline(always)]

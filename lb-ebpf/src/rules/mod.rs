@@ -8,6 +8,7 @@
 //! admission   may a flow begin with this packet, from this client, for this service
 //! announce    does the node answer for an address that it announces
 //! client      is the client internal to the cluster, and does its backend answer it directly
+//! dns         does a query go to the DNS server of the agent on this node
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
 //! icmp_limit  how many ICMP errors the node sends
@@ -22,6 +23,7 @@
 pub mod admission;
 pub mod announce;
 pub mod client;
+pub mod dns;
 pub mod flow;
 pub mod forwarding;
 pub mod icmp_limit;

@@ -39,7 +39,7 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
 }
 
 /// `BPF_TCP_LISTEN`.
-const LISTEN: u32 = 10;
+pub(super) const LISTEN: u32 = 10;
 
 /// Whether a TCP socket of the node in this state uses the port on which the backend's segments would reach it, so that
 /// a flow must not take the port. A listening socket does not: it has no connection with the backend.

@@ -10,7 +10,7 @@ use lb_ebpf::{
 
 use super::call::Call;
 use crate::datapath::{
-    events,
+    dns, events,
     flow::{affinity, choose},
     service::{self, admit::is_in_source_range, vips},
     settings,
@@ -20,7 +20,8 @@ use crate::datapath::{
 /// leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
 ///
 /// Sockets of other network namespaces are served only if any client may use the service and it has backends. Otherwise
-/// the tc programs decide about their packets, which have a source address and can be dropped silently.
+/// the tc programs decide about their packets, which have a source address and can be dropped silently. They also decide
+/// about each DNS query, to which a socket that is connected now would stay bound.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     let mut service = Service::zeroed();
@@ -35,7 +36,8 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
             .and_then(|()| admission::socket_of_node(&service).allow(key.protocol))
             .map(|()| service);
     }
-    if verdict.is_err() || admission::is_left_to_packets(&service, settings::denies_sources) {
+    let is_left = admission::is_left_to_packets(&service, settings::denies_sources) || dns::has_server(key);
+    if verdict.is_err() || is_left {
         return Err(Outcome::NoService);
     }
     Ok(service)

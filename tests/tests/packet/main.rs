@@ -38,6 +38,7 @@ mod link_layer;
 mod masquerade;
 mod new_flow;
 mod next_hop;
+mod node_dns;
 mod of_node;
 mod policies;
 mod proxy_protocol;

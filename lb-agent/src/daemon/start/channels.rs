@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 use lb_core::{
     announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot},
-    model::SourceEvent,
+    model::{NodeAddresses, SourceEvent},
     stale_udp::StaleFrontends,
 };
 use tokio::sync::{mpsc, watch};
@@ -54,8 +54,8 @@ pub(super) struct Channels {
     pub(super) complete: Latest<bool>,
     /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     pub(super) listen: Latest<BTreeSet<IpAddr>>,
-    /// The node's own addresses: from the node task to connection tracking.
-    pub(super) own: Latest<Vec<IpAddr>>,
+    /// The node's addresses: from the node task to connection tracking and node-local DNS.
+    pub(super) addresses: Latest<NodeAddresses>,
     /// The Services with load balancers' addresses: from the writer to the announcers (layer 2 and BGP).
     pub(super) holders: Latest<HolderMap>,
     /// Advertisements and pools: from the directory of manifests to the announcers, or from the API server to the
@@ -91,7 +91,7 @@ impl Channels {
             synchronised: latest(),
             complete: latest(),
             listen: latest(),
-            own: latest(),
+            addresses: latest(),
             holders: latest(),
             advertised: latest(),
             cluster: latest(),

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use lb_core::model::NodeAddresses;
 use lb_datapath::{CatchDevice, Network, UnreachableRoutes};
 use tokio::sync::watch;
 
@@ -28,7 +29,7 @@ pub(super) fn spawn(
     config: &Config,
     opened: &mut Opened,
     sources: impl FnOnce(watch::Receiver<Network>, watch::Receiver<Option<u32>>) -> Sources,
-    addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<Vec<IpAddr>>),
+    addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<NodeAddresses>),
     tasks: &mut Tasks,
 ) -> anyhow::Result<(Node, Facts, watch::Receiver<Network>)> {
     let Opened { datapath, metrics, state, .. } = opened;

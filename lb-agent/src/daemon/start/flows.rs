@@ -1,9 +1,9 @@
 //! Starts the writer of Services, and the tasks that look after flows.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use lb_core::{
-    model::{Policy, SourceEvent},
+    model::{NodeAddresses, Policy, SourceEvent},
     stale_udp::StaleFrontends,
 };
 use tokio::sync::{mpsc, watch};
@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct FlowChannels {
     pub(super) events: mpsc::Receiver<SourceEvent>,
     pub(super) environments: mpsc::Receiver<environment::Request>,
-    pub(super) own: watch::Receiver<Vec<IpAddr>>,
+    pub(super) addresses: watch::Receiver<NodeAddresses>,
     pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     pub(super) counters: Latest<BTreeSet<u32>>,
     pub(super) flow_counts: Latest<FlowCounts>,
@@ -40,7 +40,7 @@ pub(super) fn spawn(
     (channels, listeners): (FlowChannels, Listeners),
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let FlowChannels { events, environments, own, stale_udp, counters, flow_counts } = channels;
+    let FlowChannels { events, environments, addresses, stale_udp, counters, flow_counts } = channels;
     let (state, metrics) = opened.observers();
     let Opened { datapath, contents, traffic, flow_log, .. } = opened;
     let (flows, sockets) = (datapath.conntrack(), datapath.node_sockets()?);
@@ -62,7 +62,7 @@ pub(super) fn spawn(
     writer.adopt_unhealthy(unhealthy);
     let ends = Ends::new(writer.connection_rules(), sockets.clone());
     let udp = conntrack::Udp { sockets, stale_udp, served: writer.served() };
-    let conntrack = conntrack::run(flows, (udp, ends), own, flow_counts.receiver, observers);
+    let conntrack = conntrack::run(flows, (udp, ends), addresses, flow_counts.receiver, observers);
     tasks.spawn("conntrack", conntrack);
     tasks.spawn("writer", writer.run(events, counters.receiver, environments));
     Ok(())

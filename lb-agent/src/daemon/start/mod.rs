@@ -18,7 +18,7 @@ mod opened;
 mod servers;
 mod source;
 
-use std::convert::Infallible;
+use std::{collections::BTreeMap, convert::Infallible};
 
 use lb_core::model::SourceEvent;
 use lb_datapath::BpfLogger;
@@ -64,7 +64,7 @@ fn spawn(
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let Channels { node_info, service_cidrs, peers, synchronised, complete, .. } = channels;
-    let Channels { listen, own, holders, advertised, cluster, ballots, .. } = channels;
+    let Channels { listen, addresses, holders, advertised, cluster, ballots, .. } = channels;
     let Channels { checks, stale_udp, counters, flow_counts, targets, events, environments, .. } = channels;
 
     let sources = |network, catch| Sources {
@@ -76,7 +76,7 @@ fn spawn(
         synchronised: synchronised.receiver.clone(),
     };
     let (node, facts, network) =
-        devices::spawn(config, &mut opened, sources, (listen.sender, own.sender), tasks)?;
+        devices::spawn(config, &mut opened, sources, (listen.sender, addresses.sender), tasks)?;
     servers::spawn(config, &opened, node_info.receiver, synchronised.receiver.clone(), tasks)?;
     tasks.spawn("environment socket", environment::serve(config.kernel.bpffs.clone(), environments.sender));
     let emitted = source::spawn_events(config, tasks);
@@ -98,9 +98,8 @@ fn spawn(
         stop: stop.subscribe(),
     };
     announcers::spawn(config, &opened, sources, complete.receiver, ballots.sender, tasks)?;
-    if let Some(names) = &opened.names {
-        dns::spawn(config.dns.clone(), names, ranges, opened.metrics.dns(), &opened.state, tasks);
-    }
+    let sources = dns::Sources { ranges, addresses: addresses.receiver.clone(), stop: stop.subscribe() };
+    spawn_dns(config, &opened, sources, tasks)?;
     let probed = (targets.receiver, events.sender.clone());
     let unhealthy = spawn_prober(config, &opened, probed, emitted.clone(), tasks)?;
 
@@ -129,12 +128,28 @@ fn spawn(
     let channels = flows::FlowChannels {
         events: events.receiver,
         environments: environments.receiver,
-        own: own.receiver,
+        addresses: addresses.receiver,
         stale_udp: stale_udp.receiver,
         counters,
         flow_counts,
     };
     flows::spawn(opened, config.policy(), unhealthy, (channels, listeners), tasks)
+}
+
+/// Spawns the tasks of the DNS server, if the agent has one.
+fn spawn_dns(
+    config: &Config,
+    opened: &Opened,
+    sources: dns::Sources,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let Opened { datapath, metrics, state, .. } = opened;
+    let kernel = dns::Kernel { intercepts: datapath.dns_intercepts()?, packets: datapath.stats()? };
+    match &opened.names {
+        Some(names) => dns::spawn(&config.dns, names, sources, kernel, metrics.dns(), state, tasks),
+        // An earlier agent may have had one.
+        None => Ok(kernel.intercepts.set(&BTreeMap::new())?),
+    }
 }
 
 /// Spawns the task that probes endpoints. Returns those that an earlier agent has found unhealthy.

@@ -213,6 +213,13 @@ fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     true
 }
 
+/// Deletes the flow whose forward entry has the key `setup.from`.
+#[inline(always)]
+pub(crate) fn delete(setup: &mut FlowSetup) {
+    delete_earlier(setup);
+    table::remove(&setup.from);
+}
+
 /// Ends the earlier connection from this client port, and deletes its reverse entry, unless the new flow has the same
 /// one.
 #[inline(never)]

@@ -2,6 +2,8 @@
 
 mod clients;
 mod follow;
+mod intercept;
+mod stub;
 
 use std::{
     fs,

@@ -14,6 +14,7 @@ use lb_datapath::{Globals, Routes};
 use self::{tables::TestbedTables, world::World};
 use super::{
     clock,
+    node_dns::Sockets,
     packets::Packet,
     stage::Family,
     testbed::{Device, Testbed},
@@ -55,6 +56,7 @@ fn is_emulated() -> bool {
 /// Runs random worlds; returns their coverage.
 fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops::Range<u64>) -> Coverage {
     let mut seen = Coverage::default();
+    let _sockets = Sockets::open();
     // On an emulated machine, which is slow, fewer worlds suffice to compare kernels.
     let fewer = if is_emulated() { 11 } else { 1 };
     for seed in worlds.step_by(fewer) {
@@ -69,10 +71,11 @@ fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops
         }
         let dice = fastrand::Rng::with_seed(seed);
         let full = seed % 16 == 7;
+        let dns = !wires && seed % 4 < 2;
         // Slot 0 of ACTIVE is unused.
         let (slot, entry) = (1, 0);
         let seen = &mut seen;
-        World { bed, dice, family, wires, globals, slot, entry, full, seen }.run(&context);
+        World { bed, dice, family, wires, globals, slot, entry, full, dns, seen }.run(&context);
     }
     seen
 }
@@ -97,6 +100,8 @@ fn explain_agrees_with_the_programs() {
         &seen,
         &[
             NoService,
+            DnsQuery,
+            DnsAnswer,
             OtherHook,
             NewFlow,
             Forward,

@@ -8,8 +8,8 @@ use aya::maps::{
 };
 use lb_agent::explain::Tables;
 use lb_common::{
-    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Service, ServiceClient, ServiceKey, Settings,
-    SourceRange, Vip,
+    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, DnsIntercept, Service, ServiceClient,
+    ServiceKey, Settings, SourceRange, Vip,
     conntrack::{Flow, Tuple},
 };
 use lb_datapath::{DatapathError, Globals, Route, Routes};
@@ -86,6 +86,10 @@ impl Tables for TestbedTables<'_> {
 
     fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError> {
         Ok(self.get("LIMIT_BUCKETS", key))
+    }
+
+    fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError> {
+        Ok(self.get("DNS_INTERCEPT", key))
     }
 
     fn nanos(&self) -> u64 {

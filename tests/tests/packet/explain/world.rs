@@ -20,6 +20,7 @@ use lb_datapath::{Globals, Routes};
 use super::{
     super::{
         clock,
+        node_dns::SERVER_PORT,
         packets::Packet,
         stage::Family,
         testbed::{Hook, SCTP, TCP, Testbed, UDP},
@@ -32,6 +33,8 @@ use super::{
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
 /// Packets in each world.
 const PACKETS: usize = 50;
+/// A lease of node-local DNS that outlives each world, in ns.
+const LEASE: u64 = 600_000_000_000;
 
 /// A random state: Services, settings, and the clients that send.
 pub(super) struct World<'a> {
@@ -46,6 +49,8 @@ pub(super) struct World<'a> {
     pub(super) entry: u32,
     /// Whether `CONNTRACK` is nearly full.
     pub(super) full: bool,
+    /// Whether the node has a DNS server for its pods.
+    pub(super) dns: bool,
     pub(super) seen: &'a mut Coverage,
 }
 
@@ -89,6 +94,14 @@ impl World<'_> {
         self.bed.settings(&settings);
         if self.chance(20) {
             self.bed.make_clients_internal();
+        }
+        if self.dns {
+            let (service, server) = (self.vips()[0], self.family.node());
+            for protocol in PROTOCOLS {
+                self.service(SocketAddr::new(service, 53), protocol);
+            }
+            let lease = if self.chance(60) { LEASE } else { 0 };
+            self.bed.intercept(service.into(), server.into(), lease);
         }
     }
 
@@ -268,6 +281,16 @@ impl World<'_> {
             return self.pick(&known);
         }
         let (client, vip) = (self.pick(&self.clients()), self.pick(&self.vips()));
+        if self.dns && self.chance(40) {
+            let protocol = self.pick(&PROTOCOLS);
+            let client = (client.into(), self.dice.u16(1000..1004));
+            let ((server, port), to) = if self.chance(70) {
+                (client, (self.vips()[0].into(), 53))
+            } else {
+                ((self.family.node().into(), SERVER_PORT), client)
+            };
+            return Tuple::new(server, to.0, port, to.1, protocol);
+        }
         let (from, to) = (self.dice.u16(1000..1004), self.pick(&[80, 80, 443, 444]));
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
@@ -352,7 +375,12 @@ impl World<'_> {
                 moved == [(candidate.outcome, 1)] && (dropped || chosen)
             }),
         };
-        let leads = if let Verdict::Translated { to: ends, .. } = &explanation.verdict {
+        let of_dns = explanation.steps.iter().any(|step| matches!(step, TraceStep::NodeLocalDns { .. }))
+            || matches!(explanation.verdict, Verdict::Translated { outcome: Outcome::DnsAnswer, .. });
+        // No flow shows where packets of node-local DNS go.
+        let leads = if of_dns {
+            true
+        } else if let Verdict::Translated { to: ends, .. } = &explanation.verdict {
             to.is_some_and(|(source, ip, port)| {
                 ends.to == SocketAddr::new(ip.into(), port) && ends.from.ip() == IpAddr::from(source)
             })

@@ -24,8 +24,9 @@ use aya::{
 };
 use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Affinity, AnnounceKey, Announcement, ConnectionLimits, DeviceInfo, Endpoint, EndpointName,
-    FragmentKey, FragmentedDatagram, Heard, Service, ServiceClient, ServiceKey, Settings, Vip, monitor,
+    Address, Affinity, AnnounceKey, Announcement, ConnectionLimits, DeviceInfo, DnsIntercept, Endpoint,
+    EndpointName, FragmentKey, FragmentedDatagram, Heard, Service, ServiceClient, ServiceKey, Settings, Vip,
+    monitor,
 };
 use lb_datapath::{FilterMemory, Globals};
 use lb_tests::skip;
@@ -170,6 +171,7 @@ impl Testbed {
         self.clear::<u32, u32>("INSIDE_DEVICES");
         self.clear::<Address, u32>("PEERS");
         self.clear::<u32, DeviceInfo>("DEVICES");
+        self.clear::<ServiceKey, DnsIntercept>("DNS_INTERCEPT");
         self.clear_source_ranges();
         self.clear::<AnnounceKey, Announcement>("ANNOUNCED");
         self.clear::<AnnounceKey, Heard>("ANNOUNCE_HEARD");

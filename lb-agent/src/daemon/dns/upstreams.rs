@@ -1,21 +1,19 @@
-//! The tasks around the DNS server: serving, upstream servers, ranges of cluster IPs.
+//! The upstream servers, which answer questions for all other names.
 
 use std::{
-    collections::BTreeSet,
     convert::Infallible,
-    future, io,
-    net::{IpAddr, SocketAddr},
+    io,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use ipnet::IpNet;
-use lb_dns::{Forwarder, MOST_QUESTIONS, Names, Server, Stats, upstreams_of};
-use tokio::{fs, sync::watch, time::sleep};
+use lb_core::model::ObjectName;
+use lb_dns::{Forwarder, Names, upstreams_of};
+use tokio::{fs, time::sleep};
 use tracing::{info, warn};
 
-use super::{open_files, state::State, tasks::Tasks};
-use crate::config::DnsConfig;
+use crate::{config::DnsConfig, daemon::state::State};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// File in which systemd-resolved lists the upstream servers that it asks itself.
@@ -24,95 +22,64 @@ const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 const RESOLVED: &str = "127.0.0.53:53";
 /// Interval at which the agent reads `resolv.conf` again.
 const REREAD: Duration = Duration::from_secs(5);
+/// Interval at which the agent looks whether the endpoints of the DNS Service have changed, to probe them. (The task of
+/// node-local DNS has made them upstream servers by then.)
+const FOLLOW: Duration = Duration::from_secs(1);
 /// Interval at which the agent checks whether an upstream server leads back to the agent.
 const PROBE: Duration = Duration::from_secs(30);
-/// Pause before the next attempt to listen at an address that is taken or missing.
-const RETRY: Duration = Duration::from_secs(5);
 
-/// Creates the DNS names, which the source of Services fills; `None` without a DNS server.
-pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<Names>> {
-    if config.bind.is_empty() {
-        return None;
-    }
-    let servers: Vec<IpAddr> =
-        config.bind.iter().map(SocketAddr::ip).filter(|address| !address.is_loopback()).collect();
-    let zone = config.zone.clone().with_servers(servers).with_ranges(ranges.unwrap_or_default().to_vec());
-    Some(Arc::new(Names::new(zone)))
+/// Where the upstream servers come from.
+pub(super) enum Upstreams {
+    /// `--dns-upstream`
+    Fixed(Vec<SocketAddr>),
+    /// The endpoints of the DNS Service, whose clients this server answers in its place.
+    Cluster(Arc<Names>, ObjectName),
+    /// `/etc/resolv.conf`
+    Host,
 }
 
-/// Spawns the server and the tasks that follow the upstream servers and the ranges of cluster IPs.
-pub(super) fn spawn(
-    config: DnsConfig,
-    names: &Arc<Names>,
-    ranges: watch::Receiver<Vec<IpNet>>,
-    stats: Stats,
-    state: &Arc<State>,
-    tasks: &mut Tasks,
-) {
-    let forwarder = Arc::new(Forwarder::new(open_files::share(MOST_QUESTIONS), stats.clone()));
-    let access = config.access.clone();
-    let server = Arc::new(Server::new(Arc::clone(names), Arc::clone(&forwarder), access, stats));
-    state.with_dns(|report| {
-        (report.addresses, report.domain) = (config.bind.clone(), config.zone.name().to_owned());
-    });
-    for address in BTreeSet::from_iter(config.bind.iter().copied()) {
-        tasks.spawn("DNS server", serve(Arc::clone(&server), address, Arc::clone(state)));
-    }
-    tasks.spawn("ranges of reverse names", follow_ranges(Arc::clone(names), ranges));
-    tasks.spawn("upstream DNS servers", follow_upstreams(config, forwarder, Arc::clone(state)));
-}
-
-/// Answers queries at the address. An address that is taken or missing does not stop the agent, which also serves
-/// packets: the agent logs one warning and retries.
-async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> anyhow::Result<Infallible> {
-    let mut warned = false;
-    loop {
-        match Arc::clone(&server).listen(address).await {
-            Ok(serving) => {
-                info!(%address, "answering DNS queries");
-                state.with_dns(|report| _ = report.unserved.remove(&address));
-                return Ok(serving.await);
-            }
-            Err(error) => {
-                if !warned {
-                    warn!("{error}; retrying");
-                }
-                warned = true;
-                state.with_dns(|report| _ = report.unserved.insert(address, error.to_string()));
-            }
+impl Upstreams {
+    /// The upstream servers that the configuration names.
+    pub(super) fn of(config: &DnsConfig, names: &Arc<Names>) -> Self {
+        match &config.intercept {
+            _ if !config.upstreams.is_empty() => Self::Fixed(config.upstreams.clone()),
+            Some(intercept) => Self::Cluster(Arc::clone(names), intercept.service.clone()),
+            None => Self::Host,
         }
-        sleep(RETRY).await;
+    }
+
+    /// The servers to use now; `known` are those in use.
+    async fn now(&self, known: &[SocketAddr], warned: &mut bool) -> Vec<SocketAddr> {
+        match self {
+            Self::Fixed(servers) => servers.clone(),
+            Self::Cluster(names, service) => names.cluster_dns(service).endpoints,
+            Self::Host => next(known, host_servers().await, warned),
+        }
+    }
+
+    /// Interval between two looks.
+    const fn interval(&self) -> Duration {
+        match self {
+            Self::Cluster(..) => FOLLOW,
+            Self::Fixed(_) | Self::Host => REREAD,
+        }
     }
 }
 
-/// Replaces the ranges of cluster IPs from the configuration by those that the API server names.
-async fn follow_ranges(
-    names: Arc<Names>,
-    mut ranges: watch::Receiver<Vec<IpNet>>,
-) -> anyhow::Result<Infallible> {
-    while ranges.changed().await.is_ok() {
-        names.set_ranges(ranges.borrow_and_update().clone());
-    }
-    // Manifests name no ranges: those of the configuration stay.
-    future::pending().await
-}
-
-async fn follow_upstreams(
-    config: DnsConfig,
+/// Keeps the servers of the forwarder up to date; `own` are addresses that the agent listens at itself.
+pub(super) async fn follow(
+    upstreams: Upstreams,
+    own: Vec<SocketAddr>,
     forwarder: Arc<Forwarder>,
     state: Arc<State>,
 ) -> anyhow::Result<Infallible> {
     let (mut known, mut warned) = (None, false);
     let (mut loops, mut probed) = (Vec::new(), Instant::now());
     loop {
-        let servers = if config.upstreams.is_empty() {
-            next(known.as_deref().unwrap_or_default(), host_servers().await, &mut warned)
-        } else {
-            config.upstreams.clone()
-        };
+        let servers = upstreams.now(known.as_deref().unwrap_or_default(), &mut warned).await;
         let is_new = known.as_ref() != Some(&servers);
         if is_new {
-            forwarder.servers().set(&servers, &config.bind);
+            forwarder.servers().set(&servers, &own);
             known = Some(servers);
         }
         if is_new || probed.elapsed() >= PROBE {
@@ -123,7 +90,7 @@ async fn follow_upstreams(
             let upstreams = forwarder.servers().usable().to_vec();
             state.with_dns(|report| (report.upstreams, report.loops) = (upstreams, found));
         }
-        sleep(REREAD).await;
+        sleep(upstreams.interval()).await;
     }
 }
 

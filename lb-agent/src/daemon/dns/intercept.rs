@@ -1,0 +1,260 @@
+//! Node-local DNS (`--dns-intercept`): the programs lead queries of this node's pods to the cluster IP of the DNS Service
+//! to this agent, while it answers.
+//!
+//! The server listens at the node's addresses, on a port of its own. Every [`ROUND`] the task asks each address; an
+//! answer within [`PATIENCE`] renews the entry of the programs for [`LEASE`], counted from the moment of the question.
+//! So a server that hangs gets no more queries after that time. (One that has crashed has no socket, which the programs
+//! notice with the next packet.)
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lb_common::{Address, DnsIntercept, Outcome, ServiceKey, dns, protocol};
+use lb_core::{
+    dns::ClusterDns,
+    model::{NodeAddresses, ObjectName},
+};
+use lb_datapath::{DnsIntercepts, Stats, monotonic_nanoseconds};
+use lb_dns::{BindError, Forwarder, Names, Server, response_code};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+use tracing::{info, warn};
+
+use super::evidence::Evidence;
+use crate::daemon::state::{InterceptReport, State};
+
+/// Interval of the agent's own queries.
+const ROUND: Duration = Duration::from_millis(100);
+/// How long an own query may take to be answered.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How long the programs lead queries to the server after it was asked a question that it answered.
+const LEASE: Duration = Duration::from_millis(300);
+/// A round that begins so late shows that the agent was stopped.
+const STOPPED: Duration = Duration::from_millis(500);
+/// How long an agent that was stopped waits until it renews entries again: first it has to learn what has changed.
+const CATCH_UP: Duration = Duration::from_secs(1);
+/// How long the server answers what is on its way when the agent stops.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
+/// Pause before the next attempt to listen at an address whose port is taken.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The task of node-local DNS.
+pub(super) struct Intercept {
+    pub(super) service: ObjectName,
+    pub(super) port: u16,
+    /// The cluster domain.
+    pub(super) domain: String,
+    pub(super) names: Arc<Names>,
+    /// The forwarder, if its upstream servers are the endpoints of the Service.
+    pub(super) forwarder: Option<Arc<Forwarder>>,
+    pub(super) map: DnsIntercepts,
+    /// Counts the queries that the programs have led here.
+    pub(super) packets: Stats,
+    pub(super) addresses: watch::Receiver<NodeAddresses>,
+    pub(super) stop: watch::Receiver<bool>,
+    pub(super) state: Arc<State>,
+}
+
+/// A server at one address of the node.
+struct Listener {
+    address: SocketAddr,
+    server: Arc<Server>,
+    task: JoinHandle<Infallible>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Intercept {
+    /// Runs the task; `server_for` makes a server that also answers the given address of the node.
+    pub(super) async fn run(self, server_for: impl Fn(IpAddr) -> Server) -> anyhow::Result<Infallible> {
+        let mut listeners = Listeners::default();
+        let mut until = BTreeMap::new();
+        let mut evidence = Evidence::default();
+        let mut rounds = interval(ROUND);
+        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut last, mut caught_up) = (Instant::now(), Instant::now());
+        while !*self.stop.borrow() {
+            rounds.tick().await;
+            let now = Instant::now();
+            if now.duration_since(last) > STOPPED {
+                caught_up = now + CATCH_UP;
+            }
+            last = now;
+            let primary = self.addresses.borrow().primary.clone();
+            let wanted = primary.iter().map(|ip| SocketAddr::new(*ip, self.port)).collect();
+            listeners.keep(wanted, &server_for).await;
+            until.retain(|address, _| listeners.serves(*address));
+            let blocked = evidence.blocked(self.led(), listeners.received(), now);
+            let dns = self.names.cluster_dns(&self.service);
+            self.follow_endpoints(&dns);
+            if now >= caught_up && !blocked {
+                self.renew(&listeners, &mut until).await;
+            }
+            self.map.set(&entries(&dns.cluster_ips, &until))?;
+            self.report(&dns, &until, &listeners, blocked);
+        }
+        self.map.set(&entries(&self.names.cluster_dns(&self.service).cluster_ips, &without_lease(&until)))?;
+        sleep(LAST_ANSWERS).await;
+        drop(self.stop);
+        std::future::pending().await
+    }
+
+    /// Makes the endpoints of the Service answer the questions for all other names.
+    fn follow_endpoints(&self, dns: &ClusterDns) {
+        if let Some(forwarder) = &self.forwarder
+            && *forwarder.servers().all() != *dns.endpoints
+        {
+            forwarder.servers().set(&dns.endpoints, &[]);
+        }
+    }
+
+    /// Asks each listener for a name, and renews the time of those that answer.
+    async fn renew(&self, listeners: &Listeners, until: &mut BTreeMap<SocketAddr, u64>) {
+        let name = format!("dns-version.{}.", self.domain);
+        for address in listeners.addresses() {
+            let asked = monotonic_nanoseconds();
+            let answer = timeout(PATIENCE, response_code(address, &name)).await;
+            if answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable)) {
+                until.insert(address, asked + nanoseconds(LEASE));
+            }
+        }
+    }
+
+    /// How many queries the programs have led here, as far as they can be counted.
+    fn led(&self) -> Option<u64> {
+        Some(self.packets.read().ok()?[Outcome::DnsQuery as usize])
+    }
+
+    fn report(
+        &self,
+        dns: &ClusterDns,
+        until: &BTreeMap<SocketAddr, u64>,
+        listeners: &Listeners,
+        blocked: bool,
+    ) {
+        let now = monotonic_nanoseconds();
+        let servers = until.iter().filter(|(_, until)| now < **until).map(|(address, _)| *address).collect();
+        let problem = if blocked {
+            Some(format!(
+                "queries of pods do not reach port {} of this node: a firewall seems to drop them; accept UDP and TCP \
+                 there from the pods (until then the endpoints of {} answer)",
+                self.port, self.service
+            ))
+        } else if dns.cluster_ips.is_empty() && self.names.is_synchronised() {
+            Some(format!("the Service {} has no cluster IP with UDP port 53", self.service))
+        } else {
+            listeners.problem.clone()
+        };
+        let report = InterceptReport {
+            service: self.service.to_string(),
+            cluster_ips: dns.cluster_ips.clone(),
+            servers,
+            problem,
+        };
+        self.state.with_dns(|dns| {
+            let known = dns.intercept.as_ref().and_then(|known| known.problem.as_ref());
+            if let Some(problem) = report.problem.as_ref().filter(|problem| Some(*problem) != known) {
+                warn!("{problem}");
+            }
+            dns.intercept = Some(report);
+        });
+    }
+}
+
+/// The servers at the addresses of the node.
+#[derive(Default)]
+struct Listeners {
+    all: Vec<Listener>,
+    /// Why the server does not listen at an address.
+    problem: Option<String>,
+    /// Time of the next attempt to listen after a failure.
+    retry: Option<Instant>,
+}
+
+impl Listeners {
+    /// Listens at exactly these addresses, as far as possible.
+    async fn keep(&mut self, wanted: Vec<SocketAddr>, server_for: &impl Fn(IpAddr) -> Server) {
+        self.all.retain(|listener| wanted.contains(&listener.address) && !listener.task.is_finished());
+        let missing = wanted.into_iter().filter(|address| !self.serves(*address)).collect::<Vec<_>>();
+        if missing.is_empty() {
+            self.problem = None;
+            return;
+        }
+        if self.retry.is_some_and(|retry| Instant::now() < retry) {
+            return;
+        }
+        (self.problem, self.retry) = (None, None);
+        for address in missing {
+            match Listener::open(address, server_for(address.ip())).await {
+                Ok(listener) => self.all.push(listener),
+                Err(error) => {
+                    self.problem = Some(error.to_string());
+                    self.retry = Some(Instant::now() + RETRY);
+                }
+            }
+        }
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.all.iter().map(|listener| listener.address).collect()
+    }
+
+    fn serves(&self, address: SocketAddr) -> bool {
+        self.all.iter().any(|listener| listener.address == address)
+    }
+
+    /// Datagrams and connections that have come from others than this agent.
+    fn received(&self) -> u64 {
+        self.all.iter().map(|listener| listener.server.received()).sum()
+    }
+}
+
+impl Listener {
+    async fn open(address: SocketAddr, server: Server) -> Result<Self, BindError> {
+        let server = Arc::new(server);
+        let task = tokio::spawn(Arc::clone(&server).listen(address).await?);
+        info!(%address, "answering the DNS queries of this node's pods");
+        Ok(Self { address, server, task })
+    }
+}
+
+/// The entries of the programs. For each cluster IP whose family has a server: where queries go until when, and the
+/// source of answers.
+fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<ServiceKey, DnsIntercept> {
+    let mut entries = BTreeMap::new();
+    for (server, until) in until {
+        let Some(cluster_ip) = cluster_ips.iter().find(|ip| ip.is_ipv4() == server.is_ipv4()) else {
+            continue;
+        };
+        let (virtual_address, address) = (Address::from(*cluster_ip), Address::from(server.ip()));
+        for protocol in [protocol::UDP, protocol::TCP] {
+            let query = ServiceKey::new(virtual_address, dns::PORT, protocol);
+            entries.insert(query, DnsIntercept::to_server(address, server.port(), *until));
+            let answer = ServiceKey::new(address, server.port(), protocol);
+            entries.insert(answer, DnsIntercept::to_client(virtual_address));
+        }
+    }
+    entries
+}
+
+/// The same servers, to which no more queries go. (0 would mark an entry for answers.)
+fn without_lease(until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<SocketAddr, u64> {
+    until.keys().map(|address| (*address, 1)).collect()
+}
+
+/// The duration in nanoseconds; at most `u64::MAX`.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

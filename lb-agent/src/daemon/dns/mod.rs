@@ -1,0 +1,143 @@
+//! The tasks around the DNS server: serving, node-local DNS, upstream servers, ranges of cluster IPs.
+
+mod evidence;
+mod intercept;
+mod upstreams;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    future,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use lb_core::model::NodeAddresses;
+use lb_datapath::DnsIntercepts;
+use lb_dns::{Forwarder, MOST_QUESTIONS, Names, Server, Stats};
+use tokio::{sync::watch, time::sleep};
+use tracing::{info, warn};
+
+use self::{intercept::Intercept, upstreams::Upstreams};
+use super::{open_files, state::State, tasks::Tasks};
+use crate::config::{DnsConfig, InterceptConfig};
+
+/// Pause before the next attempt to listen at an address that is taken or missing.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What the tasks follow.
+pub(super) struct Sources {
+    /// Ranges of cluster IPs that the API server names.
+    pub(super) ranges: watch::Receiver<Vec<IpNet>>,
+    /// The node's addresses.
+    pub(super) addresses: watch::Receiver<NodeAddresses>,
+    /// Whether the agent stops.
+    pub(super) stop: watch::Receiver<bool>,
+}
+
+/// What node-local DNS needs of the kernel.
+pub(super) struct Kernel {
+    pub(super) intercepts: DnsIntercepts,
+    pub(super) packets: lb_datapath::Stats,
+}
+
+/// Creates the DNS names, which the source of Services fills; `None` without a DNS server.
+pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<Names>> {
+    if config.bind.is_empty() && config.intercept.is_none() {
+        return None;
+    }
+    let servers: Vec<IpAddr> =
+        config.bind.iter().map(SocketAddr::ip).filter(|address| !address.is_loopback()).collect();
+    let zone = config.zone.clone().with_servers(servers).with_ranges(ranges.unwrap_or_default().to_vec());
+    Some(Arc::new(Names::new(zone)))
+}
+
+/// Spawns the servers and the tasks that follow the upstream servers and the ranges of cluster IPs. Without
+/// `--dns-intercept`, removes what an earlier agent has left for node-local DNS.
+pub(super) fn spawn(
+    config: &DnsConfig,
+    names: &Arc<Names>,
+    sources: Sources,
+    kernel: Kernel,
+    stats: Stats,
+    state: &Arc<State>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let forwarder = Arc::new(Forwarder::new(open_files::share(MOST_QUESTIONS), stats.clone()));
+    let server = {
+        let (config, names, forwarder) = (config.clone(), Arc::clone(names), Arc::clone(&forwarder));
+        move |own: &[IpAddr]| {
+            let mut access = config.access.clone();
+            access.allowed.extend(own.iter().copied().map(IpNet::from));
+            Server::new(Arc::clone(&names), Arc::clone(&forwarder), access, stats.clone())
+        }
+    };
+    state.with_dns(|report| {
+        (report.addresses, report.domain) = (config.bind.clone(), config.zone.name().to_owned());
+    });
+    let at_fixed_addresses = Arc::new(server(&[]));
+    for address in BTreeSet::from_iter(config.bind.iter().copied()) {
+        tasks.spawn("DNS server", serve(Arc::clone(&at_fixed_addresses), address, Arc::clone(state)));
+    }
+    let upstreams = Upstreams::of(config, names);
+    let of_cluster = matches!(upstreams, Upstreams::Cluster(..)).then(|| Arc::clone(&forwarder));
+    tasks.spawn("ranges of reverse names", follow_ranges(Arc::clone(names), sources.ranges));
+    tasks.spawn(
+        "upstream DNS servers",
+        upstreams::follow(upstreams, config.bind.clone(), forwarder, Arc::clone(state)),
+    );
+    let Some(InterceptConfig { service, port }) = config.intercept.clone() else {
+        return Ok(kernel.intercepts.set(&BTreeMap::new())?);
+    };
+    let intercept = Intercept {
+        service,
+        port,
+        domain: config.zone.name().to_owned(),
+        names: Arc::clone(names),
+        forwarder: of_cluster,
+        map: kernel.intercepts,
+        packets: kernel.packets,
+        addresses: sources.addresses,
+        stop: sources.stop,
+        state: Arc::clone(state),
+    };
+    tasks.spawn("node-local DNS", intercept.run(move |own| server(&[own])));
+    Ok(())
+}
+
+/// Answers queries at the address. An address that is taken or missing does not stop the agent, which also serves
+/// packets: the agent logs one warning and retries.
+async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> anyhow::Result<Infallible> {
+    let mut warned = false;
+    loop {
+        match Arc::clone(&server).listen(address).await {
+            Ok(serving) => {
+                info!(%address, "answering DNS queries");
+                state.with_dns(|report| _ = report.unserved.remove(&address));
+                return Ok(serving.await);
+            }
+            Err(error) => {
+                if !warned {
+                    warn!("{error}; retrying");
+                }
+                warned = true;
+                state.with_dns(|report| _ = report.unserved.insert(address, error.to_string()));
+            }
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// Replaces the ranges of cluster IPs from the configuration by those that the API server names.
+async fn follow_ranges(
+    names: Arc<Names>,
+    mut ranges: watch::Receiver<Vec<IpNet>>,
+) -> anyhow::Result<Infallible> {
+    while ranges.changed().await.is_ok() {
+        names.set_ranges(ranges.borrow_and_update().clone());
+    }
+    // Manifests name no ranges: those of the configuration stay.
+    future::pending().await
+}

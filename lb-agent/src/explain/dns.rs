@@ -1,0 +1,52 @@
+//! Traces packets of node-local DNS: queries of pods that go to the agent, and its answers.
+
+use lb_common::{Outcome, ServiceKey, conntrack::Tuple, device_flags, dns, protocol};
+use lb_ebpf::rules::dns::{Query, ServerSocket, outcome, query};
+
+use super::{
+    step::{Ends, TraceStep, Verdict},
+    tables::Tables,
+    walk::{Walk, WalkResult, untouched},
+};
+
+impl<T: Tables> Walk<'_, T> {
+    /// Explains a packet of no flow if node-local DNS decides about it; like `dns::query`. Assumes that the server has a
+    /// socket, which programs look up; a server that is known to answer has one.
+    pub(super) fn query(&mut self) -> WalkResult<Option<Verdict>> {
+        let tuple = self.question.tuple;
+        let is_query = tuple.destination_port == dns::PORT
+            && matches!(tuple.protocol, protocol::UDP | protocol::TCP)
+            && self.is_of_pod()?;
+        let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
+        let Some(server) = self.tables.dns_intercept(&key)?.filter(|_| is_query) else { return Ok(None) };
+        let live = server.is_live(self.tables.nanos());
+        let to = Tuple { destination: server.address, destination_port: server.port, ..tuple };
+        let to = Ends::from(&to);
+        self.steps.push(TraceStep::NodeLocalDns { server: to.to, live });
+        Ok(match query(tuple.protocol, &self.segment, live, ServerSocket::Open) {
+            Query::Local => Some(Verdict::Translated { outcome: outcome(tuple.protocol, &self.segment), to }),
+            Query::Service | Query::Reset => None,
+        })
+    }
+
+    /// Explains a packet that leaves the node without a flow: an answer of the DNS server, or none of ours; like
+    /// `dns::answer`.
+    pub(super) fn answer(&self) -> WalkResult<Verdict> {
+        let tuple = self.question.tuple;
+        let key = ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol);
+        let entry = self.tables.dns_intercept(&key)?.filter(|entry| entry.until == 0);
+        match entry {
+            Some(entry) if self.is_of_pod()? => {
+                let to = Tuple { source: entry.address, source_port: entry.port, ..tuple };
+                Ok(Verdict::Translated { outcome: Outcome::DnsAnswer, to: Ends::from(&to) })
+            }
+            _ => Ok(untouched(Outcome::NoService)),
+        }
+    }
+
+    /// Whether the device is the host side of a pod's.
+    fn is_of_pod(&self) -> WalkResult<bool> {
+        let device = self.tables.device(self.question.device)?;
+        Ok(device.is_some_and(|device| device.flags & device_flags::WORKLOAD != 0))
+    }
+}

@@ -1,0 +1,51 @@
+//! Node-local DNS: queries of the node's pods to the cluster IP of the DNS Service go to the DNS server of the agent,
+//! while that server answers.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Address, layout::describe};
+
+/// The port of DNS queries (RFC 1035 §4.2).
+pub const PORT: u16 = 53;
+
+/// Value of `DNS_INTERCEPT`. Its key is the endpoint that packets carry: a cluster IP at [`PORT`], and the value names
+/// the DNS server; or the endpoint of that server, and the value names the cluster IP.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct DnsIntercept {
+    /// The address that replaces the one of the key.
+    pub address: Address,
+    /// Until when the server is known to answer, in nanoseconds of `CLOCK_MONOTONIC`; 0 if the key is the server's
+    /// endpoint. The agent renews it while the server answers the agent's own queries.
+    pub until: u64,
+    /// The port that replaces the one of the key, in host byte order.
+    pub port: u16,
+    /// Padding, always 0.
+    pub reserved: [u8; 6],
+}
+
+const _: () = assert!(size_of::<DnsIntercept>() == 32);
+
+describe!(DnsIntercept { address, until, port, reserved });
+
+impl DnsIntercept {
+    /// Packets to the key go to this server until `until`.
+    pub const fn to_server(address: Address, port: u16, until: u64) -> Self {
+        Self { address, until, port, reserved: [0; 6] }
+    }
+
+    /// Packets from the key leave with this cluster IP.
+    pub const fn to_client(cluster_ip: Address) -> Self {
+        Self { address: cluster_ip, until: 0, port: PORT, reserved: [0; 6] }
+    }
+
+    /// Whether the server is known to answer at `now`, in nanoseconds of `CLOCK_MONOTONIC`.
+    #[inline(always)]
+    pub const fn is_live(&self, now: u64) -> bool {
+        now < self.until
+    }
+}
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, any bit pattern is valid and there is no padding (derive(bytemuck::Pod) checks both).
+unsafe impl aya::Pod for DnsIntercept {}

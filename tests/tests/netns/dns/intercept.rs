@@ -1,0 +1,315 @@
+//! Node-local DNS: who answers the queries of pods to the cluster IP of the DNS Service.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_tests::wait_for;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::stub::Stub;
+use crate::bed::{Bed, vips};
+
+/// What the agent answers for `web`.
+const LOCAL: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+/// What the endpoint of the DNS Service answers for every name.
+const OF_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
+const WEB: &str = "web.default.svc.cluster.local";
+/// How long a client waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A cluster with a DNS Service, whose endpoint is pod2, and an agent that answers in its place.
+struct NodeDns {
+    bed: Bed,
+    _endpoint: Stub,
+}
+
+const ARGUMENTS: [&str; 2] = ["--dns-intercept", "kube-system/kube-dns"];
+
+impl NodeDns {
+    fn new() -> Self {
+        let mut bed = Bed::with_web(&["pod2"]);
+        bed.agent = None;
+        let pod = bed.cluster.pod("pod2").unwrap();
+        let endpoint = Stub::start(&pod.netns, OF_ENDPOINT).unwrap();
+        let [v4, v6] = vips(53);
+        let slice = |family: &str, like: IpAddr| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: kube-dns-{}, namespace: \
+                 kube-system, labels: {{kubernetes.io/service-name: kube-dns}}}}\naddressType: {family}\nports: \
+                 [{{name: dns, port: {port}, protocol: UDP}}, {{name: dns-tcp, port: {port}}}]\nendpoints:\n- \
+                 {{addresses: [\"{}\"], conditions: {{ready: true}}}}\n",
+                family.to_lowercase(),
+                pod.address(like),
+                port = Stub::PORT,
+            )
+        };
+        let manifest = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: kube-dns, namespace: kube-system}}\nspec: {{clusterIP: \
+             {v4}, clusterIPs: [{v4}, \"{v6}\"], ipFamilyPolicy: RequireDualStack, ipFamilies: [IPv4, IPv6], ports: \
+             [{{name: dns, port: 53, protocol: UDP, targetPort: {port}}}, {{name: dns-tcp, port: 53, targetPort: \
+             {port}}}]}}\n{}{}",
+            slice("IPv4", v4),
+            slice("IPv6", v6),
+            port = Stub::PORT,
+        );
+        bed.cluster.manifests.write("kube-dns", &manifest).unwrap();
+        let mut dns = Self { bed, _endpoint: endpoint };
+        dns.start_agent();
+        dns
+    }
+
+    fn start_agent(&mut self) {
+        self.bed.start_agent_with(&ARGUMENTS);
+        for vip in vips(53) {
+            self.wait_until_answered_by(vip, LOCAL);
+        }
+    }
+
+    /// Waits until a pod that asks for `web` gets this answer.
+    fn wait_until_answered_by(&self, vip: IpAddr, expected: Ipv4Addr) {
+        let is_answered = || (self.ask("pod1", vip, WEB).ok() == Some(expected)).then_some(());
+        wait_for(Duration::from_secs(10), is_answered).unwrap_or_else(|| {
+            panic!("{vip} answers {:?}; {}", self.ask("pod1", vip, WEB), self.bed.status()["agent"]["dns"])
+        });
+    }
+
+    fn ask(&self, from: &str, vip: IpAddr, name: &str) -> io::Result<Ipv4Addr> {
+        self.bed.netns(from).run(|| Client::new(vip)?.ask(name))
+    }
+
+    fn ask_over_tcp(&self, from: &str, vip: IpAddr, name: &str) -> io::Result<Ipv4Addr> {
+        self.bed.netns(from).run(|| ask_over_tcp(&mut connect(vip)?, name))
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.bed.agent.as_ref().unwrap().pid()).unwrap())
+    }
+
+    /// Queries that the programs have led to the agent.
+    fn led(&self) -> u64 {
+        self.bed.metric("lb_packets_total{outcome=\"dns_query\"}")
+    }
+}
+
+/// A resolver that uses one connected socket for all its questions.
+struct Client {
+    socket: UdpSocket,
+    id: u16,
+}
+
+impl Client {
+    fn new(vip: IpAddr) -> io::Result<Self> {
+        let any: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+        let socket = UdpSocket::bind(any)?;
+        socket.connect((vip, 53))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { socket, id: 0 })
+    }
+
+    fn ask(&mut self, name: &str) -> io::Result<Ipv4Addr> {
+        self.id += 1;
+        self.socket.send(&query(self.id, name))?;
+        let mut buffer = [0; 512];
+        loop {
+            let length = self.socket.recv(&mut buffer)?;
+            if buffer[..2] == self.id.to_be_bytes() {
+                return answer(&buffer[..length]);
+            }
+        }
+    }
+}
+
+fn connect(vip: IpAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&SocketAddr::new(vip, 53), PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn ask_over_tcp(stream: &mut TcpStream, name: &str) -> io::Result<Ipv4Addr> {
+    let query = query(7, name);
+    let length = u16::try_from(query.len()).unwrap().to_be_bytes();
+    stream.write_all(&[&length[..], &query].concat())?;
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let mut message = vec![0; u16::from_be_bytes(length).into()];
+    stream.read_exact(&mut message)?;
+    answer(&message)
+}
+
+/// A query for the A records of the name.
+fn query(id: u16, name: &str) -> Vec<u8> {
+    let mut query = id.to_be_bytes().to_vec();
+    query.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    for label in name.split('.').chain([""]) {
+        query.push(u8::try_from(label.len()).unwrap());
+        query.extend(label.as_bytes());
+    }
+    query.extend([0, 1, 0, 1]);
+    query
+}
+
+/// The address in the answer, the last four bytes of a message with one record and no EDNS.
+fn answer(message: &[u8]) -> io::Result<Ipv4Addr> {
+    let found = message.last_chunk::<4>().filter(|_| message[3] & 15 == 0 && message[7] == 1);
+    found.map(|bytes| Ipv4Addr::from(*bytes)).ok_or_else(|| io::Error::other(format!("{message:?}")))
+}
+
+#[test]
+fn pods_are_answered_by_the_agent_and_others_by_the_endpoints() {
+    let dns = NodeDns::new();
+    for vip in vips(53) {
+        assert_eq!(dns.ask_over_tcp("pod1", vip, WEB).unwrap(), LOCAL, "TCP to {vip}");
+        assert_eq!(dns.ask("pod1", vip, "www.example.com").unwrap(), OF_ENDPOINT, "a name of others");
+        assert_eq!(dns.ask("client", vip, WEB).unwrap(), OF_ENDPOINT, "a client of other machines");
+        assert_eq!(dns.ask_over_tcp("client", vip, WEB).unwrap(), OF_ENDPOINT);
+        assert_eq!(dns.ask("pod2", vip, WEB).unwrap(), LOCAL, "the endpoint itself");
+    }
+    let report = &dns.bed.status()["agent"]["dns"]["intercept"];
+    assert_eq!(report["service"], "kube-system/kube-dns", "{report}");
+    assert_eq!(report["servers"].as_array().unwrap().len(), 2, "{report}");
+    assert_eq!(report["problem"], serde_json::Value::Null, "{report}");
+}
+
+/// What became of the questions of a client that asks without a pause.
+#[derive(Debug, Default)]
+struct Tally {
+    local: u32,
+    of_endpoint: u32,
+    /// Questions without an answer.
+    lost: u32,
+    /// Errors of the socket, such as ECONNREFUSED after an ICMP error.
+    errors: Vec<io::Error>,
+    /// The longest time without an answer.
+    gap: Duration,
+}
+
+impl NodeDns {
+    /// Lets a pod ask all the time while `event` runs.
+    fn asked_during(&self, vip: IpAddr, event: impl FnOnce()) -> Tally {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let client = scope.spawn(|| self.bed.netns("pod1").run(|| ask_until(vip, &stop)).unwrap());
+            event();
+            stop.store(true, Ordering::Relaxed);
+            client.join().unwrap()
+        })
+    }
+}
+
+fn ask_until(vip: IpAddr, stop: &AtomicBool) -> io::Result<Tally> {
+    let mut client = Client::new(vip)?;
+    let mut tally = Tally::default();
+    let mut last = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        match client.ask(WEB) {
+            Ok(LOCAL) => tally.local += 1,
+            Ok(_) => tally.of_endpoint += 1,
+            Err(error) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind()) => {
+                tally.lost += 1;
+                continue;
+            }
+            Err(error) => tally.errors.push(error),
+        }
+        tally.gap = tally.gap.max(last.elapsed());
+        last = Instant::now();
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(tally)
+}
+
+#[test]
+fn endpoints_answer_at_once_after_the_agent_was_killed() {
+    let mut dns = NodeDns::new();
+    for vip in vips(53) {
+        let agent = dns.bed.agent.take().unwrap();
+        let tally = dns.asked_during(vip, || {
+            thread::sleep(Duration::from_millis(500));
+            agent.kill().unwrap();
+            // The query that the agent had read times out first.
+            thread::sleep(PATIENCE + Duration::from_millis(500));
+        });
+        assert!(tally.errors.is_empty(), "no ICMP error reaches the client: {tally:?}");
+        assert!(tally.lost <= 1, "at most the query that the agent had read: {tally:?}");
+        assert!(tally.local > 20 && tally.of_endpoint > 20, "{tally:?}");
+        assert_eq!(dns.ask_over_tcp("pod1", vip, WEB).unwrap(), OF_ENDPOINT);
+        dns.start_agent();
+    }
+}
+
+#[test]
+fn no_query_is_lost_when_the_agent_stops_and_starts() {
+    let mut dns = NodeDns::new();
+    let [vip, _] = vips(53);
+    let agent = dns.bed.agent.take().unwrap();
+    let tally = dns.asked_during(vip, || {
+        thread::sleep(Duration::from_millis(300));
+        agent.terminate().unwrap();
+        thread::sleep(Duration::from_millis(300));
+    });
+    assert!(tally.errors.is_empty() && tally.lost == 0, "{tally:?}");
+    assert!(tally.local > 20 && tally.of_endpoint > 20, "{tally:?}");
+    let stop = AtomicBool::new(false);
+    let netns = dns.bed.netns("pod1").clone();
+    let tally = thread::scope(|scope| {
+        let client = scope.spawn(|| netns.run(|| ask_until(vip, &stop)).unwrap());
+        dns.start_agent();
+        stop.store(true, Ordering::Relaxed);
+        client.join().unwrap()
+    });
+    assert!(tally.errors.is_empty() && tally.lost == 0, "{tally:?}");
+}
+
+#[test]
+fn endpoints_answer_while_the_agent_hangs() {
+    let dns = NodeDns::new();
+    let [vip, _] = vips(53);
+    let mut connection = dns.bed.netns("pod1").run(|| connect(vip)).unwrap();
+    assert_eq!(ask_over_tcp(&mut connection, WEB).unwrap(), LOCAL);
+    let tally = dns.asked_during(vip, || {
+        thread::sleep(Duration::from_millis(300));
+        kill(dns.pid(), Signal::SIGSTOP).unwrap();
+        thread::sleep(Duration::from_secs(2));
+    });
+    assert!(tally.errors.is_empty(), "{tally:?}");
+    assert!(tally.lost <= 1, "the next query goes to the endpoint: {tally:?}");
+    assert!(tally.gap < Duration::from_millis(1500), "{tally:?}");
+    assert!(tally.local > 20 && tally.of_endpoint > 20, "{tally:?}");
+    let error = ask_over_tcp(&mut connection, WEB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection to the agent ends: {error}");
+    assert_eq!(dns.ask_over_tcp("pod1", vip, WEB).unwrap(), OF_ENDPOINT);
+    kill(dns.pid(), Signal::SIGCONT).unwrap();
+    dns.wait_until_answered_by(vip, LOCAL);
+}
+
+#[test]
+fn firewall_that_drops_queries_is_found_and_reported() {
+    let dns = NodeDns::new();
+    let [vip, _] = vips(53);
+    let rule = "table inet fence {\n chain in {\n type filter hook input priority 0;\n iifname != \"lo\" meta l4proto \
+                { tcp, udp } th dport 9053 drop\n }\n}\n";
+    dns.bed.cluster.node1.feed("nft", &["-f", "-"], rule).unwrap();
+    let before = dns.led();
+    dns.wait_until_answered_by(vip, OF_ENDPOINT);
+    assert!(dns.led() >= before + 4, "the programs led queries to the agent first");
+    let problem = dns.bed.status()["agent"]["dns"]["intercept"]["problem"].to_string();
+    assert!(problem.contains("firewall") && problem.contains("9053"), "{problem}");
+}
+
+#[test]
+fn interception_follows_the_dns_service() {
+    let dns = NodeDns::new();
+    let [vip, _] = vips(53);
+    dns.bed.cluster.manifests.remove("kube-dns").unwrap();
+    let fails = || dns.ask("pod1", vip, WEB).is_err().then_some(());
+    wait_for(Duration::from_secs(5), fails).expect("no Service, no answer");
+    let problem = dns.bed.status()["agent"]["dns"]["intercept"]["problem"].to_string();
+    assert!(problem.contains("kube-system/kube-dns has no cluster IP"), "{problem}");
+}
