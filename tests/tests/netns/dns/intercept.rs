@@ -107,8 +107,7 @@ struct Client {
 
 impl Client {
     fn new(vip: IpAddr) -> io::Result<Self> {
-        let any: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
-        let socket = UdpSocket::bind(any)?;
+        let socket = UdpSocket::bind((if vip.is_ipv4() { "0.0.0.0" } else { "::" }, 0))?;
         socket.connect((vip, 53))?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self { socket, id: 0 })
@@ -135,7 +134,7 @@ fn connect(vip: IpAddr) -> io::Result<TcpStream> {
 
 fn ask_over_tcp(stream: &mut TcpStream, name: &str) -> io::Result<Ipv4Addr> {
     let query = query(7, name);
-    let length = u16::try_from(query.len()).unwrap().to_be_bytes();
+    let length = u16::try_from(query.len()).map_err(io::Error::other)?.to_be_bytes();
     stream.write_all(&[&length[..], &query].concat())?;
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
