@@ -43,6 +43,12 @@ impl TrafficSource for Fixed {
     }
 }
 
+impl ConditionCounts for Fixed {
+    fn condition_counts(&self) -> Vec<(&'static str, usize)> {
+        vec![("bgp", 3)]
+    }
+}
+
 #[test]
 fn sums_of_services_and_backends_have_their_labels() {
     let text = exposition::prometheus(&everything().text().unwrap());
@@ -60,7 +66,7 @@ fn sums_of_services_and_backends_have_their_labels() {
 
 /// Metrics in which every series that these tests look for has a value.
 fn everything() -> Metrics {
-    let metrics = Metrics::new(Fixed, Some(Fixed));
+    let metrics = Metrics::new(Fixed, Some(Fixed)).with_conditions(Fixed);
     metrics.count_healthz(503);
     metrics.count_livez(200);
     metrics.count_changes(2, 3);
@@ -228,6 +234,7 @@ fn recorded_values_are_exported() {
         "lb_health_check_servers 2",
         "lb_pool_addresses{pool=\"a\"} 256",
         "lb_pool_addresses_used{pool=\"a\"} 3",
+        "lb_conditions{about=\"bgp\"} 3",
         "# EOF",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");
