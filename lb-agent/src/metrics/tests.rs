@@ -87,6 +87,8 @@ fn everything() -> Metrics {
     metrics.set_announced(3, 2);
     metrics.count_takeovers(4);
     metrics.set_routes(5, true);
+    metrics.set_sessions(crate::announce::bgp::Sessions { established: 2, down: 1 });
+    metrics.set_bird_failed(true);
     metrics.count_probe("success");
     metrics.set_probed_endpoints("healthy", 6);
     for family in Family::ALL {
@@ -235,6 +237,9 @@ fn recorded_values_are_exported() {
         "lb_pool_addresses{pool=\"a\"} 256",
         "lb_pool_addresses_used{pool=\"a\"} 3",
         "lb_conditions{about=\"bgp\"} 3",
+        "lb_bgp_sessions{state=\"established\"} 2",
+        "lb_bgp_sessions{state=\"down\"} 1",
+        "lb_bird_config_failed 1",
         "# EOF",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");
