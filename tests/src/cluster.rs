@@ -13,6 +13,7 @@ use std::{
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -477,6 +478,31 @@ impl Cluster {
             let hops: String = nodes.iter().map(|node| format!(" nexthop via {via}{node}")).collect();
             for network in networks {
                 writeln!(commands, "route replace {network}{hops}")?;
+            }
+        }
+        router.ip(&commands)
+    }
+
+    /// Like [`Self::spread_services_over`], but by resilient nexthop groups, as routers with resilient hashing do: a node
+    /// that is added gets only buckets through which no packet has gone for this time.
+    pub fn spread_services_resiliently(&self, nodes: &[u8], idle: Duration) -> Result<()> {
+        let router = self.router.as_ref().context("the clients have no router")?;
+        let mut commands = String::new();
+        for (group, networks, via) in [
+            (40, ["10.96.0.0/12", EXTERNAL[0]], "172.18.0."),
+            (60, ["fd00:10:96::/112", EXTERNAL[1]], "fd00:172:18::"),
+        ] {
+            for node in nodes {
+                writeln!(commands, "nexthop replace id {} via {via}{node} dev lan", group + node)?;
+            }
+            let hops: Vec<String> = nodes.iter().map(|node| (group + node).to_string()).collect();
+            let (hops, idle) = (hops.join("/"), idle.as_secs());
+            writeln!(
+                commands,
+                "nexthop replace id {group} group {hops} type resilient buckets 256 idle_timer {idle}"
+            )?;
+            for network in networks {
+                writeln!(commands, "route replace {network} nhid {group}")?;
             }
         }
         router.ip(&commands)

@@ -11,7 +11,7 @@
 //! addresses; all pods are their endpoints until [`Site::serve_from`] selects nodes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -404,6 +404,29 @@ impl Site {
             }
         }
         Ok(forwarders)
+    }
+}
+
+impl Site {
+    /// For each client connection to [`FAR`], the pods' addresses and ports to which nodes forward it.
+    ///
+    /// # Errors
+    /// `conntrack list` fails.
+    pub fn backends(&self) -> Result<BTreeMap<SocketAddr, BTreeSet<String>>> {
+        let mut backends: BTreeMap<SocketAddr, BTreeSet<String>> = BTreeMap::new();
+        let is_far = |text: &str| {
+            text.parse::<SocketAddr>().is_ok_and(|vip| FAR.contains(&vip.ip().to_string().as_str()))
+        };
+        for node in self.live() {
+            let list = self.json(node, &["conntrack", "list"])?;
+            for flow in list.as_array().into_iter().flatten() {
+                let text = |field: &str| flow[field].as_str().unwrap_or_default();
+                if let (true, Ok(client)) = (is_far(text("vip")), text("client").parse()) {
+                    backends.entry(client).or_default().insert(text("backend").to_owned());
+                }
+            }
+        }
+        Ok(backends)
     }
 }
 

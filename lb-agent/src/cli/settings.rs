@@ -120,6 +120,10 @@ settings! {
         /// this setting elect the one that does so
         "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
         load_balancer_controller: bool | bool, ();
+        /// Give a Service another address, as MetalLB does, if its own is in no pool any more or in one that may not serve
+        /// it any more [default: Services keep their addresses]
+        "load-balancer-reassign" "LB_AGENT_LOAD_BALANCER_REASSIGN" "loadBalancerReassign"
+        load_balancer_reassign: bool | bool, ();
         /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; the Nodes of
         /// the cluster share the addresses, and need --announce-key-file
         "announce" "LB_AGENT_ANNOUNCE" "announce"
@@ -517,7 +521,9 @@ mod tests {
                 None,
                 "syn-retries" | "announce-port" | "announce-table" | "dns-intercept-port" | "dns-rate-limit",
             ) => "2".to_owned(),
-            (None, "masquerade-all" | "load-balancer-controller" | "announce") => "true".to_owned(),
+            (None, "masquerade-all" | "load-balancer-controller" | "load-balancer-reassign" | "announce") => {
+                "true".to_owned()
+            }
             (None, _) => "x".to_owned(),
         }
     }

@@ -342,6 +342,20 @@ pub(super) fn load_balancer_controller(given: bool, source: &Source) -> Result<b
     }
 }
 
+/// Checks `--load-balancer-reassign`, which needs an agent that gives addresses.
+pub(super) fn load_balancer_reassign(
+    given: bool,
+    controller: bool,
+    source: &Source,
+) -> Result<bool, ConfigError> {
+    if given && !controller && matches!(source, Source::ApiServer(_)) {
+        let why =
+            "this agent gives no addresses: set --load-balancer-controller as well, or remove this setting";
+        return Err(refused("--load-balancer-reassign", true, why));
+    }
+    Ok(given)
+}
+
 /// The default of `--announce-port`.
 const ANNOUNCE_PORT: u16 = 7947;
 

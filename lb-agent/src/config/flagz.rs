@@ -111,6 +111,7 @@ impl Config {
             ("load-balancer-pool", list(&self.load_balancer_pool)),
             ("load-balancer-class", self.load_balancer_class.clone().unwrap_or_default()),
             ("load-balancer-controller", self.load_balancer_controller.to_string()),
+            ("load-balancer-reassign", self.load_balancer_reassign.to_string()),
             ("announce", self.announce.port.is_some().to_string()),
             ("announce-port", self.announce.port.map(|port| port.to_string()).unwrap_or_default()),
             ("announce-member", members.join(",")),
@@ -246,16 +247,16 @@ mod tests {
             "--dns-intercept=kube-system/kube-dns --dns-intercept-port=9054",
             "--dns-bind-address=192.0.2.1 --dns-allow=198.51.100.0/24,2001:db8::/64 --dns-rate-limit=0",
             "--web-bind-address=192.0.2.1:8088 --web-token-file=/token",
-            "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb",
+            "--load-balancer-pool=192.0.2.0/24,2001:db8::/64 --load-balancer-class=example.com/lb --load-balancer-reassign",
             "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --bind-address=192.0.2.1",
         ] {
             let given: Vec<String> = extra.split(' ').chain(["--manifests=/"]).map(str::to_owned).collect();
             let config = config(&given);
             let told = config.flagz().into_iter().filter_map(|(flag, value)| match (flag, &*value) {
-                ("masquerade-all" | "load-balancer-controller" | "announce", "true") => {
-                    Some(format!("--{flag}"))
-                }
-                ("masquerade-all" | "load-balancer-controller" | "announce", _) => None,
+                (
+                    "masquerade-all" | "load-balancer-controller" | "load-balancer-reassign" | "announce",
+                    switch,
+                ) => (switch == "true").then(|| format!("--{flag}")),
                 ("metrics-bind-address", "") => Some("--metrics-bind-address=".to_owned()),
                 (_, "") => None,
                 _ => Some(format!("--{flag}={value}")),

@@ -90,6 +90,8 @@ pub struct Config {
     pub load_balancer_class: Option<String>,
     /// Whether the agent assigns addresses from the API server's pools while it is elected.
     pub load_balancer_controller: bool,
+    /// Whether a Service gets another address if the pools do not give it its own any more.
+    pub load_balancer_reassign: bool,
     /// Which nodes share load balancers' addresses at layer 2, and how.
     pub announce: AnnounceConfig,
     /// How load balancers' addresses are announced by BGP; `None` if they are not.
@@ -268,6 +270,8 @@ impl Config {
         let bind = check::bind(run.bind_address.or(file.bind_address))?;
         let defaults = Capacities::default();
         let connections = size(run.max_connections, file.max_connections);
+        let controller = run.load_balancer_controller || file.load_balancer_controller;
+        let reassign = run.load_balancer_reassign || file.load_balancer_reassign;
         Ok(Self {
             kernel,
             detect_local: check::detect_local(detect, &source)?,
@@ -280,10 +284,8 @@ impl Config {
                 .load_balancer_class
                 .or(file.load_balancer_class)
                 .filter(|class| !class.is_empty()),
-            load_balancer_controller: check::load_balancer_controller(
-                run.load_balancer_controller || file.load_balancer_controller,
-                &source,
-            )?,
+            load_balancer_controller: check::load_balancer_controller(controller, &source)?,
+            load_balancer_reassign: check::load_balancer_reassign(reassign, controller, &source)?,
             announce: check::announce(
                 (run.announce || file.announce, run.announce_port.or(file.announce_port)),
                 list(run.announce_member, file.announce_member),

@@ -101,6 +101,26 @@ fn unknown_key_is_named_in_the_error() {
 }
 
 #[test]
+fn reassign_without_an_agent_that_gives_addresses_is_rejected() {
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    let of_api_server = RunArgs {
+        manifests: None,
+        kubeconfig: Some(kubeconfig.path().to_owned()),
+        load_balancer_reassign: true,
+        ..minimal()
+    };
+    let error = refusal(KernelArgs::default(), of_api_server.clone());
+    assert!(
+        error.contains("--load-balancer-reassign") && error.contains("--load-balancer-controller"),
+        "{error}"
+    );
+    let controller = RunArgs { load_balancer_controller: true, ..of_api_server };
+    for run in [controller, RunArgs { load_balancer_reassign: true, ..minimal() }] {
+        assert!(Config::new(KernelArgs::default(), run).unwrap().load_balancer_reassign);
+    }
+}
+
+#[test]
 fn empty_file_changes_nothing() {
     for text in ["", "# nothing\n"] {
         assert!(Config::new(with(&file(text)), minimal()).is_ok(), "{text:?}");

@@ -48,6 +48,7 @@ fn options(config: &Config) -> AddressOptions {
     AddressOptions {
         node_name: config.node_name.clone(),
         class: config.load_balancer_class.clone(),
+        reassign: config.load_balancer_reassign,
         reserved: config.service_ranges.iter().flatten().chain(pods).copied().collect(),
         timing: Timing::default(),
     }

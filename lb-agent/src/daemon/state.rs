@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -15,6 +15,7 @@ use super::shortage::{ShortageReport, Shortages};
 use crate::{
     announce::{AnnouncementReport, bgp::BgpReport},
     health::{Freshness, Health, Moment},
+    metrics::ConditionCounts,
     probe::{Board, CheckReport},
 };
 
@@ -233,8 +234,8 @@ struct Inner {
 }
 
 impl Inner {
-    /// The conditions of all sources: objects, node, devices, addresses, announcements.
-    fn conditions(&self) -> Vec<String> {
+    /// The conditions of all sources, each with what they are about: the label of the metric `lb_conditions`.
+    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 6] {
         let Self {
             progress,
             source_conditions,
@@ -245,9 +246,18 @@ impl Inner {
             bgp_conditions,
             ..
         } = self;
-        let of_node = [&progress.conflicts, node_conditions, device_conditions].into_iter().flatten();
-        let of_addresses = address_conditions.iter().chain(announce_conditions).chain(bgp_conditions);
-        source_conditions.iter().chain(of_node).chain(of_addresses).cloned().collect()
+        [
+            ("services", source_conditions.iter().chain(&progress.conflicts).collect()),
+            ("node", node_conditions.iter().collect()),
+            ("devices", device_conditions.iter().collect()),
+            ("addresses", address_conditions.iter().collect()),
+            ("layer2", announce_conditions.iter().collect()),
+            ("bgp", bgp_conditions.iter().collect()),
+        ]
+    }
+
+    fn conditions(&self) -> Vec<String> {
+        self.conditions_by_subject().into_iter().flat_map(|(_, conditions)| conditions).cloned().collect()
     }
 }
 
@@ -376,6 +386,14 @@ impl State {
             dns: inner.dns.clone(),
             health_checks: self.board.report(),
         }
+    }
+}
+
+impl ConditionCounts for Arc<State> {
+    fn condition_counts(&self) -> Vec<(&'static str, usize)> {
+        let inner = self.lock();
+        let by_subject = inner.conditions_by_subject().into_iter();
+        by_subject.map(|(about, conditions)| (about, conditions.len())).collect()
     }
 }
 

@@ -9,6 +9,7 @@ pub mod addresses;
 pub mod announce;
 mod client;
 mod conditions;
+mod crds;
 pub mod events;
 mod kind;
 mod metallb;

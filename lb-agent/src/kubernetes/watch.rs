@@ -31,6 +31,17 @@ pub(super) struct Watch<K: Kind> {
     objects: Objects<K>,
     failure: Option<(Failure, Instant)>,
     settled: bool,
+    presence: Presence,
+}
+
+/// What the API server has last answered about the existence of an optional kind.
+#[derive(Clone, Copy, Debug)]
+enum Presence {
+    Unknown,
+    /// The kind exists, at least since this time.
+    Exists(Instant),
+    /// The kind was missing at this time, the last one at which the API server answered.
+    Missing(Instant),
 }
 
 /// Why the last attempt to watch a kind failed.
@@ -51,7 +62,13 @@ impl<K: Kind> Watch<K> {
     /// Like [`Self::new`], for the objects at the API path of `api`.
     pub(super) fn of(api: Api<Watched<K>>, config: watcher::Config, beginning: SystemTime) -> Self {
         let stream = watcher(api, config).default_backoff().boxed();
-        Self { stream, objects: Objects::new(beginning), failure: None, settled: false }
+        Self {
+            stream,
+            objects: Objects::new(beginning),
+            failure: None,
+            settled: false,
+            presence: Presence::Unknown,
+        }
     }
 
     /// Waits for the next event; returns its changes, perhaps none. `None` means that the watch has ended, which would
@@ -72,6 +89,9 @@ impl<K: Kind> Watch<K> {
                 // The beginning of a list is no answer of the API server.
                 if !matches!(event, Event::Init) {
                     self.failure = None;
+                    if !matches!(self.presence, Presence::Exists(_)) {
+                        self.presence = Presence::Exists(Instant::now());
+                    }
                 }
                 let changes = self.objects.handle(event);
                 self.settled |= self.objects.is_listed();
@@ -95,7 +115,10 @@ impl<K: Kind> Watch<K> {
         self.failure = match status {
             // An API server that is too old for this kind, or has no CRD of it, answers 404. The agent keeps asking,
             // because the kind may be added, and reports no error.
-            Some(404) if K::OPTIONAL => None,
+            Some(404) if K::OPTIONAL => {
+                self.presence = Presence::Missing(now);
+                None
+            }
             Some(403) => Some((Failure::Refused(why), now)),
             Some(_) | None => Some((Failure::Away(why), now)),
         };
@@ -115,6 +138,16 @@ impl<K: Kind> Watch<K> {
     /// Whether the kind was listed, and the API server has no object of it.
     pub(super) fn is_missing(&self) -> bool {
         self.objects.is_listed() && self.objects.is_empty()
+    }
+
+    /// Since when the kind is known to exist; `None` if it is missing, or the API server has not answered.
+    pub(super) const fn exists_since(&self) -> Option<Instant> {
+        if let Presence::Exists(since) = self.presence { Some(since) } else { None }
+    }
+
+    /// When the API server last answered that it has no such kind; `None` if it exists, or the server has not answered.
+    pub(super) const fn missing_at(&self) -> Option<Instant> {
+        if let Presence::Missing(at) = self.presence { Some(at) } else { None }
     }
 
     /// Whether the API server has listed the kind, or has refused to.

@@ -55,6 +55,8 @@ pub(super) struct Addresses {
     pool_of_flag: Option<Pool>,
     /// The `loadBalancerClass` of the Services that get addresses, from `--load-balancer-class`.
     class: Option<String>,
+    /// Whether Services lose addresses that the pools do not give them any more, from `--load-balancer-reassign`.
+    reassign: bool,
     /// The networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
 }
@@ -74,20 +76,33 @@ impl Addresses {
             given: BTreeSet::new(),
             pool_of_flag: (!networks.is_empty()).then(|| Pool::of_networks(POOL_OF_FLAG, networks)),
             class: options.load_balancer_class.clone(),
+            reassign: options.load_balancer_reassign,
             reserved: reserved.map(|network: &IpNet| (*network).into()).collect(),
         };
-        addresses.set_pools(Vec::new(), Namespaces::default());
+        addresses.set_pools(Vec::new(), Namespaces::default(), false);
         addresses
     }
 
-    /// Replaces the pools of the folder, and the labels of namespaces. Returns why some pools cannot be used, each with
+    /// Replaces the pools of the folder, and the labels of namespaces. `are_all` says whether the folder has no other pool,
+    /// not even an unreadable one. Returns why some pools cannot be used, each with
     /// its index in `pools`.
-    pub(super) fn set_pools(&mut self, pools: Vec<Pool>, namespaces: Namespaces) -> Vec<(usize, PoolError)> {
+    pub(super) fn set_pools(
+        &mut self,
+        pools: Vec<Pool>,
+        namespaces: Namespaces,
+        are_all: bool,
+    ) -> Vec<(usize, PoolError)> {
+        self.load_balancers.set_reassign(self.reassign, are_all);
         self.load_balancers.set_namespaces(namespaces);
         let of_flag = usize::from(self.pool_of_flag.is_some());
         let all = self.pool_of_flag.iter().cloned().chain(pools).collect();
         let errors = self.load_balancers.set_pools(all, &self.reserved).into_iter();
         errors.filter_map(|(index, error)| Some((index.checked_sub(of_flag)?, error))).collect()
+    }
+
+    /// Whether Services lose addresses that the pools do not give them any more, once all pools can be read.
+    pub(super) const fn reassigns(&self) -> bool {
+        self.reassign
     }
 
     /// The pools that can be used, including that of the flag.

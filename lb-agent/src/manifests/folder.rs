@@ -93,6 +93,8 @@ pub struct Manifests {
     /// Load balancers whose requests must be repeated when an address may have become free: after a change of the pools
     /// all of them, otherwise those with fewer addresses than families.
     ask_again: BTreeSet<Key>,
+    /// Whether every pool of the folder was readable when the pools were last replaced.
+    reads_all_pools: bool,
     /// Pools that cannot be used, for example because they overlap others, with the reason.
     unused_pools: BTreeMap<Key, PoolError>,
     /// Objects that more than one document defines.
@@ -157,6 +159,7 @@ impl Manifests {
             advertisements: BTreeMap::new(),
             bgp: bgp::Objects::default(),
             ask_again: BTreeSet::new(),
+            reads_all_pools: false,
             unused_pools: BTreeMap::new(),
             asked_at: 0,
             disputed: BTreeSet::new(),
@@ -229,8 +232,7 @@ impl Manifests {
 
     /// Once every file is readable, releases addresses of Services of an earlier run that no document defines.
     fn release_earlier_addresses(&mut self) {
-        let knows_all = self.unreadable.is_none() && !self.expects_more;
-        if self.remembers && knows_all && !self.files.values().any(File::is_obscure) {
+        if self.remembers && self.can_read_all_files() {
             let key = |name: &ObjectName| Key { kind: Kind::Service, name: name.clone() };
             self.addresses.retain(|name| self.claims.contains_key(&key(name)));
             self.remembers = false;
@@ -320,10 +322,25 @@ impl Manifests {
                 }
             }
         }
-        if pools_changed {
+        let reassigns = self.addresses.reassigns();
+        if pools_changed || (reassigns && self.reads_all_pools != self.can_read_all_pools()) {
             self.set_pools();
         }
         changes
+    }
+
+    /// Whether every pool of the folder is readable, as far as readable files tell.
+    fn can_read_all_pools(&self) -> bool {
+        let documents = self.files.values().flat_map(|file| &file.documents);
+        let objects = documents.flat_map(|document| &document.parsed.objects);
+        let mut pools = objects.filter(|object| object.key.kind == Kind::IpAddressPool);
+        self.can_read_all_files() && pools.all(|pool| pool.resource.is_ok())
+    }
+
+    /// Whether every file is complete and readable, so that the folder has no other object than the known ones.
+    fn can_read_all_files(&self) -> bool {
+        let can_list = self.unreadable.is_none() && !self.expects_more;
+        can_list && !self.files.values().any(File::is_obscure)
     }
 
     /// Applies the changes of the `touched` Services. Repeats the requests of waiting load balancers as long as an
@@ -402,7 +419,8 @@ impl Manifests {
                 | Resource::Bgp(_) => {}
             }
         }
-        let unused = self.addresses.set_pools(pools, Namespaces(namespaces));
+        self.reads_all_pools = self.can_read_all_pools();
+        let unused = self.addresses.set_pools(pools, Namespaces(namespaces), self.reads_all_pools);
         let with_key = |(index, error): (usize, PoolError)| Some((keys.get(index)?.clone(), error));
         self.unused_pools = unused.into_iter().filter_map(with_key).collect();
     }

@@ -293,6 +293,7 @@ mod tests {
             cluster_ip_ranges: vec!["10.96.0.0/12".parse().unwrap()],
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
+            load_balancer_reassign: false,
             load_balancer_class: None,
             names: None,
             node_port_range: DEFAULT_NODE_PORTS,

@@ -3,11 +3,13 @@
 //! ```text
 //! kube_proxy   kubeproxy_…               those of kube-proxy, under its names
 //! packets      lb_packets_total          packets by outcome
+//! conditions   lb_conditions             what `lb-agent status` lists
 //! traffic      lb_service_… lb_backend_… flows, packets and bytes of Services
 //! own          lb_…                      all others of the agent
 //! slis         kubernetes_healthcheck…   the page /metrics/slis
 //! ```
 
+mod conditions;
 mod exposition;
 mod kube_proxy;
 mod own;
@@ -22,6 +24,7 @@ use jiff::Timestamp;
 use lb_dns::Stats;
 use prometheus_client::{encoding::text, registry::Registry};
 
+pub(crate) use self::conditions::ConditionCounts;
 pub(crate) use self::kube_proxy::Extent;
 pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
@@ -52,6 +55,12 @@ impl Metrics {
             registry.register_collector(Box::new(traffic::Traffic(traffic)));
         }
         Self { registry, kube_proxy, own, dns, slis: Slis::new() }
+    }
+
+    /// Adds the numbers of conditions, which are read at each scrape.
+    pub(crate) fn with_conditions(mut self, conditions: impl ConditionCounts) -> Self {
+        self.registry.register_collector(Box::new(conditions::Conditions(conditions)));
+        self
     }
 
     /// Counters of the DNS server, which the server increments.

@@ -19,7 +19,7 @@ use prometheus_client::{
 use lb_core::load_balancer::PoolUsage;
 
 use super::{Metrics, gauge};
-use crate::flow_log::FlowLogCounters;
+use crate::{announce::bgp::Sessions, flow_log::FlowLogCounters};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Map {
@@ -51,6 +51,11 @@ struct Health {
     health: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Session {
+    state: &'static str,
+}
+
 #[derive(Debug)]
 pub(super) struct Own {
     sync_latency: Histogram,
@@ -77,6 +82,8 @@ pub(super) struct Own {
     announce_takeovers: Counter,
     bgp_routes: Gauge,
     bgp_fence: Gauge,
+    bgp_sessions: Family<Session, Gauge>,
+    bird_config_failed: Gauge,
     probes: Family<Probe, Counter>,
     probed_endpoints: Family<Health, Gauge>,
     flow_log: FlowLogCounters,
@@ -109,6 +116,8 @@ impl Default for Own {
             announce_takeovers: Counter::default(),
             bgp_routes: Gauge::default(),
             bgp_fence: Gauge::default(),
+            bgp_sessions: Family::default(),
+            bird_config_failed: Gauge::default(),
             probes: Family::default(),
             probed_endpoints: Family::default(),
             flow_log: FlowLogCounters::default(),
@@ -167,6 +176,10 @@ impl Own {
         registry.register("bgp_routes", help, self.bgp_routes.clone());
         let help = "Whether a fence runs, which removes the routes if the agent hangs or dies";
         registry.register("bgp_fence", help, self.bgp_fence.clone());
+        let help = "BGP sessions in the configuration that the agent writes for BIRD, by their state";
+        registry.register("bgp_sessions", help, self.bgp_sessions.clone());
+        let help = "Whether BIRD does not use the configuration that the agent has for it";
+        registry.register("bird_config_failed", help, self.bird_config_failed.clone());
         let help = "Probes of endpoints with a health check, by their results";
         registry.register("probes", help, self.probes.clone());
         let help = "Endpoints with a health check, by what this node has found";
@@ -263,6 +276,18 @@ impl Metrics {
     pub(crate) fn set_routes(&self, routes: usize, fence: bool) {
         self.own.bgp_routes.set(gauge(routes));
         self.own.bgp_fence.set(i64::from(fence));
+    }
+
+    /// Sets how many sessions BIRD has established, and how many it has not.
+    pub(crate) fn set_sessions(&self, Sessions { established, down }: Sessions) {
+        for (state, count) in [("established", established), ("down", down)] {
+            self.own.bgp_sessions.get_or_create(&Session { state }).set(gauge(count));
+        }
+    }
+
+    /// Sets whether BIRD does not use the configuration that the agent has for it.
+    pub(crate) fn set_bird_failed(&self, failed: bool) {
+        self.own.bird_config_failed.set(i64::from(failed));
     }
 
     /// Counts addresses that this node has begun to announce.

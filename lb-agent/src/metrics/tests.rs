@@ -43,6 +43,12 @@ impl TrafficSource for Fixed {
     }
 }
 
+impl ConditionCounts for Fixed {
+    fn condition_counts(&self) -> Vec<(&'static str, usize)> {
+        vec![("bgp", 3)]
+    }
+}
+
 #[test]
 fn sums_of_services_and_backends_have_their_labels() {
     let text = exposition::prometheus(&everything().text().unwrap());
@@ -60,7 +66,7 @@ fn sums_of_services_and_backends_have_their_labels() {
 
 /// Metrics in which every series that these tests look for has a value.
 fn everything() -> Metrics {
-    let metrics = Metrics::new(Fixed, Some(Fixed));
+    let metrics = Metrics::new(Fixed, Some(Fixed)).with_conditions(Fixed);
     metrics.count_healthz(503);
     metrics.count_livez(200);
     metrics.count_changes(2, 3);
@@ -81,6 +87,8 @@ fn everything() -> Metrics {
     metrics.set_announced(3, 2);
     metrics.count_takeovers(4);
     metrics.set_routes(5, true);
+    metrics.set_sessions(crate::announce::bgp::Sessions { established: 2, down: 1 });
+    metrics.set_bird_failed(true);
     metrics.count_probe("success");
     metrics.set_probed_endpoints("healthy", 6);
     for family in Family::ALL {
@@ -228,6 +236,10 @@ fn recorded_values_are_exported() {
         "lb_health_check_servers 2",
         "lb_pool_addresses{pool=\"a\"} 256",
         "lb_pool_addresses_used{pool=\"a\"} 3",
+        "lb_conditions{about=\"bgp\"} 3",
+        "lb_bgp_sessions{state=\"established\"} 2",
+        "lb_bgp_sessions{state=\"down\"} 1",
+        "lb_bird_config_failed 1",
         "# EOF",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     AddressError, AddressRange, Labels, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage, Request,
-    Trouble,
+    Trouble, Withdrawal,
 };
 use crate::{api, convert::ConvertError, model::ObjectName};
 
@@ -34,6 +34,8 @@ pub struct Controller {
     /// Networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
     pools_changed: bool,
+    /// Whether Services lose addresses that the pools do not give them, and whether the controller has every pool.
+    reassign: (bool, bool),
     /// Services that have changed since the last pass, or whose state must be computed again.
     changed: BTreeSet<ObjectName>,
     /// [`LoadBalancers::changes`] when the waiting Services last repeated their requests.
@@ -91,8 +93,8 @@ pub struct Write {
     pub ingress: Option<Vec<IpAddr>>,
     /// The value to write to the annotation [`GIVEN`]; `None` to remove it.
     pub given: Option<String>,
-    /// The Event to emit once the write has succeeded.
-    pub notice: Option<Notice>,
+    /// The Events to emit once the write has succeeded.
+    pub notices: Vec<Notice>,
 }
 
 /// A Kubernetes Event about a Service.
@@ -166,6 +168,14 @@ impl Controller {
     pub fn set_reserved(&mut self, reserved: Vec<AddressRange>) {
         self.pools_changed |= self.reserved != reserved;
         self.reserved = reserved;
+    }
+
+    /// Sets whether Services lose addresses that the pools do not give them, and whether every pool could be read
+    /// ([`LoadBalancers::set_reassign`]).
+    pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
+        let now = (reassign, knows_all_pools);
+        self.pools_changed |= self.reassign != now;
+        self.reassign = now;
     }
 
     /// Whether there is any pool, even one that cannot be used.
@@ -243,6 +253,8 @@ impl Controller {
             self.pools.iter().map(|(name, (created, pool))| (created, name, pool)).collect();
         pools.sort_by_key(|(created, name, _)| (*created, *name));
         let pools = pools.into_iter().map(|(_, _, pool)| pool.clone()).collect();
+        let (reassign, knows_all_pools) = self.reassign;
+        self.balancers.set_reassign(reassign, knows_all_pools);
         self.balancers.set_namespaces(self.namespaces.clone());
         let unused = self.balancers.set_pools(pools, &self.reserved);
         self.unused_pools = unused.into_iter().map(|(_, error)| error).collect();
@@ -341,27 +353,43 @@ impl Controller {
             return None;
         }
         let texts: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip));
-        let notice = pool.filter(|_| has != wanted).map(|pool| Notice {
+        let notice = |reason, note| Notice {
             service: name.clone(),
             uid: uid.clone(),
             is_warning: false,
-            reason: "IPAllocated",
-            note: format!("assigned {} from pool {:?}", texts.join(" and "), &*pool.name),
-        });
+            reason,
+            note,
+        };
+        // The API server merges Events of one reason, so this note also has the new addresses.
+        let instead = if texts.is_empty() { String::new() } else { format!("; now {}", texts.join(" and ")) };
+        let lost = self.withdrawn(name, known);
+        let lost = lost.map(|(ip, why)| notice("ClearAssignment", format!("took {ip} away: {why}{instead}")));
+        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip)).filter(|_| has != wanted);
+        let assigned = |pool: &Pool| format!("assigned {} from pool {:?}", texts.join(" and "), &*pool.name);
+        let got = pool.map(|pool| notice("IPAllocated", assigned(pool)));
         Some(Write {
             service: name.clone(),
             version: version.clone(),
             ingress: (has != wanted).then(|| wanted.to_vec()),
             given: (!texts.is_empty()).then(|| texts.join(",")),
-            notice,
+            notices: lost.chain(got).collect(),
         })
+    }
+
+    /// The addresses that a Service loses because the pools do not give them to it, with the reasons.
+    fn withdrawn(&self, name: &ObjectName, known: &Known) -> impl Iterator<Item = (IpAddr, Withdrawal)> {
+        let wanted = self.balancers.addresses(name);
+        let lost = known.seen.has.iter().filter(move |ip| !wanted.contains(ip));
+        let request = known.seen.request.as_ref().ok().and_then(Option::as_ref);
+        lost.filter_map(move |ip| Some((*ip, self.balancers.withdrawal(request?, *ip)?)))
     }
 
     /// Adds an Event for each of two Services if one of them loses an address that the other also has.
     fn report_conflicts(&self, name: &ObjectName, known: &Known, pass: &mut Pass) {
         let wanted = self.balancers.addresses(name);
-        for ip in known.seen.has.iter().filter(|ip| !wanted.contains(ip)) {
+        let withdrawn: Vec<IpAddr> = self.withdrawn(name, known).map(|(ip, _)| ip).collect();
+        let is_lost = |ip: &&IpAddr| !wanted.contains(ip) && !withdrawn.contains(ip);
+        for ip in known.seen.has.iter().filter(is_lost) {
             for other in self.balancers.holders(*ip) {
                 let Some(winner) = self.services.get(other) else { continue };
                 let notice = |service: &ObjectName, known: &Known, note: String| Notice {
@@ -421,7 +449,7 @@ fn leaving(name: &ObjectName, known: &Known) -> Write {
         version: version.clone(),
         ingress: (rest.len() < has.len()).then_some(rest),
         given: None,
-        notice: None,
+        notices: Vec::new(),
     }
 }
 

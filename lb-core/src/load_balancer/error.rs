@@ -61,8 +61,16 @@ pub enum AddressError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Concern {
     /// No pool contains the address any more.
-    #[error("{0} is in no pool; the Service keeps it until it is deleted")]
-    NoPool(IpAddr),
+    #[error(
+        "{ip} is in no pool; the Service keeps it until {}",
+        if *held { "there are pools and all of them can be read and used" } else { "it is deleted" }
+    )]
+    NoPool {
+        /// The address that the Service keeps.
+        ip: IpAddr,
+        /// Whether the Service would lose the address if all pools could be read and used.
+        held: bool,
+    },
     /// The Service requests an internal load balancer but has an address of a pool that is not internal, or the
     /// reverse.
     #[error(
@@ -102,7 +110,7 @@ impl Trouble {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "AllocationFailed",
-            Self::Concern(Concern::NoPool(_)) => "PoolGone",
+            Self::Concern(Concern::NoPool { .. }) => "PoolGone",
             Self::Concern(Concern::OtherKind { .. }) => "AddressOfOtherKind",
         }
     }

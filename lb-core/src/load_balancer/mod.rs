@@ -1,14 +1,15 @@
 //! Addresses for Services of type LoadBalancer, from pools as MetalLB's `IPAddressPool` defines them.
 //!
 //! MetalLB's rules hold, with these differences: an address that a Service has stays with it, whatever happens to its
-//! pool; selectors that select no namespace admit no Service; pools of equal rank are tried in the order of their
-//! names.
+//! pool, unless [`LoadBalancers::set_reassign`] says otherwise; selectors that select no namespace admit no Service;
+//! pools of equal rank are tried in the order of their names.
 
 mod controller;
 mod error;
 mod fresh;
 mod pool;
 mod range;
+mod reassign;
 mod request;
 mod selector;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub use self::{
     error::{AddressError, Concern, PoolError, Trouble},
     pool::{INTERNAL, Namespaces, Pool, PoolUsage},
     range::{AddressRange, RangeError},
+    reassign::Withdrawal,
     request::{Request, SharingKey, Terms, is_relevant},
     selector::{Labels, Selector},
 };
@@ -35,7 +37,8 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 /// The pools, and which Service has which address.
 ///
 /// [`assign`](Self::assign) gives two Services one address only if they may share it. A Service keeps its addresses
-/// while its request stays the same, unless it has them in common with a Service that it may not share them with.
+/// while its request stays the same, unless it has them in common with a Service that it may not share them with, or
+/// [`set_reassign`](Self::set_reassign) is on and the pools do not give it these addresses any more.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {
     /// The usable pools, in the order in which they are tried for Services that name no pool.
@@ -54,6 +57,12 @@ pub struct LoadBalancers {
     fresh: Fresh,
     /// Number of releases, of changes of terms, and of changes of pools or namespaces, so far.
     changes: u64,
+    /// Whether Services lose addresses that the pools do not give them.
+    reassign: bool,
+    /// Whether the caller could read every pool.
+    knows_all_pools: bool,
+    /// Whether all pools of the last [`set_pools`](Self::set_pools) are used.
+    all_pools_used: bool,
 }
 
 impl LoadBalancers {
@@ -73,6 +82,7 @@ impl LoadBalancers {
         }
         used.sort_by_key(Pool::order);
         self.pools = used;
+        self.all_pools_used = errors.is_empty();
         self.fresh.set_pools(&self.pools, was_given(&self.holders, &self.released));
         self.changes += 1;
         errors
@@ -134,9 +144,10 @@ impl LoadBalancers {
     fn concern(&self, request: &Request) -> Option<Concern> {
         let has = self.addresses(&request.service);
         for ip in has {
-            let Some(pool) = self.pool_of(*ip) else { return Some(Concern::NoPool(*ip)) };
-            let names_it = !request.addresses.is_empty() || request.pool.is_some();
-            if !names_it && pool.internal != request.internal {
+            let Some(pool) = self.pool_of(*ip) else {
+                return Some(Concern::NoPool { ip: *ip, held: self.reassign });
+            };
+            if !request.names_pool_or_address() && pool.internal != request.internal {
                 let pool = pool.name.to_string();
                 return Some(Concern::OtherKind { ip: *ip, pool, internal: request.internal });
             }
@@ -203,8 +214,8 @@ impl LoadBalancers {
         }
     }
 
-    /// Assigns addresses for a request. On an error the Service keeps what it has, as far as its families and its terms
-    /// for sharing allow that.
+    /// Assigns addresses for a request. On an error the Service keeps what it has, as far as its families, its terms for
+    /// sharing and [`set_reassign`](Self::set_reassign) allow that.
     ///
     /// # Errors
     ///
@@ -215,8 +226,7 @@ impl LoadBalancers {
             Err(AddressError::NoClusterIp) => return Err(AddressError::NoClusterIp),
             Err(error) => {
                 let has = self.addresses(&request.service).iter().copied();
-                let kept = has
-                    .filter(|ip| request.families.contains(&Family::of(*ip)) && self.is_free(request, *ip));
+                let kept = has.filter(|ip| self.keeps(request, *ip) && self.is_free(request, *ip));
                 self.replace(&request.service, kept.collect(), Some(&request.terms));
                 return Err(error);
             }
@@ -267,7 +277,7 @@ impl LoadBalancers {
         let current = self.addresses(&request.service);
         for ip in &request.addresses {
             self.check_free(request, *ip)?;
-            if current.contains(ip) {
+            if current.contains(ip) && self.withdrawal(request, *ip).is_none() {
                 continue;
             }
             let pool = self.pools.iter().find(|pool| pool.has(*ip));
@@ -286,15 +296,20 @@ impl LoadBalancers {
         Ok(request.addresses.clone())
     }
 
-    /// The addresses that the Service keeps; `None` if it has none of its families, names another pool, or has an
+    /// Whether the Service keeps this address of its own, unless another Service has it too.
+    fn keeps(&self, request: &Request, ip: IpAddr) -> bool {
+        request.families.contains(&Family::of(ip)) && self.withdrawal(request, ip).is_none()
+    }
+
+    /// The addresses that the Service keeps; `None` if it has none to keep, names another pool, or has an
     /// address that it may not share any more. A missing family is added from the same pool; `None` if that has no
     /// address of the family, and one family is not enough.
     fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
-        kept.retain(|ip| request.families.contains(&Family::of(*ip)));
+        kept.retain(|ip| self.keeps(request, *ip));
         let first = *kept.first()?;
         let pool = self.pool_of(first);
-        // A Service also keeps an address that no pool contains any more.
+        // A Service may also keep an address that no pool contains any more.
         let names_other = |name: &String| pool.is_some_and(|pool| *pool.name != **name);
         if request.pool.as_ref().is_some_and(names_other) || !kept.iter().all(|ip| self.is_free(request, *ip))
         {

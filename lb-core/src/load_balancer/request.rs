@@ -114,6 +114,13 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Whether the Service names a pool or addresses. Whether the pool is internal does not matter then.
+    pub(super) fn names_pool_or_address(&self) -> bool {
+        !self.addresses.is_empty() || self.pool.is_some()
+    }
+}
+
 /// The families of the Service's cluster IPs.
 fn families(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<Family>, ConvertError> {
     let ips = spec.requested_ips().into_iter().enumerate().filter(|(_, ip)| *ip != "None");

@@ -428,6 +428,99 @@ fn pool_that_shrinks_moves_no_service_that_names_it() {
     assert_eq!(given(&mut all, &web), "192.0.2.0");
 }
 
+fn reassigning(pools: Vec<Pool>) -> LoadBalancers {
+    let mut all = with_pools(pools);
+    all.set_reassign(true, true);
+    all
+}
+
+#[test]
+fn service_whose_address_is_in_no_pool_gets_another_one_only_with_reassign() {
+    for (reassign, expected) in [(false, "192.0.2.0"), (true, "192.0.2.4")] {
+        let mut all = with_pools(vec![of_range("a", "192.0.2.0/29")]);
+        all.set_reassign(reassign, true);
+        let web = request("web", json!({}));
+        assert_eq!(given(&mut all, &web), "192.0.2.0");
+        assert_eq!(all.set_pools(vec![of_range("a", "192.0.2.4/30")], &[]), []);
+        assert_eq!(given(&mut all, &web), expected);
+        assert_eq!(all.trouble(&web, None).is_none(), reassign);
+    }
+}
+
+#[test]
+fn reassign_moves_services_that_their_pool_may_not_serve_any_more() {
+    let spec = |scope: Value| json!({"addresses": ["192.0.2.0/31"], "serviceAllocation": scope});
+    let other = || of_range("z", "198.51.100.1/32");
+    let internal = json!({"metadata": {"name": "a", "labels": {"lb.dev/internal": "true"}},
+        "spec": {"addresses": ["192.0.2.0/31"]}});
+    let manual = json!({"addresses": ["192.0.2.0/31"], "autoAssign": false});
+    let avoiding = json!({"addresses": ["192.0.2.0/31"], "avoidBuggyIPs": true});
+    for (changed, expected) in [
+        (pool("a", spec(json!({"namespaces": ["default"]}))), "192.0.2.0"),
+        (pool("a", spec(json!({"namespaces": ["prod"]}))), "198.51.100.1"),
+        (pool("a", spec(json!({"serviceSelectors": [{"matchLabels": {"x": "y"}}]}))), "198.51.100.1"),
+        (Pool::new(&read(internal)).unwrap(), "198.51.100.1"),
+        (pool("a", avoiding), "192.0.2.1"),
+        // `autoAssign` is about Services without an address, as with MetalLB.
+        (pool("a", manual), "192.0.2.0"),
+    ] {
+        let mut all = reassigning(vec![of_range("a", "192.0.2.0/31")]);
+        let web = request("web", json!({}));
+        assert_eq!(given(&mut all, &web), "192.0.2.0");
+        let shown = format!("{changed:?}");
+        assert_eq!(all.set_pools(vec![changed, other()], &[]), []);
+        assert_eq!(given(&mut all, &web), expected, "{shown}");
+    }
+}
+
+#[test]
+fn reassign_without_a_free_address_takes_the_old_one_away() {
+    let mut all = reassigning(vec![of_range("a", "192.0.2.0/31")]);
+    let [web, db] = ["web", "db"].map(|name| request(name, json!({})));
+    let named = request("named", json!({"spec": {"loadBalancerIP": "192.0.2.1"}}));
+    assert_eq!((given(&mut all, &web), given(&mut all, &named)), ("192.0.2.0".into(), "192.0.2.1".into()));
+    assert_eq!(all.set_pools(vec![of_range("a", "198.51.100.1/32")], &[]), []);
+    assert_eq!(given(&mut all, &db), "198.51.100.1");
+    let errors = all.assign_all(&[web.clone(), named.clone()]);
+    let errors: Vec<String> = errors.into_iter().map(|error| error.unwrap().to_string()).collect();
+    assert_eq!(errors, ["no free address (IPv4) in pool \"a\"", "192.0.2.1 is in no pool"]);
+    assert_eq!([&web, &named].map(|request| all.addresses(&request.service).len()), [0, 0]);
+}
+
+#[test]
+fn reassign_keeps_the_address_of_the_family_that_the_pool_still_has() {
+    let dual_pool = |v4: &str| pool("a", json!({"addresses": [v4, "2001:db8::/126"]}));
+    let mut all = reassigning(vec![dual_pool("192.0.2.0/30")]);
+    let web = dual("RequireDualStack", &["10.96.0.1", "fd00::1"]);
+    assert_eq!(given(&mut all, &web), "192.0.2.0,2001:db8::");
+    assert_eq!(all.set_pools(vec![dual_pool("198.51.100.0/30")], &[]), []);
+    assert_eq!(given(&mut all, &web), "198.51.100.0,2001:db8::");
+}
+
+#[test]
+fn reassign_moves_no_service_while_a_pool_cannot_be_used_or_none_exists() {
+    let web = request("web", json!({}));
+    let b = || of_range("b", "198.51.100.0/30");
+    for (pools, unused) in [
+        (vec![], 0),
+        (vec![b(), of_range("a", "10.96.0.0/30")], 1),
+        (vec![b(), of_range("c", "198.51.100.0/24")], 1),
+    ] {
+        let mut all = reassigning(vec![of_range("a", "192.0.2.0/30")]);
+        assert_eq!(given(&mut all, &web), "192.0.2.0");
+        let errors = all.set_pools(pools, &["10.96.0.0/12".parse::<ipnet::IpNet>().unwrap().into()]);
+        assert_eq!(errors.len(), unused);
+        assert_eq!(given(&mut all, &web), "192.0.2.0");
+        let concern = all.trouble(&web, None).unwrap().to_string();
+        assert!(concern.ends_with("until there are pools and all of them can be read and used"), "{concern}");
+        assert_eq!(all.set_pools(vec![b()], &[]), []);
+        all.set_reassign(true, false);
+        assert_eq!(given(&mut all, &web), "192.0.2.0", "a pool cannot be read");
+        all.set_reassign(true, true);
+        assert_eq!(given(&mut all, &web), "198.51.100.0", "all pools can be read and used");
+    }
+}
+
 #[test]
 fn pool_in_use_stays_in_use_beside_a_new_one_that_overlaps() {
     let mut all = with_pools(vec![of_range("b", "192.0.2.0/29")]);
@@ -519,6 +612,20 @@ fn random_request(name: usize, key: Option<&str>, port: u16, named: Option<u8>, 
     request(&format!("s{name}"), json!({"metadata": {"annotations": annotations}, "spec": spec}))
 }
 
+/// A random Service that may name an address, share one, and have both families.
+fn random_requests() -> impl Strategy<Value = Vec<Request>> {
+    let one = (
+        sample::select(vec![None, Some("k")]),
+        1..4u16,
+        proptest::option::weighted(0.2, 0..16u8),
+        any::<bool>(),
+    );
+    collection::vec(one, 1..8).prop_map(|all| {
+        let request = |(name, (key, port, named, dual))| random_request(name, key, port, named, dual);
+        all.into_iter().enumerate().map(request).collect()
+    })
+}
+
 fn random_pools(ranges: &[(u8, u8)]) -> Vec<Pool> {
     let pool = |(n, (first, more)): (usize, &(u8, u8))| {
         let v4 = format!("192.0.2.{first}-192.0.2.{}", first + more);
@@ -528,6 +635,38 @@ fn random_pools(ranges: &[(u8, u8)]) -> Vec<Pool> {
 }
 
 proptest! {
+    /// After any change of the pools, `set_reassign` leaves no Service an address that is in no pool, moves no Service
+    /// that names no address and whose addresses are still in pools, and the result is stable.
+    #[test]
+    fn reassign_moves_only_services_whose_addresses_are_in_no_pool(
+        requests in random_requests(),
+        changes in collection::vec(collection::vec((0..16u8, 0..6u8), 0..3), 1..4),
+    ) {
+        let mut all = reassigning(random_pools(&[(0, 8)]));
+        all.assign_all(&requests);
+        for ranges in changes {
+            let before = all.services.clone();
+            let errors = all.set_pools(random_pools(&ranges), &[]);
+            let moves = errors.is_empty() && !ranges.is_empty();
+            if !ranges.is_empty() {
+                all.assign_all(&requests);
+            }
+            for request in &requests {
+                let had = before.get(&request.service).map_or(&[][..], Vec::as_slice);
+                let has = all.addresses(&request.service);
+                prop_assert!(!moves || has.iter().all(|ip| all.pool_of(*ip).is_some()), "{has:?}");
+                let stays = !moves || had.iter().all(|ip| all.pool_of(*ip).is_some());
+                let asks = !request.addresses.is_empty() || request.terms.key.is_some();
+                prop_assert!(!stays || asks || had.iter().all(|ip| has.contains(ip)), "{had:?} {has:?}");
+            }
+            let settled = all.services.clone();
+            if !ranges.is_empty() {
+                all.assign_all(&requests);
+            }
+            prop_assert_eq!(&settled, &all.services);
+        }
+    }
+
     /// In any history, Services share an address only on equal terms, only a Service's own requests change its
     /// addresses, both indexes agree, and a restart that remembers all addresses, in any order, moves no Service.
     #[test]

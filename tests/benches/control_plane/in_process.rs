@@ -137,6 +137,7 @@ impl<'a> ControlPlane<'a> {
             cluster_ip_ranges: vec![CLUSTER_IP_RANGE.parse()?],
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
+            load_balancer_reassign: false,
             load_balancer_class: None,
             names: None,
             node_port_range: DEFAULT_NODE_PORTS,

@@ -35,6 +35,8 @@ struct World {
     server: ApiServer,
     cluster: Cluster,
     kubeconfig: PathBuf,
+    /// Whether controllers run with `--load-balancer-reassign`.
+    reassign: bool,
     _folder: Cleanup,
 }
 
@@ -56,13 +58,14 @@ impl World {
         let kubeconfig = folder.join("kubeconfig");
         fs::write(&kubeconfig, server.kubeconfig()).unwrap();
         let cluster = Cluster::outside(&server.kubeconfig());
-        Self { server, cluster, kubeconfig, _folder: cleanup }
+        Self { server, cluster, kubeconfig, reassign: false, _folder: cleanup }
     }
 
     fn agent(&self, node: &str) -> Agent {
         let options = AddressOptions {
             node_name: node.to_owned(),
             class: None,
+            reassign: self.reassign,
             reserved: vec!["10.96.0.0/12".parse().unwrap()],
             timing: TIMING,
         };
@@ -337,6 +340,32 @@ fn service_keeps_its_address_when_its_pool_is_deleted() {
         world.events("web").iter().any(|event| event.starts_with("PoolGone: 192.0.2.1 is in no pool"))
     });
     assert!(world.has("web", "192.0.2.1"));
+}
+
+#[test]
+fn service_whose_pool_changes_gets_another_address_with_reassign() {
+    let mut world = World::new();
+    world.reassign = true;
+    world.pool("192.0.2.1/32");
+    let agent = world.agent("a");
+    world.balancer("web");
+    world.wait_until("an address", |world| world.has("web", "192.0.2.1"));
+    let mut invalid = pool("x");
+    invalid["metadata"]["name"] = json!("invalid");
+    world.server.put(invalid.clone());
+    world.wait_until("a condition", |_| agent.report.borrow().conditions.len() == 1);
+    world.pool("198.51.100.1/32");
+    world.wait_until("an Event", |world| {
+        world.events("web").iter().any(|event| event.starts_with("PoolGone: 192.0.2.1 is in no pool"))
+    });
+    assert!(world.has("web", "192.0.2.1"), "its address may be in the invalid pool");
+    world.cluster.delete(&invalid);
+    world.wait_until("another address", |world| world.has("web", "198.51.100.1"));
+    assert_eq!(world.ingress("web").len(), 1);
+    world.wait_until("an Event about that", |world| {
+        let note = "ClearAssignment: took 192.0.2.1 away: no pool contains it; now 198.51.100.1";
+        world.events("web").iter().any(|event| event == note)
+    });
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Which connections survive when another node gets their packets: a node dies, comes, or hands its addresses over.
 
-use std::{collections::BTreeMap, net::SocketAddr, thread::sleep, time::Duration};
+use std::{collections::BTreeMap, env, net::SocketAddr, thread::sleep, time::Duration};
 
 use lb_tests::{
     cluster::Cluster,
     netns::unique_prefix,
     site::{Announcement, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
+    stopwatch::Stopwatch,
     transfers::{Download, Transfers},
     wait_for,
 };
@@ -34,9 +35,16 @@ fn http(vips: [&str; 2]) -> [SocketAddr; 2] {
     vips.map(|vip| SocketAddr::new(vip.parse().unwrap(), 80))
 }
 
-/// Starts downloads from the client behind the router.
+/// How many downloads the tests behind ECMP run. More take long: `LB_SURVIVAL_DOWNLOADS=1000` gives the figures in
+/// docs/announce.md.
+fn count() -> usize {
+    env::var("LB_SURVIVAL_DOWNLOADS").map_or(120, |text| text.parse().unwrap())
+}
+
+/// Starts downloads from the client behind the router. More of them take longer to open, so each is longer.
 fn far_downloads(site: &Site, count: usize) -> Transfers {
-    Transfers::begin(&site.cluster.client, &http(FAR), count, BYTES).unwrap()
+    let bytes = BYTES * (count as u64 / 250).max(1);
+    Transfers::begin(&site.cluster.client, &http(FAR), count, bytes).unwrap()
 }
 
 /// The nodes that tunnel downloads to pods on other nodes, by the address of the client.
@@ -61,33 +69,46 @@ fn broken(downloads: &[Download]) -> Vec<&Download> {
     downloads.iter().filter(|download| !download.is_complete()).collect()
 }
 
+/// Finishes the downloads; returns those that are broken.
+fn broken_of(transfers: Transfers) -> Vec<Download> {
+    let downloads = transfers.finish(STALLED, |_| false);
+    broken(&downloads).into_iter().cloned().collect()
+}
+
+/// Asserts that of the downloads through a dead node, only those are broken whose pods were on it.
+fn assert_only_pods_of_dead_node_lost(site: &Site, dead: u8, paths: &Paths, transfers: Transfers) {
+    let is_lost = |download: &Download| site.node_of(&download.server) == Some(dead);
+    let downloads = transfers.finish(STALLED, is_lost);
+    let count = downloads.len();
+    let (lost, rest): (Vec<Download>, Vec<Download>) = downloads.into_iter().partition(is_lost);
+    let moved = rest.iter().filter(|download| paths.forwarder(site, download) == dead).count();
+    let broken = broken(&rest);
+    println!(
+        "{count} downloads: {moved} went through the dead node to pods elsewhere, {} had their pods on it, {} others broke",
+        lost.len(),
+        broken.len()
+    );
+    assert_eq!(broken.len(), 0, "{broken:?}");
+    assert!(moved > count / 10 && !lost.is_empty(), "{moved} {}", lost.len());
+    assert!(lost.iter().all(|download| !download.is_complete()), "{lost:?}");
+}
+
 #[test]
 fn connections_survive_the_death_and_the_return_of_a_node_behind_ecmp() {
-    const COUNT: usize = 120;
     let mut site = site(Announcement::None, &MAGLEV_AND_DSR);
-    let transfers = far_downloads(&site, COUNT);
+    let transfers = far_downloads(&site, count());
     let paths = Paths::of(&site);
     // As with BFD: packets are lost until the failure is detected, then the router no longer uses the dead node.
     site.kill(3).unwrap();
     sleep(Duration::from_millis(300));
     site.cluster.spread_services_over(&[1, 2]).unwrap();
-    let is_lost = |download: &Download| site.node_of(&download.server) == Some(3);
-    let downloads = transfers.finish(STALLED, is_lost);
-    let (lost, rest): (Vec<Download>, Vec<Download>) = downloads.into_iter().partition(is_lost);
-    let moved = rest.iter().filter(|download| paths.forwarder(&site, download) == 3).count();
-    println!(
-        "{COUNT} downloads, {moved} moved to other nodes, {} had their pods on the dead node",
-        lost.len()
-    );
-    assert_eq!(broken(&rest).len(), 0, "{:?}", broken(&rest));
-    assert!(moved > COUNT / 10 && !lost.is_empty(), "{moved} {}", lost.len());
-    assert!(lost.iter().all(|download| !download.is_complete()), "{lost:?}");
+    assert_only_pods_of_dead_node_lost(&site, 3, &paths, transfers);
 
     // The router spreads over three nodes again: it moves connections, and each goes on with its pod.
     site.revive(3).unwrap();
     site.wait_for_services().unwrap();
     site.cluster.spread_services_over(&[1, 2]).unwrap();
-    let transfers = far_downloads(&site, COUNT);
+    let transfers = far_downloads(&site, count());
     let before = Paths::of(&site);
     site.cluster.spread_services_over(&NODES).unwrap();
     sleep(Duration::from_secs(1));
@@ -96,9 +117,63 @@ fn connections_survive_the_death_and_the_return_of_a_node_behind_ecmp() {
     let adopted =
         after.forwarders.iter().filter(|(client, node)| before.forwarders.get(*client) != Some(*node));
     let adopted = adopted.count();
-    println!("{COUNT} downloads, {adopted} went on through another node");
+    println!("{} downloads, {adopted} went on through another node", downloads.len());
     assert_eq!(broken(&downloads).len(), 0, "{:?}", broken(&downloads));
-    assert!(adopted > COUNT / 20, "{adopted}");
+    assert!(adopted > downloads.len() / 20, "{adopted}");
+}
+
+#[test]
+fn connections_survive_the_death_of_a_node_that_announces_by_bgp() {
+    let mut site = site(Announcement::Both, &MAGLEV_AND_DSR);
+    site.wait_for_hops(&NODES).unwrap();
+    let transfers = far_downloads(&site, count());
+    let paths = Paths::of(&site);
+    let stopwatch = Stopwatch::start();
+    site.kill(3).unwrap();
+    site.wait_for_hops(&[1, 2]).unwrap();
+    println!("the router left the dead node after {:?}", stopwatch.wall());
+    assert_only_pods_of_dead_node_lost(&site, 3, &paths, transfers);
+}
+
+#[test]
+fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
+    const IDLE: Duration = Duration::from_secs(5);
+    let mut site = prepare(Announcement::None, &MAGLEV_AND_DSR);
+    site.start(&[1, 2]).unwrap();
+    site.serve_from(&[1, 2]).unwrap();
+    for resilient in [false, true] {
+        let spread = |site: &Site, nodes: &[u8]| match resilient {
+            true => site.cluster.spread_services_resiliently(nodes, IDLE).unwrap(),
+            false => site.cluster.spread_services_over(nodes).unwrap(),
+        };
+        spread(&site, &[1, 2]);
+        let transfers = far_downloads(&site, count());
+        if !site.live().contains(&3) {
+            site.start(&[3]).unwrap();
+            site.wait_for_services().unwrap();
+        }
+        spread(&site, &NODES);
+        sleep(IDLE + Duration::from_secs(2));
+        let (paths, pods) = (Paths::of(&site), site.backends().unwrap());
+        let downloads = transfers.finish(STALLED, |_| false);
+        let moved = downloads.iter().filter(|download| paths.forwarder(&site, download) == 3).count();
+        let of_pods =
+            downloads.iter().filter(|download| pods.get(&download.local).is_some_and(|it| it.len() > 1));
+        let (of_pods, broken, count) = (of_pods.count(), broken(&downloads), downloads.len());
+        println!(
+            "resilient hashing {resilient}: {count} downloads, {moved} went on through the added node, {of_pods} got another \
+             pod, {} broke",
+            broken.len()
+        );
+        assert_eq!((of_pods, broken.len()), (0, 0), "{broken:?}");
+        // Without resilient hashing the router moves about a third to the added node.
+        assert!(if resilient { moved * 100 < count } else { moved > count / 10 }, "{moved} of {count}");
+        let next = far_downloads(&site, 60);
+        let paths = Paths::of(&site);
+        let through_added = next.downloads().iter().filter(|it| paths.forwarder(&site, it) == 3).count();
+        assert!(through_added > 0, "the added node gets new connections");
+        assert!(broken_of(next).is_empty());
+    }
 }
 
 #[test]

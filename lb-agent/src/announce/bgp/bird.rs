@@ -5,19 +5,13 @@ use std::{
     io::Write as _,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
     path::{self, Path, PathBuf},
-    time::Duration,
 };
 
-use lb_core::announce::bgp::Configuration;
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
-    net::UnixStream,
-    time,
-};
+use lb_core::announce::bgp::{Configuration, session_count};
 use tracing::info;
 
-/// Timeout of a conversation with BIRD: much shorter than the lifetime of routes, because heartbeats wait for it.
-const PATIENCE: Duration = Duration::from_secs(1);
+use super::control::{Refusal, ask};
+
 /// Number of updates, after a failed attempt, that do not try the same configuration text again.
 const RETRY: u32 = 5;
 
@@ -36,26 +30,18 @@ pub(super) struct Bird {
     failed: Option<Failure>,
 }
 
+/// How many BGP sessions are established, and how many are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sessions {
+    pub(crate) established: usize,
+    pub(crate) down: usize,
+}
+
 #[derive(Debug)]
 struct Failure {
     text: String,
     why: String,
     wait: u32,
-}
-
-/// Why BIRD did not carry out a command about a configuration file.
-#[derive(Debug)]
-enum Refusal {
-    /// BIRD's control socket does not answer.
-    Unreachable(io::Error),
-    /// BIRD reports an error in the configuration file; this is its answer.
-    Invalid(String),
-}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        Self::Unreachable(error)
-    }
 }
 
 impl Bird {
@@ -102,6 +88,19 @@ impl Bird {
         self.failed.as_ref().map(|failed| failed.why.clone())
     }
 
+    /// Whether the last attempt to make BIRD use a configuration has failed.
+    pub(super) const fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// The BGP sessions that `configuration` asks for, and which of them are established; none if BIRD does not answer.
+    pub(super) async fn sessions(&self, configuration: &Configuration, is_complete: bool) -> Sessions {
+        let wanted = session_count(&self.text(configuration, is_complete));
+        let answer = ask(&self.socket, "show protocols").await;
+        let established = answer.map(|answer| established(&answer.lines)).unwrap_or_default();
+        Sessions { established: established.min(wanted), down: wanted.saturating_sub(established) }
+    }
+
     /// Writes the text to the configuration file and makes BIRD use it. If BIRD is known to accept the old content,
     /// only a text that BIRD accepts replaces it.
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
@@ -134,7 +133,7 @@ impl Bird {
         }
         match ask(&self.socket, "configure").await {
             Ok(answer) => {
-                info!(answer, "BIRD has read its configuration");
+                info!(answer = answer.last(), "BIRD has read its configuration");
                 (self.is_accepted, self.is_in_use) = (true, true);
                 Ok(())
             }
@@ -144,6 +143,16 @@ impl Bird {
             Err(Refusal::Invalid(answer)) => Err(format!("BIRD refuses {name}: {answer}; retrying")),
         }
     }
+}
+
+/// The number of established BGP sessions in BIRD's answer to `show protocols`, whose columns are name, kind of protocol,
+/// table, state, time, and the state of BGP.
+fn established(lines: &[String]) -> usize {
+    let is_established = |line: &&String| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(1) == Some(&"BGP") && words.contains(&"Established")
+    };
+    lines.iter().filter(is_established).count()
 }
 
 /// The content of the file; empty if the file does not exist.
@@ -199,45 +208,35 @@ fn check(file: &Path) -> String {
     format!("configure check \"{}\"", file.display())
 }
 
-/// Sends a command to BIRD's control socket, as `birdc` does; returns the text of BIRD's answer.
-async fn ask(socket: &Path, command: &str) -> Result<String, Refusal> {
-    let talk = async {
-        let mut stream = BufReader::new(UnixStream::connect(socket).await?);
-        answer(&mut stream).await?;
-        stream.write_all(format!("{command}\n").as_bytes()).await?;
-        answer(&mut stream).await
-    };
-    let (code, text) =
-        time::timeout(PATIENCE, talk).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-    if code.starts_with(['8', '9']) { Err(Refusal::Invalid(text)) } else { Ok(text) }
-}
-
-/// Reads an answer of BIRD; returns code and text of its last line. In all other lines, a hyphen follows the code or a
-/// space replaces it.
-async fn answer(stream: &mut BufReader<UnixStream>) -> io::Result<(String, String)> {
-    loop {
-        let mut line = String::new();
-        if stream.read_line(&mut line).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if let (Some(code), Some(" "), Some(text)) = (line.get(..4), line.get(4..5), line.get(5..))
-            && code.bytes().all(|byte| byte.is_ascii_digit())
-        {
-            return Ok((code.to_owned(), text.trim_end().to_owned()));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use lb_core::{announce::advertisement::Advertised, load_balancer::Labels};
+    use lb_core::{
+        announce::{advertisement::Advertised, bgp::Peer},
+        load_balancer::Labels,
+    };
     use tempfile::TempDir;
-    use tokio::net::UnixListener;
+    use tokio::{
+        io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+        net::UnixListener,
+    };
 
     use super::*;
 
     fn configuration(table: u32) -> Configuration {
         lb_core::announce::bgp::configuration(&Advertised::default(), table, &Labels::default())
+    }
+
+    /// A configuration with two sessions.
+    fn two_sessions() -> Configuration {
+        let mut advertised = Advertised::default();
+        for (name, address) in [("a", "192.0.2.1"), ("b", "192.0.2.2")] {
+            let metadata = serde_json::json!({"name": name, "namespace": "m"});
+            let spec = serde_json::json!({"myASN": 64500, "peerASN": 64501, "peerAddress": address});
+            let peer = serde_json::json!({"metadata": metadata, "spec": spec});
+            let peer = Peer::new(&serde_json::from_value(peer).unwrap()).unwrap();
+            advertised.bgp.peers.insert(peer.name.clone(), peer);
+        }
+        lb_core::announce::bgp::configuration(&advertised, 1, &Labels::default())
     }
 
     /// Plays BIRD at the control socket: expects these commands in this order, and sends each one's answer.
@@ -315,6 +314,25 @@ mod tests {
         }
         assert_eq!(bed.update(4, &[("check", OK), ("configure", DONE)]).await, None);
         assert!(bed.has(4));
+    }
+
+    const PROTOCOLS: &str = "2002-Name       Proto      Table      State  Since         Info\n\
+        1002-device1    Device     ---        up     2026-11-28    \n\
+        \x20bgp_a      BGP        ---        up     2026-11-28    Established   \n\
+        \x20bgp_b      BGP        ---        start  2026-11-28    Active        Socket: Connection refused\n\
+        1002-bfd1       BFD        ---        up     2026-11-28    \n\
+        0000 \n";
+
+    #[tokio::test]
+    async fn sessions_that_bird_has_not_established_are_down() {
+        let bed = Bed::new();
+        let two = two_sessions();
+        let none = Sessions { established: 0, down: 2 };
+        assert_eq!(bed.bird.sessions(&two, true).await, none, "BIRD does not run");
+        let listener = UnixListener::bind(&bed.socket).unwrap();
+        let talks = [("show protocols".to_owned(), PROTOCOLS)];
+        let (_, sessions) = tokio::join!(serve(listener, &talks), bed.bird.sessions(&two, true));
+        assert_eq!(sessions, Sessions { established: 1, down: 1 });
     }
 
     #[tokio::test]

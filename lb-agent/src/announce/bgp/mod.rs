@@ -8,6 +8,7 @@
 //! ```
 
 mod bird;
+mod control;
 pub mod fence;
 mod report;
 mod table;
@@ -27,9 +28,13 @@ use lb_core::announce::{
     cluster::Member,
 };
 use lb_datapath::AnnouncedRoutes;
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
 use tracing::{info, warn};
 
+pub(crate) use self::bird::Sessions;
 pub use self::report::{BgpReport, RouteReport};
 use self::{
     bird::Bird,
@@ -44,6 +49,8 @@ use crate::{
 
 /// Interval of heartbeats to the fence, and of checks of the routing table.
 const TICK: Duration = Duration::from_secs(1);
+/// Interval at which the agent reads the state of the sessions from BIRD.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Where the agent puts the announced routes and the configuration of BIRD.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +105,8 @@ pub struct RouteAnnouncer {
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
     configuration: Configuration,
+    /// When to read the state of the sessions from BIRD again.
+    look_at: Instant,
     /// The conditions that `status` shows since the last update; only new ones are logged.
     conditions: Vec<String>,
 }
@@ -153,6 +162,7 @@ impl RouteAnnouncer {
             is_eligible: false,
             wanted: BTreeMap::new(),
             configuration: Configuration::default(),
+            look_at: Instant::now(),
             conditions: Vec::new(),
         })
     }
@@ -214,7 +224,19 @@ impl RouteAnnouncer {
                 conditions.extend(bird.update(&self.configuration, self.is_complete).await);
             }
         }
+        self.look_at_sessions().await;
         self.report(fence, conditions);
+    }
+
+    /// Exports how many sessions are established, if the agent configures BIRD and [`LOOK`] has passed.
+    async fn look_at_sessions(&mut self) {
+        let Some(bird) = self.bird.as_ref().filter(|_| self.is_ready && self.look_at <= Instant::now())
+        else {
+            return;
+        };
+        let sessions = bird.sessions(&self.configuration, self.is_complete).await;
+        self.metrics.set_sessions(sessions);
+        self.look_at = Instant::now() + LOOK;
     }
 
     fn compute(&mut self) {
@@ -251,6 +273,7 @@ impl RouteAnnouncer {
         };
         let bird_config = without_passwords(&bird_config);
         self.metrics.set_routes(self.wanted.len(), fence);
+        self.metrics.set_bird_failed(self.bird.as_ref().is_some_and(Bird::has_failed));
         let report = BgpReport { table: self.table.number, fence, routes: routes.collect(), bird_config };
         self.state.set_bgp(report, conditions);
     }

@@ -49,14 +49,15 @@ impl Opened {
         let adopted = contents.service_labels.len();
         info!(bpffs = %config.kernel.bpffs.display(), services = adopted, "opened the data plane");
         let traffic = ServiceTraffic::begin(config.service_metrics, &datapath)?;
-        let metrics = Metrics::new(datapath.stats()?, traffic.clone());
+        let state = Arc::new(State::new(config.node_name.clone()));
+        let metrics = Metrics::new(datapath.stats()?, traffic.clone()).with_conditions(Arc::clone(&state));
         let flow_log = start_flow_log(config, &mut datapath, &metrics, tasks)?;
         Ok(Self {
             contents,
             metrics: Arc::new(metrics),
             traffic,
             flow_log,
-            state: Arc::new(State::new(config.node_name.clone())),
+            state,
             names: dns::names(&config.dns, config.service_ranges.as_deref()),
             datapath,
         })

@@ -64,6 +64,7 @@ fn manifests_options(dir: PathBuf, config: &Config, opened: &Opened) -> Manifest
         pod_networks: config.detect_local.pod_networks().to_vec(),
         load_balancer_pool: config.load_balancer_pool.clone(),
         load_balancer_class: config.load_balancer_class.clone(),
+        load_balancer_reassign: config.load_balancer_reassign,
         names: opened.names.clone(),
         node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
     }

@@ -164,6 +164,9 @@ impl<'a> Leader<'a> {
                 () = at(self.again) => self.again = None,
             }
             if self.knows_all() {
+                // The addresses of an invalid pool seem to be in no pool.
+                let reads_all_pools = self.pools.problems().next().is_none();
+                self.controller.set_reassign(self.options.reassign, reads_all_pools);
                 self.pass().await;
             }
             self.publish();
@@ -210,7 +213,7 @@ impl<'a> Leader<'a> {
             match result {
                 Ok(()) => {
                     self.controller.written(&write);
-                    write.notice.into_iter().for_each(|notice| self.events.of_address(notice));
+                    write.notices.into_iter().for_each(|notice| self.events.of_address(notice));
                 }
                 Err(why) => {
                     debug!(service = %write.service, "cannot write the addresses of a Service: {why}");

@@ -26,6 +26,8 @@ pub struct AddressOptions {
     pub node_name: String,
     /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub class: Option<String>,
+    /// Whether Services lose addresses that the pools do not give them any more.
+    pub reassign: bool,
     /// Networks of cluster IPs and pods from the configuration; no pool may overlap them.
     pub reserved: Vec<IpNet>,
     /// Time limits and intervals of the election.

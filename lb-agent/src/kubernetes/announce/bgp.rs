@@ -15,6 +15,7 @@ use super::{kinds::AnyNode, passwords::Passwords, pools};
 use crate::kubernetes::{
     client::{ApiServer, KubernetesError, watching_client},
     conditions::ServerConditions,
+    crds::{Crd, MissingCrds},
     kind::{self, Kind},
     watch::{Watch, at, publish, replace},
 };
@@ -47,6 +48,7 @@ pub async fn run_bgp(
 struct Follower {
     published: BgpPublished,
     server: ServerConditions,
+    missing_crds: MissingCrds,
     advertisements: Watch<BgpAdvertisement>,
     peers: Watch<BgpPeer>,
     communities: Watch<Community>,
@@ -69,6 +71,7 @@ impl Follower {
         Self {
             published,
             server: ServerConditions::default(),
+            missing_crds: MissingCrds::new("an agent that starts now begins to announce no route by BGP"),
             advertisements: every(client),
             peers: every(client),
             communities: every(client),
@@ -141,9 +144,17 @@ impl Follower {
             pools.failure(),
             node.failure(),
         ];
+        let crds = [
+            Crd::of(advertisements),
+            Crd::of(peers),
+            Crd::of(communities),
+            Crd::of(profiles),
+            Crd::of(pools),
+        ];
+        let missing = self.missing_crds.update(&crds);
         let problems = advertisements.problems().chain(peers.problems());
         let problems = problems.chain(communities.problems()).chain(profiles.problems());
-        let problems = problems.chain(of_passwords.iter().map(String::as_str));
+        let problems = problems.chain(of_passwords.iter().map(String::as_str)).chain(missing.as_deref());
         let problems = self.server.update(failures.into_iter().flatten(), problems);
         publish(&self.published.problems, problems);
     }

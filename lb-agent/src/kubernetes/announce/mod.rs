@@ -44,6 +44,7 @@ pub use self::{
 use super::{
     client::{ApiServer, KubernetesError, own_namespace, watching_client},
     conditions::ServerConditions,
+    crds::{Crd, MissingCrds},
     events::Events,
     kind,
     watch::{Watch, at, next, publish, replace},
@@ -93,6 +94,7 @@ struct Follower {
     published: Published,
     events: Events,
     server: ServerConditions,
+    missing_crds: MissingCrds,
     advertisements: Watch<L2Advertisement>,
     pools: Watch<IpAddressPool>,
     /// The watch of Nodes; `None` before the first advertisement, so that the announcer costs the API server nothing.
@@ -128,6 +130,7 @@ impl Follower {
             published,
             events,
             server: ServerConditions::default(),
+            missing_crds: MissingCrds::new("an agent that starts now announces no address at layer 2"),
             advertisements: Watch::new(client.clone(), kind::all(), beginning),
             pools: Watch::new(client.clone(), kind::all(), beginning),
             nodes: None,
@@ -245,10 +248,11 @@ impl Follower {
             nodes.as_ref().and_then(Watch::failure),
             voters.as_ref().and_then(Watch::failure),
         ];
+        let missing = self.missing_crds.update(&[Crd::of(advertisements), Crd::of(pools)]);
         // The problems of pools are left out, because the controller reports them.
         let problems = advertisements.problems().chain(voters.iter().flat_map(Watch::problems));
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
-        let problems = problems.chain(self.lost.as_deref());
+        let problems = problems.chain(self.lost.as_deref()).chain(missing.as_deref());
         let problems = self.server.update(failures.into_iter().flatten(), problems);
         publish(&self.published.problems, problems);
     }

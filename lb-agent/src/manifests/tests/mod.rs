@@ -30,6 +30,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
         cluster_ip_ranges: ranges.split(',').map(|range| range.parse().unwrap()).collect(),
         pod_networks: Vec::new(),
         load_balancer_pool: Vec::new(),
+        load_balancer_reassign: false,
         load_balancer_class: None,
         names: None,
         node_port_range: DEFAULT_NODE_PORTS,

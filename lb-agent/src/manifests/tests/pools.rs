@@ -271,3 +271,16 @@ fn advertisements_name_pools_that_are_in_use() {
     folder.remove("advertisement.yaml");
     assert_eq!(folder.manifests.advertised().advertisements.len(), 0);
 }
+
+#[test]
+fn reassign_gives_another_address_once_all_pools_can_be_read() {
+    let options = ManifestsOptions { load_balancer_reassign: true, ..options() };
+    let mut folder = Folder::with(options, &contents_with("web", "192.0.2.1"));
+    folder.write(&[("web.yaml", &balancer("web")), ("pool.yaml", &pool("a", "192.0.2.0/30"))]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.1"]);
+    folder.write(&[("pool.yaml", &pool("a", "198.51.100.0/30")), ("bad.yaml", &pool("b", "x"))]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.1"], "a pool is unreadable");
+    folder.write(&[("bad.yaml", &pool("b", "203.0.113.0/30"))]);
+    assert_eq!(folder.load_balancer("web"), ["198.51.100.0"]);
+    assert_eq!(folder.problems(), [""; 0]);
+}

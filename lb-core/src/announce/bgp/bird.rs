@@ -101,6 +101,11 @@ pub(super) fn sessions_of(text: &str) -> BTreeMap<&str, &str> {
     starts.iter().zip(ends).map(session).collect()
 }
 
+/// The number of BGP sessions in a configuration text.
+pub fn session_count(text: &str) -> usize {
+    sessions_of(text).len()
+}
+
 /// The configuration text in which passwords are replaced.
 pub fn without_passwords(text: &str) -> String {
     let line = |line: &str| match line.split_once("password \"") {

@@ -26,7 +26,7 @@ mod token;
 
 pub use self::{
     advertisement::BgpAdvertisement,
-    bird::{Configuration, PROTOCOL, configuration, without_passwords},
+    bird::{Configuration, PROTOCOL, configuration, session_count, without_passwords},
     community::Community,
     objects::{Object, Objects},
     peer::{BfdProfile, Peer},

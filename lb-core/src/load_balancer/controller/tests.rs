@@ -92,7 +92,7 @@ impl Server {
             for write in &pass.writes {
                 assert!(self.write(write), "{write:?} {:?}", self.services[&write.service]);
                 controller.written(write);
-                reasons.extend(write.notice.iter().map(notice));
+                reasons.extend(write.notices.iter().map(notice));
             }
         }
         panic!("no end of writes: {:?}", self.services);
@@ -301,6 +301,53 @@ fn pool_of_cluster_ips_or_pods_is_not_used() {
         );
         assert_eq!(server.ingress("web"), "");
     }
+}
+
+#[test]
+fn reassign_moves_the_service_of_a_deleted_pool_and_emits_both_events() {
+    for (reassign, events, ingress) in [
+        (false, vec!["web PoolGone"], "192.0.2.1"),
+        (true, vec!["web ClearAssignment", "web IPAllocated"], "198.51.100.1"),
+    ] {
+        let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+        controller.set_reassign(reassign, true);
+        server.put("web", json!({}));
+        server.settle(&mut controller);
+        controller.set_pool(name("a"), None);
+        controller.set_pool(name("b"), Some((None, pool_named("b", &["198.51.100.1/32"]))));
+        assert_eq!(server.settle(&mut controller), events);
+        assert_eq!(server.ingress("web"), ingress);
+        let mut next = Controller::new(None);
+        next.set_reassign(reassign, true);
+        next.set_pool(name("b"), Some((None, pool_named("b", &["198.51.100.1/32"]))));
+        server.settle(&mut next);
+        assert_eq!(server.ingress("web"), ingress, "the next leader agrees");
+    }
+}
+
+#[test]
+fn reassign_leaves_addresses_of_other_controllers() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    controller.set_reassign(true, true);
+    server.set_ingress("cloud", json!([{"ip": "203.0.113.1"}]));
+    assert_eq!(server.settle(&mut controller), [""; 0]);
+    assert_eq!(server.ingress("cloud"), "203.0.113.1");
+}
+
+#[test]
+fn reassign_without_a_free_address_clears_the_status_and_says_so() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    controller.set_reassign(true, true);
+    server.put("web", json!({}));
+    server.settle(&mut controller);
+    let other = json!({"metadata": {"name": "a", "namespace": "m"},
+        "spec": {"addresses": ["198.51.100.1/32"], "serviceAllocation": {"namespaces": ["prod"]}}});
+    controller.set_pool(name("a"), Some((None, Pool::new(&read(&other)).unwrap())));
+    assert_eq!(server.settle(&mut controller), ["web AllocationFailed", "web ClearAssignment"]);
+    assert_eq!(server.ingress("web"), "");
+    controller.set_pool(name("a"), Some((None, pool(&["192.0.2.1/32"]))));
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
 }
 
 #[test]

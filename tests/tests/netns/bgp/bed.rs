@@ -15,6 +15,7 @@ use lb_tests::{
     cleanup::{self, Cleanup, Resource},
     client::ask_http,
     daemon::Daemon,
+    http,
     lan::{self, Web},
     manifests::Manifests,
     netns::{self, Netns},
@@ -377,6 +378,12 @@ impl Bed {
 
     pub(super) fn agent(&self, number: usize) -> &Agent {
         self.agents[number - 1].as_ref().unwrap()
+    }
+
+    /// The page `/metrics` of the agent of a node.
+    pub(super) fn metrics(&self, number: usize) -> String {
+        let address = SocketAddr::from(([127, 0, 0, 1], 10_249));
+        http::get(&self.nodes[number - 1], address, "/metrics").unwrap().body
     }
 
     pub(super) fn problems(&self, number: usize) -> Vec<String> {

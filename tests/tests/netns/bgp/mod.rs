@@ -80,6 +80,33 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
 }
 
 #[test]
+fn metrics_count_sessions_that_are_established_and_down() {
+    let mut bed = Bed::new(1, 1080);
+    bed.start_birds();
+    let wait = |bed: &Bed, established: usize, down: usize, failed: usize| {
+        let wanted = [
+            format!("lb_bgp_sessions{{state=\"established\"}} {established}"),
+            format!("lb_bgp_sessions{{state=\"down\"}} {down}"),
+            format!("lb_bird_config_failed {failed}"),
+        ];
+        let has_all = || {
+            let text = bed.metrics(1);
+            wanted.iter().all(|wanted| text.lines().any(|line| line == wanted)).then_some(())
+        };
+        let shown =
+            |text: String| text.lines().filter(|line| line.contains("_b")).collect::<Vec<_>>().join("\n");
+        assert!(wait_for(2 * SOON, has_all).is_some(), "{wanted:?}: {}", shown(bed.metrics(1)));
+    };
+    wait(&bed, 2, 0, 0);
+    // BIRD ends. The next configuration cannot be checked.
+    bed.daemons.pop();
+    bed.folders[0].write("bgp", &OBJECTS.replace("64500:100", "64500:200")).unwrap();
+    wait(&bed, 0, 2, 1);
+    bed.start_birds();
+    wait(&bed, 2, 0, 0);
+}
+
+#[test]
 fn mistakes_are_named_and_lose_nothing() {
     let mut bed = Bed::new(1, 1080);
     bed.start_birds();

@@ -1,0 +1,107 @@
+//! Reports that the API server has some CRDs of MetalLB and lacks others: then announcements wait without any error.
+//!
+//! Without any of them nothing is wrong, as their users may install them at any time.
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{metallb::MetalLb, watch::Watch};
+
+/// What the API server has answered about a CRD.
+#[derive(Clone, Debug)]
+pub(super) struct Crd {
+    /// The name of the CRD.
+    name: String,
+    version: &'static str,
+    /// Since when the API server has the CRD; `None` if it lacks it, or has not answered.
+    exists_since: Option<Instant>,
+    /// When the API server last answered that it lacks the CRD; `None` if it has it, or has not answered.
+    missing_at: Option<Instant>,
+}
+
+impl Crd {
+    pub(super) fn of<K: MetalLb>(watch: &Watch<K>) -> Self {
+        Self {
+            name: format!("{}.metallb.io", K::PLURAL),
+            version: K::VERSION,
+            exists_since: watch.exists_since(),
+            missing_at: watch.missing_at(),
+        }
+    }
+}
+
+/// The condition that some CRDs are missing. It is logged when it begins or changes.
+#[derive(Debug)]
+pub(super) struct MissingCrds {
+    /// What does not work without all CRDs.
+    effect: &'static str,
+    logged: Option<String>,
+}
+
+impl MissingCrds {
+    pub(super) const fn new(effect: &'static str) -> Self {
+        Self { effect, logged: None }
+    }
+
+    /// The condition as a sentence for `lb-agent status`; `None` if the API server has all of these CRDs, or none.
+    pub(super) fn update(&mut self, crds: &[Crd]) -> Option<String> {
+        let now = sentence(crds, self.effect);
+        if let Some(why) = now.as_ref().filter(|_| now != self.logged) {
+            warn!("{why}");
+        }
+        self.logged.clone_from(&now);
+        now
+    }
+}
+
+fn sentence(crds: &[Crd], effect: &str) -> Option<String> {
+    let first = crds.iter().filter_map(|crd| crd.exists_since).min()?;
+    // An answer from before the first CRD says nothing: whoever installs CRDs creates one after the other.
+    let is_missing = |crd: &&Crd| crd.missing_at.is_some_and(|at| at > first);
+    let name = |crd: &Crd| format!("{} ({})", crd.name, crd.version);
+    let missing: Vec<String> = crds.iter().filter(is_missing).map(name).collect();
+    let present: Vec<&str> =
+        crds.iter().filter(|crd| crd.exists_since.is_some()).map(|crd| crd.name.as_str()).collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "the API server lacks the CRD {} but has {}: {effect}; install all CRDs of one release of MetalLB, also those \
+             without objects",
+            missing.join(", "),
+            present.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A CRD that exists since, or was missing at, this second.
+    fn crd(name: &str, second: u64, exists: bool) -> Crd {
+        let at = |condition: bool| condition.then(|| *START + Duration::from_secs(second));
+        Crd { name: name.to_owned(), version: "v1", exists_since: at(exists), missing_at: at(!exists) }
+    }
+
+    static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+
+    #[test]
+    fn only_some_missing_crds_are_a_condition() {
+        let mut condition = MissingCrds::new("nothing works");
+        let unknown = Crd { missing_at: None, ..crd("b", 0, false) };
+        for crds in [
+            vec![crd("a", 1, false), crd("b", 2, false)],
+            vec![crd("a", 1, true), crd("b", 2, true)],
+            vec![crd("a", 1, true), unknown],
+            vec![crd("a", 2, true), crd("b", 1, false)],
+        ] {
+            assert_eq!(condition.update(&crds), None, "{crds:?}");
+        }
+        let text = condition.update(&[crd("a", 1, true), crd("b", 2, false), crd("c", 3, true)]).unwrap();
+        assert!(
+            text.starts_with("the API server lacks the CRD b (v1) but has a, c: nothing works; "),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,71 @@
+//! Whether a Service loses an address because of a change of the pools, as with MetalLB since version 0.14.2.
+
+use std::net::IpAddr;
+
+use super::{LoadBalancers, Pool, Request};
+
+/// Why the pools do not give a Service the address that it has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Withdrawal {
+    /// No pool contains the address.
+    #[error("no pool contains it")]
+    NoPool,
+    /// The pool of this name contains the address, but does not give it because of `avoidBuggyIPs`.
+    #[error("pool {0:?} has avoidBuggyIPs")]
+    Avoided(String),
+    /// The pool of this name does not admit the Service, by `serviceAllocation`.
+    #[error("serviceAllocation of pool {0:?} does not admit the Service")]
+    NotAdmitted(String),
+    /// The Service requests an internal load balancer but has an address of a pool that is not internal, or the
+    /// reverse.
+    #[error(
+        "pool {pool:?} is for {} load balancers, and the Service asks for {} one",
+        if *internal { "public" } else { "internal" },
+        if *internal { "an internal" } else { "a public" }
+    )]
+    OtherKind {
+        /// Name of the pool that contains the address.
+        pool: String,
+        /// Whether the Service requests an internal load balancer.
+        internal: bool,
+    },
+}
+
+impl LoadBalancers {
+    /// Sets whether Services lose addresses that the pools do not give them. They lose none while the caller cannot read
+    /// every pool (`knows_all_pools`), because the address may be in one that it cannot read.
+    pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
+        if (self.reassign, self.knows_all_pools) != (reassign, knows_all_pools) {
+            (self.reassign, self.knows_all_pools) = (reassign, knows_all_pools);
+            self.changes += 1;
+        }
+    }
+
+    /// Whether Services lose addresses that the pools do not give them now. They keep them while a pool cannot be read or
+    /// used, or none exists: most likely that is a mistake, and whoever mends it gets the old addresses back.
+    pub(super) fn reassigns(&self) -> bool {
+        self.reassign && self.knows_all_pools && self.all_pools_used && !self.pools.is_empty()
+    }
+
+    /// Why the Service loses this address of its own; `None` if it keeps it.
+    pub(super) fn withdrawal(&self, request: &Request, ip: IpAddr) -> Option<Withdrawal> {
+        if !self.reassigns() {
+            return None;
+        }
+        let Some(pool) = self.pool_of(ip) else { return Some(Withdrawal::NoPool) };
+        self.refusal(request, pool, ip)
+    }
+
+    fn refusal(&self, request: &Request, pool: &Pool, ip: IpAddr) -> Option<Withdrawal> {
+        let name = || pool.name.to_string();
+        if pool.avoids(ip) {
+            Some(Withdrawal::Avoided(name()))
+        } else if !pool.admits(&request.service, &request.labels, &self.namespaces) {
+            Some(Withdrawal::NotAdmitted(name()))
+        } else if !request.names_pool_or_address() && pool.internal != request.internal {
+            Some(Withdrawal::OtherKind { pool: name(), internal: request.internal })
+        } else {
+            None
+        }
+    }
+}
