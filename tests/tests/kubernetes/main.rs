@@ -17,6 +17,7 @@ mod faults;
 mod health;
 mod kubectl;
 mod names;
+mod names_follow;
 mod node;
 mod pod_exec;
 mod segment;
