@@ -28,6 +28,7 @@ pub mod family;
 pub mod health_checks;
 mod ids;
 mod ip;
+mod kubelet_probes;
 mod last_good;
 pub mod layout;
 pub mod lease;

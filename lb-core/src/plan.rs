@@ -157,7 +157,7 @@ pub struct Plan {
     pub problems: Vec<Condition>,
 }
 
-/// Why a Service is not served as its object demands; `lb-agent status` lists it.
+/// Why a Service is not served as its object demands, or what its administrator must know; `lb-agent status` lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Condition {
     /// `BACKENDS` has no room for the new backends. The Service keeps its last good state; the next plan after slots
@@ -284,6 +284,19 @@ pub enum Condition {
         /// The annotation, and why it has no effect.
         ignored: IgnoredAnnotation,
     },
+    /// Pods of the Service must read a PROXY protocol header, which kubelet's probes do not send. The Service is served
+    /// as demanded; but if kubelet probes these ports, the pods become unready.
+    #[error(
+        "Service {service} begins connections with a PROXY protocol header, and kubelet's probes of its pods do not: if one goes \
+         to TCP port {ports}, it fails unless the server accepts connections without a header; let probes use another port",
+        ports = .ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    ProbesWithoutHeader {
+        /// The Service with the PROXY protocol.
+        service: ObjectName,
+        /// The ports of its pods that must read a header.
+        ports: BTreeSet<u16>,
+    },
     /// Two service ports claim the same frontend. The stronger kind of address owns it (cluster IP, load balancer,
     /// external IP, node port), among equal kinds the smaller name. The other one takes over when the owner no longer
     /// claims it.
@@ -314,9 +327,27 @@ impl Condition {
             Self::SourceRangesFull { .. } => Some("SOURCE_RANGES"),
             Self::LimitsFull { .. } => Some("LIMITS"),
             Self::VipsFull { .. } => Some("VIPS"),
-            Self::BadAnnotation { .. } | Self::IgnoredAnnotation { .. } | Self::FrontendConflict { .. } => {
-                None
-            }
+            Self::BadAnnotation { .. }
+            | Self::IgnoredAnnotation { .. }
+            | Self::ProbesWithoutHeader { .. }
+            | Self::FrontendConflict { .. } => None,
+        }
+    }
+
+    /// The reason of the Kubernetes Event about the condition; `None` if it is not about an annotation.
+    pub const fn annotation_event(&self) -> Option<&'static str> {
+        match self {
+            Self::BadAnnotation { .. } => Some("AnnotationInvalid"),
+            Self::IgnoredAnnotation { .. } => Some("AnnotationIgnored"),
+            Self::ProbesWithoutHeader { .. } => Some("ProbesWithoutHeader"),
+            Self::ArenaFull { .. }
+            | Self::TablesFull { .. }
+            | Self::CountersFull { .. }
+            | Self::FrontendsFull { .. }
+            | Self::SourceRangesFull { .. }
+            | Self::LimitsFull { .. }
+            | Self::VipsFull { .. }
+            | Self::FrontendConflict { .. } => None,
         }
     }
 
@@ -337,7 +368,7 @@ impl Condition {
         )
     }
 
-    /// The Service that is not served as its object demands.
+    /// The Service that the condition is about.
     pub const fn service(&self) -> &ObjectName {
         match self {
             Self::ArenaFull { service, .. }
@@ -348,7 +379,8 @@ impl Condition {
             | Self::LimitsFull { service, .. }
             | Self::VipsFull { service, .. }
             | Self::BadAnnotation { service, .. }
-            | Self::IgnoredAnnotation { service, .. } => service,
+            | Self::IgnoredAnnotation { service, .. }
+            | Self::ProbesWithoutHeader { service, .. } => service,
             Self::FrontendConflict { loser, .. } => &loser.service,
         }
     }

@@ -23,11 +23,12 @@ use crate::{
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
+    kubelet_probes,
     last_good::{LastGood, Unread},
     mirror::Mirror,
     model::{
         self, AnnotationError, Change, EndpointSlice, IgnoredAnnotation, Node, NodeAddresses, ObjectName,
-        Policy,
+        Policy, Protocol,
     },
     per_address::PerAddress,
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
@@ -798,7 +799,8 @@ impl Reconciler {
         }
     }
 
-    /// Starts the list of conditions of a Service with those of its annotations that are invalid or have no effect.
+    /// Starts the list of conditions of a Service with those of its annotations: invalid ones, those without effect, and
+    /// the PROXY protocol if it may break probes of kubelet.
     fn note_annotations(&mut self, service: &ObjectName) {
         let known = self.store.service(service);
         let settings = known.and_then(|service| service.settings.as_ref());
@@ -811,15 +813,26 @@ impl Reconciler {
             ignored: ignored.clone(),
         };
         let slow_start = known.and_then(|service| unsupported_slow_start(service, &self.node.policy));
+        let probes = known.and_then(|known| self.probes_without_header(service, known));
         let problems: Vec<Condition> = settings.map_or_else(Vec::new, |settings| {
             let of_clouds = settings.ignored.iter().map(ignored);
-            settings.annotation_errors.iter().chain(&slow_start).map(bad).chain(of_clouds).collect()
+            let bad = settings.annotation_errors.iter().chain(&slow_start).map(bad);
+            bad.chain(of_clouds).chain(probes).collect()
         });
         if problems.is_empty() {
             self.problems.remove(service);
         } else {
             self.problems.insert(service.clone(), problems);
         }
+    }
+
+    /// The condition of a Service whose pods must read a PROXY protocol header; `None` for other Services.
+    fn probes_without_header(&self, service: &ObjectName, known: &model::Service) -> Option<Condition> {
+        if !known.has_proxy_protocol(Protocol::Tcp) {
+            return None;
+        }
+        let ports = kubelet_probes::ports_of_pods(known, &self.store.slices(service));
+        (!ports.is_empty()).then(|| Condition::ProbesWithoutHeader { service: service.clone(), ports })
     }
 
     /// Removes those frontends of the ports that other service ports own, and adds a condition for each. Leaves out

@@ -25,8 +25,12 @@ pub(crate) struct Args {
 enum Bench {
     /// Time and memory from API objects to BPF maps
     ControlPlane,
+    /// Queries per second and memory of the DNS server, beside unbound
+    Dns,
     /// Throughput, latency and CPU time of clients, against kube-proxy's rules and plain routing
     EndToEnd,
+    /// Rate, CPU time and memory of health checks of 50,000 endpoints
+    Health,
     /// Nanoseconds that the BPF programs take per packet, against minimal baseline programs
     Packets,
     /// The packet benchmark of this tree against another revision, in one run: `compare REV [options of packets]`
@@ -35,13 +39,15 @@ enum Bench {
 
 impl Bench {
     /// The benchmarks that a run of all benchmarks includes.
-    const ALL: [Self; 3] = [Self::ControlPlane, Self::EndToEnd, Self::Packets];
+    const ALL: [Self; 5] = [Self::ControlPlane, Self::Dns, Self::EndToEnd, Self::Health, Self::Packets];
 
     /// Name of the stage, and of the bench target of `lb-tests`.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::ControlPlane => ("control plane", "control_plane"),
+            Self::Dns => ("DNS", "dns"),
             Self::EndToEnd => ("end to end", "end_to_end"),
+            Self::Health => ("health checks", "health"),
             Self::Packets => ("packets", "packets"),
             Self::Compare => ("compare", "packets"),
         }
@@ -53,7 +59,9 @@ impl Bench {
         let mut command = cargo(["bench", "--package", "lb-tests", "--bench", target, "--"]);
         match self {
             Self::Compare => command.args(compare::prepare(args)?),
-            Self::ControlPlane | Self::EndToEnd | Self::Packets => command.args(args),
+            Self::ControlPlane | Self::Dns | Self::EndToEnd | Self::Health | Self::Packets => {
+                command.args(args)
+            }
         };
         let line = command_line(&command);
         // Cargo writes to stderr, so stdout has the benchmark's output only.

@@ -421,11 +421,10 @@ impl Writer {
         self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
     }
 
-    /// Emits an Event about an annotation that is invalid or has no effect.
+    /// Emits an Event if the condition is about an annotation.
     fn emit_annotation(&self, problem: &Condition, text: &str) {
-        let is_invalid = matches!(problem, Condition::BadAnnotation { .. });
-        if is_invalid || matches!(problem, Condition::IgnoredAnnotation { .. }) {
-            self.listeners.events.annotation(problem.service().clone(), is_invalid, text.to_owned());
+        if let Some(reason) = problem.annotation_event() {
+            self.listeners.events.annotation(problem.service().clone(), reason, text.to_owned());
         }
     }
 

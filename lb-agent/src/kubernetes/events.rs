@@ -51,10 +51,10 @@ enum Occurrence {
         is_unhealthy: bool,
         note: String,
     },
-    /// An annotation of the Service is invalid, or has no effect here.
+    /// Something about an annotation of the Service: that it is invalid, has no effect here, or has one to heed.
     Annotation {
         service: ObjectName,
-        is_invalid: bool,
+        reason: &'static str,
         note: String,
     },
     /// A notice of the load balancer controller about a Service's addresses.
@@ -85,9 +85,9 @@ impl Events {
         self.emit(Occurrence::EndpointHealth { service, is_unhealthy, note });
     }
 
-    /// Queues the Warning `AnnotationInvalid` or `AnnotationIgnored` on a Service.
-    pub(crate) fn annotation(&self, service: ObjectName, is_invalid: bool, note: String) {
-        self.emit(Occurrence::Annotation { service, is_invalid, note });
+    /// Queues a Warning about an annotation of a Service, such as `AnnotationInvalid`.
+    pub(crate) fn annotation(&self, service: ObjectName, reason: &'static str, note: String) {
+        self.emit(Occurrence::Annotation { service, reason, note });
     }
 
     /// Queues an Event on a Service about its load balancer's address.
@@ -175,9 +175,8 @@ fn event(occurrence: &Occurrence) -> Event {
         Occurrence::EndpointHealth { note, .. } => {
             (EventType::Normal, "EndpointHealthy", "Probe", Some(shortened(note)))
         }
-        Occurrence::Annotation { is_invalid, note, .. } => {
-            let reason = if *is_invalid { "AnnotationInvalid" } else { "AnnotationIgnored" };
-            (EventType::Warning, reason, "ReadAnnotation", Some(shortened(note)))
+        Occurrence::Annotation { reason, note, .. } => {
+            (EventType::Warning, *reason, "ReadAnnotation", Some(shortened(note)))
         }
         Occurrence::Address(Notice { is_warning, reason, note, .. }) => {
             let type_ = if *is_warning { EventType::Warning } else { EventType::Normal };

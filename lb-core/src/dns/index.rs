@@ -1,7 +1,7 @@
 //! The index of all DNS names of Services, updated object by object.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
     sync::Arc,
 };
@@ -28,8 +28,9 @@ pub struct Index {
     namespaces: HashMap<Arc<str>, Namespace>,
     /// The Service that each slice belongs to.
     services: HashMap<ObjectName, ObjectName>,
-    /// For each address, the Services that have it as a cluster IP, or that publish an endpoint with it.
-    reverse: HashMap<IpAddr, BTreeSet<ObjectName>>,
+    /// Each address with the Services that have it as a cluster IP, or that publish an endpoint with it. One set of pairs
+    /// takes a fifth of the memory of a set for each address, as most addresses have one Service.
+    reverse: BTreeSet<(IpAddr, ObjectName)>,
     unread: Unread,
 }
 
@@ -44,7 +45,8 @@ struct Namespace {
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     pub(super) service: Option<NamedService>,
-    slices: BTreeMap<Arc<str>, NamedSlice>,
+    /// The slices by their names, in ascending order. (A Service has few, and a map has room for eleven.)
+    slices: Vec<(Arc<str>, NamedSlice)>,
     pub(super) published: Published,
 }
 
@@ -60,9 +62,22 @@ impl Entry {
     /// The endpoints that have names, each with the slice that contains it.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = (&NamedSlice, &NamedEndpoint)> {
         let all = self.service.as_ref().is_some_and(|service| service.publishes_not_ready);
-        let slices = self.slices.values();
+        let slices = self.slices.iter().map(|(_, slice)| slice);
         let pairs = slices.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
         pairs.filter(move |(_, endpoint)| endpoint.ready || all)
+    }
+
+    /// Adds, replaces or removes the slice with this name.
+    fn set_slice(&mut self, name: Arc<str>, slice: Option<NamedSlice>) {
+        match (self.slices.binary_search_by(|(other, _)| other.cmp(&name)), slice) {
+            (Ok(index), Some(slice)) => self.slices[index].1 = slice,
+            (Ok(index), None) => _ = self.slices.remove(index),
+            (Err(index), Some(slice)) => {
+                self.slices.reserve_exact(1);
+                self.slices.insert(index, (name, slice));
+            }
+            (Err(_), None) => {}
+        }
     }
 
     /// The addresses whose reverse names resolve to this Service or its endpoints.
@@ -96,7 +111,7 @@ pub(super) enum Node<'a> {
 impl Index {
     /// Creates an index without any object.
     pub fn new(zone: Zone) -> Self {
-        let (namespaces, services, reverse) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (namespaces, services, reverse) = (HashMap::new(), HashMap::new(), BTreeSet::new());
         Self { zone, namespaces, services, reverse, unread: Unread::default() }
     }
 
@@ -134,11 +149,11 @@ impl Index {
             None => self.services.remove(&name),
         };
         if let Some(before) = before.filter(|before| Some(before) != service.as_ref()) {
-            self.change(&before, |entry| _ = entry.slices.remove(&name.name));
+            self.change(&before, |entry| entry.set_slice(name.name.clone(), None));
         }
         if let Some(slice) = slice {
             let service = slice.service.clone();
-            self.change(&service, |entry| _ = entry.slices.insert(name.name, slice));
+            self.change(&service, |entry| entry.set_slice(name.name, Some(slice)));
         }
     }
 
@@ -155,16 +170,9 @@ impl Index {
             self.drop_unused(&name.namespace);
         }
         for gone in old.difference(&new) {
-            if let Some(services) = self.reverse.get_mut(gone) {
-                services.remove(name);
-                if services.is_empty() {
-                    self.reverse.remove(gone);
-                }
-            }
+            self.reverse.remove(&(*gone, name.clone()));
         }
-        for added in new.difference(&old) {
-            self.reverse.entry(*added).or_default().insert(name.clone());
-        }
+        self.reverse.extend(new.difference(&old).map(|added| (*added, name.clone())));
     }
 
     fn drop_unused(&mut self, name: &str) {
@@ -283,9 +291,10 @@ impl Index {
 
     /// The full name of the Service with this cluster IP, else the full names of the endpoints with this address.
     fn names_of(&self, address: IpAddr) -> Vec<String> {
-        let services = self.reverse.get(&address).into_iter().flatten();
+        let first = (address, ObjectName::new("", ""));
+        let services = self.reverse.range(first..).take_while(|(other, _)| *other == address);
         let owners: Vec<Owner<'_>> =
-            services.filter_map(|name| self.owner(&name.namespace, &name.name)).collect();
+            services.filter_map(|(_, name)| self.owner(&name.namespace, &name.name)).collect();
         if let Some(owner) = owners.iter().find(|owner| owner.has_cluster_ip(address)) {
             return vec![owner.full_name()];
         }

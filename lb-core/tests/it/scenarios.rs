@@ -570,3 +570,37 @@ fn pod_renamed_on_its_address_changes_only_labels() {
         "cut to the length that the kernel keeps, so that a restart finds it unchanged"
     );
 }
+
+#[test]
+fn proxy_protocol_warns_of_kubelet_probes_of_its_pods() {
+    let with_header = |last| {
+        let Change::Service(of, Some(mut service)) = service("a", last) else { unreachable!() };
+        let settings = ServiceSettings { proxy_protocol: true, ..ServiceSettings::default() };
+        service.settings = Some(settings.into());
+        let udp = ServicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53, node_port: None };
+        service.ports.push(udp);
+        Change::Service(of, Some(service))
+    };
+    let endpoints = |pod: Option<&str>| {
+        let Change::EndpointSlice(of, Some(mut slice)) = slice("a", &[1]) else { unreachable!() };
+        slice.endpoints[0].pod = pod.map(Into::into);
+        for (name, protocol, port) in [("dns", Protocol::Udp, 5353), ("other", Protocol::Tcp, 9090)] {
+            slice.ports.push(EndpointPort { name: name.into(), protocol, port });
+        }
+        Change::EndpointSlice(of, Some(slice))
+    };
+    let mut node = node(8, vec![service("a", 1), endpoints(Some("pod-1"))]);
+    let mut problems = |changes| {
+        node.reconciler.handle(changes);
+        node.settle();
+        node.reconciler.problems().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(problems(vec![]), [], "without the PROXY protocol");
+    let warning = Condition::ProbesWithoutHeader { service: name("a"), ports: [8080].into() };
+    assert_eq!(problems(vec![with_header(1)]), std::slice::from_ref(&warning));
+    assert!(warning.to_string().contains("TCP port 8080"), "{warning}");
+    assert_eq!(warning.annotation_event(), Some("ProbesWithoutHeader"));
+    assert_eq!(problems(vec![endpoints(None)]), [], "no kubelet probes an endpoint without a pod");
+    assert_eq!(problems(vec![endpoints(Some("pod-1"))]), [warning]);
+    assert_eq!(problems(vec![service("a", 1)]), []);
+}

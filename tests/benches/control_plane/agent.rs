@@ -16,14 +16,13 @@ use lb_common::{Address, Backend, Service, ServiceKey};
 use lb_datapath::Pinned;
 use lb_tests::{
     agent::{Agent, Settings},
-    bench::{Figure, Quantile, Unit},
+    bench::{Figure, Quantile, Resident, Unit},
     manifests::Manifests,
     netns::{Netns, unique_prefix},
     wait_for,
 };
 
 use crate::{
-    memory::Resident,
     report::{FULL_SYNC_LIMIT, Report},
     temporary_folder,
     workload::{Edit, Folder, Size},

@@ -14,7 +14,7 @@ use anyhow::{Context as _, ensure};
 use lb_datapath::Pinned;
 use lb_tests::{
     agent::binary,
-    bench::{Figure, Quantile, Unit},
+    bench::{Figure, Quantile, Resident, Unit},
     cleanup::Cleanup,
     netns::{Netns, unique_prefix},
     wait_for,
@@ -24,7 +24,6 @@ use crate::{
     agent::{Kernel, METRICS, PATIENCE, PAUSE, POLL, SETTLE, synchronisations},
     api_server::ApiServer,
     growth::{Growth, Range},
-    memory::Resident,
     objects::{NODE, Objects},
     report::Report,
     temporary_folder,

@@ -1,4 +1,4 @@
-//! Reads the memory of a process, and that of maps in the kernel.
+//! Reads the memory of maps in the kernel.
 
 use std::{
     fs,
@@ -9,25 +9,7 @@ use std::{
 use anyhow::Context as _;
 use aya::maps::MapData;
 
-use lb_tests::bench::machine::{field, kibibytes};
-
-/// Resident memory of a process in bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct Resident {
-    /// Resident memory now, in bytes.
-    pub(crate) now: u64,
-    /// Greatest resident memory so far, in bytes.
-    pub(crate) peak: u64,
-}
-
-impl Resident {
-    /// Reads the resident memory of a process from `/proc`.
-    pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))
-            .with_context(|| format!("reading the memory of process {pid}"))?;
-        Ok(Self { now: kibibytes(&status, "VmRSS")?, peak: kibibytes(&status, "VmHWM")? })
-    }
-}
+use lb_tests::bench::machine::field;
 
 /// Names of the maps pinned in a folder, and their kernel memory in bytes.
 pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {

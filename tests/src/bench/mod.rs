@@ -5,11 +5,13 @@ use std::process::ExitCode;
 pub mod figure;
 pub mod machine;
 pub mod plot;
+pub mod process;
 
 pub use self::{
     figure::{Figure, Quantile, Samples, Unit},
     machine::Machine,
     plot::{Bar, Plot},
+    process::{Resident, cpu_time},
 };
 
 /// The exit code of a benchmark: success if all targets are met; else failure, with a message.

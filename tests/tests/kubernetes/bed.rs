@@ -26,6 +26,8 @@ use crate::{
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 /// How long a test watches for a change that must not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
+/// Arguments for a DNS server at a loopback address; at the address of its upstream server nothing listens.
+pub(crate) const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
 
 /// A node with an API server; the test starts the agent.
 pub(crate) struct Bed {
@@ -226,6 +228,13 @@ impl Drop for Bed {
             None => self.cluster.delete(&self.namespace_object()),
         }
     }
+}
+
+/// A headless Service.
+pub(crate) fn headless(bed: &Bed, name: &str) -> Value {
+    let mut service = bed.service(name, 0);
+    service["spec"]["clusterIP"] = "None".into();
+    service
 }
 
 /// A ready endpoint with the address `198.51.100.NUMBER`.

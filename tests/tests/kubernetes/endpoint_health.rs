@@ -1,4 +1,4 @@
-//! Tests of health checks of endpoints, and of annotations without effect, in a cluster.
+//! Tests of health checks of endpoints, and of Events about annotations, in a cluster.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -70,4 +70,23 @@ fn annotation_is_one_event_and_invalid_ones_keep_the_check() {
     bed.put("c", 3);
     bed.wait_served("another Service", LIMIT, &["a 1", "b 2", "c 3"]);
     assert_eq!((events(&bed, "AnnotationIgnored").len(), events(&bed, "AnnotationInvalid").len()), (1, 1));
+}
+
+#[test]
+fn proxy_protocol_of_pods_is_one_event_about_kubelet_probes() {
+    let bed = Bed::with_faults().with_a_and_b();
+    let mut endpoint = crate::bed::endpoint(1);
+    endpoint["targetRef"] = json!({"kind": "Pod", "namespace": "default", "name": "a-0"});
+    bed.server().put(bed.slice_of("a", "a", &[endpoint]));
+    annotated(&bed, &json!({"lb.dev/proxy-protocol": "v2"}));
+    bed.wait_until("an Event", LIMIT, |bed| !events(bed, "ProbesWithoutHeader").is_empty());
+    let event = events(&bed, "ProbesWithoutHeader").remove(0);
+    assert_eq!((&event["type"], &event["regarding"]["kind"]), (&"Warning".into(), &"Service".into()));
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("TCP port 8080") && note.contains("let probes use another port"), "{note}");
+    assert!(bed.problems().contains(note), "{}", bed.problems());
+    annotated(&bed, &json!({"lb.dev/proxy-protocol": "v2", "other": "x"}));
+    bed.put("c", 3);
+    bed.wait_served("another Service", LIMIT, &["a 1", "b 2", "c 3"]);
+    assert_eq!(events(&bed, "ProbesWithoutHeader").len(), 1, "another change repeats no Event");
 }

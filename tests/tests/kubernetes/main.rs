@@ -18,6 +18,7 @@ mod health;
 mod kubectl;
 mod missing_crds;
 mod names;
+mod names_follow;
 mod node;
 mod pod_exec;
 mod segment;

@@ -1,18 +1,9 @@
 //! Tests of the DNS names of objects in an API server.
 
 use lb_tests::resolver::Resolver;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::bed::{Bed, LIMIT};
-
-/// Arguments for a DNS server at a loopback address; at the address of its upstream server nothing listens.
-const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
-
-fn headless(bed: &Bed, name: &str) -> Value {
-    let mut service = bed.service(name, 0);
-    service["spec"]["clusterIP"] = "None".into();
-    service
-}
+use crate::bed::{Bed, DNS, LIMIT, headless};
 
 #[test]
 fn services_that_the_proxy_ignores_have_names() {

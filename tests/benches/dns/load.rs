@@ -1,0 +1,56 @@
+//! Load by dnsperf, and what it reports.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use lb_tests::{agent::run, bench::cpu_time, netns::Netns};
+
+use crate::workload::Kind;
+
+/// One burst of queries to one server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Burst {
+    /// Answered queries per second.
+    pub(crate) rate: f64,
+    /// CPU seconds of the server for each query.
+    pub(crate) cpu: f64,
+    /// Mean size of an answer in bytes.
+    pub(crate) size: f64,
+}
+
+/// Sends queries of one kind to a server, as fast as it answers, from 4 sockets with up to 100 open queries in all.
+pub(crate) fn burst(
+    netns: &Netns,
+    (server, pid): (SocketAddr, u32),
+    queries: &Path,
+    kind: Kind,
+    time: Duration,
+) -> Result<Burst> {
+    let mut command = netns.command("dnsperf");
+    command.args(["-e", "-c", "4", "-T", "1", "-q", "100", "-s", &server.ip().to_string()]);
+    command.args(["-p", &server.port().to_string(), "-l", &time.as_secs_f64().to_string()]);
+    command.arg("-d").arg(queries);
+    let before = cpu_time(pid)?;
+    let text = String::from_utf8(run(&mut command)?.stdout)?;
+    let cpu = cpu_time(pid)?.saturating_sub(before);
+    read(&text, kind, cpu).with_context(|| format!("{server}, {kind}: dnsperf printed:\n{text}"))
+}
+
+/// Reads the statistics that dnsperf has printed. Fails if a query was lost, or if an answer has another code.
+fn read(text: &str, kind: Kind, cpu: Duration) -> Result<Burst> {
+    let field = |name: &str| -> Result<&str> {
+        let mut lines = text.lines().filter_map(|line| line.trim().split_once(':'));
+        let found = lines.find(|(field, _)| *field == name).map(|(_, value)| value.trim());
+        found.with_context(|| format!("\"{name}\" is missing"))
+    };
+    let number = |name: &str| -> Result<f64> {
+        let first = field(name)?.split(' ').next().unwrap_or_default();
+        first.parse().with_context(|| format!("{name} is {first:?}"))
+    };
+    let answered = number("Queries completed")?;
+    ensure!(answered > 0.0 && number("Queries lost")? == 0.0, "queries were lost");
+    let codes = field("Response codes")?;
+    ensure!(codes.starts_with(kind.code()) && !codes.contains(','), "answers are {codes}");
+    let (_, size) = field("Average packet size")?.rsplit_once(' ').context("no size of answers")?;
+    Ok(Burst { rate: number("Queries per second")?, cpu: cpu.as_secs_f64() / answered, size: size.parse()? })
+}

@@ -1,0 +1,149 @@
+//! Tests how soon DNS names follow objects of an API server.
+
+use std::{
+    io,
+    net::{Ipv4Addr, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_tests::{patience, stopwatch::Stopwatch};
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, DNS, LIMIT, headless};
+
+/// Number of changes that each test measures.
+const CHANGES: u32 = 50;
+/// Limit on the median delay without the time in which tasks waited for a CPU, and on the shortest delay with it.
+const BOUND: Duration = Duration::from_millis(10);
+/// How long a single change may take on the busiest machine; only an agent that misses it takes longer.
+const LOST: Duration = Duration::from_secs(30);
+/// Pause between two queries, so that the client leaves time to the agent on a machine with one CPU.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// The delay of one change: from the moment when the API server sends the watch event until the answer is new.
+struct Delay {
+    wall: Duration,
+    /// The delay without the time in which tasks waited for a CPU.
+    own: Duration,
+}
+
+/// A client of the DNS server at 127.0.0.1 of a namespace.
+struct Client(UdpSocket);
+
+impl Client {
+    fn new(bed: &Bed) -> Self {
+        let open = || {
+            let socket = UdpSocket::bind("127.0.0.1:0")?;
+            socket.connect("127.0.0.1:53")?;
+            socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+            Ok(socket)
+        };
+        Self(bed.netns.run(open).unwrap())
+    }
+
+    /// Asks for the A records of `NAME.default.svc.cluster.local`. Returns the address in the answer: the last four
+    /// bytes of a message with one record and no EDNS. `None` without an answer or with an empty one.
+    fn ask(&self, name: &str) -> Option<Ipv4Addr> {
+        let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in [name, "default", "svc", "cluster", "local", ""] {
+            query.push(u8::try_from(label.len()).unwrap());
+            query.extend(label.as_bytes());
+        }
+        query.extend([0, 1, 0, 1]);
+        let mut buffer = [0; 512];
+        let length = self.0.send(&query).and_then(|_| self.0.recv(&mut buffer));
+        let length = length.inspect_err(|error| assert!(is_silence(error), "{error}")).ok()?;
+        let has_answer = buffer[7] == 1;
+        buffer[..length].last_chunk::<4>().filter(|_| has_answer).map(|bytes| Ipv4Addr::from(*bytes))
+    }
+
+    /// Makes a change, and asks for the name until the answer is `wanted`.
+    fn follow(&self, name: &str, wanted: Option<Ipv4Addr>, change: impl FnOnce()) -> Delay {
+        let (start, stopwatch) = (Instant::now(), Stopwatch::start());
+        change();
+        while self.ask(name) != wanted {
+            assert!(start.elapsed() < LOST, "{name} is not {wanted:?} after {LOST:?}");
+            thread::sleep(PAUSE);
+        }
+        Delay { wall: stopwatch.wall(), own: stopwatch.elapsed() }
+    }
+}
+
+/// Whether the error means that there is no answer, or no server yet.
+fn is_silence(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, TimedOut, WouldBlock};
+    matches!(error.kind(), ConnectionRefused | TimedOut | WouldBlock)
+}
+
+/// Prints the distribution of the delays, and asserts the bound on their median.
+fn assert_prompt(what: &str, delays: &[Delay]) {
+    let sorted = |delay: fn(&Delay) -> Duration| {
+        let mut delays: Vec<Duration> = delays.iter().map(delay).collect();
+        delays.sort();
+        delays
+    };
+    let (wall, own) = (sorted(|delay| delay.wall), sorted(|delay| delay.own));
+    let shown = |sorted: &[Duration]| {
+        let at = |percent: usize| sorted[(sorted.len() - 1) * percent / 100];
+        format!("{:?} min, {:?} median, {:?} p90, {:?} max", at(0), at(50), at(90), at(100))
+    };
+    eprintln!("{what}, {} times: {}; without waits for a CPU: {}", wall.len(), shown(&wall), shown(&own));
+    let (fastest, median) = (wall[0], own[own.len() / 2]);
+    assert!(median < BOUND * patience(), "{what}: the median is {median:?}");
+    // A delay that is built in shows in every change, however busy the machine is.
+    assert!(fastest < BOUND * patience(), "{what}: the fastest took {fastest:?}");
+}
+
+/// A node whose agent answers queries and knows the Service `a` and `services` others.
+fn bed_with(services: u32) -> (Bed, Client) {
+    let mut bed = Bed::with_faults();
+    bed.put("a", 1);
+    bed.server().put(headless(&bed, "peers"));
+    for number in 0..services {
+        let mut slice = bed.slice(&format!("other-{number}"), 3);
+        slice["metadata"]["labels"]["service.kubernetes.io/headless"] = "".into();
+        bed.server().put(headless(&bed, &format!("other-{number}")));
+        bed.server().put(slice);
+    }
+    // The server looks for a watch's next event in its whole history.
+    bed.server().drop_history();
+    bed.start_agent_with(&DNS);
+    let client = Client::new(&bed);
+    bed.wait_until("the agent answers", LIMIT, |_| client.ask("a").is_some());
+    (bed, client)
+}
+
+/// The EndpointSlice of the Service `peers` with one endpoint.
+fn peers(bed: &Bed, address: Ipv4Addr) -> Value {
+    let mut slice =
+        bed.slice_of("peers", "peers", &[json!({"addresses": [address], "conditions": {"ready": true}})]);
+    slice["metadata"]["labels"]["service.kubernetes.io/headless"] = "".into();
+    slice
+}
+
+#[test]
+fn names_follow_an_endpoint_slice_within_10_ms() {
+    let (bed, client) = bed_with(0);
+    let delays = (0..CHANGES).map(|number| {
+        let address = Ipv4Addr::from(0x0af4_0101 + number);
+        let slice = peers(&bed, address);
+        client.follow("peers", Some(address), || bed.server().put(slice))
+    });
+    assert_prompt("an EndpointSlice changes", &delays.collect::<Vec<_>>());
+}
+
+#[test]
+fn names_follow_a_service_within_10_ms_beside_10_000_others() {
+    let (bed, client) = bed_with(10_000);
+    let service = bed.service("moving", 7);
+    let address = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
+    let (mut created, mut deleted) = (Vec::new(), Vec::new());
+    for _ in 0..CHANGES {
+        let put = || bed.server().put(service.clone());
+        created.push(client.follow("moving", Some(address), put));
+        deleted.push(client.follow("moving", None, || bed.server().delete(&service)));
+    }
+    assert_prompt("a Service is created", &created);
+    assert_prompt("a Service is deleted", &deleted);
+}
