@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! pages     every page under traffic, on screens of three sizes
+//! health    health checks of endpoints
 //! pictures  comparison with the pictures of docs/web.md
 //! ```
 
+mod health;
 mod pages;
 mod pictures;
 
