@@ -15,13 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import kubernetes_validate
 import yaml
 from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
 
-DEPLOY = Path(__file__).resolve().parent.parent
-CHART = DEPLOY / "chart"
+from chart import CHART, DEPLOY, render, schema_problems
+from values import check_values
+
 HEADER = "# Rendered from the chart by deploy/lint/check.py --write; edit the chart.\n"
 RENDERED = {
     "lb-agent.yaml": DEPLOY / "lint/values-manifests.yaml",
@@ -32,10 +32,6 @@ RULES = DEPLOY / "alerts/lb-agent.rules.yaml"
 RULE_TESTS = DEPLOY / "alerts/lb-agent.tests.yaml"
 DASHBOARD = DEPLOY / "grafana/lb-agent.json"
 SEVERITIES = ["critical", "warning", "info"]
-# Kinds of the Prometheus operator: the Kubernetes schemas do not contain them.
-MONITORING = "monitoring.coreos.com/v1"
-# The oldest Kubernetes version that the chart supports, and the newest one that this validator supports.
-KUBERNETES = ["1.29", "1.36"]
 WARNING = 2
 
 EVERYTHING = {
@@ -84,11 +80,6 @@ REFUSED = [
     {"monitoring": {"serviceMonitor": {"enabled": "yes"}}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
 ]
-
-
-def render(values):
-    files = Chart.load(CHART).render(values, name="lb-agent", namespace="kube-system", is_install=True)
-    return "---\n".join(text.strip() + "\n" for _, text in sorted(files.items()) if text.strip())
 
 
 def check(name, problems):
@@ -222,19 +213,9 @@ def check_monitoring_of_chart():
 
 
 def check_manifests():
-    problems = []
     texts = {name: (DEPLOY / name).read_text() for name in RENDERED}
     texts["all values"] = render(EVERYTHING)
-    for name, text in texts.items():
-        for document in yaml.safe_load_all(text):
-            if document["apiVersion"] == MONITORING:
-                continue
-            for version in KUBERNETES:
-                try:
-                    kubernetes_validate.validate(document, version, strict=True)
-                except kubernetes_validate.ValidationError as error:
-                    problems.append(f"{name}, {document['kind']}, Kubernetes {version}: {error.message}")
-    return problems
+    return [problem for name, text in texts.items() for problem in schema_problems(name, text)]
 
 
 def check_image():
@@ -257,6 +238,7 @@ def main():
         check("dashboard", check_dashboard()),
         check("monitoring objects of the chart", check_monitoring_of_chart()),
         check("schemas of Kubernetes", check_manifests()),
+        check("each documented value", check_values()),
         check("hadolint", check_image()),
     ]
     failed = passed.count(False)

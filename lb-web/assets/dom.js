@@ -36,6 +36,12 @@ export function show(element, ...children) {
 export const panel = (title, aside, ...children) =>
   h("section", { className: "panel" }, h("header", null, h("h2", null, title), aside ? h("span", { className: "muted" }, aside) : null), ...children);
 
+/** The head of a table: for each column its text, or its text and class. */
+export const heads = (...names) => h("thead", null, h("tr", null, names.map((name) => {
+  const [text, className] = [].concat(name);
+  return h("th", { scope: "col", className: className ?? "" }, text);
+})));
+
 /** An area that scrolls by itself, also by keys. */
 export const scroll = (label, ...children) =>
   h("div", { className: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);

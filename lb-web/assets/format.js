@@ -28,6 +28,9 @@ export function duration(seconds) {
   return `${Math.floor(seconds)}s`;
 }
 
+/** A short time: 300ms, 1.5s. */
+export const milliseconds = (time) => (time < 1000 ? `${time}ms` : `${time / 1000}s`);
+
 /** How long ago a time of the server was. */
 export const ago = (time) => (time ? `${duration(Math.max(0, (Date.now() - Date.parse(time)) / 1000))} ago` : "never");
 

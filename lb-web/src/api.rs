@@ -19,7 +19,7 @@ use tokio::task;
 use crate::{
     Web,
     services::Wanted,
-    source::{Query, Source, SourceError},
+    source::{Query, ServicePorts, Source, SourceError},
 };
 
 /// The most rows of the page Connections.
@@ -119,7 +119,7 @@ async fn service<S: Source>(
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<Value>, Refusal> {
     blocking(move || {
-        let ports = web.sampler.source.service(&namespace, &name)?;
+        let ServicePorts { ports, agent_answers } = web.sampler.source.service(&namespace, &name)?;
         if ports.is_empty() {
             return Err(Refusal::Missing(format!("the kernel has no Service {namespace}/{name}")));
         }
@@ -133,7 +133,7 @@ async fn service<S: Source>(
             Ok(port)
         };
         let ports = ports.into_iter().map(with_rates).collect::<Result<Vec<_>, Refusal>>()?;
-        Ok(Json(json!({ "ports": ports })))
+        Ok(Json(json!(ServicePorts { ports, agent_answers })))
     })
     .await
 }

@@ -32,6 +32,7 @@ assets! {
     "app.js" SCRIPT,
     "dom.js" SCRIPT,
     "format.js" SCRIPT,
+    "health.js" SCRIPT,
     "plots.js" SCRIPT,
     "pages/overview.js" SCRIPT,
     "pages/services.js" SCRIPT,

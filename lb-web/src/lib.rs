@@ -36,8 +36,8 @@ use self::{access::Admission, live::Live, sampler::Sampler};
 pub use self::{
     access::{Access, Token, TokenError},
     source::{
-        Connections, EventFilter, EventReader, Fill, Problem, Query, ServicePort, ServiceReader, Severity,
-        Source, SourceError, Status,
+        Connections, EventFilter, EventReader, Fill, Problem, Query, ServicePort, ServicePorts,
+        ServiceReader, Severity, Source, SourceError, Status,
     },
 };
 

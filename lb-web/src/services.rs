@@ -65,6 +65,8 @@ impl Rates {
 pub(crate) enum Health {
     /// No backend: new connections fail.
     Down,
+    /// Endpoints fail their health check.
+    Unhealthy,
     /// Only backends that are about to end.
     Draining,
     /// Backends take new connections.
@@ -73,10 +75,11 @@ pub(crate) enum Health {
 
 impl Health {
     fn of(port: &ServicePort) -> Self {
-        match (port.ready, port.terminating) {
-            (0, 0) => Self::Down,
-            (0, _) => Self::Draining,
-            _ => Self::Up,
+        match (port.ready, port.terminating, port.unhealthy) {
+            (0, 0, _) => Self::Down,
+            (_, _, 1..) => Self::Unhealthy,
+            (0, _, 0) => Self::Draining,
+            (_, _, 0) => Self::Up,
         }
     }
 }
@@ -116,7 +119,9 @@ pub(crate) struct Page<'a> {
     total: usize,
     /// How many of the service ports the search finds.
     matched: usize,
-    /// How many of all are not up.
+    /// How many of all have no ready backend.
+    unready: usize,
+    /// How many of all have endpoints that fail their health check.
     unhealthy: usize,
     /// Whether there are two readings, so that rates are known.
     rated: bool,
@@ -136,6 +141,7 @@ struct Row<'a> {
     frontends: usize,
     ready: usize,
     terminating: usize,
+    unhealthy: usize,
     health: Health,
     #[serde(flatten)]
     rates: Rates,
@@ -166,7 +172,8 @@ impl Services {
         Page {
             total: self.ports.len(),
             matched: found.len(),
-            unhealthy: self.ports.values().filter(|port| Health::of(&port.port) != Health::Up).count(),
+            unready: self.ports.values().filter(|port| port.port.ready == 0).count(),
+            unhealthy: self.ports.values().filter(|port| port.port.unhealthy > 0).count(),
             rated: self.readings > 1,
             rows: found.into_iter().skip(wanted.offset).take(limit).map(Port::row).collect(),
         }
@@ -245,7 +252,17 @@ impl Port {
 
     fn row(&self) -> Row<'_> {
         let ServicePort {
-            id, namespace, name, port, port_name, protocol, frontends, ready, terminating, ..
+            id,
+            namespace,
+            name,
+            port,
+            port_name,
+            protocol,
+            frontends,
+            ready,
+            terminating,
+            unhealthy,
+            ..
         } = &self.port;
         Row {
             id: *id,
@@ -258,6 +275,7 @@ impl Port {
             frontends: frontends.len(),
             ready: *ready,
             terminating: *terminating,
+            unhealthy: *unhealthy,
             health: Health::of(&self.port),
             rates: self.rates,
             spark: &self.spark,
@@ -292,6 +310,7 @@ mod tests {
             frontends: vec![([10, 96, 0, 10], 80).into()],
             ready,
             terminating,
+            unhealthy: 0,
             traffic: BTreeMap::new(),
         }
     }
@@ -333,17 +352,31 @@ mod tests {
         let page = page(&Wanted { q: "WEB".to_owned(), ..wanted() });
         let expected = json!({"id": 4, "namespace": "default", "name": "web", "port": 80, "portName": "http",
             "protocol": "TCP", "address": "10.96.0.10:80", "frontends": 1, "ready": 2, "terminating": 0,
-            "health": "up", "active": 3, "newFlows": 10.0, "packets": 200.0, "bytes": 1_200_000.0,
+            "unhealthy": 0, "health": "up", "active": 3, "newFlows": 10.0, "packets": 200.0, "bytes": 1_200_000.0,
             "spark": [1_200_000]});
         assert_eq!(
             page,
-            json!({"total": 4, "matched": 1, "unhealthy": 2, "rated": true, "rows": [expected]})
+            json!({"total": 4, "matched": 1, "unready": 2, "unhealthy": 0, "rated": true, "rows": [expected]})
         );
     }
 
     #[test]
     fn worst_services_come_first_then_the_busiest() {
         assert_eq!(names(&wanted()), ["down", "ending", "web", "idle"]);
+    }
+
+    #[test]
+    fn unhealthy_services_come_before_those_that_drain() {
+        let mut services = services();
+        let sick = |id, name, ready| ServicePort { unhealthy: 1, ..port(id, name, ready, 0) };
+        let ports = [port(1, "up", 2, 0), port(2, "ending", 0, 1), sick(3, "sick", 2), sick(4, "closed", 0)];
+        services.update(ports.into(), Duration::from_secs(2));
+        let page = serde_json::to_value(services.page(&wanted())).unwrap();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let rows = page["rows"].as_array().unwrap().iter();
+        let rows: Vec<_> = rows.map(|row| [&row["name"], &row["health"]].map(text)).collect();
+        assert_eq!(rows, [["closed", "down"], ["sick", "unhealthy"], ["ending", "draining"], ["up", "up"]]);
+        assert_eq!((&page["unready"], &page["unhealthy"]), (&json!(2), &json!(2)));
     }
 
     #[test]

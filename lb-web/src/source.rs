@@ -52,12 +52,11 @@ pub trait Source: Send + Sync + 'static {
     /// There is no data plane, or it cannot be read.
     fn status(&self) -> anyhow::Result<Status>;
 
-    /// The ports of one Service, as `lb-agent service show -o json` prints them; empty if the kernel has no such
-    /// Service.
+    /// The ports of one Service; none if the kernel has no such Service.
     ///
     /// # Errors
     /// There is no data plane, or it cannot be read.
-    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<Vec<Value>>;
+    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<ServicePorts>;
 
     /// The connections that meet the conditions of `query` (the flags of `lb-agent conntrack list`), at most `limit`.
     ///
@@ -135,8 +134,20 @@ pub struct ServicePort {
     pub ready: usize,
     /// Backends that only finish their connections.
     pub terminating: usize,
+    /// Endpoints of the Service that fail its health check; 0 if the check does not cover this port, or no agent runs.
+    pub unhealthy: usize,
     /// Traffic by backend, of backends that had a flow recently.
     pub traffic: BTreeMap<SocketAddr, Tally>,
+}
+
+/// The ports of one Service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServicePorts {
+    /// The ports, as `lb-agent service show -o json` prints them.
+    pub ports: Vec<Value>,
+    /// Whether an agent answers. Without one, results of health checks and announcing nodes are unknown.
+    pub agent_answers: bool,
 }
 
 /// The state of the agent and of the kernel.

@@ -57,6 +57,7 @@ impl ServiceReader for OnePort {
             frontends: vec![([10, 96, 0, 10], 80).into()],
             ready: 1,
             terminating: 0,
+            unhealthy: 0,
             traffic: BTreeMap::new(),
         }])
     }
@@ -104,13 +105,11 @@ impl Source for Made {
         Ok(Status { problems: vec![problem], status: json!({ "maps": [] }) })
     }
 
-    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<Vec<Value>> {
+    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<ServicePorts> {
         self.is_there()?;
-        Ok(if (namespace, name) == ("default", "web") {
-            vec![json!({ "id": 7, "port": 80 })]
-        } else {
-            Vec::new()
-        })
+        let web = json!({ "id": 7, "port": 80, "healthCheck": { "unhealthy": 1 } });
+        let ports = if (namespace, name) == ("default", "web") { vec![web] } else { Vec::new() };
+        Ok(ServicePorts { ports, agent_answers: true })
     }
 
     fn connections(&self, query: &Query, limit: usize) -> Result<Connections, SourceError> {
@@ -292,6 +291,8 @@ async fn service_has_the_rates_of_its_ports() {
     let router = on_loopback();
     let (_, page) = data(&router, "/api/service/default/web").await;
     assert_eq!(page["ports"][0]["rates"]["newFlows"], 0.0, "{page}");
+    assert_eq!(page["ports"][0]["healthCheck"]["unhealthy"], 1, "{page}");
+    assert_eq!(page["agentAnswers"], true, "{page}");
     let (status, page) = data(&router, "/api/service/default/none").await;
     assert_eq!(
         (status, &page["error"]),

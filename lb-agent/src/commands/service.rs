@@ -369,6 +369,7 @@ BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
                 endpoint(7, "unhealthy", "status 500"),
                 endpoint(8, "unhealthy", "status 503"),
             ],
+            passing: Vec::new(),
         };
         let mut services = service_view::services(&testdata::contents());
         service_view::add_health(&mut services, &[check]);

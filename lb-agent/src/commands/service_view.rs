@@ -66,7 +66,7 @@ pub(super) struct ServiceView {
     /// Weights of the backends whose weight is not 1, by `ADDRESS:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<SocketAddr, u32>,
-    /// Results of the endpoints' health check; only in `service show`, and while an agent runs.
+    /// Results of the endpoints' health check; only in `service show` and on the web pages, and while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) health_check: Option<CheckReport>,
     /// Id of the service port in the BPF maps.

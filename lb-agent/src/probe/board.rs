@@ -9,7 +9,7 @@ use std::{
 use jiff::Timestamp;
 use lb_core::{
     model::ObjectName,
-    probe::{Check, Monitor, State, Target, Verdict},
+    probe::{Check, Monitor, State, Target, Verdict, check::Probe},
 };
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,9 @@ pub struct CheckReport {
     pub unknown: usize,
     /// The targets that are unhealthy, or whose last probe has failed.
     pub failing: Vec<EndpointReport>,
+    /// All other targets. Older agents do not report them.
+    #[serde(default)]
+    pub passing: Vec<PassingReport>,
 }
 
 /// A target (endpoint and port) whose probes fail.
@@ -62,6 +65,21 @@ pub struct EndpointReport {
     pub held_until: Option<Timestamp>,
     /// Why the last failed probe failed.
     pub reason: String,
+}
+
+/// A target (endpoint and port) of which no failure is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PassingReport {
+    /// The endpoint's address.
+    pub address: IpAddr,
+    /// The port that is probed.
+    pub port: u16,
+    /// The target's verdict: `healthy`, or `unknown` before the first result.
+    pub verdict: String,
+    /// Since when the target is healthy; `None` before the first result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
 }
 
 impl Board {
@@ -99,25 +117,41 @@ fn report(service: &ObjectName, check: &Check) -> CheckReport {
         unhealthy: 0,
         unknown: 0,
         failing: Vec::new(),
+        passing: Vec::new(),
     }
 }
 
 impl CheckReport {
+    /// Whether the check applies to service ports of this protocol. A check of a kind that this version does not know
+    /// applies to none.
+    pub fn covers(&self, protocol: &str) -> bool {
+        let probe = self.check.parse::<Probe>();
+        probe.is_ok_and(|Probe { kind, port }| port.is_some() || kind.protocol().as_str() == protocol)
+    }
+
     fn count(&mut self, target: &Target, state: &State) {
         match state.verdict {
             Verdict::Healthy => self.healthy += 1,
             Verdict::Unhealthy => self.unhealthy += 1,
             Verdict::Unknown => self.unknown += 1,
         }
-        if let Some(reason) = &state.failure {
-            self.failing.push(EndpointReport {
-                address: target.address,
-                port: target.port,
-                verdict: state.verdict.as_str().to_owned(),
+        let Target { address, port, .. } = *target;
+        let verdict = state.verdict.as_str().to_owned();
+        match &state.failure {
+            Some(reason) => self.failing.push(EndpointReport {
+                address,
+                port,
+                verdict,
                 since: timestamp(state.since),
                 held_until: (state.held_until > 0).then(|| timestamp(state.held_until)),
                 reason: reason.clone(),
-            });
+            }),
+            None => self.passing.push(PassingReport {
+                address,
+                port,
+                verdict,
+                since: (state.since > 0).then(|| timestamp(state.since)),
+            }),
         }
     }
 }
@@ -127,4 +161,73 @@ fn timestamp(unix: u64) -> Timestamp {
         .ok()
         .and_then(|seconds| Timestamp::from_second(seconds).ok())
         .unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lb_core::probe::{Failure, Reason, Timing};
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn check(text: &str) -> Arc<Check> {
+        let Probe { kind, port } = text.parse().unwrap();
+        Arc::new(Check { kind, port, timing: Timing::default(), proxy_header: false })
+    }
+
+    /// The report on a healthy target, an unhealthy one and one without a result.
+    fn reported() -> CheckReport {
+        let board = Board::default();
+        let web = ObjectName::new("default", "web");
+        let mut monitor = board.lock();
+        let targets =
+            [5, 6, 7].map(|last| Target { address: [10, 1, 0, last].into(), port: 80, check: check("tcp") });
+        for target in &targets {
+            monitor.set(target, vec![web.clone()], Duration::ZERO);
+        }
+        while monitor.start(NOW).is_some() {}
+        monitor.finish(&targets[0], Ok(()), NOW, 1_000);
+        let failure = Failure::new(Reason::Refused, "connection refused");
+        monitor.finish(&targets[1], Err(failure), NOW, 2_000);
+        drop(monitor);
+        let [report] = <[CheckReport; 1]>::try_from(board.report()).unwrap();
+        report
+    }
+
+    #[test]
+    fn every_target_is_reported_with_its_verdict() {
+        let CheckReport { healthy, unhealthy, unknown, failing, passing, .. } = reported();
+        assert_eq!((healthy, unhealthy, unknown), (1, 1, 1));
+        let [failed] = &failing[..] else { panic!("{failing:?}") };
+        assert_eq!((&*failed.verdict, &*failed.reason), ("unhealthy", "connection refused"));
+        let passing = passing.iter().map(|it| (it.address.to_string(), &*it.verdict, it.since));
+        let since = Timestamp::from_second(1_000).ok();
+        assert_eq!(
+            passing.collect::<Vec<_>>(),
+            [("10.1.0.5".to_owned(), "healthy", since), ("10.1.0.7".to_owned(), "unknown", None)]
+        );
+    }
+
+    #[test]
+    fn report_of_an_older_agent_is_read() {
+        let mut report = serde_json::to_value(reported()).unwrap();
+        report.as_object_mut().unwrap().remove("passing");
+        let report: CheckReport = serde_json::from_value(report).unwrap();
+        assert_eq!((report.passing.len(), report.failing.len()), (0, 1));
+    }
+
+    #[test]
+    fn check_covers_the_ports_that_it_probes() {
+        let covers = |text: &str| {
+            let report = CheckReport { check: text.to_owned(), ..reported() };
+            ["TCP", "UDP", "SCTP"].map(|protocol| report.covers(protocol))
+        };
+        assert_eq!(covers("http:///healthz"), [true, false, false]);
+        assert_eq!(covers("dns"), [false, true, false]);
+        assert_eq!(covers("tcp://:9000"), [true, true, true]);
+        assert_eq!(covers("of-a-later-version"), [false, false, false]);
+    }
 }

@@ -18,7 +18,7 @@ mod prober;
 mod send;
 mod tls;
 
-pub use self::board::{Board, CheckReport, EndpointReport};
+pub use self::board::{Board, CheckReport, EndpointReport, PassingReport};
 pub(crate) use self::{
     memory::Remembered,
     prober::{Observers, Prober, Targets},

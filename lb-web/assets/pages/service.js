@@ -1,7 +1,8 @@
 // A Service: a picture of each port, from clients to backends, and its tables.
 
-import { ask, h, panel, s, scroll, show } from "../dom.js";
+import { ask, h, heads, panel, s, scroll, show } from "../dom.js";
 import { bytes, percent, scaled, socket } from "../format.js";
+import { healthPanel } from "../health.js";
 import { listen } from "./live.js";
 
 const MOST_FRONTENDS = 8;
@@ -104,11 +105,6 @@ function facts(port) {
   return h("dl", { className: "facts wide" }, list.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, String(value)))));
 }
 
-const heads = (...names) => h("thead", null, h("tr", null, names.map((name) => {
-  const [text, className] = [].concat(name);
-  return h("th", { scope: "col", className: className ?? "" }, text);
-})));
-
 function frontendTable(port) {
   const row = (frontend) => h("tr", null, h("td", { className: "mono" }, socket(frontend.address, frontend.port)), h("td", null, frontend.kind),
     h("td", null, frontend.slots === 0 ? h("span", { className: "tag bad" }, "none") : frontend.insideSlots === undefined ? frontend.slots : `${frontend.slots}, internal clients ${frontend.insideSlots}`),
@@ -167,8 +163,11 @@ export default function service(root, frame, [namespace, name]) {
         h("div", { className: "picture" }, picture(port, width)), h("div", { className: "body" }, facts(port), explain ? h("p", { className: "hint" }, explain) : null),
         scroll(`Backends of ${title}`, backendTable(port)), scroll(`Frontends of ${title}`, frontendTable(port)));
     };
+    // The check belongs to the Service, so that all ports have the same one.
+    const check = last.ports.find((port) => port.healthCheck)?.healthCheck;
+    const unknown = last.agentAnswers ? null : h("p", { className: "hint" }, "No agent answers, so the results of health checks and the announcing nodes are unknown.");
     const [at, inside] = [document.scrollingElement.scrollTop, [...ports.querySelectorAll(".scroll")].map((area) => area.scrollLeft)];
-    show(ports, last.map(one));
+    show(ports, unknown, check ? healthPanel(check) : null, last.ports.map(one));
     chosen.hidden = false;
     ports.querySelectorAll(".scroll").forEach((area, place) => { area.scrollLeft = inside[place] ?? 0; });
     document.scrollingElement.scrollTop = at;
@@ -181,9 +180,9 @@ export default function service(root, frame, [namespace, name]) {
       const answer = await ask(`service/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
       notice.replaceChildren();
       const busy = ports.contains(document.activeElement) || String(getSelection());
-      const is = JSON.stringify(answer.ports);
+      const is = JSON.stringify(answer);
       if (busy && last || is === JSON.stringify(last)) return;
-      last = answer.ports;
+      last = answer;
       draw();
     },
     fail(error) { show(notice, h("p", { className: "notice", role: "alert" }, error.message)); },

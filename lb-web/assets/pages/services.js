@@ -56,8 +56,9 @@ export default function services(root, frame) {
 
   function row(port) {
     if (!port) return h("tr", null, h("td", { className: "muted" }, "…"));
-    const backends = port.terminating ? [`${port.ready} `, h("span", { className: "tag warn" }, `+${port.terminating}`, h("span", { className: "c-small" }, " ending"))]
+    const ready = port.terminating ? [`${port.ready} `, h("span", { className: "tag warn" }, `+${port.terminating}`, h("span", { className: "c-small" }, " ending"))]
       : port.ready ? String(port.ready) : h("span", { className: "tag bad" }, "none");
+    const backends = [ready, port.unhealthy ? [" ", h("span", { className: "tag bad", title: `${port.unhealthy} endpoints fail the health check` }, port.unhealthy, h("span", { className: "c-small" }, " unhealthy"))] : null];
     const [address, place] = port.address ? [port.address, port.frontends > 1 ? ` +${port.frontends - 1}` : ""] : ["–", ""];
     return h("tr", null,
       h("td", null, h("div", { className: "name" }, h("i", { className: `dot ${port.health}`, title: port.health }),
@@ -92,7 +93,7 @@ export default function services(root, frame) {
     const page = await ask("services", { q, sort, reverse: reverse ? "true" : "", offset: from, limit: Math.min(200, Math.max(to - from, 60)) }, running.signal);
     [total, rows, first] = [page.matched, page.rows, from];
     const found = q ? `${whole(page.matched)} of ${whole(page.total)}` : whole(page.total);
-    count.textContent = `${found} service ports${page.unhealthy ? `, ${whole(page.unhealthy)} without ready backends` : ""}`;
+    count.textContent = `${found} service ports${page.unready ? `, ${whole(page.unready)} without ready backends` : ""}${page.unhealthy ? `, ${whole(page.unhealthy)} with unhealthy endpoints` : ""}`;
     show(notice, total ? null : h("p", { className: "hint" }, q ? "No Service has this in its name or addresses." : "The kernel has no Services: give the agent manifests or an API server."));
     draw();
   }

@@ -25,12 +25,13 @@ use serde_json::Value;
 
 use crate::bed::{Bed, METRICS, WEB, http};
 
-const PODS: [&str; 2] = ["pod2", "pod3"];
+/// The backends of `web` in tests of its health check.
+pub(crate) const PODS: [&str; 2] = ["pod2", "pod3"];
 /// Port of the servers that report whether a pod is healthy.
-const HEALTH: u16 = 9000;
+pub(crate) const HEALTH: u16 = 9000;
 
 /// Starts a server that answers every request with a status, which the test can set through the result.
-fn health_server(netns: &Netns) -> Arc<AtomicU16> {
+pub(crate) fn health_server(netns: &Netns) -> Arc<AtomicU16> {
     let listener = netns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, HEALTH))).unwrap();
     let status = Arc::new(AtomicU16::new(200));
     let told = Arc::clone(&status);
@@ -52,7 +53,7 @@ fn health_server(netns: &Netns) -> Arc<AtomicU16> {
 }
 
 /// The Service `web` with a health check and further annotations. The next probe begins within 300 ms.
-fn checked(bed: &Bed, check: &str, more: &[(&'static str, &str)]) -> Service {
+pub(crate) fn checked(bed: &Bed, check: &str, more: &[(&'static str, &str)]) -> Service {
     let timing = [("lb.dev/health-check-interval", "300ms"), ("lb.dev/health-check-timeout", "250ms")];
     let all = [("lb.dev/health-check", check)].into_iter().chain(timing).chain(more.iter().copied());
     let annotations = all.map(|(name, value)| (name, value.to_owned())).collect();

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -16,10 +16,11 @@ use jiff::Timestamp;
 use lb_common::Outcome;
 use lb_core::traffic::Tally;
 use lb_web::{
-    Connections, EventFilter as Filter, EventReader, Fill, Query, ServicePort, ServiceReader, Source,
-    SourceError, Status,
+    Connections, EventFilter as Filter, EventReader, Fill, Query, ServicePort, ServicePorts, ServiceReader,
+    Source, SourceError, Status,
 };
 use serde_json::Value;
+use tracing::debug;
 
 use super::{
     super::{
@@ -34,7 +35,7 @@ use super::{
 use crate::{
     cli::{Cli, Command, ConntrackCommand, MonitorArgs},
     config::KernelPaths,
-    daemon::socket,
+    daemon::{socket, state::Report},
     leftovers::{self, Findings},
 };
 use lb_datapath::{Ledger, MapFill, Pinned};
@@ -94,13 +95,16 @@ impl Source for Data {
         Ok(Status { problems, status: serde_json::to_value(status)? })
     }
 
-    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<Vec<Value>> {
+    fn service(&self, namespace: &str, name: &str) -> anyhow::Result<ServicePorts> {
         let mut services = service_view::services(&self.open()?.maps().contents()?);
         services.retain(|service| service.namespace == namespace && service.name == name);
-        if let Ok(Some(report)) = socket::ask(&self.paths.bpffs) {
+        let report = report(&self.paths.bpffs);
+        if let Some(report) = &report {
             service_view::name_announcers(&mut services, &report.announcements);
+            service_view::add_health(&mut services, &report.health_checks);
         }
-        Ok(services.into_iter().map(serde_json::to_value).collect::<Result<_, _>>()?)
+        let ports = services.into_iter().map(serde_json::to_value).collect::<Result<_, _>>()?;
+        Ok(ServicePorts { ports, agent_answers: report.is_some() })
     }
 
     fn connections(&self, query: &Query, limit: usize) -> Result<Connections, SourceError> {
@@ -157,6 +161,14 @@ fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, S
     })
 }
 
+/// The report of the agent; `None` without one, as most of what the pages show is in the maps.
+fn report(bpffs: &Path) -> Option<Report> {
+    socket::ask(bpffs).unwrap_or_else(|error| {
+        debug!("cannot ask the agent for its report: {error:#}");
+        None
+    })
+}
+
 /// Reads all Services, and sums the traffic of each backend across readings.
 struct Reader {
     bpffs: PathBuf,
@@ -172,18 +184,23 @@ impl ServiceReader for Reader {
             let socket = SocketAddr::new(endpoint.address.into(), endpoint.port);
             traffic.entry(endpoint.service).or_default().insert(socket, *tally);
         }
-        let services = service_view::services(&pinned.maps().contents()?);
+        let mut services = service_view::services(&pinned.maps().contents()?);
+        if let Some(report) = report(&self.bpffs) {
+            service_view::add_health(&mut services, &report.health_checks);
+        }
         Ok(services.into_iter().map(|view| port(view, &mut traffic)).collect())
     }
 }
 
 fn port(view: ServiceView, traffic: &mut BTreeMap<u32, BTreeMap<SocketAddr, Tally>>) -> ServicePort {
     let terminating = view.backends.iter().filter(|backend| backend.state == "terminating").count();
+    let check = view.health_check.as_ref().filter(|check| check.covers(view.protocol));
     ServicePort {
         id: view.id,
         frontends: view.frontends.iter().map(|frontend| (frontend.address, frontend.port).into()).collect(),
         ready: view.backends.len() - terminating,
         terminating,
+        unhealthy: check.map_or(0, |check| check.unhealthy),
         traffic: traffic.remove(&view.id).unwrap_or_default(),
         namespace: view.namespace,
         name: view.name,

@@ -1,13 +1,20 @@
 //! The pages of `lb-agent web` and `--web-bind-address` in a real browser, with real traffic.
 //!
-//! `LB_WEB_SCREENSHOTS=docs/img cargo test -p lb-tests --test netns -- web::` writes the pictures of docs/web.md.
+//! ```text
+//! pages     every page under traffic, on screens of three sizes
+//! health    health checks of endpoints
+//! pictures  comparison with the pictures of docs/web.md
+//! ```
+
+mod health;
+mod pages;
+mod pictures;
 
 use std::{
     fmt::Write as _,
     fs,
     io::{BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
-    path::PathBuf,
     process::{Child, Stdio},
     time::Duration,
 };
@@ -15,13 +22,12 @@ use std::{
 use lb_tests::{
     agent,
     browser::{AXE, Browser},
-    client::ask_http,
     http::get,
     patience, wait_for,
 };
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, WEB, http, vips};
+use crate::bed::Bed;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Where the agent serves the pages in these tests.
@@ -33,10 +39,6 @@ const DRAWN: &str = "return document.querySelector('.pulse.ok') !== null";
 
 /// A script that is true when the page shows that nothing fails.
 const HEALTHY: &str = "return document.querySelector('.problems, .fine .up') !== null && document.querySelector('.dot.error') === null";
-/// A script that is true when the last table of a Service shows why a backend was chosen.
-const CHOSEN: &str =
-    "return [...document.querySelectorAll('main tbody')].at(-1).innerText.includes('random')";
-
 /// A running `lb-agent web`.
 struct Served {
     child: Child,
@@ -105,137 +107,6 @@ fn layout(browser: &Browser) -> (bool, f64) {
                  { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; }); \
                  observer.observe({ type: 'layout-shift', buffered: true }); setTimeout(() => tell(sum), 50); })";
     (browser.run(fits).unwrap() == true, browser.run(moved).unwrap().as_f64().unwrap())
-}
-
-/// Writes a picture for the docs if `$LB_WEB_SCREENSHOTS` names a folder, relative to the workspace.
-fn picture(browser: &Browser, name: &str) {
-    let Some(folder) = std::env::var_os("LB_WEB_SCREENSHOTS") else { return };
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
-    fs::write(folder.join(format!("web-{name}.png")), browser.screenshot().unwrap()).unwrap();
-}
-
-#[test]
-fn pages_show_real_traffic() {
-    let mut bed = Bed::with_web(&["pod1", "pod2", "pod3"]);
-    bed.put("empty", vips(20), &[]);
-    let served = Served::start(&bed, &["--listen", "127.0.0.1:8088"]);
-    assert!(served.first_line.contains("http://127.0.0.1:8088/"), "{}", served.first_line);
-    let server: SocketAddr = "127.0.0.1:8088".parse().unwrap();
-    let traffic = bed.traffic();
-    let browser = browser(&bed);
-    browser.resize(SIZES[1], false).unwrap();
-
-    open(&browser, server, "/");
-    until(&browser, HEALTHY);
-    until(&browser, "return document.querySelectorAll('.plot canvas').length >= 3");
-    for text in ["tc_ingress", "FLOWS", "node1", "10.244.1.1"] {
-        until(&browser, &format!("return document.body.innerHTML.includes('{text}')"));
-    }
-
-    // The keys g and s lead to the list of Services.
-    browser.press("gs").unwrap();
-    shows(&browser, "default/web:http");
-    until(&browser, "return document.querySelector('tbody .dot').title === 'down'");
-    shows(&browser, "2 without ready backends");
-    until(
-        &browser,
-        "return [...document.querySelectorAll('tbody tr')].some((row) => \
-         row.innerText.includes('web:http') && /[1-9]/.test(row.querySelectorAll('td.num')[3].innerText))",
-    );
-    browser.press("/echo").unwrap();
-    until(
-        &browser,
-        "return location.search === '?q=echo' && document.querySelectorAll('tbody tr:not(.gap)').length === 2",
-    );
-    browser.run("[...document.querySelectorAll('tbody a')].find((link) => link.innerText.includes('web')).click()").unwrap();
-    until(&browser, "return location.pathname === '/services/default/web'");
-    shows(&browser, "pod2");
-    until(&browser, "return document.querySelectorAll('.picture .flow:not(.idle)').length >= 3");
-    picture(&browser, "service");
-    browser.run("document.querySelector('button:not(.plain)').click()").unwrap();
-    let chosen = || {
-        drop(ask_http(&bed.cluster.client, http(WEB[0])));
-        browser.run(CHOSEN).ok().filter(|is| *is == true).map(drop)
-    };
-    assert!(wait_for(LIMIT, chosen).is_some(), "{:?}", browser.run("return document.body.innerText"));
-
-    open(&browser, server, "/connections?service=web&phase=established");
-    shows(&browser, "10.96.0.10:80");
-    until(
-        &browser,
-        "return document.querySelectorAll('tbody tr').length > 0 && \
-         [...document.querySelectorAll('tbody tr')].every((row) => row.innerText.includes('established'))",
-    );
-    let csv = get(&bed.cluster.node1, server, "/api/connections.csv?protocol=udp").unwrap().body;
-    assert!(csv.contains("\r\nUDP,") || csv.contains("UDP,"), "{csv}");
-    assert!(!csv.contains("TCP,"), "{csv}");
-
-    open(&browser, server, "/explain?from=198.51.100.2&to=10.96.0.10:80");
-    shows(&browser, "default/web:http");
-    until(
-        &browser,
-        "return document.querySelector('.path li.end .verdict').innerText.startsWith('sent to one of 3')",
-    );
-    picture(&browser, "explain");
-    open(&browser, server, "/explain?from=198.51.100.2&to=here");
-    shows(&browser, "invalid value 'here' for '--to <ADDR:PORT>'");
-
-    open(&browser, server, "/live?verdict=reject");
-    let rejected = || {
-        drop(ask_http(&bed.cluster.client, http(vips(20)[0])));
-        let rows = browser
-            .run("return [...document.querySelectorAll('tbody tr')].map((row) => row.innerText)")
-            .ok()?;
-        rows.as_array().filter(|rows| !rows.is_empty()).cloned()
-    };
-    let rows = wait_for(LIMIT, rejected).unwrap();
-    assert!(rows.iter().all(|row| row.as_str().unwrap().contains("reject_tcp")), "{rows:?}");
-    browser.press("p").unwrap();
-    shows(&browser, "Go on");
-
-    let errors = browser.errors().unwrap();
-    // The server answers an invalid query with an HTTP error, which browsers log.
-    assert!(errors.iter().all(|error| error.contains("400 (Bad Request)")), "{errors:#?}");
-
-    every_page_fits_and_is_accessible(&browser, server);
-
-    // The pages need no agent, and say that it is gone.
-    open(&browser, server, "/");
-    bed.agent.take().unwrap().kill().unwrap();
-    shows(&browser, "not running: the data plane works without it");
-    drop(traffic);
-}
-
-fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {
-    let pages = [
-        "/",
-        "/services",
-        "/services/default/web",
-        "/connections",
-        "/explain?from=198.51.100.2&to=10.96.0.10:80",
-        // Few packets are dropped: each new event moves the rows below it, which the browser would count as a shift of
-        // the layout.
-        "/live?verdict=drop",
-    ];
-    for (size, dark) in [(SIZES[0], true), (SIZES[1], false), (SIZES[2], false)] {
-        browser.resize(size, dark).unwrap();
-        for page in pages {
-            open(browser, server, page);
-            let (fits, moved) = layout(browser);
-            assert!(fits, "{page} is wider than {size:?}");
-            assert!(moved < 0.1, "{page} moves by {moved} at {size:?}");
-            if size != SIZES[2] {
-                let found = findings(browser);
-                assert!(found.is_empty(), "{page} at {size:?}: {found:#?}");
-            }
-            if page == "/" {
-                picture(browser, if dark { "phone" } else { "overview" });
-            }
-        }
-    }
-    browser.resize(SIZES[1], false).unwrap();
-    open(browser, server, "/");
-    picture(browser, "overview");
 }
 
 #[test]

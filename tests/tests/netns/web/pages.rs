@@ -1,0 +1,161 @@
+//! Every page under real traffic, and its layout on screens of three sizes.
+
+use std::net::SocketAddr;
+
+use lb_tests::{browser::Browser, client::ask_http, http::get, wait_for};
+
+use super::{
+    DRAWN, HEALTHY, LIMIT, SIZES, Served, browser, findings, layout, open, pictures::compare, shows, until,
+};
+use crate::bed::{Bed, WEB, http, vips};
+
+/// A script that is true when the last table of a Service shows why a backend was chosen.
+const CHOSEN: &str =
+    "return [...document.querySelectorAll('main tbody')].at(-1).innerText.includes('random')";
+
+#[test]
+fn pages_show_real_traffic() {
+    let mut bed = Bed::with_web(&["pod1", "pod2", "pod3"]);
+    bed.put("empty", vips(20), &[]);
+    let served = Served::start(&bed, &["--listen", "127.0.0.1:8088"]);
+    assert!(served.first_line.contains("http://127.0.0.1:8088/"), "{}", served.first_line);
+    let server: SocketAddr = "127.0.0.1:8088".parse().unwrap();
+    let traffic = bed.traffic();
+    let browser = browser(&bed);
+    browser.resize(SIZES[1], false).unwrap();
+
+    overview_has_plots_maps_and_programs(&browser, server);
+    list_finds_the_service(&browser);
+    service_has_shares_and_choices(&browser, &bed);
+    connections_are_filtered_and_exported(&browser, &bed, server);
+    explain_ends_at_the_backends(&browser, server);
+    live_has_rejected_packets(&browser, &bed, server);
+    let errors = browser.errors().unwrap();
+    // The server answers an invalid query with an HTTP error, which browsers log.
+    assert!(errors.iter().all(|error| error.contains("400 (Bad Request)")), "{errors:#?}");
+    every_page_fits_and_is_accessible(&browser, server);
+    overviews_look_as_documented(&browser, server);
+
+    // The pages need no agent, and say that it is gone.
+    open(&browser, server, "/");
+    bed.agent.take().unwrap().kill().unwrap();
+    shows(&browser, "not running: the data plane works without it");
+    drop(traffic);
+}
+
+fn overview_has_plots_maps_and_programs(browser: &Browser, server: SocketAddr) {
+    open(browser, server, "/");
+    until(browser, HEALTHY);
+    until(browser, "return document.querySelectorAll('.plot canvas').length >= 3");
+    for text in ["tc_ingress", "FLOWS", "node1", "10.244.1.1"] {
+        until(browser, &format!("return document.body.innerHTML.includes('{text}')"));
+    }
+}
+
+/// The keys g and s lead to the list of Services, and a link in it to the page of one.
+fn list_finds_the_service(browser: &Browser) {
+    browser.press("gs").unwrap();
+    shows(browser, "default/web:http");
+    until(browser, "return document.querySelector('tbody .dot').title === 'down'");
+    shows(browser, "2 without ready backends");
+    until(
+        browser,
+        "return [...document.querySelectorAll('tbody tr')].some((row) => \
+         row.innerText.includes('web:http') && /[1-9]/.test(row.querySelectorAll('td.num')[3].innerText))",
+    );
+    browser.press("/echo").unwrap();
+    until(
+        browser,
+        "return location.search === '?q=echo' && document.querySelectorAll('tbody tr:not(.gap)').length === 2",
+    );
+    browser.run("[...document.querySelectorAll('tbody a')].find((link) => link.innerText.includes('web')).click()").unwrap();
+    until(browser, "return location.pathname === '/services/default/web'");
+}
+
+fn service_has_shares_and_choices(browser: &Browser, bed: &Bed) {
+    shows(browser, "pod2");
+    until(browser, "return document.querySelectorAll('.picture .flow:not(.idle)').length >= 3");
+    compare(browser, "service");
+    browser.run("document.querySelector('button:not(.plain)').click()").unwrap();
+    let chosen = || {
+        drop(ask_http(&bed.cluster.client, http(WEB[0])));
+        browser.run(CHOSEN).ok().filter(|is| *is == true).map(drop)
+    };
+    assert!(wait_for(LIMIT, chosen).is_some(), "{:?}", browser.run("return document.body.innerText"));
+}
+
+fn connections_are_filtered_and_exported(browser: &Browser, bed: &Bed, server: SocketAddr) {
+    open(browser, server, "/connections?service=web&phase=established");
+    shows(browser, "10.96.0.10:80");
+    until(
+        browser,
+        "return document.querySelectorAll('tbody tr').length > 0 && \
+         [...document.querySelectorAll('tbody tr')].every((row) => row.innerText.includes('established'))",
+    );
+    let csv = get(&bed.cluster.node1, server, "/api/connections.csv?protocol=udp").unwrap().body;
+    assert!(csv.contains("\r\nUDP,"), "{csv}");
+    assert!(!csv.contains("TCP,"), "{csv}");
+}
+
+fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
+    open(browser, server, "/explain?from=198.51.100.2&to=10.96.0.10:80");
+    shows(browser, "default/web:http");
+    until(
+        browser,
+        "return document.querySelector('.path li.end .verdict').innerText.startsWith('sent to one of 3')",
+    );
+    compare(browser, "explain");
+    open(browser, server, "/explain?from=198.51.100.2&to=here");
+    shows(browser, "invalid value 'here' for '--to <ADDR:PORT>'");
+}
+
+fn live_has_rejected_packets(browser: &Browser, bed: &Bed, server: SocketAddr) {
+    open(browser, server, "/live?verdict=reject");
+    let rejected = || {
+        drop(ask_http(&bed.cluster.client, http(vips(20)[0])));
+        let rows = browser
+            .run("return [...document.querySelectorAll('tbody tr')].map((row) => row.innerText)")
+            .ok()?;
+        rows.as_array().filter(|rows| !rows.is_empty()).cloned()
+    };
+    let rows = wait_for(LIMIT, rejected).unwrap();
+    assert!(rows.iter().all(|row| row.as_str().unwrap().contains("reject_tcp")), "{rows:?}");
+    browser.press("p").unwrap();
+    shows(browser, "Go on");
+}
+
+fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {
+    let pages = [
+        "/",
+        "/services",
+        "/services/default/web",
+        "/connections",
+        "/explain?from=198.51.100.2&to=10.96.0.10:80",
+        // Few packets are dropped: each new event moves the rows below it, which the browser would count as a shift of
+        // the layout.
+        "/live?verdict=drop",
+    ];
+    for (size, dark) in [(SIZES[0], true), (SIZES[1], false), (SIZES[2], false)] {
+        browser.resize(size, dark).unwrap();
+        for page in pages {
+            open(browser, server, page);
+            let (fits, moved) = layout(browser);
+            assert!(fits, "{page} is wider than {size:?}");
+            assert!(moved < 0.1, "{page} moves by {moved} at {size:?}");
+            if size != SIZES[2] {
+                let found = findings(browser);
+                assert!(found.is_empty(), "{page} at {size:?}: {found:#?}");
+            }
+        }
+    }
+}
+
+fn overviews_look_as_documented(browser: &Browser, server: SocketAddr) {
+    for (size, dark, name) in [(SIZES[0], true, "phone"), (SIZES[1], false, "overview")] {
+        browser.resize(size, dark).unwrap();
+        open(browser, server, "/");
+        until(browser, HEALTHY);
+        until(browser, DRAWN);
+        compare(browser, name);
+    }
+}
