@@ -65,6 +65,7 @@ impl Folder {
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
+            load_balancer_reassign: false,
             names: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };

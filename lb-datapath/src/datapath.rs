@@ -126,7 +126,7 @@ impl Datapath {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
 
-    /// Opens the connected sockets. The handle stays valid without this [`Datapath`].
+    /// Opens the maps of sockets that are connected to Services. The handle stays valid without this [`Datapath`].
     pub fn node_sockets(&self) -> Result<NodeSockets, DatapathError> {
         NodeSockets::open(&self.folder)
     }

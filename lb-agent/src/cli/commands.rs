@@ -169,8 +169,8 @@ pub enum TopFlows {
 /// Arguments of `bugreport`.
 #[derive(Debug, Args)]
 pub struct BugreportArgs {
-    /// Archive to write; it must not exist yet [default: lb-agent-bugreport-TIME.tar.gz in the current directory];
-    /// - writes it to standard output
+    /// Archive to write, or `-` for standard output; a file must not exist yet [default:
+    /// lb-agent-bugreport-TIME.tar.gz in the current directory]
     #[arg(short, long, value_name = "FILE|-")]
     pub output: Option<PathBuf>,
     /// Address where the agent serves its metrics

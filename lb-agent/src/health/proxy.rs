@@ -140,8 +140,8 @@ mod tests {
         metrics::NoPackets,
     };
 
-    /// A time after which a change has waited for too long; [`NOT_LATE`] is a shorter one. The tests follow those of
-    /// kube-proxy (`TestHealthzServer`, `TestLivezServer`), which use 10 s.
+    /// The age at which a waiting change makes the agent unhealthy; at the age [`NOT_LATE`] it does not yet. The tests
+    /// follow those of kube-proxy (`TestHealthzServer`, `TestLivezServer`), whose limit is 10 s.
     const LATE: Duration = Duration::from_secs(60);
     const NOT_LATE: Duration = Duration::from_secs(5);
 

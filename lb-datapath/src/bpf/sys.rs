@@ -367,7 +367,7 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Attaches `program` to a tcx hook of a device in this network namespace: directly before the program of the link
-/// `before`, or, if that is `None`, at `position`. The link exists as long as a descriptor or a pin of it.
+/// `before`, or, if that is `None`, at `position`. The link exists while it has an open descriptor or a pin.
 pub(crate) fn attach_tcx(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -390,8 +390,8 @@ pub(crate) fn attach_tcx(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to a cgroup, in addition to other programs there. The link exists as long as a descriptor or a
-/// pin of it.
+/// Attaches `program` to a cgroup, in addition to other programs there. The link exists while it has an open descriptor
+/// or a pin.
 pub(crate) fn attach_cgroup(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -403,8 +403,8 @@ pub(crate) fn attach_cgroup(
     unsafe { bpf_fd(Command::LinkCreate, &mut attr) }
 }
 
-/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists as long as a descriptor
-/// or a pin of it.
+/// Attaches `program` to the XDP hook of a device; `flags` are `XDP_FLAGS_*`. The link exists while it has an open
+/// descriptor or a pin.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     /// The attach type of XDP links, from `enum bpf_attach_type`.
     const BPF_XDP: u32 = 37;

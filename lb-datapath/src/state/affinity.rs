@@ -64,8 +64,8 @@ impl AffinityTable {
         self.table.capacity()
     }
 
-    /// Deletes the clients of Service ports that were deleted or no longer have affinity. Counts the other clients, and
-    /// those that were evicted since the last pass.
+    /// Deletes the clients of Service ports that were deleted or no longer have affinity. Counts the clients that are
+    /// still pinned to a backend (expired ones stay in the map), and those that were evicted since the last pass.
     pub fn collect_garbage(&mut self) -> Result<AffinityReport, DatapathError> {
         self.census.collect_garbage(&self.table, || timeouts(&self.maps), Conntrack::now())
     }

@@ -28,7 +28,7 @@ use crate::{
     workload::{Edit, Folder, Size},
 };
 
-/// Pause after the start of the agent before the benchmark reads its memory.
+/// Pause after the start of the agent, and after the edits, before the benchmark reads the agent's memory.
 pub(crate) const SETTLE: Duration = Duration::from_secs(2);
 /// Pause between edits of manifests, longer than the grace period of the previous edit.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);

@@ -101,7 +101,8 @@ impl Runner {
 }
 
 impl Contest {
-    /// Loads the programs of a case, given as each build has it, and checks that they return the expected results.
+    /// Loads the programs and the baselines of a case, and checks that they return what it expects. `cases` has the case
+    /// once for each build.
     pub(crate) fn new(world: &World, cases: Vec<Case>, plan: Plan) -> anyhow::Result<Self> {
         let case = cases.first().context("a case of no build")?;
         let (kind, makes_flows) = (case.kind(), case.makes_flows());

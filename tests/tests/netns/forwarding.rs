@@ -86,7 +86,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
     }
 }
 
-/// Such rules (`ip rule from POD`) come from the AWS VPC CNI, and from administrators of multi-homed nodes.
+/// The AWS VPC CNI, and administrators of multi-homed nodes, add routing rules by pod (`ip rule from POD`).
 #[test]
 fn direct_forwarding_follows_policy_routing_by_pod() {
     let lan = Lan::with(&DIRECT);

@@ -15,7 +15,7 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http};
 
-/// `WatchdogSec` of the tests, in microseconds: a heartbeat each second.
+/// `WATCHDOG_USEC` of the tests, 2 s: the agent sends a heartbeat after half of it, each second.
 const WATCHDOG: &str = "2000000";
 const LIMIT: Duration = Duration::from_secs(30);
 

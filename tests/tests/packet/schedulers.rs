@@ -312,7 +312,7 @@ fn replaced_flow_is_not_active() {
         bed.send(Hook::Ingress, &syn).passes_any(Outcome::NewFlow);
         bed.send(Hook::Ingress, &syn).passes_any(Outcome::Forward);
         assert_eq!(bed.active_flows(2), [1, 0], "a retransmission opens no flow");
-        // Removes a backend, which keeps its counter, from the Service.
+        // Replaces the only backend by another one with the same counter.
         let rest = &backends(family, &[1, 1])[1..];
         bed.service_with_scheduler(vip, TCP, Scheduler::LeastConnection, rest);
         bed.set_active_flows(&[1]);

@@ -201,7 +201,7 @@ struct Walk {
     ticket: u64,
     key: FragmentKey,
     now: Tick,
-    /// Bytes of the frame that is set aside; 0: none is.
+    /// Length in bytes of the first fragment's frame while `SCRATCH` holds a copy of it; 0 if it holds none.
     aside: u32,
 }
 
