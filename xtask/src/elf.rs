@@ -1,10 +1,11 @@
 //! Programs and their shared libraries.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use object::Architecture;
+use object::{Architecture, Object as _, ObjectSection as _};
 
 /// The name that Debian and Go give a processor.
 pub(crate) fn processor_name(architecture: Architecture) -> anyhow::Result<&'static str> {
@@ -12,6 +13,19 @@ pub(crate) fn processor_name(architecture: Architecture) -> anyhow::Result<&'sta
         [(Architecture::X86_64, "amd64"), (Architecture::Aarch64, "arm64")];
     let name = NAMES.iter().find(|(known, _)| *known == architecture);
     Ok(name.with_context(|| format!("no name of {architecture:?} is known: add it to elf.rs"))?.1)
+}
+
+/// The strings of a program, or a library, that is linked dynamically: names of what it needs and of what it offers.
+pub(crate) fn names(program: &[u8]) -> anyhow::Result<Vec<&str>> {
+    let file = object::File::parse(program).context("the program is not an ELF file")?;
+    let strings = file.section_by_name(".dynstr").context("the program is linked statically")?.data()?;
+    Ok(strings.split(|&byte| byte == 0).filter_map(|name| str::from_utf8(name).ok()).collect())
+}
+
+/// The names of the shared libraries that a program, or a library, needs, such as `libc.so.6`; those of a library
+/// include its own.
+pub(crate) fn needed(program: &[u8]) -> anyhow::Result<BTreeSet<String>> {
+    Ok(names(program)?.into_iter().filter(|name| name.contains(".so.")).map(str::to_owned).collect())
 }
 
 /// The shared libraries of a program, and the loader, at the paths that the loader uses. A static program has none.
@@ -30,11 +44,18 @@ fn parse(text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Copies a program without debugging information, which is the largest part of a test binary.
+/// Copies a program of this machine without debugging information, which is the largest part of a test binary.
 pub(crate) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
-    let mut command = Command::new("strip");
+    strip_with("strip", program, to)
+}
+
+/// Like [`strip`], by the `strip` for the program's processor.
+pub(crate) fn strip_with(tool: &str, program: &Path, to: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new(tool);
     command.arg("--strip-debug").arg("-o").arg(to).arg(program);
-    let output = command.output().context("cannot start strip, which comes with the linker (binutils)")?;
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {tool}, which comes with the linker (binutils)"))?;
     let reason = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "cannot strip {}: {reason}", program.display());
     Ok(())

@@ -55,7 +55,7 @@ enum Task {
     /// Build a Debian package of the agent, with a systemd unit, man pages and completions
     Package,
     /// Build an OCI image of the agent, without Docker
-    Image,
+    Image(image::Args),
 }
 
 fn main() -> ExitCode {
@@ -97,10 +97,7 @@ fn run(task: Task) -> anyhow::Result<()> {
             prepare_agent()?;
             package::run()
         }
-        Task::Image => {
-            prepare_agent()?;
-            image::run()
-        }
+        Task::Image(args) => image::run(&args),
     }
 }
 

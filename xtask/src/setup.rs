@@ -62,6 +62,13 @@ pub(crate) fn install(programs: &[(&str, &'static str)]) -> anyhow::Result<()> {
     if packages.is_empty() { Ok(()) } else { install_packages(&Vec::from_iter(packages)) }
 }
 
+/// Installs those of the packages that are missing.
+pub(crate) fn install_missing(packages: &[&'static str]) -> anyhow::Result<()> {
+    let missing: Vec<&str> =
+        packages.iter().copied().filter(|package| !is_package_installed(package)).collect();
+    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
+}
+
 /// Installs missing packages, bpf-linker and axe-core, and prints what it has installed.
 pub(crate) fn run() -> anyhow::Result<()> {
     let packages = missing_packages();

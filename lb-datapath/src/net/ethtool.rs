@@ -33,7 +33,8 @@ pub(crate) fn strips_vlan_tags(device: &str) -> io::Result<bool> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-        *to = from.cast_signed();
+        // C's characters have a sign on x86, and none on arm64.
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: the name ends with a zero (checked above), and the data is the structure that the command fills in; both

@@ -3,19 +3,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use object::Object as _;
 
-use crate::release;
-use crate::{elf, user};
+use crate::{elf, release};
 
 mod archive;
+mod cross;
 mod layout;
+mod system;
 
 use self::archive::{File, Files};
 use self::layout::{About, Layer};
+use self::system::{Arch, System};
 
 /// Path of the agent in the image, as in `deploy/Dockerfile`.
 const AGENT: &str = "usr/local/bin/lb-agent";
@@ -23,51 +24,79 @@ const NAME: (&str, &str) = ("lb-agent", env!("CARGO_PKG_VERSION"));
 /// Makes the C library read `/etc/hosts`, which kubelet writes, before it asks DNS. That is the default of new versions
 /// of glibc; older ones ask DNS first.
 const NAME_SERVICES: &str = "hosts: files dns\n";
-/// Licences of the libraries.
-const COPYRIGHTS: [&str; 2] = ["/usr/share/doc/libc6/copyright", "/usr/share/doc/libgcc-s1/copyright"];
 
-/// Creates an image of the built agent, checks it, and prints its path.
-pub(crate) fn run() -> anyhow::Result<()> {
-    let folder = release::empty_folder("image")?;
-    let agent = release::stripped_agent(&folder)?;
-    let image = build(&agent, release::source_date()?)?;
+/// Arguments of `cargo xtask image`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Processor of the nodes [default: that of this machine]
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
+}
+
+/// Builds the agent, creates an image of it, checks the image, and prints its path.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let system = System::of(args.arch)?;
+    let folder = release::empty_folder(&format!("image{}", system.suffix()))?;
+    let program = system.stripped_agent(&folder)?;
+    let image = Image { system, program, date: release::source_date()? }.build()?;
     let root = folder.join("root");
     unpack(&image, &root)?;
-    release::check_version(&version_in(&root)?)?;
-    let path = folder.join(format!("{}_{}.oci.tar", NAME.0, NAME.1));
+    release::check_version(&system.version_in(&root)?)?;
+    let path = folder.join(format!("{}_{}{}.oci.tar", NAME.0, NAME.1, system.suffix()));
     fs::write(&path, image).with_context(|| format!("cannot write {}", path.display()))?;
     release::print_result(&path)
 }
 
-/// The image of a program, as an archive.
-fn build(program: &Path, date: u64) -> anyhow::Result<Vec<u8>> {
-    let agent = read(program, 0o755)?;
-    let about = About {
-        architecture: architecture(&agent.content)?,
-        entrypoint: &format!("/{AGENT}"),
-        arguments: &["run"],
-        name: NAME,
-    };
-    let layers = [
-        Layer { made_by: "C library of the machine that built the agent", files: base(program)? },
-        Layer { made_by: "cargo xtask image", files: Files::from([(AGENT.to_owned(), agent)]) },
-    ];
-    Ok(archive::tar(&layout::image(&layers, &about, date)?, date)?)
+/// What an image is made of.
+struct Image {
+    system: System,
+    program: PathBuf,
+    /// The time of everything in the image, in seconds since 1970.
+    date: u64,
 }
 
-/// The files that the program needs: the loader and the shared libraries, at the paths where the loader searches, and
-/// `nsswitch.conf`. Includes the licences of the libraries if this machine has them.
-fn base(program: &Path) -> anyhow::Result<Files> {
-    let mut files = Files::new();
-    for library in elf::libraries(program)? {
-        files.insert(in_image(&library), read(&library, 0o755)?);
+impl Image {
+    /// The image as an archive.
+    fn build(&self) -> anyhow::Result<Vec<u8>> {
+        let agent = read(&self.program, 0o755)?;
+        let about = About {
+            architecture: self.architecture(&agent.content)?,
+            entrypoint: &format!("/{AGENT}"),
+            arguments: &["run"],
+            name: NAME,
+        };
+        let layers = [
+            Layer { made_by: self.system.origin(), files: self.base()? },
+            Layer { made_by: "cargo xtask image", files: Files::from([(AGENT.to_owned(), agent)]) },
+        ];
+        Ok(archive::tar(&layout::image(&layers, &about, self.date)?, self.date)?)
     }
-    let name_services = File { mode: 0o644, content: NAME_SERVICES.into() };
-    files.insert("etc/nsswitch.conf".to_owned(), name_services);
-    for path in COPYRIGHTS.map(Path::new).into_iter().filter(|path| path.exists()) {
-        files.insert(in_image(path), read(path, 0o644)?);
+
+    /// Go's name of the processor of the program. Fails if the system's is another one.
+    fn architecture(&self, program: &[u8]) -> anyhow::Result<&'static str> {
+        let is = object::File::parse(program).context("the agent is not an ELF file")?.architecture();
+        let name = elf::processor_name(is)?;
+        if let Some(expected) = self.system.architecture() {
+            let expected = elf::processor_name(expected)?;
+            ensure!(name == expected, "{} is for {name}, not for {expected}", self.program.display());
+        }
+        Ok(name)
     }
-    Ok(files)
+
+    /// The files that the program needs: the loader, the shared libraries, and `nsswitch.conf`. Includes the licences of
+    /// the libraries if this machine has them.
+    fn base(&self) -> anyhow::Result<Files> {
+        let mut files = Files::new();
+        for (path, library) in self.system.libraries(&self.program)? {
+            files.insert(path, read(&library, 0o755)?);
+        }
+        let name_services = File { mode: 0o644, content: NAME_SERVICES.into() };
+        files.insert("etc/nsswitch.conf".to_owned(), name_services);
+        for path in self.system.copyrights().map(Path::new).into_iter().filter(|path| path.exists()) {
+            files.insert(in_image(path), read(path, 0o644)?);
+        }
+        Ok(files)
+    }
 }
 
 fn in_image(path: &Path) -> String {
@@ -77,11 +106,6 @@ fn in_image(path: &Path) -> String {
 fn read(path: &Path, mode: u32) -> anyhow::Result<File> {
     let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(File { mode, content })
-}
-
-/// Go's name of the processor of a program.
-fn architecture(program: &[u8]) -> anyhow::Result<&'static str> {
-    elf::processor_name(object::File::parse(program).context("the agent is not an ELF file")?.architecture())
 }
 
 /// Unpacks the layers of an image into a folder that does not exist yet, as container runtimes do.
@@ -105,17 +129,6 @@ fn unpack(image: &[u8], root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the agent of an unpacked image answers to `--version`, with nothing but the files of the image.
-fn version_in(root: &Path) -> anyhow::Result<String> {
-    let mut command = Command::new("unshare");
-    if !user::is_root()? {
-        command.arg("--map-root-user");
-    }
-    let agent = PathBuf::from("/").join(AGENT);
-    command.arg("--root").arg(root).arg(agent).arg("--version");
-    release::output(command)
-}
-
 #[cfg(test)]
 mod tests {
     use oci_spec::image::{ImageConfiguration, ImageIndex, ImageManifest, MediaType, OciLayout};
@@ -126,7 +139,7 @@ mod tests {
     const PROGRAM: &str = "/usr/bin/env";
 
     fn image() -> Vec<u8> {
-        build(Path::new(PROGRAM), 1_700_000_000).unwrap()
+        Image { system: System::Native, program: PROGRAM.into(), date: 1_700_000_000 }.build().unwrap()
     }
 
     #[test]
@@ -134,10 +147,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");
         unpack(&image(), &root).unwrap();
-        let answer = version_in(&root).unwrap();
+        let answer = System::Native.version_in(&root).unwrap();
         assert!(answer.starts_with("env (GNU coreutils)"), "{answer}");
         fs::remove_file(root.join(in_image(&elf::libraries(Path::new(PROGRAM)).unwrap()[0]))).unwrap();
-        version_in(&root).unwrap_err();
+        System::Native.version_in(&root).unwrap_err();
     }
 
     #[test]

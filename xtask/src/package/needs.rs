@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail};
-use object::{Architecture, Object as _, ObjectSection as _};
+use object::{Architecture, Object as _};
 
 use crate::elf;
 
@@ -22,14 +22,11 @@ impl Needs {
     /// Reads what a program needs from its ELF file; the program must be linked dynamically.
     pub(super) fn of(program: &[u8]) -> anyhow::Result<Self> {
         let file = object::File::parse(program).context("the program is not an ELF file")?;
-        let strings = file.section_by_name(".dynstr").context("the program is linked statically")?.data()?;
-        let names: Vec<&str> =
-            strings.split(|&byte| byte == 0).filter_map(|name| str::from_utf8(name).ok()).collect();
-        let libraries = names.iter().filter(|name| name.contains(".so.")).map(|&name| name.to_owned());
+        let names = elf::names(program)?;
         let versions = names.iter().filter_map(|name| version(name.strip_prefix("GLIBC_")?));
         Ok(Self {
             architecture: file.architecture(),
-            libraries: libraries.collect(),
+            libraries: elf::needed(program)?,
             glibc: versions.max().context("the program needs no version of glibc")?,
         })
     }
