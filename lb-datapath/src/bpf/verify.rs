@@ -28,9 +28,9 @@ pub const SLOWEST_TO_VERIFY: [&str; 10] = [
     "tc_catch",
     "tc_egress",
     "tc_egress_l3",
-    "sock_sendmsg6",
     "sock_sendmsg4",
     "sock_connect6",
+    "sock_sendmsg6",
 ];
 
 /// Number of last lines of the verifier's log that an error shows: they contain the reason.
