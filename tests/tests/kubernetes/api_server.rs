@@ -16,6 +16,7 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
     routing::get as get_route,
+    serve::ListenerExt as _,
 };
 use futures_util::stream;
 use lb_tests::netns::Netns;
@@ -167,6 +168,8 @@ impl ApiServer {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            // As real API servers do: else an event may wait 40 ms for an acknowledgement of the one before.
+            let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
             axum::serve(listener, router).await.unwrap();
         });
         self.runtime = Some(runtime);
