@@ -145,6 +145,11 @@ def sets_any(given, leaves):
     return any(at(given, leaf) is not None for leaf in leaves)
 
 
+def other(base, path, value):
+    """The value, or its opposite if it is a boolean that the base has already."""
+    return not value if isinstance(value, bool) and at(base, path) == value else value
+
+
 def effect_problems(values, path):
     """Whether each other value can be rendered and changes something."""
     others = values.others(path)
@@ -154,7 +159,7 @@ def effect_problems(values, path):
     for value in others:
         name = f"{dotted(path)}: {json.dumps(value)}"
         try:
-            texts = [render(merged(base, tree(path, value)), values.chart) for base, _ in bases]
+            texts = [render(merged(base, tree(path, other(base, path, value))), values.chart) for base, _ in bases]
         except HelmError as error:
             problems.append(f"{name} cannot be rendered: {error}")
             continue

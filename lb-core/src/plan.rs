@@ -334,6 +334,11 @@ impl Condition {
         }
     }
 
+    /// Whether the condition is advice, which stays although all is as it should be.
+    pub const fn is_advice(&self) -> bool {
+        matches!(self, Self::ProbesWithoutHeader { .. })
+    }
+
     /// The reason of the Kubernetes Event about the condition; `None` if it is not about an annotation.
     pub const fn annotation_event(&self) -> Option<&'static str> {
         match self {

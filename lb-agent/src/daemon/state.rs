@@ -203,6 +203,8 @@ pub(super) struct Progress {
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
+    /// Advice about Services, which stays although all is as it should be.
+    pub(super) advice: Vec<String>,
 }
 
 /// The state that tasks of the agent share.
@@ -235,7 +237,7 @@ struct Inner {
 
 impl Inner {
     /// The conditions of all sources, each with what they are about: the label of the metric `lb_conditions`.
-    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 6] {
+    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 7] {
         let Self {
             progress,
             source_conditions,
@@ -248,6 +250,7 @@ impl Inner {
         } = self;
         [
             ("services", source_conditions.iter().chain(&progress.conflicts).collect()),
+            ("advice", progress.advice.iter().collect()),
             ("node", node_conditions.iter().collect()),
             ("devices", device_conditions.iter().collect()),
             ("addresses", address_conditions.iter().collect()),

@@ -416,9 +416,12 @@ impl Writer {
         warn_few(new.map(|(text, _)| text));
         let problems: BTreeSet<String> = problems.into_keys().collect();
         self.logged = problems;
-        let conflicts: Vec<String> = self.reconciler.problems().map(ToString::to_string).collect();
+        let (advice, conflicts): (Vec<&Condition>, Vec<&Condition>) =
+            self.reconciler.problems().partition(|problem| problem.is_advice());
+        let texts = |of: Vec<&Condition>| of.into_iter().map(ToString::to_string).collect();
+        let (advice, conflicts) = (texts(advice), texts(conflicts));
         let failures = failure.into_iter().collect();
-        self.state.progressed(Progress { services, endpoints, pending, failures, conflicts });
+        self.state.progressed(Progress { services, endpoints, pending, failures, conflicts, advice });
     }
 
     /// Emits an Event if the condition is about an annotation.

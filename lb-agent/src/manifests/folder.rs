@@ -329,12 +329,13 @@ impl Manifests {
         changes
     }
 
-    /// Whether every pool of the folder is readable, as far as readable files tell.
+    /// Whether every pool of the folder is readable, and every namespace, which pools may select, as far as readable files
+    /// tell.
     fn can_read_all_pools(&self) -> bool {
         let documents = self.files.values().flat_map(|file| &file.documents);
         let objects = documents.flat_map(|document| &document.parsed.objects);
-        let mut pools = objects.filter(|object| object.key.kind == Kind::IpAddressPool);
-        self.can_read_all_files() && pools.all(|pool| pool.resource.is_ok())
+        let mut needed = objects.filter(|it| matches!(it.key.kind, Kind::IpAddressPool | Kind::Namespace));
+        self.can_read_all_files() && needed.all(|object| object.resource.is_ok())
     }
 
     /// Whether every file is complete and readable, so that the folder has no other object than the known ones.

@@ -221,9 +221,11 @@ impl Controller {
         }
     }
 
-    /// Records that a write has failed, so that the next pass computes it again.
+    /// Records that a write has failed, or has had no answer, so that the next pass writes the same addresses again. The
+    /// Service keeps them until it shows another status than before the write, which may have succeeded.
     pub fn failed(&mut self, service: &ObjectName) {
-        if self.services.contains_key(service) {
+        if let Some(known) = self.services.get_mut(service) {
+            known.replaced = Some(known.seen.has.clone());
             self.changed.insert(service.clone());
         }
     }

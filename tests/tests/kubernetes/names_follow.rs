@@ -91,8 +91,8 @@ fn assert_prompt(what: &str, delays: &[Delay]) {
     eprintln!("{what}, {} times: {}; without waits for a CPU: {}", wall.len(), shown(&wall), shown(&own));
     let (fastest, median) = (wall[0], own[own.len() / 2]);
     assert!(median < BOUND * patience(), "{what}: the median is {median:?}");
-    // A delay that is built in shows in every change, however busy the machine is.
-    assert!(fastest < BOUND * patience(), "{what}: the fastest took {fastest:?}");
+    // A delay that is built in shows in every change. The fastest has waited for the CPU, too.
+    assert!(fastest < 5 * BOUND * patience(), "{what}: the fastest took {fastest:?}");
 }
 
 /// A node whose agent answers queries and knows the Service `a` and `services` others.

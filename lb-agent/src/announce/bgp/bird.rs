@@ -75,6 +75,8 @@ impl Bird {
         }
         let text = self.text(configuration, is_complete);
         if self.is_in_use && self.content.as_ref() == Some(&text) {
+            // Another text that BIRD has refused is not wanted any more.
+            self.failed = None;
             return None;
         }
         if let Some(Failure { text: failed, why, wait: wait @ 1.. }) = &mut self.failed
@@ -301,7 +303,10 @@ mod tests {
         assert_eq!(bed.update(1, &[]).await, None, "BIRD is asked once");
         let why = bed.update(2, &[("check", BAD)]).await.unwrap();
         assert!(why.contains("syntax error") && why.contains("stays as it is"), "{why}");
-        assert!(bed.has(1));
+        assert!(bed.has(1) && bed.bird.has_failed());
+        assert_eq!(bed.update(1, &[]).await, None, "the user takes the change back");
+        assert!(!bed.bird.has_failed());
+        bed.update(2, &[("check", BAD)]).await.unwrap();
         // As if the user had corrected the mistake: the next configuration is valid.
         assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
         assert!(bed.has(3));

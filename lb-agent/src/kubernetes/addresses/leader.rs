@@ -95,6 +95,10 @@ async fn changed(term: &mut watch::Receiver<Option<Term>>) {
     }
 }
 
+/// How long the pools must stay as they are before Services may lose addresses: whoever replaces pools writes one after
+/// the other.
+const QUIET: Duration = Duration::from_secs(5);
+
 struct Leader<'a> {
     client: &'a Client,
     options: &'a AddressOptions,
@@ -108,6 +112,8 @@ struct Leader<'a> {
     /// The watch of Services; `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
+    /// When the pools will have stayed as they are for [`QUIET`]; `None` if they have.
+    quiet_at: Option<Instant>,
     /// When failed writes are tried again; `None` if no write has failed.
     again: Option<Instant>,
 }
@@ -135,6 +141,7 @@ impl<'a> Leader<'a> {
             pools,
             services: None,
             namespaces: None,
+            quiet_at: None,
             again: None,
         }
     }
@@ -146,6 +153,7 @@ impl<'a> Leader<'a> {
             tokio::select! {
                 changes = self.pools.next() => {
                     for (name, pool) in changes.ok_or(ENDED)? {
+                        self.quiet_at = Some(Instant::now() + QUIET);
                         self.controller.set_pool(name, pool);
                     }
                     self.watch_services();
@@ -161,12 +169,12 @@ impl<'a> Leader<'a> {
                     }
                 }
                 Ok(()) = self.service_cidrs.changed() => self.reserve(),
+                () = at(self.quiet_at) => self.quiet_at = None,
                 () = at(self.again) => self.again = None,
             }
             if self.knows_all() {
-                // The addresses of an invalid pool seem to be in no pool.
-                let reads_all_pools = self.pools.problems().next().is_none();
-                self.controller.set_reassign(self.options.reassign, reads_all_pools);
+                let may_reassign = self.quiet_at.is_none() && self.reads_all();
+                self.controller.set_reassign(self.options.reassign, may_reassign);
                 self.pass().await;
             }
             self.publish();
@@ -196,6 +204,13 @@ impl<'a> Leader<'a> {
             self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());
         let namespaces = self.namespaces.as_ref().is_some_and(Watch::is_settled);
         self.pools.is_listed() && services && namespaces
+    }
+
+    /// Whether every pool and every namespace is known and valid. The addresses of an invalid pool seem to be in no pool,
+    /// and the selectors of a pool seem to admit no namespace whose labels are unknown.
+    fn reads_all(&self) -> bool {
+        let knows = |watch: &Watch<Namespace>| watch.is_listed() && watch.problems().next().is_none();
+        self.pools.problems().next().is_none() && self.namespaces.as_ref().is_some_and(knows)
     }
 
     async fn pass(&mut self) {
