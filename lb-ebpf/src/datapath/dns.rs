@@ -7,7 +7,7 @@
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use lb_common::{
     DnsIntercept, Outcome, ServiceKey,
-    conntrack::{Flow, Tick, Tuple},
+    conntrack::{Tick, Tuple},
     device_flags,
 };
 use lb_ebpf::{
@@ -86,7 +86,7 @@ pub(crate) fn has_server(key: &ServiceKey) -> bool {
 #[inline(always)]
 fn translate(skb: &mut Skb, packet: &Packet, outcome: Outcome) -> Result<Outcome, Outcome> {
     let setup = scratch()?.setup();
-    setup.flow = Flow::new(&setup.from, &setup.to, 0, 0, Tick(0));
+    setup.flow.init(&setup.from, &setup.to, 0, 0, Tick(0));
     rewrite::packet(skb, packet, &setup.flow, 0)?;
     Ok(outcome)
 }
