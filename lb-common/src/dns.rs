@@ -39,11 +39,32 @@ impl DnsIntercept {
         Self { address: cluster_ip, until: 0, port: PORT, reserved: [0; 6] }
     }
 
-    /// Whether the server is known to answer at `now`, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The state of the server's lease at `now`, in nanoseconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
-    pub const fn is_live(&self, now: u64) -> bool {
-        now < self.until
+    pub const fn lease(&self, now: u64) -> Lease {
+        if now < self.until {
+            Lease::Live
+        } else if self.until == WITHDRAWN {
+            Lease::Withdrawn
+        } else {
+            Lease::Over
+        }
     }
+}
+
+/// The value of [`DnsIntercept::until`] while the server stops.
+pub const WITHDRAWN: u64 = 1;
+
+/// What is known about a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Lease {
+    /// The server answers.
+    Live = 0,
+    /// The server stops: it answers what is on its way, and nothing new goes to it.
+    Withdrawn = 1,
+    /// The server does not answer any more.
+    Over = 2,
 }
 
 #[cfg(feature = "user")]

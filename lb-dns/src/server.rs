@@ -48,7 +48,7 @@ pub struct Server {
     /// Places for TCP connections.
     pub(crate) connections: Arc<Semaphore>,
     encode_error_logged: AtomicBool,
-    /// Datagrams and connections that have come from other addresses than the server's own.
+    /// Datagrams and connections of allowed clients at other addresses than the server's own.
     pub(crate) received: AtomicU64,
 }
 
@@ -101,7 +101,8 @@ impl Server {
         })
     }
 
-    /// How many datagrams and connections have come from other addresses than the one that the server listens at.
+    /// How many datagrams and connections of allowed clients have come from other addresses than the one that the server
+    /// listens at.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }

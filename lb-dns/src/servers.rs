@@ -57,11 +57,6 @@ impl Servers {
         state.update();
     }
 
-    /// All servers, including those that lead back to us.
-    pub fn all(&self) -> Arc<[SocketAddr]> {
-        Arc::clone(&lock(&self.state).all)
-    }
-
     /// The servers in use.
     pub fn usable(&self) -> Arc<[SocketAddr]> {
         Arc::clone(&lock(&self.state).usable)

@@ -31,11 +31,11 @@ pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infalli
         let permit = Arc::clone(&server.connections).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, client)) => {
-                server.count_received(client.ip(), own);
                 if !server.clients.is_allowed(client.ip()) {
                     server.stats.refused_clients.inc();
                     continue;
                 }
+                server.count_received(client.ip(), own);
                 let Some(place) = server.clients.connect(client.ip()) else {
                     server.stats.rate_limited.inc();
                     continue;

@@ -37,7 +37,9 @@ pub(crate) async fn serve(server: Arc<Server>, socket: UdpSocket) -> Infallible 
         match socket.recv_from(&mut buffer).await {
             Ok((length, client)) => {
                 server.stats.count_query("udp");
-                server.count_received(client.ip(), own);
+                if server.clients.is_allowed(client.ip()) {
+                    server.count_received(client.ip(), own);
+                }
                 answer(&server, &socket, client, buffer.get(..length).unwrap_or_default()).await;
             }
             Err(error) => {

@@ -19,11 +19,12 @@ impl<T: Tables> Walk<'_, T> {
             && self.is_of_pod()?;
         let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
         let Some(server) = self.tables.dns_intercept(&key)?.filter(|_| is_query) else { return Ok(None) };
-        let live = server.is_live(self.tables.nanos());
+        let lease = server.lease(self.tables.nanos());
+        let live = lease == dns::Lease::Live;
         let to = Tuple { destination: server.address, destination_port: server.port, ..tuple };
         let to = Ends::from(&to);
         self.steps.push(TraceStep::NodeLocalDns { server: to.to, live });
-        Ok(match query(tuple.protocol, &self.segment, live, ServerSocket::Open) {
+        Ok(match query(tuple.protocol, &self.segment, lease, ServerSocket::Open) {
             Query::Local => Some(Verdict::Translated { outcome: outcome(tuple.protocol, &self.segment), to }),
             Query::Service | Query::Reset => None,
         })

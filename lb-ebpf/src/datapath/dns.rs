@@ -36,7 +36,7 @@ pub(super) fn query(skb: &Skb, packet: &Packet, earlier: bool) -> Query {
     // SAFETY: the helper takes nothing and only returns a number.
     let now = unsafe { bpf_ktime_get_coarse_ns() };
     let found = socket::of_server(&skb.context(), &setup.to);
-    let query = dns::query(from.protocol, &packet.segment, server.is_live(now), found);
+    let query = dns::query(from.protocol, &packet.segment, server.lease(now), found);
     if query == Query::Local && earlier {
         create::delete(setup);
     }

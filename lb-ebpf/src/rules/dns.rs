@@ -2,10 +2,15 @@
 //! this node.
 //!
 //! Each packet is decided by itself, so that no client stays with a server that has stopped to answer. A crash closes
-//! the sockets of the server, and the next packet finds none. A server that hangs has sockets, but no longer renews
-//! [`is_live`](lb_common::DnsIntercept::is_live).
+//! the sockets of the server, and the next packet finds none. A server that hangs has sockets, but no longer renews its
+//! [lease](lb_common::DnsIntercept::lease).
 
-use lb_common::{Outcome, conntrack::Segment, dns, protocol};
+use lb_common::{
+    Outcome,
+    conntrack::Segment,
+    dns::{self, Lease},
+    protocol,
+};
 
 use super::source_port::LISTEN;
 use crate::parse::{Packet, Part};
@@ -57,15 +62,16 @@ pub fn outcome(protocol: u8, segment: &Segment) -> Outcome {
     if protocol != protocol::TCP || segment.is_syn() { Outcome::DnsQuery } else { Outcome::Forward }
 }
 
-/// Where a packet for the DNS Service goes. `is_live` is whether the server is known to answer.
+/// Where a packet for the DNS Service goes.
 #[inline(always)]
-pub fn query(protocol: u8, segment: &Segment, is_live: bool, socket: ServerSocket) -> Query {
+pub fn query(protocol: u8, segment: &Segment, lease: Lease, socket: ServerSocket) -> Query {
     let begins = protocol != protocol::TCP || segment.is_syn();
-    match (socket, is_live, begins) {
-        (ServerSocket::None, _, _) | (_, false, true) | (ServerSocket::Open, false, false) => Query::Service,
+    match (socket, lease, begins) {
+        (ServerSocket::None, _, _) => Query::Service,
         // An ACK to a listening socket may complete a handshake with a SYN cookie.
-        (ServerSocket::Open | ServerSocket::Connection, true, _) => Query::Local,
-        (ServerSocket::Connection, false, false) => Query::Reset,
+        (_, Lease::Live, _) | (ServerSocket::Connection, Lease::Withdrawn, false) => Query::Local,
+        (ServerSocket::Connection, Lease::Over, false) => Query::Reset,
+        (_, Lease::Withdrawn | Lease::Over, _) => Query::Service,
     }
 }
 
@@ -82,13 +88,14 @@ mod tests {
     #[test]
     fn datagrams_go_to_the_server_only_while_it_lives_and_has_a_socket() {
         use ServerSocket::{None, Open};
-        for (socket, is_live, expected) in [
-            (Open, true, Query::Local),
-            (Open, false, Query::Service),
-            (None, true, Query::Service),
-            (None, false, Query::Service),
+        for (socket, lease, expected) in [
+            (Open, Lease::Live, Query::Local),
+            (Open, Lease::Withdrawn, Query::Service),
+            (Open, Lease::Over, Query::Service),
+            (None, Lease::Live, Query::Service),
+            (None, Lease::Over, Query::Service),
         ] {
-            assert_eq!(query(protocol::UDP, &segment(0), is_live, socket), expected, "{socket:?} {is_live}");
+            assert_eq!(query(protocol::UDP, &segment(0), lease, socket), expected, "{socket:?} {lease:?}");
         }
     }
 
@@ -96,18 +103,19 @@ mod tests {
     fn connections_begin_at_a_server_that_lives_and_end_when_it_hangs() {
         use Query::{Local, Reset, Service};
         use ServerSocket::{Connection, None, Open};
-        for (flags, socket, live, hung) in [
-            (SYN, Open, Local, Service),
-            (SYN, Connection, Local, Service),
-            (SYN, None, Service, Service),
-            (ACK, Connection, Local, Reset),
-            (FIN | ACK, Connection, Local, Reset),
-            (ACK, Open, Local, Service),
-            (ACK, None, Service, Service),
+        for (flags, socket, live, withdrawn, over) in [
+            (SYN, Open, Local, Service, Service),
+            (SYN, Connection, Local, Service, Service),
+            (SYN, None, Service, Service, Service),
+            (ACK, Connection, Local, Local, Reset),
+            (FIN | ACK, Connection, Local, Local, Reset),
+            (ACK, Open, Local, Service, Service),
+            (ACK, None, Service, Service, Service),
         ] {
-            for (is_live, expected) in [(true, live), (false, hung)] {
-                let found = query(protocol::TCP, &segment(flags), is_live, socket);
-                assert_eq!(found, expected, "flags {flags}, {socket:?}, live: {is_live}");
+            let leases = [(Lease::Live, live), (Lease::Withdrawn, withdrawn), (Lease::Over, over)];
+            for (lease, expected) in leases {
+                let found = query(protocol::TCP, &segment(flags), lease, socket);
+                assert_eq!(found, expected, "flags {flags}, {socket:?}, {lease:?}");
             }
         }
     }

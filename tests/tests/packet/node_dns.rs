@@ -37,7 +37,7 @@ impl Sockets {
 impl Testbed {
     /// Leads queries to `vip` to a server on the node, for `lease` ns; 0 for a lease that is over.
     pub(crate) fn intercept(&mut self, vip: Address, server: Address, lease: u64) {
-        let until = if lease == 0 { 1 } else { monotonic_nanoseconds() + lease };
+        let until = if lease == 0 { 2 } else { monotonic_nanoseconds() + lease };
         for protocol in [UDP, TCP] {
             let query = ServiceKey::new(vip, 53, protocol);
             self.add_intercept(query, DnsIntercept::to_server(server, SERVER_PORT, until));

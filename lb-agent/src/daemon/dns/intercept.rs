@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use lb_common::{Address, DnsIntercept, Outcome, ServiceKey, dns, protocol};
 use lb_core::{
     dns::ClusterDns,
@@ -23,10 +24,10 @@ use lb_datapath::{DnsIntercepts, Stats, monotonic_nanoseconds};
 use lb_dns::{BindError, Forwarder, Names, Server, response_code};
 use tokio::{
     sync::watch,
-    task::JoinHandle,
+    task::{JoinHandle, block_in_place},
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::evidence::Evidence;
 use crate::daemon::state::{InterceptReport, State};
@@ -55,6 +56,8 @@ pub(super) struct Intercept {
     pub(super) names: Arc<Names>,
     /// The forwarder, if its upstream servers are the endpoints of the Service.
     pub(super) forwarder: Option<Arc<Forwarder>>,
+    /// Other addresses at which the agent answers.
+    pub(super) own: Vec<SocketAddr>,
     pub(super) map: DnsIntercepts,
     /// Counts the queries that the programs have led here.
     pub(super) packets: Stats,
@@ -82,6 +85,7 @@ impl Intercept {
         let mut listeners = Listeners::default();
         let mut until = BTreeMap::new();
         let mut evidence = Evidence::default();
+        let mut endpoints = Vec::new();
         let mut rounds = interval(ROUND);
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut last, mut caught_up) = (Instant::now(), Instant::now());
@@ -96,40 +100,48 @@ impl Intercept {
             let wanted = primary.iter().map(|ip| SocketAddr::new(*ip, self.port)).collect();
             listeners.keep(wanted, &server_for).await;
             until.retain(|address, _| listeners.serves(*address));
-            let blocked = evidence.blocked(self.led(), listeners.received(), now);
+            let led = block_in_place(|| self.led());
+            let blocked = evidence.blocked(led, listeners.received(), now);
             let dns = self.names.cluster_dns(&self.service);
-            self.follow_endpoints(&dns);
+            self.follow_endpoints(&dns, &mut endpoints);
             if now >= caught_up && !blocked {
                 self.renew(&listeners, &mut until).await;
             }
-            self.map.set(&entries(&dns.cluster_ips, &until))?;
+            self.write(&entries(&dns.cluster_ips, &until));
             self.report(&dns, &until, &listeners, blocked);
         }
-        self.map.set(&entries(&self.names.cluster_dns(&self.service).cluster_ips, &without_lease(&until)))?;
+        self.write(&entries(&self.names.cluster_dns(&self.service).cluster_ips, &withdrawn(&until)));
         sleep(LAST_ANSWERS).await;
         drop(self.stop);
         std::future::pending().await
     }
 
     /// Makes the endpoints of the Service answer the questions for all other names.
-    fn follow_endpoints(&self, dns: &ClusterDns) {
-        if let Some(forwarder) = &self.forwarder
-            && *forwarder.servers().all() != *dns.endpoints
-        {
-            forwarder.servers().set(&dns.endpoints, &[]);
+    fn follow_endpoints(&self, dns: &ClusterDns, known: &mut Vec<SocketAddr>) {
+        if let Some(forwarder) = self.forwarder.as_ref().filter(|_| *known != dns.endpoints) {
+            forwarder.servers().set(&dns.endpoints, &self.own);
+            known.clone_from(&dns.endpoints);
+        }
+    }
+
+    /// Writes the entries of the programs. If that fails, the leases that they have end by themselves, and the next round
+    /// tries again.
+    fn write(&self, entries: &BTreeMap<ServiceKey, DnsIntercept>) {
+        if let Err(error) = block_in_place(|| self.map.set(entries)) {
+            debug!("cannot renew the leases of node-local DNS: {error}; trying again");
         }
     }
 
     /// Asks each listener for a name, and renews the time of those that answer.
     async fn renew(&self, listeners: &Listeners, until: &mut BTreeMap<SocketAddr, u64>) {
         let name = format!("dns-version.{}.", self.domain);
-        for address in listeners.addresses() {
-            let asked = monotonic_nanoseconds();
+        let asked = monotonic_nanoseconds();
+        let answers = listeners.addresses().into_iter().map(async |address| {
             let answer = timeout(PATIENCE, response_code(address, &name)).await;
-            if answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable)) {
-                until.insert(address, asked + nanoseconds(LEASE));
-            }
-        }
+            let answers = answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable));
+            answers.then_some((address, asked + nanoseconds(LEASE)))
+        });
+        until.extend(join_all(answers).await.into_iter().flatten());
     }
 
     /// How many queries the programs have led here, as far as they can be counted.
@@ -148,8 +160,8 @@ impl Intercept {
         let servers = until.iter().filter(|(_, until)| now < **until).map(|(address, _)| *address).collect();
         let problem = if blocked {
             Some(format!(
-                "queries of pods do not reach port {} of this node: a firewall seems to drop them; accept UDP and TCP \
-                 there from the pods (until then the endpoints of {} answer)",
+                "queries of pods are not answered at port {} of this node: a firewall seems to drop them, or --dns-allow \
+                 lacks the pods' network; accept UDP and TCP there (until then the endpoints of {} answer)",
                 self.port, self.service
             ))
         } else if dns.cluster_ips.is_empty() && self.names.is_synchronised() {
@@ -249,9 +261,9 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
     entries
 }
 
-/// The same servers, to which no more queries go. (0 would mark an entry for answers.)
-fn without_lease(until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<SocketAddr, u64> {
-    until.keys().map(|address| (*address, 1)).collect()
+/// The same servers, which stop.
+fn withdrawn(until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<SocketAddr, u64> {
+    until.keys().map(|address| (*address, dns::WITHDRAWN)).collect()
 }
 
 /// The duration in nanoseconds; at most `u64::MAX`.

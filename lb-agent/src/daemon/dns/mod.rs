@@ -97,6 +97,7 @@ pub(super) fn spawn(
         domain: config.zone.name().to_owned(),
         names: Arc::clone(names),
         forwarder: of_cluster,
+        own: config.bind.clone(),
         map: kernel.intercepts,
         packets: kernel.packets,
         addresses: sources.addresses,

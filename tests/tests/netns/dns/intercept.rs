@@ -195,7 +195,7 @@ impl NodeDns {
     fn asked_during(&self, vip: IpAddr, event: impl FnOnce()) -> Tally {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
-            let client = scope.spawn(|| self.bed.netns("pod1").run(|| ask_until(vip, &stop)).unwrap());
+            let client = scope.spawn(|| self.bed.netns("pod1").run(|| ask_until(vip, &stop, true)).unwrap());
             event();
             stop.store(true, Ordering::Relaxed);
             client.join().unwrap()
@@ -203,11 +203,15 @@ impl NodeDns {
     }
 }
 
-fn ask_until(vip: IpAddr, stop: &AtomicBool) -> io::Result<Tally> {
+/// Asks until `stop` is set: by one socket, or each question by a new one.
+fn ask_until(vip: IpAddr, stop: &AtomicBool, one_socket: bool) -> io::Result<Tally> {
     let mut client = Client::new(vip)?;
     let mut tally = Tally::default();
     let mut last = Instant::now();
     while !stop.load(Ordering::Relaxed) {
+        if !one_socket {
+            client = Client::new(vip)?;
+        }
         match client.ask(WEB) {
             Ok(LOCAL) => tally.local += 1,
             Ok(_) => tally.of_endpoint += 1,
@@ -258,12 +262,14 @@ fn no_query_is_lost_when_the_agent_stops_and_starts() {
     let stop = AtomicBool::new(false);
     let netns = dns.bed.netns("pod1").clone();
     let tally = thread::scope(|scope| {
-        let client = scope.spawn(|| netns.run(|| ask_until(vip, &stop)).unwrap());
+        let client = scope.spawn(|| netns.run(|| ask_until(vip, &stop, false)).unwrap());
         dns.start_agent();
+        thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
         client.join().unwrap()
     });
     assert!(tally.errors.is_empty() && tally.lost == 0, "{tally:?}");
+    assert!(tally.of_endpoint > 0 && tally.local > 0, "{tally:?}");
 }
 
 #[test]
