@@ -39,6 +39,12 @@ impl DnsIntercept {
         Self { address: cluster_ip, until: 0, port: PORT, reserved: [0; 6] }
     }
 
+    /// Whether the key is the server's endpoint, so that the entry is for its answers.
+    #[inline(always)]
+    pub const fn is_of_answers(&self) -> bool {
+        self.until == 0
+    }
+
     /// The state of the server's lease at `now`, in nanoseconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn lease(&self, now: u64) -> Lease {
@@ -55,7 +61,7 @@ impl DnsIntercept {
 /// The value of [`DnsIntercept::until`] while the server stops.
 pub const WITHDRAWN: u64 = 1;
 
-/// What is known about a server.
+/// Whether a DNS server answers, as far as its lease tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Lease {

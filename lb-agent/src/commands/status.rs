@@ -448,7 +448,7 @@ fn dns_line(report: &DnsReport) -> String {
     format!("DNS       {domain} at {served}, other names from {upstreams}{loops}{errors}{intercept}")
 }
 
-/// What becomes of queries of this node's pods to the DNS Service.
+/// Says who answers the queries that pods of this node send to the DNS Service.
 fn intercept_text(report: &InterceptReport) -> String {
     let InterceptReport { service, servers, problem, .. } = report;
     match (&**servers, problem) {

@@ -12,7 +12,7 @@ use std::{
 use glob::Pattern;
 use ipnet::IpNet;
 use kube::config::Kubeconfig;
-use lb_common::{MAX_NETWORKS, Scheduler, UnknownScheduler};
+use lb_common::{MAX_NETWORKS, Scheduler, UnknownScheduler, dns};
 use lb_core::{
     announce::lease::Prefer,
     dns::Zone,
@@ -45,7 +45,6 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 /// Default path of BIRD's control socket: that of Debian.
 const BIRD_SOCKET: &str = "/run/bird/bird.ctl";
-const DNS_PORT: u16 = 53;
 /// Default of `--dns-intercept-port`: outside of `--masquerade-ports` and of the ports that kubelet and kube-proxy use.
 const DNS_INTERCEPT_PORT: u16 = 9053;
 /// Default port of the pages for a browser.
@@ -152,7 +151,7 @@ pub(super) fn dns(given: Dns) -> Result<DnsConfig, ConfigError> {
 /// The Service of `--dns-intercept`, and the port of the server.
 fn dns_intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, ConfigError> {
     let port = port.unwrap_or(DNS_INTERCEPT_PORT);
-    if port == 0 || port == DNS_PORT {
+    if port == 0 || port == dns::PORT {
         let why =
             "give a port that no other server uses, and not 53: pods may ask the node's own DNS server there";
         return Err(refused("--dns-intercept-port", port, why));
@@ -190,7 +189,7 @@ fn dns_addresses(setting: &'static str, given: Option<Vec<String>>) -> Result<Ve
     let given = given.into_iter().flatten().filter(|text| !text.trim().is_empty());
     let address = |text: String| {
         let text = text.trim();
-        let address = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, DNS_PORT));
+        let address = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, dns::PORT));
         address
             .or_else(|_| text.parse())
             .map_err(|error| refused(setting, text, format!("{error}: give ADDR, ADDR:PORT or [ADDR]:PORT")))

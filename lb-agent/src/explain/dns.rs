@@ -1,7 +1,10 @@
 //! Traces packets of node-local DNS: queries of pods that go to the agent, and its answers.
 
-use lb_common::{Outcome, ServiceKey, conntrack::Tuple, device_flags, dns, protocol};
-use lb_ebpf::rules::dns::{Query, ServerSocket, outcome, query};
+use lb_common::{DnsIntercept, Outcome, ServiceKey, conntrack::Tuple, device_flags, dns::Lease};
+use lb_ebpf::{
+    parse::Part,
+    rules::dns::{Query, ServerSocket, may_be_query, outcome, query},
+};
 
 use super::{
     step::{Ends, TraceStep, Verdict},
@@ -14,13 +17,11 @@ impl<T: Tables> Walk<'_, T> {
     /// socket, which programs look up; a server that is known to answer has one.
     pub(super) fn query(&mut self) -> WalkResult<Option<Verdict>> {
         let tuple = self.question.tuple;
-        let is_query = tuple.destination_port == dns::PORT
-            && matches!(tuple.protocol, protocol::UDP | protocol::TCP)
-            && self.is_of_pod()?;
+        let is_query = may_be_query(&tuple, Part::Whole) && self.is_of_pod()?;
         let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
         let Some(server) = self.tables.dns_intercept(&key)?.filter(|_| is_query) else { return Ok(None) };
         let lease = server.lease(self.tables.nanos());
-        let live = lease == dns::Lease::Live;
+        let live = lease == Lease::Live;
         let to = Tuple { destination: server.address, destination_port: server.port, ..tuple };
         let to = Ends::from(&to);
         self.steps.push(TraceStep::NodeLocalDns { server: to.to, live });
@@ -35,7 +36,7 @@ impl<T: Tables> Walk<'_, T> {
     pub(super) fn answer(&self) -> WalkResult<Verdict> {
         let tuple = self.question.tuple;
         let key = ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol);
-        let entry = self.tables.dns_intercept(&key)?.filter(|entry| entry.until == 0);
+        let entry = self.tables.dns_intercept(&key)?.filter(DnsIntercept::is_of_answers);
         match entry {
             Some(entry) if self.is_of_pod()? => {
                 let to = Tuple { source: entry.address, source_port: entry.port, ..tuple };

@@ -5,35 +5,36 @@
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{metallb::MetalLb, watch::Watch};
+use super::{
+    metallb::MetalLb,
+    watch::{Presence, Watch},
+};
 
-/// What the API server has answered about a CRD.
+/// A CRD, and whether the API server has it.
 #[derive(Clone, Debug)]
 pub(super) struct Crd {
     /// The name of the CRD.
     name: String,
     version: &'static str,
-    /// Since when the API server has the CRD; `None` if it lacks it, or has not answered.
-    exists_since: Option<Instant>,
-    /// When the API server last answered that it lacks the CRD; `None` if it has it, or has not answered.
-    missing_at: Option<Instant>,
+    presence: Presence,
 }
 
 impl Crd {
     pub(super) fn of<K: MetalLb>(watch: &Watch<K>) -> Self {
-        Self {
-            name: format!("{}.metallb.io", K::PLURAL),
-            version: K::VERSION,
-            exists_since: watch.exists_since(),
-            missing_at: watch.missing_at(),
-        }
+        let name = format!("{}.metallb.io", K::PLURAL);
+        Self { name, version: K::VERSION, presence: watch.presence() }
+    }
+
+    /// Since when the API server has the CRD.
+    const fn exists_since(&self) -> Option<Instant> {
+        if let Presence::Exists(since) = self.presence { Some(since) } else { None }
     }
 }
 
 /// The condition that some CRDs are missing. It is logged when it begins or changes.
 #[derive(Debug)]
 pub(super) struct MissingCrds {
-    /// What does not work without all CRDs.
+    /// The consequence of a missing CRD, as a part of the condition's sentence.
     effect: &'static str,
     logged: Option<String>,
 }
@@ -55,13 +56,13 @@ impl MissingCrds {
 }
 
 fn sentence(crds: &[Crd], effect: &str) -> Option<String> {
-    let first = crds.iter().filter_map(|crd| crd.exists_since).min()?;
-    // An answer from before the first CRD says nothing: whoever installs CRDs creates one after the other.
-    let is_missing = |crd: &&Crd| crd.missing_at.is_some_and(|at| at > first);
+    let first = crds.iter().filter_map(Crd::exists_since).min()?;
+    // CRDs are created one after the other. So a CRD that was missing before the first one existed may exist by now.
+    let is_missing = |crd: &&Crd| matches!(crd.presence, Presence::Missing(at) if at > first);
     let name = |crd: &Crd| format!("{} ({})", crd.name, crd.version);
     let missing: Vec<String> = crds.iter().filter(is_missing).map(name).collect();
     let present: Vec<&str> =
-        crds.iter().filter(|crd| crd.exists_since.is_some()).map(|crd| crd.name.as_str()).collect();
+        crds.iter().filter(|crd| crd.exists_since().is_some()).map(|crd| crd.name.as_str()).collect();
     (!missing.is_empty()).then(|| {
         format!(
             "the API server lacks the CRD {} but has {}: {effect}; install all CRDs of one release of MetalLB, also those \
@@ -80,8 +81,9 @@ mod tests {
 
     /// A CRD that exists since, or was missing at, this second.
     fn crd(name: &str, second: u64, exists: bool) -> Crd {
-        let at = |condition: bool| condition.then(|| *START + Duration::from_secs(second));
-        Crd { name: name.to_owned(), version: "v1", exists_since: at(exists), missing_at: at(!exists) }
+        let at = *START + Duration::from_secs(second);
+        let presence = if exists { Presence::Exists(at) } else { Presence::Missing(at) };
+        Crd { name: name.to_owned(), version: "v1", presence }
     }
 
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
@@ -89,7 +91,7 @@ mod tests {
     #[test]
     fn only_some_missing_crds_are_a_condition() {
         let mut condition = MissingCrds::new("nothing works");
-        let unknown = Crd { missing_at: None, ..crd("b", 0, false) };
+        let unknown = Crd { presence: Presence::Unknown, ..crd("b", 0, false) };
         for crds in [
             vec![crd("a", 1, false), crd("b", 2, false)],
             vec![crd("a", 1, true), crd("b", 2, true)],

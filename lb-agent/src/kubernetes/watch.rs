@@ -34,9 +34,10 @@ pub(super) struct Watch<K: Kind> {
     presence: Presence,
 }
 
-/// What the API server has last answered about the existence of an optional kind.
+/// Whether the API server has an optional kind, by its last answer.
 #[derive(Clone, Copy, Debug)]
-enum Presence {
+pub(super) enum Presence {
+    /// The API server has not answered yet.
     Unknown,
     /// The kind exists, at least since this time.
     Exists(Instant),
@@ -140,14 +141,9 @@ impl<K: Kind> Watch<K> {
         self.objects.is_listed() && self.objects.is_empty()
     }
 
-    /// Since when the kind is known to exist; `None` if it is missing, or the API server has not answered.
-    pub(super) const fn exists_since(&self) -> Option<Instant> {
-        if let Presence::Exists(since) = self.presence { Some(since) } else { None }
-    }
-
-    /// When the API server last answered that it has no such kind; `None` if it exists, or the server has not answered.
-    pub(super) const fn missing_at(&self) -> Option<Instant> {
-        if let Presence::Missing(at) = self.presence { Some(at) } else { None }
+    /// Whether the API server has the kind.
+    pub(super) const fn presence(&self) -> Presence {
+        self.presence
     }
 
     /// Whether the API server has listed the kind, or has refused to.

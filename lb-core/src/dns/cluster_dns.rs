@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use lb_common::dns::PORT;
+
 use super::{Index, NamedPort, NamedService, Target};
 use crate::{model::ObjectName, protocol::Protocol};
-
-/// Port of DNS queries.
-const PORT: u16 = 53;
 
 /// The DNS Service of the cluster, as node-local DNS needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

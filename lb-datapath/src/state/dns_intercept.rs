@@ -33,7 +33,7 @@ impl DnsIntercepts {
         let present = self.map.entries()?;
         let gone: Vec<ServiceKey> = present.into_keys().filter(|key| !entries.contains_key(key)).collect();
         let (answers, queries): (Vec<_>, Vec<_>) =
-            entries.iter().map(|(key, value)| (*key, *value)).partition(|(_, value)| value.until == 0);
+            entries.iter().map(|(key, value)| (*key, *value)).partition(|(_, value)| value.is_of_answers());
         let marks = entries.keys().flat_map(Mark::of_intercept);
         self.filter.insert_after(marks, || {
             for entries in [answers, queries] {

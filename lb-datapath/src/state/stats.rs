@@ -31,13 +31,18 @@ impl Stats {
     pub fn read(&self) -> Result<[u64; Outcome::COUNT], DatapathError> {
         let mut sums = [0; Outcome::COUNT];
         for (outcome, sum) in Outcome::ALL.into_iter().zip(&mut sums) {
-            let values = self.counters.get(&(outcome as u32), 0).map_err(|error| DatapathError::Map {
-                action: "read from",
-                map: layout::STATS.name,
-                source: std::io::Error::other(error),
-            })?;
-            *sum = values.iter().fold(0, |sum: u64, value| sum.wrapping_add(*value));
+            *sum = self.read_one(outcome)?;
         }
         Ok(sums)
+    }
+
+    /// Number of packets with this [`Outcome`], as in [`read`](Self::read).
+    pub fn read_one(&self, outcome: Outcome) -> Result<u64, DatapathError> {
+        let values = self.counters.get(&(outcome as u32), 0).map_err(|error| DatapathError::Map {
+            action: "read from",
+            map: layout::STATS.name,
+            source: std::io::Error::other(error),
+        })?;
+        Ok(values.iter().fold(0, |sum: u64, value| sum.wrapping_add(*value)))
     }
 }

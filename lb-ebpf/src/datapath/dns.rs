@@ -94,7 +94,8 @@ fn translate(skb: &mut Skb, packet: &Packet, outcome: Outcome) -> Result<Outcome
 /// The entry for answers from the source of `tuple`.
 #[inline(always)]
 fn answered_by(tuple: &Tuple) -> Option<DnsIntercept> {
-    lookup(&ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol)).filter(|entry| entry.until == 0)
+    lookup(&ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol))
+        .filter(DnsIntercept::is_of_answers)
 }
 
 #[inline(always)]

@@ -112,7 +112,7 @@ fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<b
 /// Creates the flow that begins with this packet, in place of an `earlier` one, and returns its entry.
 #[inline(always)]
 fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
-    if may_be_query(packet) {
+    if may_be_query(&packet.tuple, packet.fragment.part) {
         match dns::query(skb, packet, earlier) {
             Query::Service => {}
             Query::Local => return Err(dns::to_server(skb, packet)),

@@ -7,13 +7,13 @@
 
 use lb_common::{
     Outcome,
-    conntrack::Segment,
+    conntrack::{Segment, Tuple},
     dns::{self, Lease},
     protocol,
 };
 
 use super::source_port::LISTEN;
-use crate::parse::{Packet, Part};
+use crate::parse::Part;
 
 /// Where a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +47,12 @@ impl ServerSocket {
     }
 }
 
-/// Whether the packet may be a query, as far as its own headers show: whole, to port 53, over UDP or TCP.
+/// Whether a packet may be a query, as far as its own headers show: to port 53, over UDP or TCP, and no fragment.
 #[inline(always)]
-pub fn may_be_query(packet: &Packet) -> bool {
-    let protocol = packet.tuple.protocol;
-    packet.tuple.destination_port == dns::PORT
-        && packet.fragment.part == Part::Whole
+pub fn may_be_query(tuple: &Tuple, part: Part) -> bool {
+    let protocol = tuple.protocol;
+    tuple.destination_port == dns::PORT
+        && part == Part::Whole
         && (protocol == protocol::UDP || protocol == protocol::TCP)
 }
 

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::evidence::Evidence;
+use super::{RETRY, evidence::Evidence};
 use crate::daemon::state::{InterceptReport, State};
 
 /// Interval of the agent's own queries.
@@ -44,8 +44,6 @@ const STOPPED: Duration = Duration::from_millis(500);
 const CATCH_UP: Duration = Duration::from_secs(1);
 /// How long the server answers what is on its way when the agent stops.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// Pause before the next attempt to listen at an address whose port is taken.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// The task of node-local DNS.
 pub(super) struct Intercept {
@@ -146,7 +144,7 @@ impl Intercept {
 
     /// How many queries the programs have led here, as far as they can be counted.
     fn led(&self) -> Option<u64> {
-        Some(self.packets.read().ok()?[Outcome::DnsQuery as usize])
+        self.packets.read_one(Outcome::DnsQuery).ok()
     }
 
     fn report(

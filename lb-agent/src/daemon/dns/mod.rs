@@ -5,7 +5,7 @@ mod intercept;
 mod upstreams;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     convert::Infallible,
     future,
     net::{IpAddr, SocketAddr},
@@ -27,7 +27,7 @@ use crate::config::{DnsConfig, InterceptConfig};
 /// Pause before the next attempt to listen at an address that is taken or missing.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// What the tasks follow.
+/// Channels that the tasks read.
 pub(super) struct Sources {
     /// Ranges of cluster IPs that the API server names.
     pub(super) ranges: watch::Receiver<Vec<IpNet>>,
@@ -37,7 +37,7 @@ pub(super) struct Sources {
     pub(super) stop: watch::Receiver<bool>,
 }
 
-/// What node-local DNS needs of the kernel.
+/// The maps that node-local DNS writes and reads.
 pub(super) struct Kernel {
     pub(super) intercepts: DnsIntercepts,
     pub(super) packets: lb_datapath::Stats,
@@ -54,8 +54,7 @@ pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<
     Some(Arc::new(Names::new(zone)))
 }
 
-/// Spawns the servers and the tasks that follow the upstream servers and the ranges of cluster IPs. Without
-/// `--dns-intercept`, removes what an earlier agent has left for node-local DNS.
+/// Spawns the servers and the tasks that follow the upstream servers and the ranges of cluster IPs.
 pub(super) fn spawn(
     config: &DnsConfig,
     names: &Arc<Names>,
@@ -64,7 +63,7 @@ pub(super) fn spawn(
     stats: Stats,
     state: &Arc<State>,
     tasks: &mut Tasks,
-) -> anyhow::Result<()> {
+) {
     let forwarder = Arc::new(Forwarder::new(open_files::share(MOST_QUESTIONS), stats.clone()));
     let server = {
         let (config, names, forwarder) = (config.clone(), Arc::clone(names), Arc::clone(&forwarder));
@@ -88,9 +87,7 @@ pub(super) fn spawn(
         "upstream DNS servers",
         upstreams::follow(upstreams, config.bind.clone(), forwarder, Arc::clone(state)),
     );
-    let Some(InterceptConfig { service, port }) = config.intercept.clone() else {
-        return Ok(kernel.intercepts.set(&BTreeMap::new())?);
-    };
+    let Some(InterceptConfig { service, port }) = config.intercept.clone() else { return };
     let intercept = Intercept {
         service,
         port,
@@ -105,7 +102,6 @@ pub(super) fn spawn(
         state: Arc::clone(state),
     };
     tasks.spawn("node-local DNS", intercept.run(move |own| server(&[own])));
-    Ok(())
 }
 
 /// Answers queries at the address. An address that is taken or missing does not stop the agent, which also serves

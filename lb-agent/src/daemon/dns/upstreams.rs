@@ -28,7 +28,7 @@ const FOLLOW: Duration = Duration::from_secs(1);
 /// Interval at which the agent checks whether an upstream server leads back to the agent.
 const PROBE: Duration = Duration::from_secs(30);
 
-/// Where the upstream servers come from.
+/// The source of the list of upstream servers.
 pub(super) enum Upstreams {
     /// `--dns-upstream`
     Fixed(Vec<SocketAddr>),

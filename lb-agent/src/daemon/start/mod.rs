@@ -145,11 +145,14 @@ fn spawn_dns(
 ) -> anyhow::Result<()> {
     let Opened { datapath, metrics, state, .. } = opened;
     let kernel = dns::Kernel { intercepts: datapath.dns_intercepts()?, packets: datapath.stats()? };
-    match &opened.names {
-        Some(names) => dns::spawn(&config.dns, names, sources, kernel, metrics.dns(), state, tasks),
-        // An earlier agent may have had one.
-        None => Ok(kernel.intercepts.set(&BTreeMap::new())?),
+    if config.dns.intercept.is_none() {
+        // An earlier agent may have answered pods.
+        kernel.intercepts.set(&BTreeMap::new())?;
     }
+    if let Some(names) = &opened.names {
+        dns::spawn(&config.dns, names, sources, kernel, metrics.dns(), state, tasks);
+    }
+    Ok(())
 }
 
 /// Spawns the task that probes endpoints. Returns those that an earlier agent has found unhealthy.

@@ -95,8 +95,8 @@ async fn changed(term: &mut watch::Receiver<Option<Term>>) {
     }
 }
 
-/// How long the pools must stay as they are before Services may lose addresses: whoever replaces pools writes one after
-/// the other.
+/// Services lose no address until the pools have stayed the same for this long: replaced pools arrive one after the
+/// other.
 const QUIET: Duration = Duration::from_secs(5);
 
 struct Leader<'a> {
