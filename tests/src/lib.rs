@@ -19,6 +19,7 @@ pub mod cleanup;
 pub mod client;
 pub mod cluster;
 pub mod daemon;
+pub mod dns;
 pub mod guest;
 pub mod http;
 pub mod icmp;

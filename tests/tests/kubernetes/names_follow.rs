@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_tests::{patience, stopwatch::Stopwatch};
+use lb_tests::{dns, patience, stopwatch::Stopwatch};
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, DNS, LIMIT, headless};
@@ -42,20 +42,14 @@ impl Client {
         Self(bed.netns.run(open).unwrap())
     }
 
-    /// Asks for the A records of `NAME.default.svc.cluster.local`. Returns the address in the answer: the last four
-    /// bytes of a message with one record and no EDNS. `None` without an answer or with an empty one.
+    /// Asks for the A records of `NAME.default.svc.cluster.local`. Returns the address in the answer; `None` without an
+    /// answer or with an empty one.
     fn ask(&self, name: &str) -> Option<Ipv4Addr> {
-        let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        for label in [name, "default", "svc", "cluster", "local", ""] {
-            query.push(u8::try_from(label.len()).unwrap());
-            query.extend(label.as_bytes());
-        }
-        query.extend([0, 1, 0, 1]);
+        let query = dns::query(1, &format!("{name}.default.svc.cluster.local"));
         let mut buffer = [0; 512];
         let length = self.0.send(&query).and_then(|_| self.0.recv(&mut buffer));
         let length = length.inspect_err(|error| assert!(is_silence(error), "{error}")).ok()?;
-        let has_answer = buffer[7] == 1;
-        buffer[..length].last_chunk::<4>().filter(|_| has_answer).map(|bytes| Ipv4Addr::from(*bytes))
+        dns::address(&buffer[..length])
     }
 
     /// Makes a change, and asks for the name until the answer is `wanted`.

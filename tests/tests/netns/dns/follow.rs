@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lb_tests::dns;
+
 use super::Names;
 
 /// Number of changes of the Service that are measured.
@@ -15,24 +17,12 @@ const CHANGES: u32 = 200;
 /// milliseconds.)
 const BOUND: Duration = Duration::from_millis(100);
 
-/// A DNS query for the A records of `moving.default.svc.cluster.local`.
-fn query() -> Vec<u8> {
-    let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-    for label in ["moving", "default", "svc", "cluster", "local", ""] {
-        query.push(u8::try_from(label.len()).unwrap());
-        query.extend(label.as_bytes());
-    }
-    query.extend([0, 1, 0, 1]);
-    query
-}
-
-/// Sends the query; returns the address in the answer, the last four bytes of a message with one record and no EDNS.
+/// Sends the query; returns the address in the answer.
 fn ask(socket: &UdpSocket, query: &[u8]) -> io::Result<Option<Ipv4Addr>> {
     socket.send(query)?;
     let mut buffer = [0; 512];
     let length = socket.recv(&mut buffer)?;
-    let has_answer = buffer[7] == 1;
-    Ok(buffer[..length].last_chunk::<4>().filter(|_| has_answer).map(|bytes| Ipv4Addr::from(*bytes)))
+    Ok(dns::address(&buffer[..length]))
 }
 
 fn moving(address: Ipv4Addr) -> String {
@@ -52,7 +42,7 @@ fn names_follow_a_change_of_a_manifest_within_milliseconds() {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         socket.connect("127.0.0.1:53")?;
         socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let query = query();
+        let query = dns::query(1, "moving.default.svc.cluster.local");
         let mut delays = Vec::new();
         for number in 0..CHANGES {
             let address = Ipv4Addr::from(0x0af4_0101 + number);

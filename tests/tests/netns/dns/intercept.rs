@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_tests::wait_for;
+use lb_tests::{dns, wait_for};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -115,7 +115,7 @@ impl Client {
 
     fn ask(&mut self, name: &str) -> io::Result<Ipv4Addr> {
         self.id += 1;
-        self.socket.send(&query(self.id, name))?;
+        self.socket.send(&dns::query(self.id, name))?;
         let mut buffer = [0; 512];
         loop {
             let length = self.socket.recv(&mut buffer)?;
@@ -133,7 +133,7 @@ fn connect(vip: IpAddr) -> io::Result<TcpStream> {
 }
 
 fn ask_over_tcp(stream: &mut TcpStream, name: &str) -> io::Result<Ipv4Addr> {
-    let query = query(7, name);
+    let query = dns::query(7, name);
     let length = u16::try_from(query.len()).map_err(io::Error::other)?.to_be_bytes();
     stream.write_all(&[&length[..], &query].concat())?;
     let mut length = [0; 2];
@@ -143,22 +143,9 @@ fn ask_over_tcp(stream: &mut TcpStream, name: &str) -> io::Result<Ipv4Addr> {
     answer(&message)
 }
 
-/// A query for the A records of the name.
-fn query(id: u16, name: &str) -> Vec<u8> {
-    let mut query = id.to_be_bytes().to_vec();
-    query.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
-    for label in name.split('.').chain([""]) {
-        query.push(u8::try_from(label.len()).unwrap());
-        query.extend(label.as_bytes());
-    }
-    query.extend([0, 1, 0, 1]);
-    query
-}
-
-/// The address in the answer, the last four bytes of a message with one record and no EDNS.
+/// The address in an answer; the message as an error if it has none.
 fn answer(message: &[u8]) -> io::Result<Ipv4Addr> {
-    let found = message.last_chunk::<4>().filter(|_| message[3] & 15 == 0 && message[7] == 1);
-    found.map(|bytes| Ipv4Addr::from(*bytes)).ok_or_else(|| io::Error::other(format!("{message:?}")))
+    dns::address(message).ok_or_else(|| io::Error::other(format!("{message:?}")))
 }
 
 #[test]

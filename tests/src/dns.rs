@@ -1,0 +1,22 @@
+//! DNS queries for A records, and their answers, as bytes: for tests that ask without a resolver.
+
+use std::net::Ipv4Addr;
+
+/// A query for the A records of a name with labels of at most 63 bytes, and without a dot at its end.
+pub fn query(id: u16, name: &str) -> Vec<u8> {
+    let mut query = id.to_be_bytes().to_vec();
+    query.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    for label in name.split('.').chain([""]) {
+        query.extend(u8::try_from(label.len()));
+        query.extend(label.as_bytes());
+    }
+    query.extend([0, 1, 0, 1]);
+    query
+}
+
+/// The address in the answer to such a query: the last four bytes of a message with one record, no error and no EDNS.
+pub fn address(message: &[u8]) -> Option<Ipv4Addr> {
+    let header = message.first_chunk::<12>()?;
+    let has_address = header[3] & 15 == 0 && header[7] == 1;
+    message.last_chunk::<4>().filter(|_| has_address).map(|bytes| Ipv4Addr::from(*bytes))
+}
