@@ -1,7 +1,7 @@
 //! The table of settings. One entry declares the flag, its help, its environment variable and its keys in the file of
 //! `--config`. A test compares `docs/settings.md` with the table, and writes the page if `UPDATE_DOCS` is set.
 
-use std::{num::NonZeroU32, path::PathBuf};
+use std::{mem, num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
@@ -42,6 +42,14 @@ macro_rules! settings {
                     pub $field: $typed,
                 )*
                 $($($also)*)?
+            }
+
+            impl $name {
+                /// These values, and for each that is missing the one of the file, which is taken out.
+                pub(crate) fn or_in_file(mut self, file: &mut FileSettings) -> Self {
+                    $(self.$field = self.$field.or_in_file(mem::take(&mut file.$field));)*
+                    self
+                }
             }
         )*
 
@@ -250,7 +258,7 @@ settings! {
         /// link-local networks, and --cluster-cidr]
         "dns-allow" "LB_AGENT_DNS_ALLOW" "dnsAllow"
         dns_allow: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
-        /// DNS queries per second over UDP that the agent answers to each IPv4 address and IPv6 /64; 0: any number
+        /// DNS queries per second over UDP that the agent answers to each source (docs/dns.md#clients); 0: any number
         /// [default: 2000]
         "dns-rate-limit" "LB_AGENT_DNS_RATE_LIMIT" "dnsRateLimit"
         dns_rate_limit: Option<u32> | Option<u32>, (value_name = "NUMBER");
@@ -332,6 +340,37 @@ impl List {
             Self::Text(text) => text.split(',').map(str::to_owned).collect(),
             Self::Items(items) => items,
         }
+    }
+}
+
+/// A value of a flag or an environment variable, which overrides that of the file.
+trait OrInFile<File> {
+    /// This value, or without one that of the file.
+    fn or_in_file(self, file: File) -> Self;
+}
+
+impl<T> OrInFile<Self> for Option<T> {
+    fn or_in_file(self, file: Self) -> Self {
+        self.or(file)
+    }
+}
+
+impl OrInFile<Option<List>> for Option<Vec<String>> {
+    fn or_in_file(self, file: Option<List>) -> Self {
+        self.or_else(|| file.map(List::items))
+    }
+}
+
+impl OrInFile<Option<NonZeroU32>> for Option<u32> {
+    fn or_in_file(self, file: Option<NonZeroU32>) -> Self {
+        self.or(file.map(NonZeroU32::get))
+    }
+}
+
+/// A flag without a value is on if either sets it.
+impl OrInFile<Self> for bool {
+    fn or_in_file(self, file: Self) -> Self {
+        self || file
     }
 }
 

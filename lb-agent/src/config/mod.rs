@@ -15,7 +15,6 @@ mod tests;
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    num::NonZeroU32,
     ops::RangeInclusive,
     path::PathBuf,
     sync::Arc,
@@ -32,14 +31,10 @@ use lb_core::{
 };
 
 pub use self::error::ConfigError;
-use self::{
-    check::{Detect, Dns, FlowLogSettings},
-    error::refused,
-    file::File,
-};
+use self::{error::refused, file::File};
 use crate::{
     announce::bgp,
-    cli::{KernelArgs, List, LogFormat, RunArgs},
+    cli::{KernelArgs, LogFormat, RunArgs},
     flow_log::FlowLogConfig,
     kubernetes::ApiServer,
 };
@@ -47,13 +42,11 @@ pub use crate::{
     cli::{DsrEncapsulation, ServiceMetrics, SocketLb},
     node::{DetectLocal, NodePortAddresses},
 };
-use lb_datapath::{BpfLogLevel, Capacities, DEFAULT_MASQUERADE_PORTS, DevicePatterns, Forwarding, XdpOption};
+use lb_datapath::{BpfLogLevel, Capacities, DevicePatterns, Forwarding, XdpOption};
 use lb_dns::Access;
 
 /// Conventional mount point of a BPF file system.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
-/// Default ranges of cluster IPs: that of kubeadm, and a unique local IPv6 range.
-const DEFAULT_SERVICE_RANGES: &str = "10.96.0.0/12,fd00:10:96::/112";
 /// Environment variable that Kubernetes sets in the containers of every Pod.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
@@ -90,7 +83,7 @@ pub struct Config {
     pub load_balancer_class: Option<String>,
     /// Whether the agent assigns addresses from the API server's pools while it is elected.
     pub load_balancer_controller: bool,
-    /// Whether a Service gets another address if the pools do not give it its own any more.
+    /// Whether a Service gets another address if no pool may give it its present one any more.
     pub load_balancer_reassign: bool,
     /// Which nodes share load balancers' addresses at layer 2, and how.
     pub announce: AnnounceConfig,
@@ -114,9 +107,9 @@ pub struct Config {
     pub north_south: NorthSouthMode,
     /// Tunnel to backends on other nodes under direct server return.
     pub dsr_encapsulation: DsrEncapsulation,
-    /// Nodes that may send packets to backends on this node through a tunnel.
+    /// Networks (`--dsr-peers`) of further machines that may send tunnelled packets to backends on this node.
     pub dsr_peers: Vec<IpNet>,
-    /// Whose socket system calls are translated: processes of the node, also pods, or none.
+    /// Which processes have their socket system calls translated: those of the node, those of pods as well, or none.
     pub socket_lb: SocketLb,
     /// Which wire devices get XDP programs.
     pub xdp: XdpOption,
@@ -175,11 +168,12 @@ pub struct WebConfig {
 /// Settings of the DNS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// Addresses and ports that the DNS server listens on; empty for no server.
+    /// Addresses and ports (`--dns-bind-address`) that the DNS server listens on, besides those of node-local DNS.
     pub bind: Vec<SocketAddr>,
     /// The DNS domain that contains the names of Services.
     pub zone: Zone,
-    /// DNS servers for names outside `zone`; empty for those in `/etc/resolv.conf`.
+    /// DNS servers for names outside `zone`. Empty for the endpoints of the DNS Service if node-local DNS is on, else
+    /// for the servers in `/etc/resolv.conf`.
     pub upstreams: Vec<SocketAddr>,
     /// Which clients the server answers, and at what rate.
     pub access: Access,
@@ -211,20 +205,16 @@ impl KernelPaths {
     /// # Errors
     /// The file is unreadable or invalid, or the path of the BPF file system is relative.
     pub fn new(typed: KernelArgs) -> Result<Self, ConfigError> {
-        let file = File::read(typed.config.as_deref())?;
-        Self::merge(typed, file.settings.bpffs, file.settings.cgroup)
+        let mut file = File::read(typed.config.as_deref())?;
+        Self::checked(typed.or_in_file(&mut file.settings))
     }
 
-    fn merge(
-        typed: KernelArgs,
-        bpffs: Option<PathBuf>,
-        cgroup: Option<PathBuf>,
-    ) -> Result<Self, ConfigError> {
-        let bpffs = typed.bpffs.or(bpffs).unwrap_or_else(|| DEFAULT_BPFFS.into());
+    fn checked(given: KernelArgs) -> Result<Self, ConfigError> {
+        let bpffs = given.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into());
         if !bpffs.is_absolute() {
             return Err(refused("--bpffs", bpffs.display(), "set an absolute path"));
         }
-        Ok(Self { bpffs, cgroup: typed.cgroup.or(cgroup) })
+        Ok(Self { bpffs, cgroup: given.cgroup })
     }
 }
 
@@ -235,134 +225,71 @@ impl Config {
     /// The file is unreadable or invalid, a setting is invalid, there is no source of Services or there are two, or the
     /// host name cannot be read.
     pub fn new(kernel: KernelArgs, run: RunArgs) -> Result<Self, ConfigError> {
-        let File { settings: file, without_effect } = File::read(kernel.config.as_deref())?;
-        let kernel = KernelPaths::merge(kernel, file.bpffs, file.cgroup)?;
+        let File { settings: mut file, without_effect } = File::read(kernel.config.as_deref())?;
+        if run.manifests.is_some() || run.kubeconfig.is_some() {
+            (file.manifests, file.kubeconfig) = (None, None);
+        }
+        let kernel = KernelPaths::checked(kernel.or_in_file(&mut file))?;
         if let Some(cgroup) = &kernel.cgroup {
             check::cgroup(cgroup)?;
         }
-        let typed = (run.manifests, run.kubeconfig);
-        let sources = if typed == (None, None) { (file.manifests, file.kubeconfig) } else { typed };
-        let source = check::source(sources, std::env::var_os(IN_CLUSTER).is_some())?;
-        let node_name = check::node_name(run.node_name.or(file.node_name))?;
-        let detect = Detect {
-            mode: run.detect_local_mode.or(file.detect_local_mode),
-            cluster_cidr: list(run.cluster_cidr, file.cluster_cidr),
-            bridge: run.pod_bridge_interface.or(file.pod_bridge_interface),
-            prefix: run.pod_interface_name_prefix.or(file.pod_interface_name_prefix),
-        };
-        let dns = check::dns(Dns {
-            bind: list(run.dns_bind_address, file.dns_bind_address),
-            domain: run.cluster_domain.or(file.cluster_domain),
-            upstreams: list(run.dns_upstream, file.dns_upstream),
-            allow: list(run.dns_allow, file.dns_allow),
-            rate: run.dns_rate_limit.or(file.dns_rate_limit),
-            intercept: run.dns_intercept.or(file.dns_intercept),
-            intercept_port: run.dns_intercept_port.or(file.dns_intercept_port),
-            pods: detect.cluster_cidr.clone(),
-        })?;
-        let given_ranges = list(run.service_cluster_ip_range, file.service_cluster_ip_range);
-        let has_api_server = matches!(source, Source::ApiServer(_));
-        let default_ranges =
-            || (!has_api_server).then(|| List::Text(DEFAULT_SERVICE_RANGES.to_owned()).items());
-        let drops_unknown_vips = has_api_server || given_ranges.is_some();
-        let service_ranges = given_ranges.or_else(default_ranges).map(check::service_ranges).transpose()?;
-        let ports = run.masquerade_ports.or(file.masquerade_ports);
-        let bind = check::bind(run.bind_address.or(file.bind_address))?;
-        let defaults = Capacities::default();
-        let connections = size(run.max_connections, file.max_connections);
-        let controller = run.load_balancer_controller || file.load_balancer_controller;
-        let reassign = run.load_balancer_reassign || file.load_balancer_reassign;
+        let checked = Self::checked(kernel, run.or_in_file(&mut file))?;
+        Ok(Self { without_effect, ..checked })
+    }
+
+    fn checked(kernel: KernelPaths, given: RunArgs) -> Result<Self, ConfigError> {
+        let in_cluster = std::env::var_os(IN_CLUSTER).is_some();
+        let source = check::source((given.manifests.clone(), given.kubeconfig.clone()), in_cluster)?;
+        let node_name = check::node_name(given.node_name.clone())?;
+        let service_ranges = check::service_ranges(&given, &source)?;
+        let ranges = service_ranges.as_deref().unwrap_or_default();
+        let bind = check::bind(given.bind_address.as_deref())?;
         Ok(Self {
             kernel,
-            detect_local: check::detect_local(detect, &source)?,
-            load_balancer_pool: check::load_balancer_pool(
-                list(run.load_balancer_pool, file.load_balancer_pool),
-                &source,
-                service_ranges.as_deref().unwrap_or_default(),
-            )?,
-            load_balancer_class: run
-                .load_balancer_class
-                .or(file.load_balancer_class)
-                .filter(|class| !class.is_empty()),
-            load_balancer_controller: check::load_balancer_controller(controller, &source)?,
-            load_balancer_reassign: check::load_balancer_reassign(reassign, controller, &source)?,
-            announce: check::announce(
-                (run.announce || file.announce, run.announce_port.or(file.announce_port)),
-                list(run.announce_member, file.announce_member),
-                run.announce_key_file.or(file.announce_key_file),
-                run.announce_prefer.or(file.announce_prefer),
-                &source,
-                &node_name,
-            )?,
-            bgp: check::announce_by_bgp(
-                run.announce_table.or(file.announce_table),
-                run.bird_config.or(file.bird_config),
-                run.bird_socket.or(file.bird_socket),
-            )?,
+            detect_local: check::detect_local(&given, &source)?,
+            load_balancer_pool: check::load_balancer_pool(&given, &source, ranges)?,
+            load_balancer_class: given.load_balancer_class.clone().filter(|class| !class.is_empty()),
+            load_balancer_controller: check::load_balancer_controller(&given, &source)?,
+            load_balancer_reassign: check::load_balancer_reassign(&given, &source)?,
+            announce: check::announce(&given, &source, &node_name)?,
+            bgp: check::announce_by_bgp(&given)?,
+            drops_unknown_vips: given.service_cluster_ip_range.is_some()
+                || matches!(source, Source::ApiServer(_)),
             source,
             node_name,
             bind_address: bind,
             devices: DevicePatterns {
-                wire: check::patterns("--wire-device", list(run.wire_device, file.wire_device))?,
-                workload: check::patterns(
-                    "--workload-device",
-                    list(run.workload_device, file.workload_device),
-                )?,
+                wire: check::patterns("--wire-device", given.wire_device.as_deref())?,
+                workload: check::patterns("--workload-device", given.workload_device.as_deref())?,
             },
-            drops_unknown_vips,
             service_ranges,
-            masquerade_all: run.masquerade_all || file.masquerade_all,
-            masquerade_ports: ports.map_or(Ok(DEFAULT_MASQUERADE_PORTS), |text| check::ports(&text))?,
-            nodeport_addresses: check::nodeport_addresses(list(
-                run.nodeport_addresses,
-                file.nodeport_addresses,
-            ))?,
-            denied_sources: check::denied_sources(list(run.deny_source, file.deny_source))?,
-            scheduler: check::scheduler(run.scheduler.or(file.scheduler))?,
+            masquerade_all: given.masquerade_all,
+            masquerade_ports: check::masquerade_ports(given.masquerade_ports.as_deref())?,
+            nodeport_addresses: check::nodeport_addresses(given.nodeport_addresses.as_deref())?,
+            denied_sources: check::denied_sources(given.deny_source.as_deref())?,
+            scheduler: check::scheduler(given.scheduler.as_deref())?,
             maglev: Maglev {
-                size: check::table_size(run.maglev_table_size.or(file.maglev_table_size))?,
-                seed: run.maglev_seed.or(file.maglev_seed).unwrap_or(DEFAULT_SEED),
+                size: check::table_size(given.maglev_table_size)?,
+                seed: given.maglev_seed.unwrap_or(DEFAULT_SEED),
             },
-            north_south: check::north_south(run.north_south_mode.or(file.north_south_mode))?,
-            dsr_encapsulation: run
-                .dsr_encapsulation
-                .or(file.dsr_encapsulation)
-                .unwrap_or(DsrEncapsulation::Ipip),
-            dsr_peers: check::peers(list(run.dsr_peers, file.dsr_peers))?,
-            socket_lb: run.socket_lb.or(file.socket_lb).unwrap_or(SocketLb::Host),
-            xdp: check::xdp(run.xdp.or(file.xdp)),
-            forwarding: check::forwarding(run.forwarding.or(file.forwarding)),
-            syn_retries: run.syn_retries.or(file.syn_retries).unwrap_or(0),
-            healthz: check::healthz(run.healthz_bind_address.or(file.healthz_bind_address), bind)?,
-            metrics: check::metrics(run.metrics_bind_address.or(file.metrics_bind_address), bind)?,
-            web: check::web(
-                run.web_bind_address.or(file.web_bind_address),
-                run.web_token_file.or(file.web_token_file),
-            )?,
-            dns,
-            service_metrics: run.service_metrics.or(file.service_metrics).unwrap_or(ServiceMetrics::Service),
-            flow_log: check::flow_log(FlowLogSettings {
-                target: run.flow_log.or(file.flow_log),
-                interval: size(run.flow_log_interval, file.flow_log_interval),
-                sample: run.flow_log_sample.or(file.flow_log_sample),
-                services: run.flow_log_services.or(file.flow_log_services),
-                max_size: run.flow_log_max_size.or(file.flow_log_max_size),
-                keep: run.flow_log_keep.or(file.flow_log_keep),
-            })?,
-            log_filter: check::log_filter(run.log_level.or(file.log_level))?,
-            log_format: run.log_format.or(file.log_format).unwrap_or(LogFormat::Human),
-            bpf_log: run.bpf_log.or(file.bpf_log).and_then(check::bpf_log_level),
-            capacities: Capacities {
-                services: size(run.max_frontends, file.max_frontends).unwrap_or(defaults.services),
-                backends: size(run.max_backends, file.max_backends).unwrap_or(defaults.backends),
-                tables: size(run.max_table_slots, file.max_table_slots).unwrap_or(defaults.tables),
-                // A connection takes two entries. One that is masqueraded through the stack takes four entries, and so
-                // counts as two connections.
-                conntrack: connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
-                affinity: size(run.max_affinity_clients, file.max_affinity_clients)
-                    .unwrap_or(defaults.affinity),
-            },
-            without_effect,
+            north_south: check::north_south(given.north_south_mode.as_deref())?,
+            dsr_encapsulation: given.dsr_encapsulation.unwrap_or(DsrEncapsulation::Ipip),
+            dsr_peers: check::peers(given.dsr_peers.as_deref())?,
+            socket_lb: given.socket_lb.unwrap_or(SocketLb::Host),
+            xdp: check::xdp(given.xdp),
+            forwarding: check::forwarding(given.forwarding),
+            syn_retries: given.syn_retries.unwrap_or(0),
+            healthz: check::healthz(given.healthz_bind_address.as_deref(), bind)?,
+            metrics: check::metrics(given.metrics_bind_address.as_deref(), bind)?,
+            web: check::web(given.web_bind_address.as_deref(), given.web_token_file.clone())?,
+            dns: check::dns(&given)?,
+            service_metrics: given.service_metrics.unwrap_or(ServiceMetrics::Service),
+            flow_log: check::flow_log(&given)?,
+            capacities: capacities(&given),
+            log_filter: check::log_filter(given.log_level)?,
+            log_format: given.log_format.unwrap_or(LogFormat::Human),
+            bpf_log: given.bpf_log.and_then(check::bpf_log_level),
+            without_effect: Vec::new(),
         })
     }
 
@@ -388,10 +315,16 @@ impl Config {
     }
 }
 
-fn list(typed: Option<Vec<String>>, file: Option<List>) -> Option<Vec<String>> {
-    typed.or_else(|| file.map(List::items))
-}
-
-fn size(typed: Option<u32>, file: Option<NonZeroU32>) -> Option<u32> {
-    typed.or(file.map(NonZeroU32::get))
+/// The sizes of the maps that the agent creates.
+fn capacities(given: &RunArgs) -> Capacities {
+    let defaults = Capacities::default();
+    Capacities {
+        services: given.max_frontends.unwrap_or(defaults.services),
+        backends: given.max_backends.unwrap_or(defaults.backends),
+        tables: given.max_table_slots.unwrap_or(defaults.tables),
+        // A connection takes two entries. One that is masqueraded through the stack takes four entries, and so counts as
+        // two connections.
+        conntrack: given.max_connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
+        affinity: given.max_affinity_clients.unwrap_or(defaults.affinity),
+    }
 }
