@@ -1,18 +1,50 @@
-//! The API paths of MetalLB's kinds, whose CRDs may be installed while the agent runs.
+//! MetalLB's kinds, whose CRDs may be installed while the agent runs.
 
-use std::{borrow::Cow, marker::PhantomData};
+use std::{borrow::Cow, fmt::Debug, marker::PhantomData};
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::Resource;
+use lb_core::{
+    convert::{ConvertError, Converted},
+    model::ObjectName,
+};
+use serde::de::DeserializeOwned;
 
-use super::kind::Kind;
+use super::{kind::Kind, watched::Read};
 
-/// A kind of the API group `metallb.io`.
-pub(super) trait MetalLb: Kind {
+/// A kind of the API group `metallb.io`. The receiver of its watch gets names of objects with their content, or with
+/// `None` once they are deleted.
+pub(super) trait MetalLb: DeserializeOwned + Clone + Debug + Send + 'static {
+    /// The name of the kind, as in the field `kind` of its objects.
+    const NAME: &str;
     /// The kind's name in API paths.
     const PLURAL: &str;
     /// The API version in which the agent reads the kind.
     const VERSION: &str = "v1beta1";
+    /// What the receiver of the watch gets for an object that exists.
+    type Content: Send;
+
+    /// The content of the object, and what was left out of it.
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError>;
+}
+
+impl<K: MetalLb> Read for K {
+    type Schema = Schema<K>;
+}
+
+impl<K: MetalLb> Kind for K {
+    const NAME: &str = <K as MetalLb>::NAME;
+    const NAMESPACED: bool = true;
+    const OPTIONAL: bool = true;
+    type Change = (ObjectName, Option<K::Content>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok(self.content()?.map(|content| (name.clone(), Some(content))))
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
 }
 
 /// Tells `kube` the API path of the kind `K`.
@@ -27,7 +59,7 @@ impl<K: MetalLb> Resource for Schema<K> {
     type Scope = NamespaceResourceScope;
 
     fn kind((): &()) -> Cow<'_, str> {
-        K::NAME.into()
+        <K as MetalLb>::NAME.into()
     }
 
     fn group((): &()) -> Cow<'_, str> {

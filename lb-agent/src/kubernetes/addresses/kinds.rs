@@ -9,11 +9,7 @@ use lb_core::{
 };
 use serde::Deserialize;
 
-use super::super::{
-    kind::Kind,
-    metallb::{MetalLb, Schema},
-    watched::Read,
-};
+use super::super::{kind::Kind, metallb::MetalLb, watched::Read};
 
 /// A Service of any type. The controller watches all, because one that is no longer of type LoadBalancer may still have
 /// an address.
@@ -69,26 +65,13 @@ impl Kind for Namespace {
 }
 
 impl MetalLb for api::IpAddressPool {
-    const PLURAL: &str = "ipaddresspools";
-}
-
-impl Read for api::IpAddressPool {
-    type Schema = Schema<Self>;
-}
-
-impl Kind for api::IpAddressPool {
     const NAME: &str = "IPAddressPool";
-    const NAMESPACED: bool = true;
-    const OPTIONAL: bool = true;
-    /// The name of the pool; if it was not deleted, also its `metadata.creationTimestamp` and content.
-    type Change = (ObjectName, Option<(Option<String>, Pool)>);
+    const PLURAL: &str = "ipaddresspools";
+    /// The pool's `metadata.creationTimestamp` and content.
+    type Content = (Option<String>, Pool);
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
         let created = self.metadata.creation_timestamp.clone();
-        Ok((name.clone(), Some((created, Pool::new(self)?))).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+        Ok((created, Pool::new(self)?).into())
     }
 }

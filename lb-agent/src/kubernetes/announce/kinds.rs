@@ -1,4 +1,4 @@
-//! The kinds of objects that this source watches for announcements at layer 2.
+//! The kinds of objects that the agent watches for announcements at layer 2 and by BGP.
 
 use std::collections::BTreeMap;
 
@@ -16,131 +16,61 @@ use lb_core::{
 };
 use serde::Deserialize;
 
-use super::super::{
-    kind::Kind,
-    metallb::{MetalLb, Schema},
-    node::node_ips,
-    watched::Read,
-};
+use super::super::{kind::Kind, metallb::MetalLb, node::node_ips, watched::Read};
 
 impl MetalLb for api::L2Advertisement {
-    const PLURAL: &str = "l2advertisements";
-}
-
-impl Read for api::L2Advertisement {
-    type Schema = Schema<Self>;
-}
-
-impl Kind for api::L2Advertisement {
     const NAME: &str = "L2Advertisement";
-    const NAMESPACED: bool = true;
-    const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<Advertisement>);
+    const PLURAL: &str = "l2advertisements";
+    type Content = Advertisement;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(Advertisement::new(self)?)).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(Advertisement::new(self)?.into())
     }
 }
 
 impl MetalLb for api::BgpAdvertisement {
-    const PLURAL: &str = "bgpadvertisements";
-}
-
-impl Read for api::BgpAdvertisement {
-    type Schema = Schema<Self>;
-}
-
-impl Kind for api::BgpAdvertisement {
     const NAME: &str = "BGPAdvertisement";
-    const NAMESPACED: bool = true;
-    const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<BgpAdvertisement>);
+    const PLURAL: &str = "bgpadvertisements";
+    type Content = BgpAdvertisement;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(BgpAdvertisement::new(self)?)).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(BgpAdvertisement::new(self)?.into())
     }
 }
 
 impl MetalLb for api::BgpPeer {
+    const NAME: &str = "BGPPeer";
     const PLURAL: &str = "bgppeers";
     const VERSION: &str = "v1beta2";
-}
+    type Content = Peer;
 
-impl Read for api::BgpPeer {
-    type Schema = Schema<Self>;
-}
-
-impl Kind for api::BgpPeer {
-    const NAME: &str = "BGPPeer";
-    const NAMESPACED: bool = true;
-    const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<Peer>);
-
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(Peer::new(self)?)).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(Peer::new(self)?.into())
     }
 }
 
 impl MetalLb for api::Community {
-    const PLURAL: &str = "communities";
-}
-
-impl Read for api::Community {
-    type Schema = Schema<Self>;
-}
-
-impl Kind for api::Community {
     const NAME: &str = "Community";
-    const NAMESPACED: bool = true;
-    const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<BTreeMap<String, Community>>);
+    const PLURAL: &str = "communities";
+    type Content = BTreeMap<String, Community>;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(Community::names(self)?)).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(Community::names(self)?.into())
     }
 }
 
 impl MetalLb for api::BfdProfile {
-    const PLURAL: &str = "bfdprofiles";
-}
-
-impl Read for api::BfdProfile {
-    type Schema = Schema<Self>;
-}
-
-impl Kind for api::BfdProfile {
     const NAME: &str = "BFDProfile";
-    const NAMESPACED: bool = true;
-    const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<BfdProfile>);
+    const PLURAL: &str = "bfdprofiles";
+    type Content = BfdProfile;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        let (profile, left_out) = BfdProfile::new(self)?;
-        Ok(Converted { value: (name.clone(), Some(profile)), left_out })
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
+        let (value, left_out) = BfdProfile::new(self)?;
+        Ok(Converted { value, left_out })
     }
 }
 
-/// A Node of the cluster, which may be a member.
+/// A Node of the cluster, which the agent reads as a [`Member`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(super) struct AnyNode(api::Node);
