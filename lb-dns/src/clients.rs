@@ -1,4 +1,4 @@
-//! Who may ask, and how often.
+//! Decides which clients get answers, and limits their rate.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::lock;
 const MOST_SOURCES: usize = 16_384;
 /// A source may use the allowance of this time at once.
 const BURST: Duration = Duration::from_secs(1);
-/// TCP connections of a source at a time.
+/// Maximum number of TCP connections of a source at a time.
 const MOST_CONNECTIONS: usize = 64;
 /// Bits of an IPv6 address that make a source: a client may have all addresses of a /64.
 const V6_PREFIX: u8 = 64;
@@ -30,6 +30,8 @@ pub struct Access {
     /// UDP queries per second that each source gets answers to; `None` for any number. A source is an IPv4 address or
     /// an IPv6 /64. Loopback addresses have no limit: no other machine can send from them.
     pub rate: Option<NonZeroU32>,
+    /// Networks in which each IPv6 address is a source of its own, because a /64 has many clients: those of pods.
+    pub hosts: Vec<IpNet>,
 }
 
 /// What to do with a query over UDP.
@@ -80,7 +82,7 @@ impl Clients {
     pub(crate) fn admit(&self, client: IpAddr, now: Instant) -> Admission {
         let is_allowed = self.is_allowed(client);
         let excess = match self.access.rate {
-            Some(rate) if !client.is_loopback() => self.excess(source(client), rate, now),
+            Some(rate) if !client.is_loopback() => self.excess(self.source(client), rate, now),
             Some(_) | None => 0,
         };
         match (is_allowed, excess) {
@@ -110,7 +112,7 @@ impl Clients {
 
     /// A place for a connection of the client; `None` if its source has as many as it may have.
     pub(crate) fn connect(&self, client: IpAddr) -> Option<Connection> {
-        let source = source(client);
+        let source = self.source(client);
         let mut connections = lock(&self.connections);
         let count = connections.entry(source).or_default();
         if *count == MOST_CONNECTIONS {
@@ -118,6 +120,14 @@ impl Clients {
         }
         *count += 1;
         Some(Connection { source, connections: Arc::clone(&self.connections) })
+    }
+
+    /// The address that stands for all addresses of the client's source.
+    fn source(&self, client: IpAddr) -> IpAddr {
+        if client.is_ipv4() || self.access.hosts.iter().any(|network| network.contains(&client)) {
+            return client;
+        }
+        IpNet::new(client, V6_PREFIX).map_or(client, |network| network.network())
     }
 }
 
@@ -133,14 +143,6 @@ impl Drop for Connection {
     }
 }
 
-/// The address that stands for all addresses of the client's source.
-fn source(client: IpAddr) -> IpAddr {
-    match client {
-        IpAddr::V4(_) => client,
-        IpAddr::V6(_) => IpNet::new(client, V6_PREFIX).map_or(client, |network| network.network()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +150,8 @@ mod tests {
     fn clients(rate: u32) -> Clients {
         let allowed =
             vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap(), "127.0.0.0/8".parse().unwrap()];
-        Clients::new(Access { allowed, rate: NonZeroU32::new(rate) })
+        let hosts = vec!["fd00:0:0:2::/64".parse().unwrap()];
+        Clients::new(Access { allowed, rate: NonZeroU32::new(rate), hosts })
     }
 
     fn admit(clients: &Clients, client: &str, now: Instant) -> Admission {
@@ -187,6 +190,8 @@ mod tests {
         assert_eq!(counts("fd00::1", start), [10, 10, 10]);
         assert_eq!(counts("fd00::2", start)[0], 0, "the same /64");
         assert_eq!(counts("fd00:0:0:1::1", start)[0], 10, "another /64");
+        assert_eq!(counts("fd00:0:0:2::1", start)[0], 10, "a pod");
+        assert_eq!(counts("fd00:0:0:2::2", start)[0], 10, "another pod of the same /64");
         let refused = (0..30).filter(|_| admit(&clients, "192.0.2.1", start) == Admission::Refuse).count();
         assert_eq!(refused, 10, "a stranger gets no answer over its rate");
     }
@@ -212,6 +217,9 @@ mod tests {
         let mut held: Vec<_> = (0..MOST_CONNECTIONS).map(|_| connect("fd00::1").unwrap()).collect();
         assert!(connect("fd00::2").is_none(), "the same /64");
         assert!(connect("10.0.0.1").is_some());
+        let pods: Vec<_> = (0..MOST_CONNECTIONS).map(|_| connect("fd00:0:0:2::1").unwrap()).collect();
+        assert!(connect("fd00:0:0:2::2").is_some(), "another pod of the same /64");
+        drop(pods);
         held.pop();
         assert!(connect("fd00::2").is_some());
         drop(held);

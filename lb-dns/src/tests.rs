@@ -35,7 +35,7 @@ fn service(name: &str, target: Target) -> NameChange {
     NameChange::Service(ObjectName::new("n", name), Some(service))
 }
 
-/// A headless Service with that many endpoints.
+/// A headless Service with `count` endpoints.
 fn headless(name: &str, count: u8) -> [NameChange; 2] {
     let endpoint = |last| NamedEndpoint { address: [10, 244, 0, last].into(), hostname: None, ready: true };
     let ports = vec![NamedPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }];
@@ -314,7 +314,11 @@ fn external_names_are_followed_within_the_zone() {
 
 /// A server at a free port of the loopback, and its forwarder.
 async fn serve() -> (SocketAddr, Arc<Forwarder>) {
-    serve_with(names(), Access { allowed: vec!["127.0.0.0/8".parse().unwrap()], rate: None }).await
+    serve_with(
+        names(),
+        Access { allowed: vec!["127.0.0.0/8".parse().unwrap()], rate: None, hosts: Vec::new() },
+    )
+    .await
 }
 
 async fn serve_with(names: Arc<Names>, access: Access) -> (SocketAddr, Arc<Forwarder>) {
@@ -473,7 +477,7 @@ async fn silent_upstream_delays_an_answer_by_half_a_second_at_most() {
     serving.abort();
 }
 
-/// A server that answers with that code, or with an address if it is NOERROR, after a delay.
+/// An upstream server that answers after `delay` with this code, and with an address if the code is NOERROR.
 async fn late_upstream(delay: Duration, code: ResponseCode) -> SocketAddr {
     let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = udp.local_addr().unwrap();
@@ -575,7 +579,8 @@ async fn questions_without_recursion_are_answered_for_our_names_only() {
 
 #[tokio::test]
 async fn burst_of_queries_is_answered_whole() {
-    // More than the default receive buffer holds, but less than the largest buffer that every process may set holds.
+    // More than fit into the default receive buffer, but fewer than fit into the largest one that an unprivileged
+    // process may set.
     const BURST: usize = 400;
     let (server, _) = serve().await;
     let asked = question("web.n.svc.cluster.local.", RecordType::A).to_vec().unwrap();
@@ -598,7 +603,7 @@ async fn burst_of_queries_is_answered_whole() {
 
 #[tokio::test]
 async fn client_outside_of_the_allowed_networks_is_refused() {
-    let access = Access { allowed: vec!["192.0.2.0/24".parse().unwrap()], rate: None };
+    let access = Access { allowed: vec!["192.0.2.0/24".parse().unwrap()], rate: None, hosts: Vec::new() };
     let (server, _) = serve_with(names(), access).await;
     let asked = question("web.n.svc.cluster.local.", RecordType::A);
     let reply = ask_udp(server, &asked).await;

@@ -8,15 +8,15 @@ use std::{
     collections::BTreeSet,
     convert::Infallible,
     future,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use lb_core::model::NodeAddresses;
 use lb_datapath::DnsIntercepts;
-use lb_dns::{Forwarder, MOST_QUESTIONS, Names, Server, Stats};
+use lb_dns::{Access, Forwarder, MOST_QUESTIONS, Names, Server, Stats};
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
@@ -24,6 +24,8 @@ use self::{intercept::Intercept, upstreams::Upstreams};
 use super::{open_files, state::State, tasks::Tasks};
 use crate::config::{DnsConfig, InterceptConfig};
 
+/// All IPv6 addresses.
+const ALL_IPV6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0);
 /// Pause before the next attempt to listen at an address that is taken or missing.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -54,7 +56,8 @@ pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<
     Some(Arc::new(Names::new(zone)))
 }
 
-/// Spawns the servers and the tasks that follow the upstream servers and the ranges of cluster IPs.
+/// Spawns the servers, node-local DNS if it is configured, and the tasks that follow the upstream servers and the
+/// ranges of cluster IPs.
 pub(super) fn spawn(
     config: &DnsConfig,
     names: &Arc<Names>,
@@ -66,17 +69,13 @@ pub(super) fn spawn(
 ) {
     let forwarder = Arc::new(Forwarder::new(open_files::share(MOST_QUESTIONS), stats.clone()));
     let server = {
-        let (config, names, forwarder) = (config.clone(), Arc::clone(names), Arc::clone(&forwarder));
-        move |own: &[IpAddr]| {
-            let mut access = config.access.clone();
-            access.allowed.extend(own.iter().copied().map(IpNet::from));
-            Server::new(Arc::clone(&names), Arc::clone(&forwarder), access, stats.clone())
-        }
+        let (names, forwarder) = (Arc::clone(names), Arc::clone(&forwarder));
+        move |access| Server::new(Arc::clone(&names), Arc::clone(&forwarder), access, stats.clone())
     };
     state.with_dns(|report| {
         (report.addresses, report.domain) = (config.bind.clone(), config.zone.name().to_owned());
     });
-    let at_fixed_addresses = Arc::new(server(&[]));
+    let at_fixed_addresses = Arc::new(server(config.access.clone()));
     for address in BTreeSet::from_iter(config.bind.iter().copied()) {
         tasks.spawn("DNS server", serve(Arc::clone(&at_fixed_addresses), address, Arc::clone(state)));
     }
@@ -101,7 +100,16 @@ pub(super) fn spawn(
         stop: sources.stop,
         state: Arc::clone(state),
     };
-    tasks.spawn("node-local DNS", intercept.run(move |own| server(&[own])));
+    let access = config.access.clone();
+    tasks.spawn("node-local DNS", intercept.run(move |own| server(access_of_pods(access.clone(), own))));
+}
+
+/// Access to the server that listens at `own` for this node's pods. An IPv6 network of pods has many clients, so each
+/// address has its own rate limit.
+fn access_of_pods(mut access: Access, own: IpAddr) -> Access {
+    access.allowed.push(own.into());
+    access.hosts.push(ALL_IPV6.into());
+    access
 }
 
 /// Answers queries at the address. An address that is taken or missing does not stop the agent, which also serves
