@@ -68,7 +68,8 @@ pub struct Reconciler {
     tables: Slices,
     counters: ActiveFlowSlots,
     capacity: Capacity,
-    /// Whether entries of hash maps have become free for which Services may wait.
+    /// Whether map entries for which Services may wait (frontends, names, addresses, source ranges, limits) were
+    /// deleted since the last [`Self::retry_waiting`].
     has_freed: bool,
     mirror: Mirror,
     /// Frontends found at the start whose records are invalid: the first plan replaces or deletes them.
@@ -435,15 +436,15 @@ impl Reconciler {
         if is_room { self.due.pop_first() } else { None }
     }
 
-    /// The Services that shall own frontends which this Service has in the maps. If they are due, they belong into the
-    /// same plan, which then passes the frontends on in one step.
+    /// The other Services that must own frontends which this Service has in the maps. If they are due, they belong in
+    /// the same plan, which then passes the frontends on in one step.
     fn heirs(&self, service: &ObjectName) -> Vec<ObjectName> {
         let owners = self.frontends_of(service).filter_map(|key| self.claims.owner(key));
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
-    /// The Services outside of this plan that wait for room, and have some of the `wanted` frontends, which belong to
-    /// other Services now, in the maps. (Any other Service that loses a frontend is in the plan.)
+    /// The Services that are not in this plan, wait for room in a map, and have in the maps some of the `wanted`
+    /// frontends, which other Services own now. (Any other Service that loses a frontend is in the plan.)
     fn losers(&self, wanted: &BTreeSet<ServiceKey>, planned: &[ObjectName]) -> Vec<ObjectName> {
         let waits = |conditions: &[Condition]| conditions.iter().any(|it| it.waits_for().is_some());
         let waiting = self.problems.iter().filter(|(_, conditions)| waits(conditions));
@@ -462,8 +463,8 @@ impl Reconciler {
         self.compacted = self.labels.len();
     }
 
-    /// Calls [`Self::compact`] if the number of endpoint addresses has grown by more than half since the last call of
-    /// that. Returns whether it did.
+    /// Calls [`Self::compact`] if the number of endpoint addresses has grown by more than half since `compact` last
+    /// ran. Returns whether it called `compact`.
     pub fn compact_if_grown(&mut self) -> bool {
         let has_grown = self.labels.len() > self.compacted + self.compacted / 2;
         if has_grown {
@@ -575,8 +576,8 @@ impl Reconciler {
         self.wake(Condition::waits_for_slots);
     }
 
-    /// If entries of hash maps were freed since the last call, lets the next plan cover the Services that wait for
-    /// them.
+    /// If map entries (other than slots of arenas) were deleted since the last call, lets the next plan cover the
+    /// Services that wait for such entries.
     fn retry_waiting(&mut self) {
         if std::mem::take(&mut self.has_freed) {
             self.wake(Condition::waits_for_entries);
@@ -653,9 +654,10 @@ impl Reconciler {
         self.holders.take_changed()
     }
 
-    /// Whether the sources have sent everything that they can read.
-    pub const fn is_complete(&self) -> bool {
-        self.complete
+    /// Whether the sources have sent everything that they can read, and no Service stays as the agent found it
+    /// ([`Self::kept`]).
+    pub fn is_complete(&self) -> bool {
+        self.complete && self.earlier.is_empty()
     }
 
     /// Whether [`Self::health_checks`] has changed since the last call.
@@ -669,7 +671,7 @@ impl Reconciler {
         self.health_checks.no_local_endpoints(family)
     }
 
-    /// Why Services are not served as their objects demand.
+    /// The conditions of all Services, as of the last [`Self::plan`].
     pub fn problems(&self) -> impl Iterator<Item = &Condition> {
         self.problems.values().flatten()
     }
@@ -774,8 +776,8 @@ impl Reconciler {
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
-    /// How many entries of hash maps a Service with these targets adds and frees, without those of `VIPS`; `steps` set
-    /// the names and limits of its ports.
+    /// How many map entries a Service with these targets adds, and how many frontends it frees, without the entries of
+    /// `VIPS` and slots of arenas; `steps` set the names and limits of its ports.
     fn demand(
         &self,
         service: &ObjectName,
@@ -826,7 +828,8 @@ impl Reconciler {
         }
     }
 
-    /// The condition of a Service whose pods must read a PROXY protocol header; `None` for other Services.
+    /// The condition of a Service whose pods must read a PROXY protocol header; `None` if no port of its pods expects
+    /// one.
     fn probes_without_header(&self, service: &ObjectName, known: &model::Service) -> Option<Condition> {
         if !known.has_proxy_protocol(Protocol::Tcp) {
             return None;

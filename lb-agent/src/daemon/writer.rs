@@ -1,8 +1,8 @@
 //! The only task that writes Services to the kernel.
 //!
 //! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
-//! before it reuses slots. Once the source has sent all objects, it applies a change immediately, unless a refused
-//! update waits for its retry. It applies the changes that arrive meanwhile together.
+//! before it reuses slots. Once the source has sent all readable objects, it applies a change immediately, unless a
+//! refused update waits for its retry. It applies the changes that arrive meanwhile together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -76,8 +76,8 @@ pub(super) struct Listeners {
     /// Whether at least one synchronisation has completed: Services are in the kernel. `holders` is up to date before
     /// this becomes true.
     pub(super) synchronised: watch::Sender<bool>,
-    /// Whether the source has sent every object, and a synchronisation since has completed. `holders` is up to date
-    /// before this becomes true.
+    /// Whether the source has sent every object, apart from those of Services that no earlier agent served, and a
+    /// synchronisation since has completed. `holders` is up to date before this becomes true.
     pub(super) complete: watch::Sender<bool>,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Writer {
     metrics: Arc<Metrics>,
     listeners: Listeners,
     log: SyncLog,
-    /// Whether the source has sent all objects. Before that, the writer applies no step.
+    /// Whether the source has sent all readable objects. Before that, the writer applies no step.
     source_ready: bool,
     /// Whether the writer has made a plan; the first one is due even without a change.
     planned: bool,
@@ -225,7 +225,7 @@ impl Writer {
 
     fn take(&mut self, event: SourceEvent) {
         self.source_ready |= matches!(event, SourceEvent::Synchronised);
-        // Until the source is complete, the writer applies nothing, so no change counts as waiting.
+        // Until the source has sent all readable objects, the writer applies nothing, so no change counts as waiting.
         if self.source_ready {
             self.state.changed();
         }
@@ -263,7 +263,7 @@ impl Writer {
         }
     }
 
-    /// Synchronises if a plan is due, the source has sent all objects, and no pause is running.
+    /// Synchronises if a plan is due, the source has sent all readable objects, and no pause is running.
     fn work(&mut self) {
         self.reconciler.set_now(self.started.elapsed());
         let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());

@@ -164,7 +164,7 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
     waits("the command shows the peer", &|| shown().contains("neighbor 192.0.2.250"));
     assert!(!shown().contains("secret"), "{}", shown());
 
-    // The password may be in a Secret. Without it there is no session.
+    // The password may be in a Secret. While that Secret is missing, the agent configures no session.
     peer(json!({"passwordSecret": {"name": "key"}}));
     let status_of = |number: usize| {
         let status = ask(&segment.nodes[number - 1], &segment.bpffs(number), &["status"]).unwrap();
@@ -199,6 +199,47 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
 }
 
 #[test]
+fn route_to_an_unreadable_service_stays_over_a_restart() {
+    let mut segment = Segment::new(1);
+    segment.fill();
+    segment.server.put(json!({
+        "apiVersion": "metallb.io/v1beta1", "kind": "BGPAdvertisement",
+        "metadata": {"namespace": "metallb-system", "name": "all"}, "spec": {},
+    }));
+    let start = |segment: &mut Segment| {
+        segment.start_with(|_| ["--announce-table", "1080"].map(str::to_owned).to_vec());
+    };
+    let waits = |segment: &Segment, what: &str, probe: &dyn Fn() -> bool| {
+        let reached = wait_for(SOON, || probe().then_some(()));
+        reached.unwrap_or_else(|| panic!("{what}: {}\n{}", routes(segment, 1), segment.logs()));
+    };
+    let has_route = |segment: &Segment| routes(segment, 1).contains(&format!("blackhole {VIP} "));
+    start(&mut segment);
+    waits(&segment, "the route", &|| has_route(&segment));
+    let (mut agent, cleanup) = segment.agents.remove(0);
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    cleanup.disarm();
+    let mut service = segment.server.object("services", "default", "web").unwrap();
+    let ports = std::mem::replace(&mut service["spec"]["ports"], "none".into());
+    segment.server.put(service.clone());
+    start(&mut segment);
+    let status = |segment: &Segment| {
+        ask(&segment.nodes[0], &segment.bpffs(1), &["status"])
+            .map_or_else(|_| String::new(), |shown| String::from_utf8(shown.stdout).unwrap())
+    };
+    let kept = format!("route {VIP}/32: stays as an earlier agent left it");
+    waits(&segment, "`status` names the route", &|| status(&segment).contains(&kept));
+    assert!(has_route(&segment), "{}", segment.logs());
+    service["spec"]["ports"] = ports;
+    segment.server.put(service.clone());
+    waits(&segment, "the Service is readable", &|| !status(&segment).contains(&kept));
+    assert!(has_route(&segment), "{}", segment.logs());
+    segment.server.delete(&service);
+    waits(&segment, "the Service is gone", &|| !has_route(&segment));
+}
+
+#[test]
 fn nodes_share_an_address_as_advertisements_and_labels_say() {
     let mut segment = Segment::new(3);
     segment.fill();
@@ -227,7 +268,7 @@ fn nodes_share_an_address_as_advertisements_and_labels_say() {
     segment.owner("it has one again", |number| number == Some(first));
     segment.advertise(&json!({"interfaces": ["eth9"]}));
     segment.owner("no node has the interface", |number| number.is_none());
-    // The best candidate still does not have such a device.
+    // Another node gets such a device; the best candidate has none.
     let device =
         "link add eth9 link eth0 address 02:00:00:00:09:09 type macvlan mode bridge\nlink set eth9 up\n";
     segment.nodes[second - 1].ip(device).unwrap();

@@ -26,7 +26,8 @@ pub(super) struct Bird {
     is_accepted: bool,
     /// Whether BIRD runs with the present content of the configuration file.
     is_in_use: bool,
-    /// The last failed attempt to make BIRD use a configuration text; `None` if the last attempt succeeded.
+    /// The last attempt to make BIRD use the wanted configuration text, if that failed; `None` if it succeeded, or if
+    /// BIRD uses that text already.
     failed: Option<Failure>,
 }
 
@@ -75,7 +76,7 @@ impl Bird {
         }
         let text = self.text(configuration, is_complete);
         if self.is_in_use && self.content.as_ref() == Some(&text) {
-            // Another text that BIRD has refused is not wanted any more.
+            // If BIRD did not take another text, that text is no longer wanted.
             self.failed = None;
             return None;
         }
@@ -90,12 +91,13 @@ impl Bird {
         self.failed.as_ref().map(|failed| failed.why.clone())
     }
 
-    /// Whether the last attempt to make BIRD use a configuration has failed.
+    /// Whether the last attempt to make BIRD use the wanted configuration has failed.
     pub(super) const fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
 
-    /// The BGP sessions that `configuration` asks for, and which of them are established; none if BIRD does not answer.
+    /// Counts the BGP sessions of the configuration text: those that are established, and the others. If BIRD does not
+    /// answer, none counts as established.
     pub(super) async fn sessions(&self, configuration: &Configuration, is_complete: bool) -> Sessions {
         let wanted = session_count(&self.text(configuration, is_complete));
         let answer = ask(&self.socket, "show protocols").await;
@@ -147,8 +149,8 @@ impl Bird {
     }
 }
 
-/// The number of established BGP sessions in BIRD's answer to `show protocols`, whose columns are name, kind of protocol,
-/// table, state, time, and the state of BGP.
+/// The number of established BGP sessions in BIRD's answer to `show protocols`, whose columns are name, kind of
+/// protocol, table, state, time, and the state of BGP.
 fn established(lines: &[String]) -> usize {
     let is_established = |line: &&String| {
         let words: Vec<&str> = line.split_whitespace().collect();

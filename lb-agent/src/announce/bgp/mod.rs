@@ -79,7 +79,8 @@ pub struct Sources {
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel; becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
-    /// Whether every object has been read; becomes true after `advertised` and `holders` contain them.
+    /// Whether every object has been read, apart from those of unreadable Services that no earlier agent served; becomes
+    /// true after `holders`, and with manifests `advertised`, are up to date.
     pub complete: watch::Receiver<bool>,
     /// Labels of this node, and whether it may announce; `None` until `advertised` has the objects of the API server.
     pub node: watch::Receiver<Option<Member>>,
@@ -99,7 +100,8 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` were computed from all objects that the agent can read.
     is_ready: bool,
-    /// Whether `wanted` and `configuration` were computed from every object, none of them unreadable.
+    /// Whether `wanted` and `configuration` were computed from every object, apart from those of unreadable Services that
+    /// no earlier agent served.
     is_complete: bool,
     /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
     is_eligible: bool,
@@ -116,7 +118,7 @@ pub struct RouteAnnouncer {
 /// restart withdraws nothing.
 ///
 /// # Errors
-/// The kernel refuses to list or to remove a route.
+/// The socket for a probe of the fence cannot be opened, or the kernel refuses to list or to remove a route.
 pub fn stop(options: Option<&Options>) -> anyhow::Result<()> {
     let Some(&Options { table, .. }) = options else { return Ok(()) };
     if Heart::new(table)?.beat(false) {
@@ -132,7 +134,7 @@ pub fn stop(options: Option<&Options>) -> anyhow::Result<()> {
 /// this agent, or if this agent has no table. `bpffs` is the BPF file system of the data plane.
 ///
 /// # Errors
-/// The kernel refuses to list or to remove a route.
+/// The directory of pins cannot be read, or the kernel refuses to list or to remove a route.
 pub fn leave_other_table(bpffs: &Path, options: Option<&Options>) -> anyhow::Result<()> {
     table::leave(&socket::record(bpffs, "announce-table")?, options.map(|options| options.table))
 }

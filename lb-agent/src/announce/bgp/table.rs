@@ -63,7 +63,8 @@ impl Table {
         let is_kept = |range: &Range| {
             wanted.contains(range) || network(*range).is_some_and(|net| adopted.routes().contains(&net))
         };
-        // This must come before the first route, which leads packets to this node.
+        // The rule comes before the first route: once routers send packets here, the kernel must not forward those that
+        // no program translates.
         self.routes.guard()?;
         let none = BTreeSet::new();
         let RouteUpdate { added, removed, refused } =
@@ -73,7 +74,7 @@ impl Table {
         }
         let refused = refused.into_iter().map(|((ip, length), why)| format!("route {ip}/{length}: {why}"));
         let unknown = adopted.routes().iter().map(|net| {
-            format!("route {net}: stays as an earlier agent left it, until all manifests are valid")
+            format!("route {net}: stays as an earlier agent left it, until all objects are valid")
         });
         Ok(refused.chain(unknown).collect())
     }

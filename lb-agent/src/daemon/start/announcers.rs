@@ -11,7 +11,8 @@ use crate::{
     daemon::{routes, tasks::Tasks},
 };
 
-/// Spawns the tasks that announce at layer 2 and by BGP. `complete` says whether every object is in the kernel.
+/// Spawns the tasks that announce at layer 2 and by BGP. `complete` says whether every object is in the kernel, apart
+/// from those of unreadable Services that no earlier agent served.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,

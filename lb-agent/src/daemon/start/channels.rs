@@ -50,7 +50,8 @@ pub(super) struct Channels {
     pub(super) peers: Latest<Option<BTreeSet<IpAddr>>>,
     /// Whether the first synchronisation is complete: from the writer to the tasks that wait for it.
     pub(super) synchronised: Latest<bool>,
-    /// Whether every object was read and is in the kernel: from the writer to the task that announces by BGP.
+    /// Whether every object, apart from those of unreadable Services that no earlier agent served, is in the kernel: from
+    /// the writer to the task that announces by BGP.
     pub(super) complete: Latest<bool>,
     /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     pub(super) listen: Latest<BTreeSet<IpAddr>>,
