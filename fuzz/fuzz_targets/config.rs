@@ -27,7 +27,7 @@ fuzz_target!(|text: &[u8]| {
     }
 });
 
-/// A file in memory.
+/// An anonymous file in memory with this content.
 fn file(text: &[u8]) -> File {
     let mut file = File::from(memfd_create("config", MemfdFlags::CLOEXEC).expect("a file in memory"));
     file.write_all(text).expect("memory");

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The arguments of the kubectl plugin, if kubectl started this binary under the plugin's name.
+/// The arguments of the kubectl plugin; `None` unless this binary was started under the plugin's name.
 fn plugin_arguments() -> Option<Vec<OsString>> {
     let mut arguments = env::args_os();
     let name = arguments.next()?;

@@ -49,14 +49,14 @@ pub struct Heard {
     /// When another machine last claimed the address while this node announced it, in nanoseconds of `CLOCK_BOOTTIME`;
     /// 0: never.
     pub conflict_at: u64,
-    /// How many claims of other machines to the address there were.
+    /// How many times another machine has claimed the address while this node announced it.
     pub conflicts: u64,
     /// ARP requests and neighbour solicitations that the node has answered.
     pub answers: u64,
     /// ARP requests and neighbour solicitations that the node could not answer, because the kernel failed to rewrite or
     /// redirect the frame.
     pub failures: u64,
-    /// The MAC address of the last claim.
+    /// The MAC address of the machine that made the last of these claims.
     pub conflict_mac: [u8; 6],
     /// Padding, always 0.
     pub reserved: [u8; 2],

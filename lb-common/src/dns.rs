@@ -8,15 +8,16 @@ use crate::{Address, layout::describe};
 /// The port of DNS queries (RFC 1035 §4.2).
 pub const PORT: u16 = 53;
 
-/// Value of `DNS_INTERCEPT`. Its key is the endpoint that packets carry: a cluster IP at [`PORT`], and the value names
-/// the DNS server; or the endpoint of that server, and the value names the cluster IP.
+/// Value of `DNS_INTERCEPT`. An entry for queries has a cluster IP at [`PORT`] as its key, and names the DNS server. An
+/// entry for answers has the endpoint of that server as its key, and names the cluster IP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DnsIntercept {
     /// The address that replaces the one of the key.
     pub address: Address,
-    /// Until when the server is known to answer, in nanoseconds of `CLOCK_MONOTONIC`; 0 if the key is the server's
-    /// endpoint. The agent renews it while the server answers the agent's own queries.
+    /// Until when the server is known to answer, in nanoseconds of `CLOCK_MONOTONIC`; [`WITHDRAWN`] while the server
+    /// stops, 0 if the key is the server's endpoint. The agent renews it while the server answers the agent's own
+    /// queries.
     pub until: u64,
     /// The port that replaces the one of the key, in host byte order.
     pub port: u16,

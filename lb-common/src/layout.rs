@@ -53,7 +53,7 @@ pub(crate) const fn stored_name(name: &'static str, earlier: &[&'static str]) ->
     }
 }
 
-/// Describes numbers: one field without a name.
+/// Describes numbers and addresses: one field without a name.
 macro_rules! describe_numbers {
     ($($kind:ty),+) => {
         $(impl Described for $kind {

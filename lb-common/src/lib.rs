@@ -89,9 +89,9 @@ pub mod handover {
     pub const CREATES_FLOWS: u32 = 2;
 }
 
-/// Default sizes of the maps, in entries (of `EVENTS`, in bytes); the agent may override them when it creates the maps.
-/// Most comments say how much kernel memory an entry takes: some when the map is created, the rest only if the entry
-/// exists.
+/// Default sizes of the maps, in entries (of `EVENTS` and `FLOW_EVENTS`, in bytes); the agent may override them when it
+/// creates the maps. Most comments say how much kernel memory an entry takes: some when the map is created, the rest
+/// only if the entry exists.
 pub mod capacity {
     /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest for those
     /// that exist.

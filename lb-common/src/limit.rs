@@ -6,13 +6,13 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// A number of new connections within a time.
+/// A limit on new connections: a number per second or per minute.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct ConnectionRate {
     /// Maximum number of new connections; 0 sets no limit.
     pub connections: u32,
-    /// The time for this number, in seconds: 1 or 60; 0 if there is no limit.
+    /// The period of the limit in seconds: 1 or 60; 0 if there is no limit.
     pub seconds: u32,
 }
 

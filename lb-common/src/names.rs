@@ -2,7 +2,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// Bytes of a Kubernetes DNS label (RFC 1123). Nodes and pods mostly have such names; longer ones are cut.
+/// Bytes kept of a name: the maximum length of a DNS label (RFC 1123). Most names of nodes and pods fit; longer ones
+/// are cut.
 pub const NAME_SIZE: usize = 63;
 /// Bytes kept of a zone's name; longer ones are cut.
 pub const ZONE_SIZE: usize = 58;

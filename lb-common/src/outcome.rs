@@ -49,8 +49,9 @@ pub enum Outcome {
     /// one: translated and sent back.
     Hairpin = 11,
     /// A TCP segment that is answered with RST: to a service without backends; to a port of a cluster IP that no
-    /// service has; or, unless it is a SYN, of no tracked flow to a service with
-    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN).
+    /// service has; unless it is a SYN, of no tracked flow to a service with
+    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN); or of a connection to the agent's DNS server if that
+    /// server no longer answers.
     RejectTcp = 12,
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
@@ -65,7 +66,7 @@ pub enum Outcome {
     NoSourcePort = 16,
     /// Dropped: the agent changed the service record during each of several reads.
     TornService = 17,
-    /// Dropped: a service record points at a slot outside `BACKENDS`. This counter is always 0, except for a bug.
+    /// Dropped: a service record points at a slot outside `BACKENDS`. Only a bug can cause this.
     NoBackend = 18,
     /// Dropped: a kernel helper failed to rewrite or redirect the packet.
     RewriteFailed = 19,
@@ -122,7 +123,8 @@ pub enum Outcome {
     /// as FIN without ACK.
     InvalidFlags = 40,
     /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
-    /// the device of the VLAN, or drops it. (Counts as `no_service` if the filter excludes flow and Service.)
+    /// the device of the VLAN, or drops it. (If [`crate::filter`] rules out a flow and a Service, it counts as
+    /// `no_service`.)
     OtherHost = 41,
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
     /// room for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
@@ -130,8 +132,8 @@ pub enum Outcome {
     /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept until the
     /// first one arrives; then it enters the node again and counts again, unless another fragment has taken its place.
     FragmentHeld = 43,
-    /// A packet of a caught flow, in either direction, or an ICMP error about one: its client's device has no programs,
-    /// so the packet was translated at the catch device.
+    /// A packet of a caught flow, in either direction, or an ICMP error about one. The client's device has no programs,
+    /// so the programs at the catch device translate the flow.
     Caught = 44,
     /// Dropped: the stack has routed a packet from the catch device into it again, because the programs there did not
     /// translate it: for example a packet to a cluster IP of a protocol without ports.

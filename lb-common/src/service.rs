@@ -289,8 +289,8 @@ describe!(Backend { address, port, flags, weight, active_flows_slot = "counter" 
 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
-    /// The endpoint is terminating and serves only because no ready endpoint is left in the cluster or, under the
-    /// traffic policy `Local`, on this node.
+    /// The endpoint is terminating. It is a backend because it still serves, and because no ready endpoint is left in
+    /// the cluster or on this node.
     pub const TERMINATING: u16 = 1;
     /// The endpoint is on this node.
     pub const LOCAL: u16 = 2;

@@ -178,7 +178,7 @@ fn files_and_functions_that_documents_name_exist() {
     assert!(checked > 30, "only {checked} files and functions: the documents name them in another form");
 }
 
-/// A page without what a test has written between two markers.
+/// A page without the parts that tests write between the markers `<!-- written by …` and `<!-- end -->`.
 fn without_written(page: &str) -> String {
     let parts = page.split("<!-- written by ");
     parts.map(|part| part.split_once("<!-- end -->").map_or(part, |(_, after)| after)).collect()

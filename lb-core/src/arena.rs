@@ -272,7 +272,8 @@ mod tests {
         prop::collection::vec(operation, 0..200)
     }
 
-    /// An arena, and the set of slots that are in use or released: none of them may be allocated.
+    /// What an arena should contain. `busy` are the slots that are in use or in quarantine: none of them may be
+    /// allocated.
     #[derive(Default)]
     struct Model {
         busy: BTreeSet<u32>,

@@ -30,7 +30,7 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     timeouts: ConnectionTimeouts,
-    /// The backends that new connections may get; connections to all others drain.
+    /// The backends of the service port, also those of weight 0; connections to all other endpoints drain.
     backends: BTreeSet<EndpointKey>,
 }
 

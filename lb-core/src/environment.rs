@@ -9,7 +9,8 @@ use std::{
 
 use crate::model::{ObjectName, Service, ServicePort};
 
-/// Namespace and name of the API server's Service, whose variables every process gets.
+/// Namespace and name of the API server's Service. Processes of every namespace get its variables, unless the namespace
+/// has a Service of the same name.
 pub const MASTER: (&str, &str) = ("default", "kubernetes");
 
 /// The environment variables for a process, in the order in which they are printed.

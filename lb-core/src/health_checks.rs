@@ -115,8 +115,8 @@ fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// Addresses of ready endpoints on this node, in slices that have any port. Terminating endpoints count as not ready,
-/// although they may still be used: the load balancer should choose another node.
+/// Addresses of ready endpoints on this node, in slices that have any port. Terminating endpoints are not ready (except
+/// by `publishNotReadyAddresses`), although they may still be used: the load balancer should choose another node.
 fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
     let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();
     for endpoint in slices.filter(|slice| !slice.ports.is_empty()).flat_map(|slice| &slice.endpoints) {

@@ -1,12 +1,12 @@
-//! Finds the ports whose kubelet probes a PROXY protocol header breaks.
+//! Finds the ports of pods at which kubelet probes fail if the pods expect a PROXY protocol header.
 
 use std::collections::BTreeSet;
 
 use crate::model::{EndpointSlice, Protocol, Service};
 
-/// The TCP ports of the pods of a Service. If it has the PROXY protocol, they must read a header, and a kubelet probe of
-/// such a port sends none. (The agent does not read Pods, so it does not know which ports kubelet probes.) An endpoint
-/// without a pod has no kubelet.
+/// The TCP ports of the pods of a Service. If the Service has the PROXY protocol, its pods expect a header at these
+/// ports, but kubelet probes send none. (The agent does not read Pods, so it does not know which ports kubelet probes.)
+/// Slices without a pod do not count: no kubelet probes their endpoints.
 pub(crate) fn ports_of_pods(service: &Service, slices: &[EndpointSlice]) -> BTreeSet<u16> {
     let has_pods = |slice: &&EndpointSlice| slice.endpoints.iter().any(|endpoint| endpoint.pod.is_some());
     let is_served = |name: &str| {

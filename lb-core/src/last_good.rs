@@ -74,7 +74,7 @@ impl Unread {
         found
     }
 
-    /// Drops the endpoints of all Services that are not in `services`, and returns those Services.
+    /// Drops the endpoints of all Services that are not in `services`; returns the Services whose endpoints it dropped.
     pub(crate) fn retain(&mut self, services: &BTreeSet<ObjectName>) -> Vec<ObjectName> {
         self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
     }

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use lb_common::layout::{Described, Field};
 
-/// Which elements of a map a layout is about.
+/// Which part of a map's elements a layout describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// The keys of the map.

@@ -412,9 +412,9 @@ pub enum SourceEvent {
     Unhealthy(Vec<(Target, bool)>),
     /// The source has sent every readable object at least once.
     Synchronised,
-    /// The source has sent everything except objects of these Services, which it could not read: the agent may delete
-    /// all else in the kernel. Comes right before `Synchronised`, and perhaps again later with fewer and fewer
-    /// Services.
+    /// The source has sent every object except some of these Services, which it could not read: the agent may delete
+    /// from the maps what belongs neither to these Services nor to an object that was sent. Comes right before
+    /// `Synchronised`, and perhaps again later with fewer and fewer Services.
     CompleteBut(BTreeSet<ObjectName>),
     /// The source has sent every object, so the agent may delete all others from the maps. Comes once, right before
     /// `Synchronised` or later.

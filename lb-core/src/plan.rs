@@ -65,7 +65,8 @@ pub enum Step {
     WriteTable {
         /// Number of the first slot of `TABLES`.
         base: u32,
-        /// The values of the slots from `base` on: each the position of a backend in its slice.
+        /// The values of the slots from `base` on: each the position of a backend in its slice, or
+        /// [`NOBODY`](crate::tables::NOBODY).
         entries: Vec<u32>,
     },
     /// Sets the names of the service port with this id in `SERVICE_NAMES`.
@@ -285,7 +286,8 @@ pub enum Condition {
         ignored: IgnoredAnnotation,
     },
     /// Pods of the Service must read a PROXY protocol header, which kubelet's probes do not send. The Service is served
-    /// as demanded; but if kubelet probes these ports, the pods become unready.
+    /// as demanded; but if kubelet probes these ports, the probes fail unless the server accepts connections without a
+    /// header.
     #[error(
         "Service {service} begins connections with a PROXY protocol header, and kubelet's probes of its pods do not: if one goes \
          to TCP port {ports}, it fails unless the server accepts connections without a header; let probes use another port",
@@ -297,9 +299,9 @@ pub enum Condition {
         /// The ports of its pods that must read a header.
         ports: BTreeSet<u16>,
     },
-    /// Two service ports claim the same frontend. The stronger kind of address owns it (cluster IP, load balancer,
-    /// external IP, node port), among equal kinds the smaller name. The other one takes over when the owner no longer
-    /// claims it.
+    /// Two service ports claim the same frontend. The stronger kind of address owns it (from strongest to weakest:
+    /// cluster IP, load balancer, external IP, node port), among equal kinds the smaller name. The other one takes over
+    /// when the owner no longer claims it.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
         /// The frontend that both claim.
@@ -361,8 +363,8 @@ impl Condition {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
-    /// Whether the condition may end when entries of hash maps (frontends, names, source ranges, limits, addresses) are
-    /// deleted.
+    /// Whether the condition may end when frontends, source ranges, limits or virtual addresses are deleted from their
+    /// maps.
     pub(crate) const fn waits_for_entries(&self) -> bool {
         matches!(
             self,
@@ -406,9 +408,9 @@ impl std::fmt::Display for Shown<'_> {
 
 /// Collects steps in any order and returns them in a safe one:
 ///
-/// 1. deletion of frontends, so that no record refers to the elements that are deleted with them;
-/// 2. names of addresses; then for each Service its names, its backends and tables in slots that no frontend refers to
-///    yet, the networks that may now use it, its limits, and last the switch of its frontends, each in one atomic update;
+/// 1. deletion of frontends, so that no frontend refers to what the later steps delete or release;
+/// 2. names of endpoints; then for each Service its names and limits, its tables and backends in slots that no frontend
+///    refers to yet, the networks that may now use it, and last the switch of its frontends, each in one atomic update;
 /// 3. deletion of addresses that no Service has any more, then flags of addresses: after the frontends, so that no port
 ///    is rejected that is just about to be served;
 /// 4. deletion of networks that may no longer use a service port: for a moment, both the old and the new ones may; and

@@ -68,8 +68,8 @@ pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
     labels
 }
 
-/// The flags of a Service's virtual addresses: each address once, in ascending order. At an address of the node itself,
-/// the programs leave packets to ports that no Service has to the node's stack.
+/// The flags of a Service's virtual addresses: each address once, in ascending order. An address of the node itself
+/// gets no flags: if no Service has the destination port of a packet, the programs pass the packet to the node's stack.
 pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
     let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
     let frontends = ports.iter().flat_map(|port| &port.frontends);

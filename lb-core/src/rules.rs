@@ -1,7 +1,7 @@
 //! The rules of the API server for single values (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`) and the
 //! texts of its errors (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of
-//! manifests rejects an object that breaks a rule; the source of API objects leaves out the parts that kube-proxy
-//! leaves out, and rejects only an object with another error.
+//! manifests rejects an object that breaks a rule; the source of API objects leaves out an invalid part that kube-proxy
+//! also leaves out, and rejects the object for any other error.
 
 pub mod names;
 

@@ -1,6 +1,7 @@
 //! Slow start: an endpoint that has become usable gets a growing share of the new flows.
 //!
-//! The weight of a warming endpoint grows in steps from 1 to 100 percent of its own. Every node counts by its own clock.
+//! The weight of a warming endpoint grows in steps from 1 to 100 percent of the weight that the Service sets for it.
+//! Every node counts by its own clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,15 +15,15 @@ use crate::endpoint_key::EndpointKey;
 /// The endpoints of a Service in slow start, each with the percentage of its weight that it has now, 1 to 99.
 pub type Shares = BTreeMap<EndpointKey, u32>;
 
-/// The percentage of endpoints that are not in slow start.
+/// The percentage of its weight that an endpoint has if it is not in slow start.
 const FULL: u32 = 100;
 
 /// Number of steps of a slow start; a step takes at least [`SHORTEST_STEP`], so a short slow start has fewer.
 const STEPS: u32 = 20;
 const SHORTEST_STEP: Duration = Duration::from_secs(1);
 
-/// Whether the scheduler supports slow start: its shares follow weights, and a change of weights moves no client that
-/// it would otherwise send to the same backend again.
+/// Whether the scheduler supports slow start: it chooses by weight, but not by a hash, because then each change of the
+/// weights would move clients from one backend to another.
 pub(crate) const fn is_supported(scheduler: Scheduler) -> bool {
     scheduler.is_weighted() && !matches!(scheduler, Scheduler::SourceHash | Scheduler::Maglev)
 }

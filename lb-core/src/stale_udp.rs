@@ -70,8 +70,8 @@ pub(crate) struct StaleUdp {
 }
 
 impl StaleUdp {
-    /// Sets the ports of a Service, without the frontends that another Service owns. UDP frontends with endpoints that
-    /// the Service did not have before count as having lost some: under an earlier agent or another Service, the
+    /// Sets the ports of a Service, without the frontends that another Service owns. A UDP frontend that has endpoints
+    /// and is new to the Service counts as having lost endpoints: under an earlier agent or another Service, the
     /// programs may have created flows to other endpoints.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) {
         let before = self.known.remove(service).unwrap_or_default();

@@ -26,9 +26,9 @@ const LONGEST_DENIAL: Duration = Duration::from_secs(1800);
 const STALE: Duration = Duration::from_secs(3600);
 /// TTL of the records of an expired answer.
 const STALE_TTL: u32 = 30;
-/// How long an expired answer serves without asking upstream, after an upstream has failed.
+/// How long after a failure of the upstream servers an expired answer serves before they are asked again.
 const RECHECK: Duration = Duration::from_secs(30);
-/// How long a failure is remembered (RFC 9520): the first one, and at most. Each further failure doubles the time.
+/// How long a failure is remembered (RFC 9520): at first, and at most. Each further failure doubles the time.
 const FIRST_FAILURE: Duration = Duration::from_secs(1);
 const LONGEST_FAILURE: Duration = Duration::from_secs(5);
 
@@ -77,9 +77,9 @@ pub(crate) enum Cached {
     Fresh(Message),
     /// The answer has expired, and it is time to ask upstream again.
     Expired,
-    /// The answer has expired, and an upstream has just failed.
+    /// The answer has expired, and the upstream servers have just failed.
     Stale(Message),
-    /// The cache has no answer, and an upstream server has just failed.
+    /// The cache has no answer, and the upstream servers have just failed.
     Failed,
     Unknown,
 }
@@ -88,7 +88,7 @@ pub(crate) enum Cached {
 struct Bytes;
 
 impl Weighter<Key, Entry> for Bytes {
-    /// At least an equal share of all bytes: so the bound of the bytes also bounds the entries.
+    /// At least `BYTES / CAPACITY`, so that the limit of bytes also limits the number of entries.
     fn weight(&self, key: &Key, entry: &Entry) -> u64 {
         let answer = entry.answer.as_ref().map_or(0, |answer| answer.bytes.len());
         (OVERHEAD + key.name.len() + answer).max(BYTES.div_ceil(CAPACITY)) as u64

@@ -69,7 +69,8 @@ impl Forwarder {
         &self.servers
     }
 
-    /// The answer from the cache or from a server; `None` if no server answers, or if too many questions are waiting.
+    /// The answer from the cache or from a server; `None` if no server answers, if the last attempt failed a moment
+    /// ago, or if too many questions are waiting.
     pub(crate) async fn resolve(self: &Arc<Self>, ask: &Ask) -> Outcome {
         let key = Key::new(&ask.question, ask.dnssec_ok, ask.checking_disabled);
         let cached = lock(&self.cache).get(&key, Instant::now());
@@ -95,7 +96,7 @@ impl Forwarder {
         outcome.wait_for(Option::is_some).await.ok()?.clone().flatten()
     }
 
-    /// The outcome of a question, which comes later. Equal questions share one.
+    /// A receiver for the outcome of a question. Equal questions that wait at the same time share one outcome.
     fn ask_once(
         self: &Arc<Self>,
         key: Key,

@@ -12,7 +12,7 @@ use lb_core::dns::{Answer, Data, Found, Index, Kind, Zone};
 
 use crate::{message::most_records, names::Names, query::Query};
 
-/// Links of a chain of ExternalNames, as in CoreDNS.
+/// Maximum number of links in a chain of ExternalNames, as in CoreDNS.
 const MAX_LINKS: usize = 10;
 
 /// How far the index answers a query.
@@ -103,13 +103,13 @@ fn kind(record_type: RecordType) -> Kind {
 struct Writer<'a> {
     zone: &'a Zone,
     serial: u32,
-    /// Records of a message at most.
+    /// Maximum number of records in a section of the message: one more than fits.
     most: usize,
 }
 
 impl Writer<'_> {
-    /// Adds the records, beginning with a random one: so clients that take the first one spread over all, and those
-    /// that a short message leaves out are others each time.
+    /// Adds the records, beginning with a random one: so clients that use only the first record spread over all
+    /// records, and a short message leaves out other records each time.
     fn found(&self, reply: &mut Message, owner: &Name, found: &Found) -> Result<(), ProtoError> {
         let start = rand::random_range(0..found.records.len().max(1));
         let (last, first) = found.records.split_at(start);

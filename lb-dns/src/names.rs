@@ -23,7 +23,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// No Service has a name yet.
+    /// Names for `zone`, where no Service has a name yet.
     pub fn new(zone: Zone) -> Self {
         let index = RwLock::new(Index::new(zone));
         Self { index, synchronised: AtomicBool::new(false), serial: AtomicU32::new(1) }
@@ -58,7 +58,7 @@ impl Names {
         self.synchronised.store(true, Ordering::Release);
     }
 
-    /// The DNS server of the cluster, which is this Service.
+    /// Cluster IPs and endpoints of this Service, the DNS server of the cluster.
     pub fn cluster_dns(&self, service: &ObjectName) -> ClusterDns {
         self.read().cluster_dns(service)
     }

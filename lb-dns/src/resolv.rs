@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Servers that are used at most, as in CoreDNS.
+/// Maximum number of servers, as in CoreDNS. Further ones are ignored.
 const MOST: usize = 15;
 const PORT: u16 = 53;
 

@@ -33,7 +33,7 @@ use crate::{
     upstream::Ask,
 };
 
-/// TCP connections at a time.
+/// Maximum number of TCP connections at a time.
 const MOST_CONNECTIONS: usize = 256;
 /// The pause after an error of a socket, such as too many open files.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ pub struct Server {
     /// Places for TCP connections.
     pub(crate) connections: Arc<Semaphore>,
     encode_error_logged: AtomicBool,
-    /// Datagrams and connections of allowed clients at other addresses than the server's own.
+    /// Number of datagrams and connections of allowed clients, without those that come from the server's own address.
     pub(crate) received: AtomicU64,
 }
 
@@ -64,7 +64,7 @@ pub struct BindError {
     source: io::Error,
 }
 
-/// What became of a query without asking another server.
+/// The result of a query before another server is asked.
 pub(crate) enum Begun {
     Dropped,
     Answered(Message),
@@ -101,13 +101,13 @@ impl Server {
         })
     }
 
-    /// How many datagrams and connections of allowed clients have come from other addresses than the one that the server
-    /// listens at.
+    /// How many datagrams and connections of allowed clients have come from other addresses than the one that the
+    /// server listens at.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Counts a datagram or connection of a client, which has come to the address `own`.
+    /// Counts a datagram or connection to the address `own`, unless the client has that address itself.
     pub(crate) fn count_received(&self, client: IpAddr, own: Option<IpAddr>) {
         self.received.fetch_add(u64::from(Some(client) != own), Ordering::Relaxed);
     }
@@ -131,7 +131,7 @@ impl Server {
         }
     }
 
-    /// Answers what needs no other server, in about `limit` bytes.
+    /// Answers a query that needs no other server. `limit` bounds the number of records: see [`local::answer`].
     pub(crate) fn begin(&self, read: &Result<Query, Refusal>, limit: u16) -> Begun {
         let query = match read {
             Ok(query) => query,
@@ -163,7 +163,7 @@ impl Server {
         self.stats.count_answer(by, reply.metadata.response_code);
     }
 
-    /// Adds the records that another server has for `name`.
+    /// Adds the records that another server has for `name`. If no server answers, the result is SERVFAIL.
     pub(crate) async fn complete(&self, query: &Query, mut reply: Message, name: Name) -> Message {
         let mut question = query.question.clone();
         question.name = name;

@@ -32,7 +32,7 @@ pub struct Servers {
 #[derive(Debug, Default)]
 struct State {
     all: Arc<[SocketAddr]>,
-    /// The upstream servers whose queries come back to this server.
+    /// The upstream servers that have led a probe back to us.
     loops: Vec<SocketAddr>,
     usable: Arc<[SocketAddr]>,
 }
@@ -86,7 +86,7 @@ impl Servers {
         loops
     }
 
-    /// Whether the question is one of our own that looks for a loop.
+    /// Whether the question is one of our own that looks for a loop. Records that it has come back.
     pub(crate) fn is_probe(&self, question: &Question) -> bool {
         if question.query_type != RecordType::HINFO {
             return false;

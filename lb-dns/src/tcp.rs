@@ -20,7 +20,7 @@ use crate::{
 
 /// How long a client may send nothing, or receive nothing.
 const IDLE: Duration = Duration::from_secs(10);
-/// Queries of a connection that have no answer yet, or one that the client has not received.
+/// Maximum number of queries of a connection whose answers are unknown or not yet sent.
 const MOST_QUERIES: usize = 32;
 
 /// Answers the queries of connections to the socket.
@@ -63,7 +63,8 @@ async fn serve_connection(server: Arc<Server>, stream: TcpStream) -> io::Result<
     tokio::try_join!(read(server, reader, answers), write(writer, due)).map(|_| ())
 }
 
-/// Reads queries. Each has a place in `answers` before it is read, so a client that does not receive cannot go on.
+/// Reads queries. Reserves a place in `answers` before it reads one, so it stops reading if the client receives
+/// nothing.
 async fn read(
     server: Arc<Server>,
     mut reader: OwnedReadHalf,

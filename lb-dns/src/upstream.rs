@@ -33,7 +33,7 @@ pub(crate) async fn exchange(server: SocketAddr, ask: &Ask) -> io::Result<Messag
 /// The response code of a DNS server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerCode {
-    /// Whether the server answers: it has neither failed nor refused.
+    /// Whether the server answers questions: the code is neither SERVFAIL nor REFUSED.
     pub is_usable: bool,
     /// The name of the code.
     pub text: String,

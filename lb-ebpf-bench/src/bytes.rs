@@ -46,7 +46,7 @@ macro_rules! load_and_store {
 }
 
 impl Bytes {
-    /// The bytes of a packet from `start` on, if at least `length` bytes precede `end`.
+    /// The bytes of a packet from `start`, if there are at least `length` bytes between `start` and `end`.
     ///
     /// # Safety
     ///

@@ -56,7 +56,7 @@ pub struct Variation {
 }
 
 impl Variation {
-    /// The variation of this flow, below [`MAX_FLOWS`].
+    /// The variation of a flow, given its number, which is below [`MAX_FLOWS`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "8 and 15 bits")]
     pub const fn of(flow: u32) -> Self {

@@ -53,8 +53,8 @@ mod programs {
     }
 
     /// Packets that leave by the catch device, because no program has translated them. The program translates packets
-    /// of caught flows. Then a packet that it passes on enters the node through the device, where `tc_ingress` begins
-    /// flows. A packet that has come in through the device is dropped.
+    /// of caught flows. Packets that it passes on enter the node through the device, where `tc_ingress` begins flows.
+    /// The program drops a packet that leaves by the device after it has come in through it.
     #[classifier]
     fn tc_catch(ctx: TcContext) -> i32 {
         let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);

@@ -89,7 +89,7 @@ const NOP: u8 = 1;
 const SACK: u8 = 5;
 /// The option TCP Fast Open, RFC 7413 §4.1.1.
 const FAST_OPEN: u8 = 34;
-/// A change of a TCP header, by a number.
+/// A change of a TCP header. The shifts, `SetAck` and `NarrowWindow` take a number, which the others ignore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Change {
@@ -167,7 +167,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// The most steps that a caller makes: one for each byte that options can have, and one that finds the option to remove.
+    /// The most steps that a caller makes: one for each byte that options can have, and one that finds the option to
+    /// remove.
     pub const STEPS: u32 = TCP_LONGEST - lengths::TCP + 1;
 
     /// The part of the [`Change`] of this value in the options of a header of `length` bytes.

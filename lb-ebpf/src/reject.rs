@@ -21,7 +21,7 @@ pub const HOP_LIMIT: u8 = 64;
 pub const QUOTE: u32 = 120;
 /// Bytes of the shortest quote: an IPv4 header without options and 8 bytes.
 pub const SHORTEST_QUOTE: u32 = 28;
-/// Bytes of the largest ICMP error that the programs build.
+/// Bytes of the largest ICMP error that the programs build, without its network header.
 pub const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
 /// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.

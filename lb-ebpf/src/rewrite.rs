@@ -24,7 +24,7 @@ pub trait FrameMut: Frame {
     ///
     /// # Errors
     ///
-    /// [`Outcome::Malformed`] if the frame ends before the header does.
+    /// As [`Frame::header`].
     fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome>;
 }
 

@@ -49,7 +49,7 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// How long a node may take to answer.
+    /// How long a node, or the API server, may take to answer.
     pub(crate) fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout.into())
     }

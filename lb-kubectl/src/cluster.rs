@@ -22,7 +22,7 @@ pub(crate) struct Cluster {
     pub(crate) client: Client,
     /// The Pods of the agents' namespace.
     pub(crate) pods: Api<Pod>,
-    /// All nodes that run an agent, or ought to.
+    /// The nodes with an agent's Pod and, if the plugin could list the Nodes, all other Linux nodes.
     pub(crate) nodes: Vec<AgentNode>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
 pub(crate) struct AgentNode {
     /// Name of the node.
     pub(crate) name: String,
-    /// Release of its kernel; `None` if the plugin could not list the Nodes.
+    /// Release of its kernel; `None` if the plugin could not list the Nodes, or the list lacks this one.
     pub(crate) kernel: Option<String>,
     /// Name of the agent's Pod, or why there is none to ask.
     pub(crate) pod: Result<String, NodeError>,

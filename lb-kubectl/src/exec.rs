@@ -52,7 +52,7 @@ pub(crate) enum NodeError {
         /// How long the plugin has waited, in seconds.
         seconds: u64,
     },
-    /// The API server could not run the command.
+    /// The API server could not run the command, or the connection to it has failed.
     #[error(
         "cannot run commands in Pod {pod}: {message}; check that the API server reaches the node's kubelet"
     )]

@@ -1,4 +1,4 @@
-//! Runs a command on all nodes at once.
+//! Runs a command on all nodes, on up to [`AT_ONCE`] at a time.
 
 use std::{io::IsTerminal as _, time::Duration};
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cli      the command line                  cluster  the kubeconfig, the nodes and the agents' Pods
-//! exec     a command in one Pod              gather   a command on all nodes at once, with progress
+//! exec     a command in one Pod              gather   a command on all nodes, with progress
 //! status   the rows of `status`, worst first target   the arguments of `explain`, and the packet
 //! explain  the way from a Pod to a Service  service  what each node serves, differences first
 //! monitor  events as they happen             top      traffic of Services, summed over the nodes

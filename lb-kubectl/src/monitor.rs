@@ -26,7 +26,7 @@ pub(crate) async fn monitor(cluster_args: &ClusterArgs, args: MonitorArgs) -> an
     bail!("no node sends events any more")
 }
 
-/// Prints the events of one node. A node that sends none (any more) is named once; the others go on.
+/// Prints the events of one node until they end, then the reason on standard error. The other nodes go on.
 async fn follow(cluster: &Cluster, node: &AgentNode, arguments: &[&str], output: TableOrJson, width: usize) {
     let show = |line: &str| match output {
         TableOrJson::Table => print_line(&format!("{:width$}  {line}", node.name)),
@@ -61,7 +61,7 @@ fn with_node(line: &str, node: &str) -> String {
     Value::Object(event).to_string()
 }
 
-/// The command on each node.
+/// The arguments of the `lb-agent` command that runs on each node.
 fn arguments(args: &MonitorArgs) -> Vec<String> {
     let format = match args.output {
         TableOrJson::Table => "table",

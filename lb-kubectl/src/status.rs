@@ -52,7 +52,7 @@ struct Row {
     node: String,
     version: Option<String>,
     kernel: Option<String>,
-    /// When the agent has last written a change.
+    /// Time of the agent's last complete synchronisation; `None` if there was none, or the node has not answered.
     last_sync: Option<Timestamp>,
     /// What needs attention on the node; `None` if the agent is too old to send a list.
     conditions: Option<Vec<Condition>>,

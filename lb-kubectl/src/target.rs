@@ -27,7 +27,7 @@ pub struct ServiceTarget {
 /// Why the arguments name no packet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// Not of the expected form.
+    /// An argument does not have the expected form.
     #[error("`{text}` is not of the form {form}")]
     Form {
         /// The argument as typed.
@@ -149,7 +149,7 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The port with this number or name, or else the only one.
+/// The port with this number or name; if `wanted` is `None`, the only port.
 fn pick_port<'a>(service: &'a Service, wanted: Option<&str>) -> Result<&'a ServicePort, TargetError> {
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let is_wanted = |port: &&ServicePort| {

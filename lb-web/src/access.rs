@@ -132,7 +132,7 @@ impl Access {
         if matches!(self, Self::Loopback) && !names_loopback(uri, headers) {
             return Admission::WrongHost;
         }
-        // Browsers say which site makes a request. Any site may link to our pages, but only they may fetch data.
+        // Browsers say which site makes a request. Any site may link to our pages, but only our pages may fetch data.
         let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
         if uri.path().starts_with("/api/")
             && site.is_some_and(|site| site != b"same-origin" && site != b"none")

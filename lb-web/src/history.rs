@@ -69,7 +69,8 @@ impl History {
         self.points.push_back(point);
     }
 
-    /// The points as lines to draw. Drops and rejections that never happened have no line.
+    /// The points as lines to draw. An outcome that drops or rejects packets has a line only if a point has such
+    /// packets.
     pub(crate) fn plots(&self) -> Plots {
         let sum = |of: fn(Outcome) -> bool| -> Vec<Option<f64>> {
             let chosen = |rates: &[f64; Outcome::COUNT]| {
@@ -140,7 +141,7 @@ fn is_refused(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::RejectTcp | Outcome::RejectUdp) || outcome.verdict() == Verdict::Drop
 }
 
-/// Whether packets of the outcome leave as they came.
+/// Whether the program does not change packets of the outcome. (A held fragment enters the node again later.)
 fn is_untouched(outcome: Outcome) -> bool {
     matches!(
         outcome,

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The most events in a message. More could be drawn, but nobody reads 800 lines a second.
 const MOST: usize = 200;
 
-/// The reader, while somebody listens.
+/// The channel from the reader to the browsers; `None` while no browser listens.
 pub(crate) struct Live<E> {
     sender: Arc<Mutex<Option<Sender<Heard<E>>>>>,
 }
@@ -123,7 +123,7 @@ fn read<E>(
             Err(error) => send(sender, Heard::Failed(format!("{error:#}"))),
         }
         *slot = None;
-        // The kernel lets in the next reader only after this one has gone.
+        // Only one reader may exist. So this one ends before `slot` is unlocked: `listen` may then create the next one.
         drop(reader);
         return;
     }

@@ -20,10 +20,10 @@ use crate::{
 const FILL_EVERY: u32 = 5;
 /// How long Services are read after the last look at them.
 const ATTENTION: Duration = Duration::from_secs(30);
-/// How long a status is fresh: it takes a walk through the maps and requests to other programs.
+/// How long a status is fresh. Reading one takes a walk through the maps and requests to other programs.
 const STATUS_AGE: Duration = Duration::from_secs(4);
 
-/// The readings of the counters so far.
+/// Reads the data plane, and keeps what the pages show: the history of the counters, the Services and the status.
 pub(crate) struct Sampler<S> {
     pub(crate) source: S,
     history: Mutex<Counted>,

@@ -65,9 +65,9 @@ impl Rates {
 pub(crate) enum Health {
     /// No backend: new connections fail.
     Down,
-    /// Endpoints fail their health check.
+    /// At least one endpoint fails its health check.
     Unhealthy,
-    /// Only backends that are about to end.
+    /// All backends are terminating.
     Draining,
     /// Backends take new connections.
     Up,
@@ -88,7 +88,7 @@ impl Health {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Column {
-    /// The Services with the worst health first, then those with the most traffic.
+    /// The worst health first; with the same health, the most bytes per second first.
     #[default]
     Health,
     Name,

@@ -79,7 +79,7 @@ pub trait Source: Send + Sync + 'static {
     /// Makes the programs emit events until the reader is dropped.
     ///
     /// # Errors
-    /// There is no data plane, it cannot be read, or `lb-agent monitor` runs.
+    /// There is no data plane, it cannot be read, or another program reads the events, such as `lb-agent monitor`.
     fn events(&self) -> anyhow::Result<Box<dyn EventReader<Self::Event>>>;
 }
 
@@ -153,13 +153,13 @@ pub struct ServicePorts {
 /// The state of the agent and of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Status {
-    /// What is wrong, worst first.
+    /// The conditions of the node, worst first.
     pub problems: Vec<Problem>,
     /// The output of `lb-agent status -o json`.
     pub status: Value,
 }
 
-/// Something that is wrong.
+/// A condition of the node that the pages list: something is wrong, or worth knowing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// How bad the condition is.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
-/// Name and version of the npm package (axe-core) that finds barriers for people with disabilities. `cargo xtask setup`
+/// Name and version of the npm package (axe-core) that finds accessibility problems of a page. `cargo xtask setup`
 /// unpacks it in its cache.
 pub const AXE: &str = "axe-core-4.14.1";
 

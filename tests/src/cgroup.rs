@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cleanup::{Cleanup, Resource};
 
-/// How often, and after which pause, [`remove`] retries while threads are still leaving the group.
+/// Maximum number of attempts of [`remove`], and the pause between them, while threads are still leaving the group.
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 

@@ -1,4 +1,4 @@
-//! Runs servers of other software for a test.
+//! Runs the daemons of other software, such as BIRD, for a test.
 
 use std::{
     fs::File,

@@ -14,7 +14,8 @@ pub fn query(id: u16, name: &str) -> Vec<u8> {
     query
 }
 
-/// The address in the answer to such a query: the last four bytes of a message with one record, no error and no EDNS.
+/// The address in the answer to a [`query`]: the last four bytes of the message, which must end with that record.
+/// `None` unless the answer has one record and no error.
 pub fn address(message: &[u8]) -> Option<Ipv4Addr> {
     let header = message.first_chunk::<12>()?;
     let has_address = header[3] & 15 == 0 && header[7] == 1;

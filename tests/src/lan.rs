@@ -55,7 +55,7 @@ pub fn serve(nodes: &[Netns]) -> Result<Vec<Server>> {
 /// A dual-stack Service `web` of type LoadBalancer with one endpoint, and its address pool, as YAML.
 #[derive(Clone, Copy, Debug)]
 pub struct Web<'a> {
-    /// The pool's `spec.addresses`.
+    /// The pool's `spec.addresses`, IPv4 first.
     pub pool: [&'a str; 2],
     /// Load balancer addresses of the Service, IPv4 first.
     pub vips: [&'a str; 2],

@@ -107,8 +107,8 @@ impl Netns {
         self.feed("ip", &BATCH, commands)
     }
 
-    /// Runs a program in the namespace with `input` as its standard input. A failure is an error that quotes its
-    /// standard error.
+    /// Runs a program in the namespace with `input` as its standard input. A failure is an error that quotes the
+    /// program's standard error.
     pub fn feed(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
         feed(self.command(program).args(arguments), input)
             .with_context(|| format!("in namespace {}", self.name))

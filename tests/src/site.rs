@@ -78,7 +78,7 @@ pub struct Site {
 
 impl Site {
     /// A site without agents: adds node3 with its pods, and the near client, to a cluster with [`WIRING`]. `near` is
-    /// the name of the near client's namespace. The agents will have these flags.
+    /// the name of the near client's namespace. The agents get `flags` in addition to those that a site needs.
     ///
     /// # Errors
     /// A namespace or a link cannot be made.
@@ -192,7 +192,8 @@ impl Site {
         self.cluster.folder().join(name)
     }
 
-    /// Starts the agents of these nodes, and BIRD beside them if they announce by BGP. Waits until they are healthy.
+    /// Starts the agents of these nodes, and BIRD beside them if they announce by BGP. Waits until the agents are
+    /// healthy.
     ///
     /// # Errors
     /// An agent does not become healthy, or BIRD cannot be started.
@@ -252,7 +253,7 @@ impl Site {
     /// The agent of a node.
     ///
     /// # Errors
-    /// No agent runs there.
+    /// No agent runs on the node.
     pub fn agent(&self, node: u8) -> Result<&Agent> {
         self.agents.get(&node).with_context(|| format!("no agent runs on node{node}"))
     }
@@ -271,7 +272,7 @@ impl Site {
     /// running, but no packet from another machine reaches them.
     ///
     /// # Errors
-    /// `ip` fails.
+    /// `ip` fails, or the agent cannot be killed.
     pub fn kill(&mut self, node: u8) -> Result<()> {
         self.cluster.node(node).ip("link set eth0 down\n")?;
         if let Some(agent) = self.agents.remove(&node) {
@@ -314,7 +315,7 @@ impl Site {
         Ok(None)
     }
 
-    /// Waits until a node announces [`NEAR`] that `accept` accepts; returns its number.
+    /// Waits until a node for which `accept` returns `true` announces [`NEAR`]; returns its number.
     ///
     /// # Errors
     /// No such node announces it in time.
@@ -350,10 +351,10 @@ impl Site {
         Ok(self.next_hops()? == nodes && hops == nodes.len())
     }
 
-    /// Waits until the router forwards packets to these nodes.
+    /// Waits until the router forwards packets to exactly these nodes, see [`Self::has_hops`].
     ///
     /// # Errors
-    /// The router does not forward to them in time.
+    /// The router does not do so in time.
     pub fn wait_for_hops(&self, nodes: &[u8]) -> Result<()> {
         let reached = || self.has_hops(nodes).is_ok_and(|it| it).then_some(());
         if wait_for(SOON, reached).is_none() {
@@ -366,7 +367,7 @@ impl Site {
     /// Waits until each running agent serves both Services with exactly the pods that are their endpoints now.
     ///
     /// # Errors
-    /// An agent does not in time.
+    /// An agent does not do so in time.
     pub fn wait_for_services(&self) -> Result<()> {
         for node in self.live() {
             for service in ["near", "far"] {

@@ -21,7 +21,7 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// Starts to connect to `to` without waiting. An error is one of the system call itself, before any packet.
+/// Starts to connect to `to` without waiting. Returns only errors of the system call itself, such as a missing route.
 pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -31,8 +31,9 @@ pub fn begin_connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to `to`; fails if the connection is refused, or if the kernel has retransmitted the SYN. (The duration does
-/// not show a retransmission: it takes a second, but so can a connect on a slow machine.)
+/// Connects to `to`; fails if the connection is refused, if no answer arrives within `limit`, or if the kernel has
+/// retransmitted the SYN. (The duration does not show a retransmission: the kernel retransmits after a second, but on a
+/// slow machine, a connect without a retransmission may also take that long.)
 pub fn connect_by_first_syn(to: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = begin_connect(to)?;
     let limit = PollTimeout::try_from(limit).map_err(io::Error::other)?;

@@ -39,7 +39,8 @@ impl Stopwatch {
     }
 }
 
-/// How long tasks of this machine have waited for resources since boot; 0 if the kernel does not measure that.
+/// How long tasks of this machine have waited for resources since boot, summed over the CPUs; 0 if the kernel does not
+/// measure that.
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();

@@ -47,8 +47,8 @@ impl Pair {
         Ok(cards)
     }
 
-    /// Names of the cards while no test uses them. (`ip link add eth0 netns …` fails if the namespace of the caller
-    /// has an `eth0`.)
+    /// Names of the cards while no test uses them. They are not `eth0` and the like, because
+    /// `ip link add eth0 netns …` fails if the namespace of the caller has an `eth0`.
     fn spare_names(self) -> [String; 2] {
         END_NAMES.map(|end| format!("card{}{end}", self.number))
     }

@@ -395,7 +395,7 @@ fn busy_health_port_does_not_stop_the_agent() {
     assert!(second.terminate().unwrap().success());
 }
 
-/// A Service without endpoints, numbered; its cluster IP is in the agent's default range.
+/// Manifest of the Service `s<number>`, without endpoints; the agent allocates its cluster IP.
 fn empty_service(number: usize) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {{ports: [{{port: 80}}]}}\n---\n"

@@ -7,7 +7,7 @@ use std::thread;
 ///
 /// # Errors
 ///
-/// The task's.
+/// `task` fails, or the number of CPUs is unknown.
 pub(crate) fn beside_busy_loops(task: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let cpus = thread::available_parallelism()?.get();
     let stop = AtomicBool::new(false);

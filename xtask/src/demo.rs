@@ -37,7 +37,7 @@ pub(crate) struct Args {
     serve: bool,
 }
 
-/// Demos of their own.
+/// Demos other than the default one.
 #[derive(clap::Subcommand)]
 enum Other {
     /// Kill one of three nodes that announce addresses at layer 2 and by BGP, under downloads

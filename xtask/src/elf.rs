@@ -49,7 +49,7 @@ pub(crate) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
     strip_with("strip", program, to)
 }
 
-/// Like [`strip`], by the `strip` for the program's processor.
+/// Like [`strip`], with `tool`: the `strip` for the program's processor.
 pub(crate) fn strip_with(tool: &str, program: &Path, to: &Path) -> anyhow::Result<()> {
     let mut command = Command::new(tool);
     command.arg("--strip-debug").arg("-o").arg(to).arg(program);

@@ -24,7 +24,7 @@ pub(crate) fn empty_folder(name: &str) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// The agent without debug information, which is most of its size.
+/// Writes the agent to the folder without debug information, which is most of its size; returns the path.
 pub(crate) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
     let stripped = folder.join("lb-agent");
     elf::strip(&lb_tests::agent::binary(), &stripped)?;
@@ -54,12 +54,12 @@ pub(crate) fn output(mut command: Command) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The digest of a content in hexadecimal digits.
+/// The SHA-256 digest of `content` in hexadecimal digits.
 pub(crate) fn sha256(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Compresses a content. The result has no time in it.
+/// Compresses `content` with gzip, without a timestamp.
 pub(crate) fn gzip(content: &[u8], level: Compression) -> anyhow::Result<Vec<u8>> {
     let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), level);
     encoder.write_all(content)?;

@@ -1,5 +1,5 @@
 //! One end of a TCP connection, after RFC 9293 §3.10 with the stricter rules of RFC 5961 for RST and SYN: an
-//! independent model, which uses no code of connection tracking.
+//! independent model, which shares only the type [`Segment`] and the TCP flags with connection tracking.
 #![expect(clippy::wildcard_enum_match_arm, reason = "in most states an event changes nothing")]
 
 use lb_common::conntrack::{
@@ -91,7 +91,7 @@ impl Peer {
         Some(sent)
     }
 
-    /// Sends a RST.
+    /// Drops the connection. Sends a RST if the connection is at least in state SYN-RECEIVED.
     pub(crate) fn abort(&mut self) -> Option<Segment> {
         let was = std::mem::replace(&mut self.state, State::Closed);
         self.ended_orderly = false;
@@ -180,7 +180,7 @@ impl Peer {
             self.state = State::Established;
         }
         if segment.ack.wrapping_sub(self.oldest) > self.next.wrapping_sub(self.oldest) {
-            // Old, or for data that was never sent.
+            // The ACK is old, or acknowledges data that was never sent.
             return Some(self.acknowledgement());
         }
         self.acknowledged(segment.ack);

@@ -7,8 +7,8 @@
 //!                        other members (UDP): the right to announce
 //! ```
 //!
-//! The programs answer until a record's deadline. Without other members a record has no deadline, so the programs also
-//! answer while no agent runs.
+//! The programs answer until a record's deadline. If no members are configured, records have no deadline, so the
+//! programs also answer while no agent runs.
 
 pub mod bgp;
 mod devices;
@@ -63,7 +63,7 @@ use crate::{daemon::state::State, metrics::Metrics, stop};
 /// Interval at which the announcer renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How many farewell messages a stopping member sends, since one may get lost, and the pause after each.
+/// How many times a stopping member sends its last messages, since some may get lost, and the pause after each time.
 const FAREWELLS: u32 = 3;
 const BETWEEN_FAREWELLS: Duration = Duration::from_millis(20);
 
@@ -103,8 +103,8 @@ pub struct Announcer {
     /// Names of the devices on which this node can announce addresses.
     wires: Vec<String>,
     lasting: LastingDevices,
-    /// The devices that advertisements name, including devices that have just disappeared; `None` before the first
-    /// synchronisation.
+    /// The devices of this node that advertisements name, including devices that have just disappeared; `None` before
+    /// the first synchronisation.
     devices: Option<BTreeSet<String>>,
     /// The devices on which this node announces each address, or would announce it if it had the right to.
     places: BTreeMap<AnnounceKey, Place>,
@@ -372,8 +372,8 @@ impl Announcer {
         mine.map(|candidacy| (candidacy.address, alone)).collect()
     }
 
-    /// Whether this node has gained or lost a right since the last update, or has renewed all its rights. A renewal of
-    /// only some does not count: otherwise each message would cause an update of the records.
+    /// Whether this node has gained or lost a right since the last update, or has renewed the right that ends first.
+    /// Renewals of other rights do not count: otherwise each message would cause an update of the records.
     fn rights_changed(&mut self, now: Nanos) -> bool {
         let Some(peers) = &mut self.peers else { return false };
         let leases = peers.leases();

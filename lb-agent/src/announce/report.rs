@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{devices::Place, frames, held::Held};
 
-/// An announced address (by this node or another member), as `announce list` shows it.
+/// An address of a load balancer that a member announces or should announce, as `announce list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementReport {
-    /// The announced address of a load balancer.
+    /// The address.
     pub address: IpAddr,
     /// Name of the address pool that contains the address.
     pub pool: String,
@@ -29,8 +29,8 @@ pub struct AnnouncementReport {
     pub interfaces: Vec<String>,
     /// When this node began to announce the address; `None` if it does not.
     pub since: Option<Timestamp>,
-    /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right or
-    /// without other members.
+    /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right, or
+    /// if no members are configured.
     pub expires_in_ms: Option<u64>,
     /// ARP requests and neighbour solicitations for the address that this node has answered.
     pub answers: u64,

@@ -40,7 +40,8 @@ pub(super) struct FlowView {
     service: Option<String>,
     /// Whether packets reach the backend's node through a tunnel; such a flow has no reverse entry.
     tunnelled: bool,
-    /// Whether the reverse entry is missing. The agent's GC restores it if there is room.
+    /// Whether the flow lacks its reverse entry (a tunnelled flow needs none). The agent's GC restores it if there is
+    /// room.
     half: bool,
 }
 

@@ -104,7 +104,7 @@ pub(super) struct FrontendView {
 /// Which node announces an address at layer 2.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct AnnouncedView {
-    /// Name of the announcing node; `None` if this node has no information about it.
+    /// Name of the announcing node, as far as the agent of this node knows; `None` if it knows of none.
     pub(super) node: Option<String>,
     /// Whether this node answers for the address now.
     pub(super) here: bool,
@@ -361,7 +361,7 @@ pub(super) fn count_flows(
     }
 }
 
-/// The name of an IP protocol as Kubernetes spells it.
+/// The name of an IP protocol as Kubernetes spells it; `unknown` unless it is TCP, UDP or SCTP.
 pub(super) fn protocol_name(number: u8) -> &'static str {
     lb_core::model::Protocol::from_number(number).map_or("unknown", lb_core::model::Protocol::as_str)
 }

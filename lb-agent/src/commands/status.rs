@@ -448,7 +448,7 @@ fn dns_line(report: &DnsReport) -> String {
     format!("DNS       {domain} at {served}, other names from {upstreams}{loops}{errors}{intercept}")
 }
 
-/// Says who answers the queries that pods of this node send to the DNS Service.
+/// Text about what answers the queries that pods of this node send to the DNS Service: the agent or the endpoints.
 fn intercept_text(report: &InterceptReport) -> String {
     let InterceptReport { service, servers, problem, .. } = report;
     match (&**servers, problem) {

@@ -322,8 +322,8 @@ fn capacities(given: &RunArgs) -> Capacities {
         services: given.max_frontends.unwrap_or(defaults.services),
         backends: given.max_backends.unwrap_or(defaults.backends),
         tables: given.max_table_slots.unwrap_or(defaults.tables),
-        // A connection takes two entries. One that is masqueraded through the stack takes four entries, and so counts as
-        // two connections.
+        // A connection takes two entries. One that is masqueraded through the stack takes four entries, and so counts
+        // as two connections.
         conntrack: given.max_connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
         affinity: given.max_affinity_clients.unwrap_or(defaults.affinity),
     }

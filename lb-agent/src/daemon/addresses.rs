@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Spawns the task, the load balancer controller, if `--load-balancer-controller` is set.
+/// Spawns the load balancer controller and the task that publishes its report, if `--load-balancer-controller` is set.
 pub(super) fn spawn(
     config: &Config,
     service_cidrs: watch::Receiver<Vec<IpNet>>,

@@ -21,7 +21,7 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    /// Spawns the task that reads announcements from the API server `server`.
+    /// Spawns the task that reads from the API server what is announced, and the task that publishes its conditions.
     pub(super) fn spawn(self, server: ApiServer, node: Arc<str>, state: Arc<State>, tasks: &mut Tasks) {
         let Self { advertised, cluster, ballots, events } = self;
         let (problem_sender, problems) = watch::channel(Vec::new());

@@ -212,8 +212,8 @@ impl Default for RebuiltFilter {
 }
 
 impl RebuiltFilter {
-    /// Rebuilds the filter if that is due, and reports its fill. A failure only makes packets slower; the next run
-    /// tries again.
+    /// Rebuilds the filter if that is due, and reports its fill. After a failure the programs are only slower, and the
+    /// next run tries again.
     async fn update(&mut self, conntrack: &Conntrack, metrics: &Metrics) {
         let (conntrack, rebuilt) = (conntrack.clone(), self.0);
         let work = task::spawn_blocking(move || {

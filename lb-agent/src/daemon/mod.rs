@@ -59,8 +59,8 @@ const HANDOVER: Duration = Duration::from_secs(3);
 /// How long blocking threads may take to finish after the tasks have ended.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
-/// Makes the HTTP routes of the web pages. The pages show what commands show, and the commands are built on the daemon,
-/// not below it: so the caller passes this function in.
+/// Makes the HTTP routes of the web pages. The pages show what commands show, and the commands depend on this module:
+/// so the caller passes this function in.
 pub type Pages = fn(KernelPaths, lb_web::Access) -> axum::Router;
 
 /// Runs the agent until a signal or an error stops it. The data plane stays in place. `pages` are those of

@@ -55,7 +55,7 @@ pub(super) struct NodeOptions {
     pub(super) drops_unknown_vips: bool,
     /// Range of source ports for masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
-    /// Nodes that may send packets to backends on this node through a tunnel.
+    /// Networks (`--dsr-peers`) of further machines that may send tunnelled packets to backends on this node.
     pub(super) peers: Vec<IpNet>,
     /// Networks (`--deny-source`) whose external clients may use no Service.
     pub(super) denied_sources: Vec<IpNet>,

@@ -22,7 +22,7 @@ pub struct ShortageReport {
     pub of: String,
     /// When the shortage began.
     pub since: Timestamp,
-    /// Number of refused or evicted entries, or restored pins, since `since`.
+    /// Number of dropped packets, evicted entries or restored pins since `since`.
     pub refused: u64,
     /// What the shortage means, and advice.
     pub text: String,
@@ -40,7 +40,8 @@ pub(super) struct Shortages {
 #[derive(Debug)]
 struct Shortage {
     since: Timestamp,
-    /// When the shortage ends unless it is recorded again; `None` while another check reports that it lasts.
+    /// When the shortage ends unless it is recorded again; `None` from a call of [`Shortages::lasts`] with a text until
+    /// one with `None`.
     until: Option<Instant>,
     refused: u64,
     /// The part of `refused` that the agent has not logged yet.
@@ -49,7 +50,8 @@ struct Shortage {
 }
 
 impl Shortages {
-    /// Records refused or evicted entries, or restored pins, in the shortage `of`, which lasts at least another minute.
+    /// Records `count` dropped packets, evicted entries or restored pins in the shortage `of`, which lasts at least
+    /// another minute.
     pub(super) fn refused(&mut self, of: &'static str, count: u64, text: &str, now: Instant) {
         let shortage = self.note(of, text);
         shortage.refused += count;

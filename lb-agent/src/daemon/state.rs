@@ -59,7 +59,7 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
-    /// The addresses that members announce at layer 2. Older agents do not report them.
+    /// The addresses that members announce, or should announce, at layer 2. Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
     /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
@@ -72,7 +72,8 @@ pub struct Report {
     /// Older agents do not report it.
     #[serde(default)]
     pub load_balancers: Option<LoadBalancerReport>,
-    /// State of the DNS server; `None` without `--dns-bind-address`. Older agents do not report it.
+    /// State of the DNS server; `None` without `--dns-bind-address` and `--dns-intercept`. Older agents do not report
+    /// it.
     #[serde(default)]
     pub dns: Option<DnsReport>,
     /// The health checks of endpoints, with their results on this node. Older agents do not report them.
@@ -91,7 +92,7 @@ pub struct DnsReport {
     pub unserved: BTreeMap<SocketAddr, String>,
     /// The DNS domain that contains the names of Services.
     pub domain: String,
-    /// The servers that it asks for names outside `domain`.
+    /// The upstream servers that the agent asks for names outside `domain`.
     pub upstreams: Vec<SocketAddr>,
     /// Upstream servers that the agent does not ask, because they lead back to the agent.
     pub loops: Vec<SocketAddr>,
@@ -162,7 +163,7 @@ pub struct NodeReport {
     pub north_south_mode: String,
     /// Tunnel of the modes dsr and hybrid: a value of `--dsr-encapsulation`.
     pub dsr_encapsulation: String,
-    /// Networks of the nodes that may send packets to backends on this node through a tunnel.
+    /// Networks and addresses of the machines that may send tunnelled packets to backends on this node.
     pub dsr_peers: Vec<String>,
     /// Networks whose external clients may use no frontend: those of `--deny-source`, and those behind IPsec policies
     /// that replies would bypass. Older agents do not report them.
@@ -203,7 +204,7 @@ pub(super) struct Progress {
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
-    /// Advice about Services, which stays although all is as it should be.
+    /// Conditions that are only advice about Services: they may stay although nothing is wrong.
     pub(super) advice: Vec<String>,
 }
 

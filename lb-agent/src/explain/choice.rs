@@ -23,8 +23,8 @@ use super::{
 type Places = BTreeSet<u32>;
 
 impl<T: Tables> Walk<'_, T> {
-    /// The indices of the backends that the flow may get: exactly one if the client is pinned, or if the scheduler
-    /// hashes only known fields.
+    /// The backends that the flow may get: exactly one if the client is pinned, or if the scheduler hashes only known
+    /// fields.
     pub(super) fn choose(
         &mut self,
         request: &AdmittedFlow,

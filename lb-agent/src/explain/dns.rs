@@ -13,8 +13,8 @@ use super::{
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// Explains a packet of no flow if node-local DNS decides about it; like `dns::query`. Assumes that the server has a
-    /// socket, which programs look up; a server that is known to answer has one.
+    /// Explains a packet of no flow if node-local DNS redirects it, else returns `None`; like `dns::query`. Assumes
+    /// that the server has a socket, which the programs look up: a server that is known to answer has one.
     pub(super) fn query(&mut self) -> WalkResult<Option<Verdict>> {
         let tuple = self.question.tuple;
         let is_query = may_be_query(&tuple, Part::Whole) && self.is_of_pod()?;
@@ -31,8 +31,8 @@ impl<T: Tables> Walk<'_, T> {
         })
     }
 
-    /// Explains a packet that leaves the node without a flow: an answer of the DNS server, or none of ours; like
-    /// `dns::answer`.
+    /// Explains a packet that leaves the node without a flow: the programs translate it if it is an answer of the
+    /// agent's DNS server, and else leave it untouched; like `dns::answer`.
     pub(super) fn answer(&self) -> WalkResult<Verdict> {
         let tuple = self.question.tuple;
         let key = ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol);
@@ -46,7 +46,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// Whether the device is the host side of a pod's.
+    /// Whether the device is the host side of a pod's interface.
     fn is_of_pod(&self) -> WalkResult<bool> {
         let device = self.tables.device(self.question.device)?;
         Ok(device.is_some_and(|device| device.flags & device_flags::WORKLOAD != 0))

@@ -8,8 +8,9 @@
 //! question  the packet to explain            frontend  its Service, and whether a flow may begin
 //! walk      state, lookups, early exit       choice    its backend
 //! packet    a packet at XDP or tc            path      how packets get to the backend, and from which source
-//! socket    a system call                    step      all steps and verdicts, as data
-//! words     their texts                      tables    the input; `pinned`: the pinned maps and the routing table
+//! socket    a system call                    dns       queries and answers of node-local DNS
+//! step      all steps and verdicts, as data  words     their texts
+//! tables    the input; `pinned`: the pinned maps and the routing table
 //! ```
 //!
 //! Not covered, because neither the maps nor the tuple contain them: packet length and TTL, fragments, ICMP, packets in

@@ -125,8 +125,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
     }
 
-    /// Whether XDP can send frames with the tuple `to`: their next hop is known, and its device transmits redirected
-    /// frames, or the frames go back through the device of arrival.
+    /// Whether XDP can send frames with the tuple `to`: their next hop is known, and its device can transmit frames
+    /// that XDP redirects to it, or, if it is the device of arrival, frames that XDP sends back.
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
@@ -230,7 +230,7 @@ impl<T: Tables> Walk<'_, T> {
         self.steps.push(step);
     }
 
-    /// Why the entry does not apply to the packet; `None` if the packet is no SYN of the client.
+    /// Whether the entry applies to the packet, and why not; `None` if the packet is no SYN of the client.
     fn staleness(&self, flow: &Flow) -> WalkResult<Option<Staleness>> {
         if !rules::flow::is_syn_of_client(&self.segment, flow) {
             return Ok(None);

@@ -9,7 +9,7 @@ use lb_ebpf::parse::Body;
 /// The hook at which the packet is explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookPoint {
-    /// XDP: the packet enters the node, before the kernel allocates an skb.
+    /// XDP: the packet enters the node, and has not reached tc ingress yet.
     Xdp,
     /// tc ingress: the packet enters the node.
     Ingress,

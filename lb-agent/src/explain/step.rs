@@ -72,7 +72,7 @@ pub enum TraceStep {
     NodeLocalDns {
         /// The address and port at which the agent answers.
         server: SocketAddr,
-        /// Whether it is known to answer; else the endpoints of the Service answer.
+        /// Whether the agent is known to answer; if not, the endpoints of the Service answer.
         live: bool,
     },
     /// `SERVICES` has no record of the packet's destination.
@@ -199,7 +199,8 @@ pub enum TraceStep {
     Announced {
         /// The packet's destination address.
         address: IpAddr,
-        /// Name of the node that announces the address; `None` if the agent of this node does not know it.
+        /// Name of the node that announces the address, as far as the agent of this node knows; `None` if it knows of
+        /// none.
         node: Option<String>,
         /// Whether this node answers for the address now.
         here: bool,
@@ -234,7 +235,8 @@ pub enum ForwardingPath {
     Stack,
     /// Through the network stack; masqueraded when leaving the node.
     Masqueraded,
-    /// The second flow of a masqueraded connection: the program replaces the source when packets leave the node.
+    /// The second flow of a masqueraded connection, or a connection of the node that needs another source port: the
+    /// program replaces the source when packets leave the node.
     Masquerade,
     /// Back through the device of arrival (hairpin).
     Hairpin,
@@ -360,7 +362,7 @@ pub enum Verdict {
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
-    /// The packet belongs to a flow, which translates it.
+    /// The programs translate the packet: it belongs to a flow, or node-local DNS redirects it or returns its answer.
     Translated {
         /// The outcome as which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
@@ -368,7 +370,7 @@ pub enum Verdict {
         /// Source and destination after translation.
         to: Ends,
     },
-    /// The packet begins a flow to one of several backends.
+    /// The packet begins a flow to one of these backends, or the system call gets one of them as its destination.
     Begins {
         /// The possible backends: one if the choice is certain.
         backends: Vec<Candidate>,

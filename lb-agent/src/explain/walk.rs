@@ -30,7 +30,7 @@ impl From<DatapathError> for Stop {
 /// The result of one part of the explanation, or [`Stop`], which ends it.
 pub(super) type WalkResult<T> = Result<T, Stop>;
 
-/// An explanation in the making: the question, what it reads, and the steps found so far.
+/// An unfinished explanation: the question, the tables, and the steps found so far.
 pub(super) struct Walk<'a, T> {
     pub(super) tables: &'a T,
     pub(super) question: &'a Question,

@@ -76,10 +76,10 @@ pub struct Record<'a> {
     #[serde(skip_serializing_if = "is_false", default)]
     pub tunnel: bool,
     /// Why the backend was chosen: a scheduler, `affinity`, `retry` or `peer`; `None` if the connection is older than
-    /// the log.
+    /// the log, or the event of its start was lost.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<Cow<'a, str>>,
-    /// When the connection began; `None` if it is older than the log.
+    /// When the connection began; `None` if it is older than the log, or the event of its start was lost.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub start: Option<Timestamp>,
     /// Seconds from the start to the last packet, or in an intermediate line to `time`; `None` without a start.

@@ -51,7 +51,7 @@ impl fmt::Display for FlowLogTarget {
 pub struct Rotation {
     /// Maximum size in bytes: the agent rotates the file before a write that would exceed it. 0 means no maximum.
     pub max_size: u64,
-    /// Number of rotated files that stay: `FILE.1` (the latest one) to `FILE.N`.
+    /// Number of rotated files that stay: `FILE.1` (the latest one) to `FILE.N`. If 0, the agent deletes the full file.
     pub keep: u32,
 }
 
@@ -70,8 +70,8 @@ enum Opened {
     Unix(UnixStream),
 }
 
-/// Writes whole lines. As an error may have cut a line off, the next write that succeeds begins with a line break. (A new
-/// connection to a socket has no line that was cut off.)
+/// Writes whole lines. An error may have cut off a line of the file or of standard output, so the next write that
+/// succeeds begins with a line break. A socket needs none: after an error, the agent opens a new connection.
 pub(super) struct Sink {
     target: FlowLogTarget,
     rotation: Rotation,
@@ -98,7 +98,8 @@ impl Sink {
         }
     }
 
-    /// Writes lines; first rotates the file if they would make it too large. After an error, some lines may be written.
+    /// Writes lines; first rotates the open file if they would make it too large. If this returns an error, some of the
+    /// lines may have been written.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         self.rotate_before(lines.len() as u64)?;
         let is_torn = self.is_torn;

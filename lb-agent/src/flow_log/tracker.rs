@@ -44,9 +44,11 @@ pub(super) struct Line {
     pub(super) tunnel: bool,
     pub(super) who: Arc<Who>,
     pub(super) choice: Option<(u8, u8)>,
-    /// When the connection began, in nanoseconds of `CLOCK_MONOTONIC`; `None` if it is older than the log.
+    /// When the connection began, in nanoseconds of `CLOCK_MONOTONIC`; `None` if no event has reported it, because the
+    /// connection is older than the log or the event was lost.
     pub(super) start: Option<u64>,
-    /// Time of the last packet, or in an intermediate line the present, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// In the connection's last line: time of its last packet, or of the packet that closed it. In an intermediate
+    /// line: the current time. In nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) until: u64,
     pub(super) end: Option<EndReason>,
     pub(super) total: Volume,
@@ -112,14 +114,14 @@ struct Known {
     flags: u8,
     choice: Option<(u8, u8)>,
     start: Option<u64>,
-    /// The counters when the connection began, or, if it is older than the log, those that the first GC pass showed.
-    /// Its traffic is the difference to `now`.
+    /// The counters from which the connection's traffic counts, up to `now`: those when it began, or, if it is older
+    /// than the log, those in the first GC pass. Zero if the event about its beginning was not read.
     base: Pair,
     now: Pair,
     /// The counters in the connection's last line; `None` before the first line.
     reported: Option<Pair>,
-    /// Time of the connection's last line, or, before the first one, when the tracker first saw it, in nanoseconds of
-    /// `CLOCK_MONOTONIC`.
+    /// Time of the connection's last line, or, before the first line, of the event or GC pass that first showed the
+    /// connection, in nanoseconds of `CLOCK_MONOTONIC`.
     reported_at: u64,
     last_seen: Tick,
     /// When the programs saw the packet that closed the connection; `None` if no event has reported one.
@@ -173,7 +175,7 @@ fn nanoseconds(Tick(tick): Tick) -> u64 {
     u64::from(tick) << 30
 }
 
-/// The connections that the log has or will have lines about.
+/// The state of all logged connections in the flow table, and the lines that the log has not taken yet.
 #[derive(Debug)]
 pub(super) struct Tracker {
     flows: HashMap<Tuple, Known>,
@@ -328,7 +330,8 @@ impl Tracker {
         self.lines.push(known.line(from, Some(reason), now));
     }
 
-    /// Ends a GC pass. A connection that two passes have not shown was deleted by another program.
+    /// Ends a GC pass. If two passes in a row have not shown a connection, its line says that another program deleted
+    /// it.
     pub(super) fn end_pass(&mut self, now: u64) {
         let (pass, lines) = (self.pass, &mut self.lines);
         self.flows.retain(|from, known| {

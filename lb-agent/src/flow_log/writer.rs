@@ -23,7 +23,7 @@ use super::{
     tracker::Line,
 };
 
-/// Maximum number of lines in the queue: twice as many as one GC pass may find with 131,072 connections.
+/// Maximum number of lines in the queue: two GC passes with a line for each of 131,072 connections.
 pub(super) const CAPACITY: usize = 262_144;
 /// Size in bytes at which the thread writes the lines that it has formatted, even if more lines wait.
 const BATCH: usize = 64 << 10;
@@ -252,7 +252,7 @@ fn record<'a>(line: &'a Line, node: &'a str, clock: &Clock) -> LogLine<'a> {
     if line.end.is_some() { LogLine::End(record) } else { LogLine::Open(record) }
 }
 
-/// Nanoseconds as seconds, rounded to milliseconds.
+/// Nanoseconds as seconds, rounded down to milliseconds.
 fn seconds(nanoseconds: u64) -> f64 {
     (nanoseconds / 1_000_000) as f64 / 1000.0
 }

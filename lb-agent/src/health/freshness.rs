@@ -11,7 +11,7 @@ use jiff::Timestamp;
 /// How long a change may wait before the agent becomes unhealthy: twice kube-proxy's default `syncPeriod`.
 const STALE: Duration = Duration::from_secs(60);
 
-/// A point in time, of the wall clock and of the monotonic clock, which clock adjustments do not change.
+/// A point in time on two clocks: the wall clock, and the monotonic clock, which clock adjustments do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Time of the wall clock.
@@ -38,7 +38,7 @@ impl Add<Duration> for Moment {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Freshness {
     last_updated: Option<Moment>,
-    /// When the oldest change that is not in the kernel yet arrived.
+    /// Arrival time of the oldest change that is not in the kernel yet; `None` if no change waits.
     oldest_queued: Option<Moment>,
 }
 
@@ -82,7 +82,7 @@ impl Freshness {
         self.last_updated.map(|moment| moment.timestamp)
     }
 
-    /// When the oldest change that is not in the kernel yet arrived.
+    /// Arrival time of the oldest change that is not in the kernel yet; `None` if no change waits.
     pub fn waiting_since(&self) -> Option<Timestamp> {
         self.oldest_queued.map(|moment| moment.timestamp)
     }

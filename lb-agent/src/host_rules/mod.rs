@@ -32,7 +32,7 @@ enum Flaw {
     NodePort,
     /// A local destination address, by which the rule marks packets to node ports.
     LocalDestination,
-    /// A translated connection (DNAT) in the kernel's conntrack: it has none.
+    /// The DNAT state of a connection in the kernel's conntrack, which does not see the programs' translation.
     Dnat,
 }
 

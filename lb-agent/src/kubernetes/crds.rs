@@ -1,6 +1,6 @@
 //! Reports that the API server has some CRDs of MetalLB and lacks others: then announcements wait without any error.
 //!
-//! Without any of them nothing is wrong, as their users may install them at any time.
+//! If the API server has none of them, nothing is wrong: users may install them at any time.
 
 use tokio::time::Instant;
 use tracing::warn;
@@ -13,7 +13,7 @@ use super::{
 /// A CRD, and whether the API server has it.
 #[derive(Clone, Debug)]
 pub(super) struct Crd {
-    /// The name of the CRD.
+    /// The full name, such as `bgppeers.metallb.io`.
     name: String,
     version: &'static str,
     presence: Presence,

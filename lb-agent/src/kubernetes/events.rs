@@ -51,7 +51,7 @@ enum Occurrence {
         is_unhealthy: bool,
         note: String,
     },
-    /// Something about an annotation of the Service: that it is invalid, has no effect here, or has one to heed.
+    /// An annotation of the Service is invalid, has no effect here, or has an effect that administrators should know.
     Annotation {
         service: ObjectName,
         reason: &'static str,
@@ -187,7 +187,7 @@ fn event(occurrence: &Occurrence) -> Event {
     Event { type_, reason: reason.to_owned(), action: action.to_owned(), note, secondary: None }
 }
 
-/// The object that the Event is about. As in kube-proxy, a Node's name stands for its unknown uid.
+/// The object that the Event is about. As in kube-proxy, the object's name stands for its uid if the uid is unknown.
 fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
     let reference = |kind: &str, namespace: Option<&str>, name: &str, uid: String| ObjectReference {
         api_version: Some("v1".to_owned()),

@@ -26,7 +26,7 @@ const PAGE: u32 = 200;
 pub(super) trait Kind: Read {
     /// The name of the kind, as in the field `kind` of its objects.
     const NAME: &str;
-    /// Whether objects of the kind are namespaced.
+    /// Whether objects of the kind have a namespace, which messages then show before the name.
     const NAMESPACED: bool;
     /// Whether some supported API servers do not have the kind.
     const OPTIONAL: bool = false;
@@ -68,7 +68,7 @@ pub(super) fn named_object(name: &str) -> watcher::Config {
     all().fields(&format!("metadata.name={name}"))
 }
 
-/// Selects all objects of the kind.
+/// Selects all objects of the kind, in pages of [`PAGE`].
 pub(super) fn all() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }

@@ -20,12 +20,12 @@ use super::{
     watched::Read,
 };
 
-/// A Service of any kind, reduced to what DNS names need.
+/// A Service of any proxy, headless or not, which [`Kind::change`] reduces to what DNS names need.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedService(Service);
 
-/// An EndpointSlice of any Service, reduced to what DNS names need.
+/// An EndpointSlice of any Service, which [`Kind::change`] reduces to what DNS names need.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedSlice(EndpointSlice);

@@ -1,4 +1,4 @@
-//! Reads the Node object of this node.
+//! Reads Node objects: the one of this node, and the addresses of the others.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 

@@ -20,9 +20,9 @@ use crate::log_few::warn_few;
 
 /// The known objects of one kind; turns the events of a watch into changes.
 ///
-/// A list takes effect when it is complete: its changes come together, and only then objects that are missing from it
-/// are deleted. An unreadable object stays in its last readable state, if it had one; if only a part of an object is
-/// bad, the rest is served.
+/// A list takes effect when it is complete: its changes come together, followed by the deletion of the objects that it
+/// lacks. An unreadable object stays in its last readable state, if it had one; if only a part of an object is bad, the
+/// rest is served.
 #[derive(Debug)]
 pub(super) struct Objects<K: Kind> {
     known: BTreeMap<ObjectName, KnownObject>,
@@ -34,7 +34,7 @@ pub(super) struct Objects<K: Kind> {
     listed: bool,
     /// Changes that [`Self::handle`] has not returned yet: those of a list wait for its end.
     changes: Vec<K::Change>,
-    /// Triggers of changes, without those from before the agent's start.
+    /// Triggers of changes that [`Self::take_triggered`] has not returned yet; none is from before `beginning`.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
     /// Strings that objects have in common, one copy of each. An object shares them as soon as it is read: if it did so

@@ -32,8 +32,8 @@ use super::{
 pub struct Published {
     /// What the Node object of this node says.
     pub node: watch::Sender<NodeInfo>,
-    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. Without such an object, the channel keeps
-    /// its initial value.
+    /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. While there is no such object, the channel
+    /// has its initial value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
     /// The addresses of all other Nodes; `None` until they are listed. Without a sender, the source does not watch
     /// other Nodes.

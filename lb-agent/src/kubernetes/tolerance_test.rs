@@ -203,7 +203,7 @@ fn fields(value: &Value, pointer: &str, path: &str, found: &mut Vec<Field>) {
         }
         Value::Array(items) => {
             for (index, value) in items.iter().enumerate() {
-                // Records only the first address of each endpoint, the one that the agent uses.
+                // Keeps the index of an endpoint's address, because the agent uses only the first one.
                 let shown = if path.ends_with("addresses") && value.is_string() {
                     index.to_string()
                 } else {

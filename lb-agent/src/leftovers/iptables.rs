@@ -106,7 +106,7 @@ fn tables(text: &str) -> Vec<(&str, Table<'_>)> {
     tables
 }
 
-/// Plans the removal of kube-proxy's chains from a table; `None` if it has none.
+/// Plans the removal of kube-proxy's chains from a table; `None` if the table has none that can be removed.
 fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     let mut chains: BTreeSet<&str> = table
         .chains
@@ -169,7 +169,7 @@ fn chain_of(rule: &str) -> &str {
     rest.split_once(' ').map_or(rest, |(chain, _)| chain)
 }
 
-/// Name of the chain that a rule jumps to. Skips quoted texts such as comments, which may look like options.
+/// The target of a rule, such as a chain or `ACCEPT`. Skips quoted texts such as comments, which may look like options.
 fn target_of(rule: &str) -> Option<&str> {
     let mut words = words(rule).into_iter();
     words.find(|word| ["-j", "-g", "--jump", "--goto"].contains(word))?;

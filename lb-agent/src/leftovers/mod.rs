@@ -54,8 +54,8 @@ struct Invocation {
     attempts: u32,
 }
 
-/// Pause between two attempts. The kernel releases objects that a rule has used only a moment after the rule's
-/// deletion.
+/// Pause between two attempts. After the deletion of a rule, the kernel needs a moment to release the objects that the
+/// rule used.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a leftover cannot be removed.
@@ -151,7 +151,7 @@ pub(crate) fn advice(found: &[Leftover]) -> Option<String> {
     })
 }
 
-/// Messages of tools on a kernel without the subsystem that they list: it has no leftovers there.
+/// Error messages by which a tool reports that the kernel lacks the subsystem, which therefore has no leftovers.
 const UNSUPPORTED: [&str; 3] =
     ["Protocol not supported", "Protocol not available", "Operation not supported"];
 

@@ -83,9 +83,9 @@ impl Addresses {
         addresses
     }
 
-    /// Replaces the pools of the folder, and the labels of namespaces. `are_all` says whether the folder has no other pool,
-    /// not even an unreadable one. Returns why some pools cannot be used, each with
-    /// its index in `pools`.
+    /// Replaces the pools of the folder, and the labels of namespaces. `are_all` says whether the folder has no other
+    /// pool, not even an unreadable one. Returns the errors of the pools that cannot be used, each with the index of
+    /// its pool in `pools`.
     pub(super) fn set_pools(
         &mut self,
         pools: Vec<Pool>,

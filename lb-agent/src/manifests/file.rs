@@ -14,7 +14,7 @@ use super::{
     parse::{Parsed, Wanted, parse},
 };
 
-/// Number of new documents from which [`parse_all`] uses threads.
+/// Minimum number of documents for which [`parse_all`] uses threads.
 const PARALLEL_THRESHOLD: usize = 64;
 
 /// A file of the folder, as of its last read.

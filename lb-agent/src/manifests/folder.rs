@@ -129,7 +129,8 @@ struct LastGood {
     /// Name of the file that defines the object.
     file: Arc<OsStr>,
     resource: Arc<Resource>,
-    /// A Service with its allocated addresses and node ports; `None` for one without virtual addresses.
+    /// A Service with its allocated addresses and node ports; `None` for a Service without virtual addresses, and for
+    /// all other objects.
     service: Option<Service>,
 }
 
@@ -329,8 +330,7 @@ impl Manifests {
         changes
     }
 
-    /// Whether every pool of the folder is readable, and every namespace, which pools may select, as far as readable files
-    /// tell.
+    /// Whether all files, all pools, and all namespaces (which pools may select) are readable.
     fn can_read_all_pools(&self) -> bool {
         let documents = self.files.values().flat_map(|file| &file.documents);
         let objects = documents.flat_map(|document| &document.parsed.objects);
@@ -396,8 +396,8 @@ impl Manifests {
         changes
     }
 
-    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. Then the requests of all
-    /// load balancers must be repeated, because each may get a second address.
+    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. Marks all load balancers,
+    /// so that their requests are repeated: each may get a second address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {

@@ -287,8 +287,8 @@ fn take(value: &Value, prefix: &str, inherited: &Type, wanted: Wanted, parsed: &
     }
 }
 
-/// Whether `kind` is a list: `None` if it is no list of objects that this source reads. `Some` has the kind of the
-/// items if the list's name contains it.
+/// Returns `None` if `kind` is no list of objects that this source reads. Otherwise returns the kind of the items, or
+/// `Some(None)` for the kind `List`, which does not name it.
 fn list_of(kind: &str) -> Option<Option<Kind>> {
     let item = kind.strip_suffix("List")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);

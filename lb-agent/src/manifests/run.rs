@@ -179,7 +179,8 @@ impl Follower {
         Ok(spawn_blocking(apply).await?)
     }
 
-    /// Drops the content of files that changed while they were read; those files are read again soon.
+    /// Drops the content of files that changed while they were read, which are read again soon. Marks the text of files
+    /// that are open for writing as drafts.
     fn distrust(&mut self, edits: &mut Vec<Edit>) -> Result<(), ManifestsError> {
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));

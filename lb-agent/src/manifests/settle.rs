@@ -17,7 +17,7 @@ const QUIET: Duration = Duration::from_millis(400);
 /// Maximum time between the first event of a file and its read.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// Files with events after which they have not been read yet.
+/// Files that have not been read since their last event.
 #[derive(Debug, Default)]
 pub(super) struct Unsettled {
     files: BTreeMap<OsString, Due>,

@@ -28,9 +28,9 @@ const EVENT_BUFFER: usize = 64 * 1024;
 pub(super) struct Watch {
     dir: PathBuf,
     inotify: AsyncFd<Inotify>,
-    /// The watched folder: its device and inode number, and its inotify watch. `None` if there is no folder.
+    /// The watched folder: its device and inode number, and its inotify watch. `None` while no folder is watched.
     watched: Option<((u64, u64), WatchDescriptor)>,
-    /// Whether the folder did not exist at the last check.
+    /// Whether the last attempt to watch the folder again failed, for example because there is no folder.
     is_gone: bool,
     unsettled: Unsettled,
     /// Names of files that have been written to and not closed since.

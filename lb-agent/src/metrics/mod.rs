@@ -5,7 +5,7 @@
 //! packets      lb_packets_total          packets by outcome
 //! conditions   lb_conditions             what `lb-agent status` lists
 //! traffic      lb_service_… lb_backend_… flows, packets and bytes of Services
-//! own          lb_…                      all others of the agent
+//! own          lb_…                      all others, except those of the DNS server (crate lb-dns)
 //! slis         kubernetes_healthcheck…   the page /metrics/slis
 //! ```
 
@@ -30,7 +30,8 @@ pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
 pub use self::{packets::PacketCounters, serve::router};
 
-/// All metrics of the agent. Tasks set most values; packet counters and sums of traffic are read at each scrape.
+/// All metrics of the agent. Tasks set most values; packet counters, sums of traffic and numbers of conditions are read
+/// at each scrape.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,

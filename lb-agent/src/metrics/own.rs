@@ -254,7 +254,7 @@ impl Metrics {
         self.own.waiting.get_or_create(&Map { map }).set(gauge(services));
     }
 
-    /// Sets how many addresses of each load balancer pool are in use.
+    /// Sets how many addresses each load balancer pool has, and how many of them are in use.
     pub(crate) fn set_pools(&self, pools: &[PoolUsage]) {
         let Own { pool_addresses, pool_addresses_used, .. } = &self.own;
         pool_addresses.clear();
@@ -290,7 +290,7 @@ impl Metrics {
         self.own.bird_config_failed.set(i64::from(failed));
     }
 
-    /// Counts addresses that this node has begun to announce.
+    /// Counts addresses that this node has begun to announce at layer 2.
     pub(crate) fn count_takeovers(&self, addresses: usize) {
         self.own.announce_takeovers.inc_by(addresses as u64);
     }

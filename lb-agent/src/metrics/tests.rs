@@ -99,7 +99,7 @@ fn everything() -> Metrics {
     metrics
 }
 
-/// Type, help and label names of one metric, as the page shows them.
+/// Type, label names and histogram buckets of one metric, as the page shows them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Described {
     kind: String,

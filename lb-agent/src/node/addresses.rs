@@ -119,8 +119,8 @@ fn own(network: &Network) -> BTreeSet<IpAddr> {
     network.links.iter().flat_map(addresses_of).map(|address| address.ip).collect()
 }
 
-/// Addresses of a device that is up, without loopback and IPv6 link-local ones, in the kernel's order. None for an
-/// interface on which IPVS software left cluster IPs.
+/// Addresses of a device that is up, without loopback and IPv6 link-local ones, in the kernel's order. Leaves out all
+/// addresses of an interface on which IPVS software left cluster IPs.
 pub(super) fn addresses_of(link: &Link) -> impl Iterator<Item = &LinkAddress> {
     let counts = link.up && !LEFT_BY_IPVS.contains(&&*link.name);
     link.addresses.iter().filter(move |address| counts && is_of_node(address.ip))

@@ -16,11 +16,11 @@ pub struct SettingsInputs {
     /// complete.
     pub drops_unknown_vips: Option<bool>,
     /// The primary addresses of the node: the source addresses of masqueraded packets whose routes name no source, and
-    /// of packets in a tunnel.
+    /// the outer source addresses of tunnelled packets.
     pub primary: Primary,
     /// Range of source ports for masqueraded packets.
     pub ports: RangeInclusive<u16>,
-    /// Nodes that may send packets to backends on this node through a tunnel.
+    /// Networks of the nodes that may send packets to backends on this node through a tunnel.
     pub peers: Vec<IpNet>,
     /// Networks (`--deny-source` and others) whose external clients may use no Service.
     pub denied_sources: Vec<IpNet>,

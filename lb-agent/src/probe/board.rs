@@ -48,7 +48,7 @@ pub struct CheckReport {
     pub passing: Vec<PassingReport>,
 }
 
-/// A target (endpoint and port) whose probes fail.
+/// A target (endpoint and port) that is unhealthy, or whose last probe has failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointReport {

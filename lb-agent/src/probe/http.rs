@@ -15,7 +15,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Sends `GET`. Every status below 400, including a redirect, is good; the body is not read.
+/// Sends `GET`. Every final status from 200 to 399, including a redirect, is good; the body is not read.
 pub(super) async fn get<S>(stream: S, server: SocketAddr, path: &str) -> Result<(), Failure>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -38,7 +38,7 @@ where
     Err(Failure::new(Reason::Status, format!("status {}", status.as_u16())))
 }
 
-/// Which failure of a probe an error of hyper means.
+/// Converts an error of hyper to the failure of a probe.
 pub(super) fn failure(error: &hyper::Error) -> Failure {
     use std::error::Error as _;
     let of_kernel = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());

@@ -1,6 +1,7 @@
-//! The unhealthy targets, in a file for the next agent. Without it, a restarted agent would send new flows to sick
-//! endpoints until it has probed them. The maps cannot tell: while all endpoints are unhealthy, they have all of them.
-//! The file is in `/run`, so that it is gone after a restart of the machine.
+//! The unhealthy targets, in a file for the next agent. Without it, new flows would go to sick endpoints after a
+//! restart of the agent, until it has probed them. The maps do not show which endpoints are unhealthy: if all endpoints
+//! of a Service are unhealthy, the maps contain all of them. The file is in `/run`, so that it is gone after a restart
+//! of the machine.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,7 @@ use tracing::{debug, warn};
 /// Targets that were unhealthy when an earlier agent stopped, and since when.
 pub(crate) type Remembered = BTreeMap<Target, Memory>;
 
-/// One line of the file: an unhealthy target.
+/// An unhealthy target, as an element of the file's JSON array.
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
     address: IpAddr,
@@ -103,7 +104,7 @@ fn line((target, memory): (&Target, &Memory)) -> Line {
     }
 }
 
-/// The target in a line; `None` for a kind of check that this version does not know.
+/// Converts an element of the file; `None` for a kind of check that this version does not know.
 fn remembered(line: Line) -> Option<(Target, Memory)> {
     let Line { address, port, check, proxy_header, interval, timeout, healthy, unhealthy, since, failure } =
         line;

@@ -104,7 +104,7 @@ impl Prober {
         (prober, remembered)
     }
 
-    /// Runs the task.
+    /// Runs the task forever. Returns an error if the writer has ended or a probe has panicked.
     pub(crate) async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -159,7 +159,7 @@ impl Prober {
         self.changed();
     }
 
-    /// Probes the endpoints that have left SYNs unanswered.
+    /// Makes the next probe of healthy endpoints that have left SYNs unanswered due at once: see [`Monitor::suspect`].
     fn suspect(&mut self) {
         let Some(unanswered) = &mut self.unanswered else { return };
         if self.observers.board.lock().is_empty() {

@@ -48,7 +48,7 @@ async fn connect(server: SocketAddr, proxy_header: bool) -> Result<TcpStream, Fa
     Ok(stream)
 }
 
-/// Which failure of a probe an error of the kernel means.
+/// Converts an error of the kernel to the failure of a probe.
 pub(super) fn failure(error: &io::Error) -> Failure {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
     if is(&[io::ErrorKind::ConnectionRefused]) {

@@ -7,7 +7,8 @@ use crate::{checksum::Sum, layout::describe, protocol};
 pub mod flow_flags {
     /// The direction from the backend to the client.
     pub const REPLY: u8 = 1;
-    /// Packets are translated where they leave the node (tc egress); without this bit, where they enter (tc ingress).
+    /// Packets are translated where they leave the node (tc egress); without this bit, where they enter (tc ingress or
+    /// XDP).
     pub const AT_EGRESS: u8 = 2;
     /// Hairpin: client and backend are the same pod, and translated packets go back through the device they came from.
     /// With [`AT_EGRESS`] it is a [caught](CAUGHT) flow instead.
@@ -45,8 +46,9 @@ pub mod flow_flags {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
 
-    /// Whether the flow is a connection of the node itself, not of a Service: a socket of the node uses a source port
-    /// towards an endpoint that another flow already has, so the flow exchanges that port where packets leave the node.
+    /// Whether the flow is a connection of the node itself, not of a Service. A socket of the node has chosen a source
+    /// port that another flow to the same endpoint already has, so the programs replace that port where packets leave
+    /// the node.
     pub const fn is_of_node(flags: u8) -> bool {
         matches!(flags, AT_EGRESS | REPLY)
     }
@@ -113,7 +115,7 @@ pub struct Flow {
     pub traffic: u64,
 }
 
-/// Bits of [`Flow::traffic`] that count bytes.
+/// Number of the lower bits of [`Flow::traffic`], which count bytes.
 const BYTE_COUNT_BITS: u32 = 48;
 
 const _: () = assert!(size_of::<Flow>() == 80 + 64 * cfg!(feature = "next-layout") as usize);

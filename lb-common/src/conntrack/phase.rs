@@ -21,8 +21,8 @@ pub enum Phase {
     Unreplied,
     /// UDP: the backend has answered, and the datagrams of neither direction span more than about 2 s.
     Replied,
-    /// UDP: the backend has answered (unseen if tunnelled), and the datagrams of one direction span more than about 2
-    /// s.
+    /// UDP: the datagrams of at least one direction span more than about 2 s, and the backend has answered. (A
+    /// tunnelled flow needs no answer, because this node does not see it.)
     Stream,
 }
 
@@ -105,7 +105,7 @@ impl Phase {
         matches!(self, Self::TimeWait | Self::Closed)
     }
 
-    /// When the last packet came that shows that the client is there; the flow has been idle since then. Until the
+    /// Tick of the last packet that shows that the client is there; the flow has been idle since then. Until the
     /// handshake is complete, only packets of the client show that: the backend of a forged SYN repeats its SYN-ACK for
     /// half a minute.
     #[inline(always)]

@@ -133,7 +133,8 @@ fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
     None
 }
 
-/// Makes the complete slot a live entry, unless another place or the overflow has the key.
+/// Makes the complete slot a live entry, unless another place or the overflow has the key. Returns whether it did; if
+/// not, the slot is free.
 #[inline(always)]
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());

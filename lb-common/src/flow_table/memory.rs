@@ -54,13 +54,13 @@ pub trait Memory: Sized {
 /// A memory that adds an overflow to the slots of another memory.
 #[cfg(any(test, feature = "user"))]
 pub trait OnSlots {
-    /// The memory of the slots.
+    /// The type of the memory that holds the slots.
     type Slots: Memory;
 
     /// See [`Memory::IS_AGENT`].
     const IS_AGENT: bool;
 
-    /// The memory of the slots.
+    /// The memory that holds the slots.
     fn slots(&self) -> &Self::Slots;
 }
 
@@ -152,7 +152,7 @@ pub enum OverflowInsert {
     Full = 2,
 }
 
-/// Decides about entries whose places a new flow may take.
+/// Decides which entries may be evicted for a new flow.
 pub trait Evict<M: Memory> {
     /// Whether the entry in this slot may be evicted. If the slot changes meanwhile, the caller does not evict the
     /// entry.

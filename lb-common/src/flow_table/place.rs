@@ -26,8 +26,7 @@ impl Seed {
     /// sum over the upper bits.
     ///
     /// For two tuples that are chosen without knowledge of the seed, the sums are equal with a probability of at most
-    /// 2^-32.
-    /// An IPv4 tuple costs three multiplications, an IPv6 tuple six.
+    /// 2^-32. An IPv4 tuple costs three multiplications, an IPv6 tuple six.
     #[inline(always)]
     pub fn hash(&self, key: &Tuple) -> u64 {
         let [a, b, c, d] = key.source.words();

@@ -1,4 +1,4 @@
-//! The devices on which a node tells the other members that it can announce.
+//! The devices that a node reports to the other members as those on which it can announce.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The Services that have load balancers' addresses, and what decides who announces these.
+//! The Services that have load balancers' addresses, and the state that determines which nodes may announce these.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -171,7 +171,7 @@ struct Peer {
     generation: (u64, Nanos),
     /// Whether the peer has announced that it stops.
     retired: bool,
-    /// The peer's last [`Ask::devices`].
+    /// The last list of devices that the peer has sent ([`Ask::devices`]); `None` if it has sent none.
     devices: Option<BTreeSet<String>>,
 }
 
@@ -436,7 +436,7 @@ impl Leases {
         }
     }
 
-    /// When this member sent the question that was answered; `None` if it did not, or too long ago.
+    /// When this member sent the question that was answered; `None` if it did not, or if answers to it no longer count.
     fn sent_at(&self, answer: &Answer) -> Option<Nanos> {
         let sent = self.sent.iter().filter(|_| answer.id.incarnation == self.id.incarnation);
         sent.copied().find(|(number, _)| *number == answer.id.number).map(|(_, at)| at)
@@ -455,7 +455,8 @@ impl Leases {
         !peer.retired && peer.heard.is_some_and(|heard| now.saturating_sub(heard) < self.timing.silence)
     }
 
-    /// Whether a member (this one or another) has been alive for at least `settled` nanoseconds.
+    /// Whether a member has been alive for at least `settled` nanoseconds. This member always counts as alive, and a
+    /// member that has missed a change of the voters never does.
     fn lives(&self, node: &Arc<str>, now: Nanos, settled: Nanos) -> bool {
         let heard = |peer: &Peer| {
             let is_settled = now.saturating_sub(peer.since) >= settled;
@@ -555,7 +556,7 @@ mod tests {
         name.into()
     }
 
-    /// The state of `b`, one of the members `a`, `b` and `c`, long after its start. `a` is the best candidate for
+    /// The state of `b`, one of the members `a`, `b` and `c`, which starts at the time 0. `a` is the best candidate for
     /// [`A`].
     fn second_of_three() -> Leases {
         let names = ["a", "b", "c"].map(name);

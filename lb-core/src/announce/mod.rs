@@ -5,7 +5,7 @@
 //! advertisement  MetalLB's L2Advertisement: which pools are announced, by which nodes, on which devices
 //! holders        the Services that have each address, and the nodes with endpoints
 //! cluster        the nodes of a cluster as members that share addresses
-//! devices        the devices on which a node says that it can announce
+//! devices        the devices that a node reports as those on which it can announce
 //! election       the nodes that may announce an address, the best first
 //! schedule       when an announcement is repeated
 //! voters         the members that grant the right to announce, while nodes come and go

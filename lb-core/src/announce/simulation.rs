@@ -650,8 +650,8 @@ proptest! {
                         world.nodes.insert(name);
                     }
                 }
-                // The voters are deleted only while a member can write them back: an agent that starts before that, and
-                // reaches no other member, would believe older ones.
+                // The voters are deleted, or replaced by older ones, only while a member can write them back: an agent
+                // that starts before that, and reaches no other member, would believe the older ones.
                 8 if world.voters_can_be_restored() => world.object = None,
                 9 if world.voters_can_be_restored() => {
                     let old = world.random.below(world.history.len() as u64);

@@ -107,7 +107,8 @@ impl Voters {
     }
 
     /// What an agent that knows these voters must write to the API server, which has `found`: the same voters in a new
-    /// generation, if `found` is `None`, older, or different in the same generation.
+    /// generation, if `found` is `None`, older, or different in the same generation. `None` otherwise, after
+    /// [`Self::LAST`], and for an agent that knows no voters (generation 0).
     pub fn restored(&self, found: Option<&Self>) -> Option<Self> {
         let is_valid = found.is_some_and(|found| found.generation > self.generation || found == self);
         let generation = self.next_generation().filter(|_| !is_valid && self.generation > 0)?;

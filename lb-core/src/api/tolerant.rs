@@ -25,7 +25,7 @@ pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
-/// Deserializes a list: `null` is no list, and a `null` item is an item with all fields unset.
+/// Deserializes a list: `null` is no list, and a `null` item is the zero value of its type.
 pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
 where
     D: Deserializer<'de>,

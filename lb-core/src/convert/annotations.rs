@@ -31,9 +31,9 @@ pub const SLOW_START: &str = "lb.dev/slow-start";
 /// The annotation of AWS that sets whether endpoints of all zones are used: `true` or `false`.
 pub(super) const CROSS_ZONE: &str =
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
-/// The annotation that sets whether the flow log has the Service: `true` or `false`.
+/// The annotation that sets whether the flow log has the connections of the Service: `true` or `false`.
 pub const ACCESS_LOG: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
-/// The annotation that sets the minutes between two lines of a long connection: 5 or 60.
+/// The annotation that sets the minutes between two lines of the flow log about a long connection: 5 or 60.
 pub const ACCESS_LOG_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval";
 
 const SLOW_STARTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_mins(15);
@@ -41,7 +41,7 @@ const SLOW_STARTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration:
 /// The largest weight, as in IPVS.
 const MAX_WEIGHT: u32 = 65_535;
 
-/// The settings from annotations; `None` if the annotations set nothing.
+/// The settings from annotations, and the annotations to report; `None` if there are neither.
 pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
     let annotations = metadata.annotations.as_ref()?;
     let text = |name| annotations.get(name).map(|text| text.trim());

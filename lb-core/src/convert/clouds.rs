@@ -1,5 +1,5 @@
-//! The annotations by which clouds configure load balancers, as far as they have no effect here: each is reported, none
-//! is silently ignored.
+//! Finds the annotations that configure load balancers of clouds and have no effect here, so that the agent reports
+//! them. An annotation that asks for what happens anyway needs no report.
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol";
 /// The annotation of AWS for a list of attributes, `name=value` each.
 pub(super) const AWS_ATTRIBUTES: &str =
     "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
-/// The attribute in the list.
+/// The attribute of that list that turns the PROXY protocol on: `true` or `false`.
 const AWS_ATTRIBUTE: &str = "proxy_protocol_v2.enabled";
 /// The annotations of AWS that this module reads as a whole.
 pub(super) const OF_AWS: [&str; 1] = [AWS];

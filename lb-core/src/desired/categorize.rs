@@ -69,8 +69,8 @@ pub(super) fn categorize<'a>(
     Categories { cluster, local, here, any }
 }
 
-/// The healthy ones of the members; if there are none, those of `others`. If these have none either, all members,
-/// because the checks may be wrong rather than all endpoints; but under `fail-closed`, none.
+/// The healthy ones of the members; if there are none, those of `others`. If none of these is healthy either, returns
+/// all members: the checks may be wrong. Under `fail-closed`, it returns none instead.
 fn healthy<'a>(
     members: Vec<Member<'a>>,
     others: impl FnOnce() -> Vec<Member<'a>>,

@@ -96,7 +96,7 @@ pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
     endpoint.node.is_some() && !node.policy.node_name.is_empty() && !is_local(endpoint, node)
 }
 
-/// The labels of the endpoint, for commands to show.
+/// The labels of the endpoint, for commands to show, and for the agent after a restart.
 pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     EndpointLabels {
         node: endpoint.node.as_ref().and_then(as_kept::<NAME_SIZE>),

@@ -128,9 +128,9 @@ impl PortFrontends {
     }
 }
 
-/// Whether this port is outside of the privileged ports, which outgoing connections of a node rarely have as their
-/// source port. So frontends at privileged ports also accept packets of established connections without a SYN: another
-/// node may have had the address before.
+/// Whether the port is not privileged. Outgoing connections of a node rarely have a privileged source port. So
+/// frontends at privileged ports also accept packets of established connections without a SYN: another node may have
+/// had the address before.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }

@@ -41,8 +41,8 @@ pub struct Port {
     pub maglev: Maglev,
     /// The frontends of the service port in order of their keys, each once.
     pub frontends: Vec<Frontend>,
-    /// The backends of the frontends, as slices. Each slice is of one family and sorted, has every backend once, is not
-    /// empty and differs from all others.
+    /// The backends of the frontends, as slices. Each slice is of one family, sorted and not empty, has no backend
+    /// twice, and differs from all other slices.
     pub slices: Vec<Vec<Backend>>,
     /// When the agent ends connections.
     pub timeouts: ConnectionTimeouts,

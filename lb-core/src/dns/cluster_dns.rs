@@ -17,8 +17,8 @@ pub struct ClusterDns {
 }
 
 impl Index {
-    /// The Service of this name, as a DNS server. Without a cluster IP and a UDP port 53, it has neither cluster IPs nor
-    /// endpoints.
+    /// The Service of this name, as a DNS server. Both lists are empty unless the Service exists, is neither headless
+    /// nor `ExternalName`, and has a UDP port 53.
     pub fn cluster_dns(&self, name: &ObjectName) -> ClusterDns {
         let Some(entry) = self.entry(name) else { return ClusterDns::default() };
         let Some((cluster_ips, port)) = entry.service.as_ref().and_then(server) else {

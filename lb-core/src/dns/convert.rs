@@ -15,7 +15,7 @@ use crate::{
 /// The annotation that had the meaning of `publishNotReadyAddresses` before that field existed.
 pub const TOLERATE_UNREADY: &str = "service.alpha.kubernetes.io/tolerate-unready-endpoints";
 
-/// Converts a Service. `cluster_ips` replaces the ones in the object, where another part of the agent allocates them.
+/// Converts a Service. `cluster_ips` replaces the ones in the object if another part of the agent allocates them.
 ///
 /// # Errors
 ///

@@ -28,8 +28,8 @@ pub struct Index {
     namespaces: HashMap<Arc<str>, Namespace>,
     /// The Service that each slice belongs to.
     services: HashMap<ObjectName, ObjectName>,
-    /// Each address with the Services that have it as a cluster IP, or that publish an endpoint with it. One set of pairs
-    /// takes a fifth of the memory of a set for each address, as most addresses have one Service.
+    /// Each address with the Services that have it as a cluster IP, or that publish an endpoint with it. One set of
+    /// pairs takes a fifth of the memory of a set for each address, as most addresses have one Service.
     reverse: BTreeSet<(IpAddr, ObjectName)>,
     unread: Unread,
 }

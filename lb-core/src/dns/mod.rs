@@ -29,7 +29,8 @@ use std::net::IpAddr;
 
 use crate::{model::ObjectName, protocol::Protocol};
 
-/// The change of one object, reduced to what DNS names depend on. `None` means that the object was deleted.
+/// The change of one object, reduced to what DNS names depend on. `None` means that the object was deleted, or that no
+/// names come from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameChange {
     /// A Service has changed.

@@ -23,7 +23,7 @@ pub(super) struct Addresses {
     v6: Arc<[Data]>,
 }
 
-/// The names of a headless Service's endpoints below the Service.
+/// The names of a Service's endpoints below the Service.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     by_label: HashMap<Box<str>, Addresses>,

@@ -58,7 +58,7 @@ fn index() -> Index {
     Index::new(zone.with_ranges(ranges).with_servers(vec!["192.0.2.1".parse().unwrap()]))
 }
 
-/// An index with one Service of each kind.
+/// An index with Services of each kind.
 fn world() -> Index {
     let mut index = index();
     let web_ports = json!([
@@ -498,7 +498,7 @@ fn objects() -> impl Strategy<Value = Vec<NameChange>> {
     prop::collection::vec(prop_oneof![a_service, a_slice], 0..12)
 }
 
-/// Every name that may exist with such objects, and some that never do.
+/// Names of each kind that may exist with such objects, and some that never do.
 fn candidates() -> Vec<String> {
     let mut names: Vec<String> =
         ["", "svc", "pod", "n.svc", "n.pod", "dns", "ns.dns", "dns-version", "10-0-0-1.n.pod", "x"]

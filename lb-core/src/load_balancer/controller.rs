@@ -221,8 +221,9 @@ impl Controller {
         }
     }
 
-    /// Records that a write has failed, or has had no answer, so that the next pass writes the same addresses again. The
-    /// Service keeps them until it shows another status than before the write, which may have succeeded.
+    /// Records that a write has failed, or has had no answer, so that the next pass writes the same addresses again.
+    /// The Service keeps them as long as its status is empty or the one from before the write: the write may have
+    /// succeeded.
     pub fn failed(&mut self, service: &ObjectName) {
         if let Some(known) = self.services.get_mut(service) {
             known.replaced = Some(known.seen.has.clone());

@@ -55,7 +55,7 @@ pub struct LoadBalancers {
     releases: u64,
     /// Addresses that no Service has had yet, which are given before released ones.
     fresh: Fresh,
-    /// Number of releases, of changes of terms, and of changes of pools or namespaces, so far.
+    /// Number of releases, and of changes of terms, pools, namespaces or the setting `reassign`, so far.
     changes: u64,
     /// Whether Services lose addresses that the pools do not give them.
     reassign: bool,
@@ -214,8 +214,8 @@ impl LoadBalancers {
         }
     }
 
-    /// Assigns addresses for a request. On an error the Service keeps what it has, as far as its families, its terms for
-    /// sharing and [`set_reassign`](Self::set_reassign) allow that.
+    /// Assigns addresses for a request. On an error the Service keeps what it has, as far as its families, its terms
+    /// for sharing and [`set_reassign`](Self::set_reassign) allow that.
     ///
     /// # Errors
     ///
@@ -296,7 +296,7 @@ impl LoadBalancers {
         Ok(request.addresses.clone())
     }
 
-    /// Whether the Service keeps this address of its own, unless another Service has it too.
+    /// Whether the Service may keep this address that it has. Does not check whether another Service has it as well.
     fn keeps(&self, request: &Request, ip: IpAddr) -> bool {
         request.families.contains(&Family::of(ip)) && self.withdrawal(request, ip).is_none()
     }

@@ -71,7 +71,8 @@ impl PoolUsage {
 /// Which Services may use a pool: `spec.serviceAllocation`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Scope {
-    /// `priority`: pools with a smaller number are tried first, those with 0 last.
+    /// `priority`: among the pools with `serviceAllocation`, those with a smaller number are tried first, those with 0
+    /// last.
     pub priority: u32,
     /// `namespaces` whose Services may use the pool, in addition to those that `namespace_selectors` select.
     namespaces: BTreeSet<String>,
@@ -109,7 +110,8 @@ impl Namespaces {
 }
 
 impl Pool {
-    /// A pool of these networks, for all Services except those that request an internal load balancer.
+    /// A pool of these networks with the defaults of `IPAddressPool`: assigned automatically, not internal, and for all
+    /// Services.
     pub fn of_networks(name: &str, networks: &[IpNet]) -> Self {
         Self {
             name: name.into(),
@@ -174,7 +176,7 @@ impl Pool {
         (priority.is_none(), priority.unwrap_or_default(), self.name.clone())
     }
 
-    /// Whether the pool does not give this address because of `avoidBuggyIPs`: its last byte is 0 or 255.
+    /// Whether the pool does not give this address because of `avoidBuggyIPs`: an IPv4 address that ends in .0 or .255.
     pub(super) fn avoids(&self, ip: IpAddr) -> bool {
         self.avoid_buggy_ips && matches!(ip, IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255))
     }

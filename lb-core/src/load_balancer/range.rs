@@ -95,7 +95,7 @@ impl AddressRange {
         (self.first..=self.last).map(move |number| address(family, number))
     }
 
-    /// The addresses of the range above `ip`, lowest first.
+    /// The addresses of the range above `ip`, lowest first. `ip` must be in the range.
     pub fn addresses_above(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + use<> {
         let family = self.family;
         (number(ip).saturating_add(1)..=self.last).map(move |number| address(family, number))

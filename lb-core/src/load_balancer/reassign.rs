@@ -41,13 +41,13 @@ impl LoadBalancers {
         }
     }
 
-    /// Whether Services lose addresses that the pools do not give them now. They keep them while a pool cannot be read or
-    /// used, or none exists: most likely that is a mistake, and whoever mends it gets the old addresses back.
+    /// Whether Services lose addresses that the pools do not give them now. They keep these addresses while some pool
+    /// cannot be read or used, or no pool exists: that is probably a mistake, and Services must not move because of it.
     pub(super) fn reassigns(&self) -> bool {
         self.reassign && self.knows_all_pools && self.all_pools_used && !self.pools.is_empty()
     }
 
-    /// Why the Service loses this address of its own; `None` if it keeps it.
+    /// Why the Service loses the address `ip`, which it has now; `None` if it keeps the address.
     pub(super) fn withdrawal(&self, request: &Request, ip: IpAddr) -> Option<Withdrawal> {
         if !self.reassigns() {
             return None;

@@ -11,7 +11,7 @@ use crate::{
     rules,
 };
 
-/// Prefixes of MetalLB's annotations: that of present releases, and that of the first ones.
+/// Prefixes of MetalLB's annotations: that of present releases, and that of older ones.
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
 /// The request of a Service of type LoadBalancer for addresses, from its fields and annotations.
@@ -23,7 +23,7 @@ pub struct Request {
     pub created: Option<String>,
     /// `metadata.labels` of the Service.
     pub labels: Labels,
-    /// The families of the Service's cluster IPs: it gets one address of each.
+    /// The families of the Service's cluster IPs: it requests one address of each.
     pub families: Vec<Family>,
     /// Whether one address is enough if no pool has free addresses of all families (`PreferDualStack`).
     pub one_family_is_enough: bool,

@@ -635,8 +635,9 @@ fn random_pools(ranges: &[(u8, u8)]) -> Vec<Pool> {
 }
 
 proptest! {
-    /// After any change of the pools, `set_reassign` leaves no Service an address that is in no pool, moves no Service
-    /// that names no address and whose addresses are still in pools, and the result is stable.
+    /// After a change of the pools that leaves at least one pool, with all of them usable, no Service has an address
+    /// that is in no pool. A Service that neither names nor shares an address keeps its addresses if all of them are
+    /// still in pools. Another assignment changes nothing.
     #[test]
     fn reassign_moves_only_services_whose_addresses_are_in_no_pool(
         requests in random_requests(),
@@ -667,8 +668,9 @@ proptest! {
         }
     }
 
-    /// In any history, Services share an address only on equal terms, only a Service's own requests change its
-    /// addresses, both indexes agree, and a restart that remembers all addresses, in any order, moves no Service.
+    /// In any history, Services share an address only if their terms allow it, only a Service's own requests change its
+    /// addresses, both indexes agree, and a restart that remembers all addresses, in any order, moves no Service that
+    /// names no address.
     #[test]
     fn random_histories_give_no_address_twice_and_survive_restarts(history in operations(), seed: usize) {
         let mut all = with_pools(random_pools(&[(0, 5)]));

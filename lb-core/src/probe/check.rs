@@ -46,8 +46,8 @@ pub enum Kind {
     /// A gRPC call `grpc.health.v1.Health/Check` for this service, empty for the whole server; good if it answers
     /// `SERVING`.
     Grpc(Arc<str>),
-    /// A DNS question for this name over UDP; an empty name asks for the name servers of the root. Every answer is good
-    /// except `SERVFAIL` and `REFUSED`.
+    /// A DNS question for this name over UDP; an empty name asks for the name servers of the root. Every valid answer
+    /// is good except `SERVFAIL` and `REFUSED`.
     Dns(Arc<str>),
 }
 

@@ -63,10 +63,10 @@ pub struct State {
     pub held_until: u64,
     /// [`Self::held_until`] on the caller's clock.
     hold: Duration,
-    /// Number of results in a row that contradict the verdict.
+    /// Number of results in a row that contradict the verdict, up to the threshold; a hint of failure may count as one.
     contrary: u8,
-    /// When the target became unhealthy after it was healthy, within [`FLAP_WINDOW`] before the last time; oldest
-    /// first.
+    /// When the target changed from healthy to unhealthy: the last time, and the times within [`FLAP_WINDOW`] before
+    /// it; oldest first.
     falls: VecDeque<Duration>,
 }
 

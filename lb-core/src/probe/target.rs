@@ -31,8 +31,8 @@ impl Target {
     }
 }
 
-/// A target at the same endpoint that asks the same as `target`, perhaps at another interval. `before` and `after` are
-/// the known targets before and after `target` in sorted order.
+/// A target with the same address, port and kind of check as `target`, perhaps with another interval. `before` and
+/// `after` are the known targets below `target`, and those from `target` on, in sorted order.
 pub(crate) fn alike<'a>(
     before: impl DoubleEndedIterator<Item = &'a Target>,
     after: impl Iterator<Item = &'a Target>,

@@ -19,7 +19,7 @@ pub(super) struct StoredSlice {
 }
 
 /// An [`Endpoint`] in less memory: it shares its names with the contents of `ENDPOINT_NAMES` if these are equal (they
-/// differ, for example, if the map has a longer name cut).
+/// differ, for example, if a name is too long for the map and is truncated there).
 #[derive(Clone, Debug)]
 struct StoredEndpoint {
     address: IpAddr,

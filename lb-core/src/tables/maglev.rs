@@ -110,8 +110,8 @@ mod tests {
         }
     }
 
-    /// The share of entries that lead to another backend, although their own stays, after one of `count` backends is
-    /// removed.
+    /// The share of the table's entries that lead to another backend after one of `count` backends is removed, although
+    /// their old backend is not the removed one.
     fn disruption(size: TableSize, count: u32, removed: u32) -> f64 {
         let mut backends = even(count);
         let before = chosen(sized(size), &backends);

@@ -1,4 +1,4 @@
-//! Tests which Services have rules about the end of connections, and which flags their frontends have.
+//! Tests which Services have timeouts for connections, and whether their frontends have the flag `RESET_UNKNOWN`.
 
 use std::time::Duration;
 

@@ -20,9 +20,10 @@ use lb_core::{
     {capacity::Capacity, reconciler::Reconciler},
 };
 
-/// Maximum number of plans until a state must be settled.
+/// Number of plans after which no further step may be necessary.
 const ROUNDS: usize = 10;
-/// Maximum number of addresses of the node in these tests. The agent writes them even to a full `VIPS`.
+/// Maximum number of addresses of the node in these tests. The agent writes them to `VIPS` even if Services have used
+/// up their capacity.
 const OWN_ADDRESSES: u32 = 4;
 /// Number of slots of `TABLES` per slot of `BACKENDS`.
 const TABLE_SLOTS: u32 = 64;
@@ -33,7 +34,8 @@ pub(crate) struct Kernel {
     pub(crate) maps: Contents,
     /// The entries of `TABLES`, an array; `maps.tables` has digests of the tables that can be read back.
     entries: BTreeMap<u32, u32>,
-    /// Replaced records that running programs may still hold, with the epoch that covers their removal.
+    /// Replaced or deleted records that running programs may still hold, each with the epoch of its removal; `None`
+    /// while that epoch has not ended.
     stale: Vec<(Option<Epoch>, Service)>,
 }
 
@@ -470,7 +472,7 @@ impl Node {
         plan
     }
 
-    /// Asserts that no hash map has more entries than the kernel would accept.
+    /// Asserts that no map has more entries than the kernel would accept.
     fn assert_room(&self) {
         let Contents { frontends, service_labels, source_ranges, limits, vips, .. } = &self.kernel.maps;
         for (entries, capacity) in [

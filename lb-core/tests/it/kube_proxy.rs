@@ -140,7 +140,7 @@ fn masquerade_of(node: &Node, number: u8, all: bool, detects: bool) {
     check(node, POD, loopback(number), &Pass);
 }
 
-/// kube-proxy's `TestNoEndpointsReject`, with every kind of address.
+/// kube-proxy's `TestNoEndpointsReject`, with cluster IPs, node ports and load balancers' addresses.
 #[test]
 fn no_endpoints_reject() {
     for policy in ["", "externalTrafficPolicy: Local", "internalTrafficPolicy: Local"] {

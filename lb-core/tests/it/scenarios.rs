@@ -411,7 +411,7 @@ fn node_port_added_later_is_written_beside_the_name() {
     assert!(matches!(&plan.steps[0], Step::PutServiceLabels(_, labels) if labels.node_port == Some(30080)));
 }
 
-/// A Service of type LoadBalancer with an address of its own and these source ranges.
+/// A Service of type LoadBalancer with a node port, the external address 198.51.100.1 and these source ranges.
 fn load_balancer(of: &str, ranges: &[&str]) -> Change {
     let Change::Service(of, Some(mut service)) = service(of, 1) else { unreachable!() };
     service.ports[0].node_port = Some(30_080);

@@ -163,7 +163,7 @@ impl World {
         all
     }
 
-    /// The Service that owns a load balancer's address: the one with the smallest name.
+    /// The Service that owns this frontend of a load balancer's address: the one with the smallest name.
     fn owner(&self, key: ServiceKey, node: &Node) -> &Service {
         let claims = self.services.iter().flat_map(|(name, service)| {
             service.ports.iter().map(move |port| {
@@ -384,7 +384,7 @@ fn some_of<T: std::str::FromStr<Err: std::fmt::Debug> + Clone + std::fmt::Debug 
     sample::subsequence(values.clone(), 0..=values.len())
 }
 
-/// External addresses that may also be cluster IPs, the node's own, or those of endpoints.
+/// External addresses, some of which may also be cluster IPs or the node's own addresses.
 fn external() -> impl Strategy<Value = External> {
     let ips = some_of(&["10.96.0.1", "192.0.2.1", "198.51.100.1", "fd02::1"]);
     let load_balancer_ips = some_of(&["198.51.100.1", "198.51.100.2", "fd02::1"]);

@@ -37,7 +37,7 @@ pub struct AnnounceAttacher {
     netlink: Netlink,
     /// Interface indices of the devices to which this process has attached the program, with the link's id in tcx mode.
     attached: BTreeMap<u32, Option<u32>>,
-    /// Whether [`Self::sync`] has not run yet, so that an earlier agent's programs may be on devices.
+    /// Whether [`Self::sync`] has not succeeded yet, so that an earlier agent's programs may be on devices.
     first: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Programs on the tc hooks of devices: by tcx links, or by clsact filters if the kernel has no tcx.
 //!
 //! Links are pinned, so they outlive the agent. The next agent replaces the programs in the links that it finds, so no
-//! packet bypasses our programs in between. They are attached to run first at ingress and last at egress, so that other
-//! programs see consistent addresses.
+//! packet bypasses our programs in between. Our programs are attached to run first at ingress and last at egress, so
+//! that other programs see consistent addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

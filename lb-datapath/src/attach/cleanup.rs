@@ -18,7 +18,7 @@ use crate::{
 /// What [`cleanup`] has removed.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Removed {
-    /// Number of programs detached from devices: tcx links and clsact filters.
+    /// Number of removed links (tcx, XDP and cgroup) and clsact filters.
     pub attachments: usize,
     /// Number of pinned programs that were removed.
     pub programs: usize,

@@ -7,9 +7,9 @@ use crate::{
     error::DatapathError,
 };
 
-/// If `is_current` accepts the link pinned at `path`, because the link is on the hook that `path` names: puts `program`
-/// into the link and returns the kernel's description of the link. Otherwise removes the pin as stale, for example
-/// because another device has the index now.
+/// Puts `program` into the link pinned at `path`, if `is_current` finds that the link is on the hook that `path` names.
+/// Returns the kernel's description of the link. Otherwise returns `None`, and removes the pin, if there is one, as
+/// stale: for example, another device has the index now.
 pub(crate) fn adopt(
     path: &Path,
     program: &LoadedProgram,

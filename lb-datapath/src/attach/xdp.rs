@@ -133,7 +133,8 @@ impl XdpAttacher {
         for device in &wires {
             if let Some(mode) = self.ensure(device, reader.as_mut()) {
                 attached.insert(device.index, mode);
-                // The features are read after attaching, because some drivers send frames only from then on.
+                // The features are read after attaching, because some drivers send frames only while they have a
+                // program.
                 features.extend(read(reader.as_mut(), device).map(|found| (device.index, found)));
             }
         }

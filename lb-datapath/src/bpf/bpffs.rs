@@ -63,7 +63,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Creates those folders of this layout version that do not exist.
+    /// Creates the folders of this layout version, and the folder `DIR/lb/clsact`, if they do not exist.
     pub(crate) fn create_folders(&self) -> Result<(), DatapathError> {
         for path in [self.programs(), self.links(), self.clsact()] {
             fs::create_dir_all(&path).map_err(|error| DatapathError::file("create", &path, error))?;
@@ -267,9 +267,9 @@ fn holder(folder: &OwnedFd) -> String {
     format!("pid {pid} {}", command.trim()).trim_end().to_owned()
 }
 
-/// The process with a `flock` on the file with this inode number: lines such as `3: FLOCK  ADVISORY  WRITE 1234
-/// 00:1f:17 0 EOF`. The device is not compared, because the kernel does not show the same number everywhere for a file
-/// system without a disk.
+/// The process with an exclusive `flock` on the file with this inode number, from lines such as `3: FLOCK  ADVISORY
+/// WRITE 1234 00:1f:17 0 EOF`. The device is not compared, because the kernel does not show the same number everywhere
+/// for a file system without a disk.
 fn holder_pid(locks: &str, inode: u64) -> Option<u32> {
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

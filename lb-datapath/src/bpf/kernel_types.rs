@@ -157,8 +157,8 @@ mod tests {
 
     use super::*;
 
-    /// A BTF file with `int`, an anonymous structure with a bit field, `sk_buff` (which has that at byte 16), and a
-    /// function.
+    /// A BTF file with `int`, an anonymous structure with a bit field, `sk_buff` (which contains that structure at byte
+    /// 16), and a function.
     fn example() -> Vec<u8> {
         let names = b"\0int\0sk_buff\0ip_summed\0len\0cast\0";
         let name = |wanted: &str| {

@@ -33,7 +33,8 @@ use crate::{
 /// The BPF object, built by build.rs. Public for tests that load it themselves.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
-/// Prints log lines of the programs. Its owner must call `flush` whenever the descriptor is readable.
+/// Passes log lines of the programs to the `log` crate. Its owner must call `flush` whenever the descriptor is
+/// readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
 /// What [`load`] returns: the programs and, if they are on, the readers of their log and of flow events.

@@ -1,4 +1,4 @@
-//! Maps arrays that programs and the agent both change into the agent's memory.
+//! Maps into the agent's memory those arrays that both the programs and the agent change.
 
 use std::{
     io,

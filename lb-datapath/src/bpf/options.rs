@@ -58,7 +58,7 @@ impl Default for Capacities {
 
 impl Capacities {
     /// Raises the size of the map, and of maps whose size follows the same setting, to at least this number of entries.
-    /// Does nothing for a map that no setting sizes.
+    /// Changes only `services`, `backends` and `tables`: does nothing for other maps.
     pub(crate) fn raise(&mut self, spec: &MapSpec, entries: u32) {
         let size = match spec.name {
             "SERVICES" | "SERVICE_NAMES" | "VIPS" => &mut self.services,
@@ -169,7 +169,7 @@ impl AttachMode {
 }
 
 /// Which wire devices with an Ethernet header get the XDP program. A device with VLANs that strips the tags from frames
-/// does not get it in any case.
+/// never gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
     /// Devices whose drivers run XDP, except veth devices: the other end of a veth may drop the frames that the program

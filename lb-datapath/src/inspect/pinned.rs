@@ -65,7 +65,7 @@ pub struct MapFill {
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
-    /// Maximum number of elements.
+    /// Maximum number of elements; for `FLOWS` and `CONNTRACK`, the number of entries that the flow table is made for.
     pub capacity: u32,
 }
 
@@ -358,7 +358,7 @@ impl Pinned {
         sockets::attachments(&self.folder)
     }
 
-    /// The ids of the pinned links, by interface index and direction.
+    /// The ids of the pinned tcx links, by interface index and direction.
     fn links(&self) -> Result<BTreeMap<(u32, Direction), u32>, DatapathError> {
         let mut links = BTreeMap::new();
         for path in bpffs::entries(&self.folder.links())? {

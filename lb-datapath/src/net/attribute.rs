@@ -14,7 +14,7 @@ impl Attribute {
         Self { kind, value: value.to_vec() }
     }
 
-    /// An attribute that consists of attributes.
+    /// A nested attribute: its value consists of the attributes `parts`.
     pub(crate) fn containing(kind: u16, parts: &[Self]) -> Self {
         let mut value = vec![0; parts.buffer_len()];
         parts.emit(&mut value);

@@ -5,8 +5,9 @@
 //! catch device, whose programs translate them. The catch device is a bridge without ports, which drops every other
 //! packet, so nothing leaks if its programs are missing. Routes lead to it only once it has them.
 //!
-//! All packets get one next hop, so pods that scan a range of cluster IPs fill no neighbour table. The device has no
-//! address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the device accepts them.
+//! All packets of an address family get one next hop, so pods that scan a range of cluster IPs fill no neighbour table.
+//! The device has no address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the
+//! device accepts them.
 
 use std::{
     io,

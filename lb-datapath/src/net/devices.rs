@@ -51,7 +51,7 @@ impl Layer {
     }
 }
 
-/// A device that the programs are attached to.
+/// A device that gets programs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device {
     /// Index of the interface, unique in its network namespace.
@@ -73,8 +73,8 @@ pub struct Device {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other
-    /// end has no XDP program.
+    /// Whether the device is a veth whose other end has no XDP program. Unless the other end uses GRO, such a veth
+    /// loses the frames that its native XDP program sends back (`XDP_TX`).
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,

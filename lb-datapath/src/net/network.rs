@@ -23,7 +23,8 @@ pub struct Network {
     pub links: Vec<Link>,
     /// Default routes of every routing table; a multipath route appears once for each next hop.
     pub default_routes: Vec<DefaultRoute>,
-    /// Whether the next hop of a packet depends only on its destination, device and protocol, see [`routing`].
+    /// Whether the next hop of a packet depends only on its destination: there is neither policy routing nor a
+    /// multipath route, see [`routing`].
     pub routes_by_destination: bool,
 }
 
@@ -50,8 +51,8 @@ pub struct Link {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth that loses the frames which its native XDP program sends back (XDP_TX): its other
-    /// end has no XDP program.
+    /// Whether the device is a veth whose other end has no XDP program. Unless the other end uses GRO, such a veth
+    /// loses the frames that its native XDP program sends back (`XDP_TX`).
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,

@@ -34,8 +34,8 @@ impl PortReservation {
         Self { folder }
     }
 
-    /// Reserves these ports if the kernel could give one of them to a socket; removes earlier reservations of other
-    /// ports. Returns whether a reservation is needed.
+    /// Reserves these ports if the kernel could give one of them to a socket; removes earlier reservations that are not
+    /// needed now. Returns whether a reservation is needed.
     pub fn keep(&self, ports: &RangeInclusive<u16>) -> Result<bool, DatapathError> {
         let wanted = if overlap(&local_range()?, ports) { ports.clone().collect() } else { Ports::new() };
         let (before, ours) = (reserved()?, self.marked()?);

@@ -14,7 +14,7 @@ use crate::{
     net::{netlink::Netlink, network},
 };
 
-/// The route that the kernel has to an address.
+/// The kernel's route to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Index of the interface that packets leave through.

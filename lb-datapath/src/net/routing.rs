@@ -64,7 +64,8 @@ pub(super) fn event_is_by_destination(payload: &[u8]) -> bool {
     while let [a, b, c, d, ..] = *rest {
         let (length, attribute) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
         has_device |= attribute == libc::RTA_OIF;
-        // The length of an attribute includes its header, so it is at least 4; a malformed attribute ends the walk.
+        // The length of an attribute includes its header of 4 bytes. A length below 4 is malformed and
+        // counts as 4, so that the walk always ends.
         rest = rest.get(usize::from(length).max(4).next_multiple_of(4)..).unwrap_or_default();
     }
     (kind != UNICAST || has_device) && source_length == 0 && tos == 0

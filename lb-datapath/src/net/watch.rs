@@ -1,4 +1,4 @@
-//! Watches the devices, addresses and default routes of this network namespace.
+//! Watches the devices, addresses, routes and policy rules of this network namespace.
 
 use std::{io, time::Duration};
 
@@ -19,8 +19,8 @@ use crate::{
 /// How long to wait for further events after the first one: the setup of one pod's device causes a dozen.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// Watches devices, addresses and default routes. Each list is read again only after an event about it, so that a node
-/// with a million routes does not list them for every pod.
+/// Watches devices, addresses, routes and policy rules. Each list is read again only after an event that may change it,
+/// so that a node with a million routes does not list them for every pod.
 #[derive(Debug)]
 pub struct DeviceWatcher {
     events: AsyncFd<Socket>,
@@ -46,7 +46,8 @@ impl Stale {
     const NOTHING: Self = Self { links: false, addresses: false, routes: false, rules: false };
     const EVERYTHING: Self = Self { links: true, addresses: true, routes: true, rules: true };
 
-    /// Marks as stale each list that an event in the datagram is about.
+    /// Marks a list as stale if an event in the datagram may change it. Ignores a route that
+    /// is no default route and leads all packets to its destinations to the same next hop.
     fn note(&mut self, datagram: &[u8]) {
         for (header, payload) in events(datagram) {
             match header.kind {
@@ -83,7 +84,7 @@ impl DeviceWatcher {
         })
     }
 
-    /// The present devices, addresses and default routes.
+    /// The present devices, addresses and default routes, and whether next hops depend only on destinations.
     pub fn network(&mut self) -> Result<Network, DatapathError> {
         let netlink = &mut self.netlink;
         if self.stale.links {
@@ -115,7 +116,8 @@ impl DeviceWatcher {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns shortly after an event that may change the result of [`Self::network`]. Cancel-safe.
+    /// Returns shortly after an event that may change the result of [`Self::network`]. Needs no event before the
+    /// first call of that function. Cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;

@@ -12,7 +12,7 @@ use crate::net::{
     netlink::{Message, Netlink},
 };
 
-/// Size in bytes of `struct genlmsghdr`, after which attributes follow.
+/// Size in bytes of `struct genlmsghdr`; attributes follow it.
 const HEADER: usize = 4;
 
 /// Numbers from include/uapi/linux/genetlink.h; `GENL_ID_CTRL` is the family that lists the others.

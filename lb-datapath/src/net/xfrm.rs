@@ -26,10 +26,10 @@ const XFRMA_TMPL: u16 = 5;
 const XFRMA_MARK: u16 = 21;
 const XFRMA_IF_ID: u16 = 31;
 const AF_INET: u16 = 2;
-/// Size of `struct xfrm_userpolicy_info` in bytes, after which attributes follow, and the offsets of its fields.
+/// Size of `struct xfrm_userpolicy_info` in bytes (attributes follow it), and the offsets of its fields.
 const POLICY: usize = 168;
 const SOURCE: usize = 16;
-/// Bytes of the mask of the destination port.
+/// Position of the destination port's mask.
 const DESTINATION_PORTS: std::ops::Range<usize> = 34..36;
 const FAMILY: usize = 40;
 const DESTINATION_PREFIX: usize = 42;
@@ -129,7 +129,8 @@ impl PolicyWatcher {
     pub async fn changed(&self) -> Result<(), DatapathError> {
         let ready = self.0.readable().await;
         let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
-        // An error other than an empty queue means that the kernel has dropped events, which counts as a change.
+        // The loop ends when the queue is empty, or with an error: the kernel has dropped events, which also counts as
+        // a change.
         while ready.get_inner().recv_from_full().is_ok() {}
         ready.clear_ready();
         Ok(())
@@ -213,7 +214,8 @@ fn has_attribute(mut attributes: &[u8], kind: u16) -> bool {
         if u16::from_ne_bytes([c, d]) == kind {
             return true;
         }
-        // The length of an attribute includes its header, so it is at least 4.
+        // The length of an attribute includes its header of 4 bytes. A length below 4 is malformed and counts as 4, so
+        // that the walk always ends.
         let length = usize::from(u16::from_ne_bytes([a, b])).max(4).next_multiple_of(4);
         attributes = attributes.get(length..).unwrap_or_default();
     }

@@ -29,7 +29,8 @@ pub struct AffinityTable {
     census: Census,
 }
 
-/// The clients that the last GC pass found, by which the next one counts evicted ones.
+/// The unexpired clients that the last GC pass found. The next pass counts those that are missing before
+/// their timeout as evicted.
 #[derive(Debug, Default)]
 struct Census {
     known: BTreeMap<ServiceClient, Affinity>,

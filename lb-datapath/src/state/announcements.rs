@@ -1,4 +1,4 @@
-//! The maps `ANNOUNCED` (addresses that the node announces at layer 2) and `ANNOUNCE_HEARD` (what programs have heard).
+//! The maps `ANNOUNCED` (addresses that the node announces at layer 2) and `ANNOUNCE_HEARD` (answers and conflicts).
 
 use std::collections::BTreeMap;
 
@@ -58,8 +58,8 @@ impl Announcements {
         self.announced.update_all(&keys, &values)
     }
 
-    /// For each address and device that `known` accepts: the number of the programs' answers, and the last claim of
-    /// another machine. Deletes the elements of all others.
+    /// For each address and device that `known` accepts: the numbers of answers, failures and conflicts, and the last
+    /// claim of another machine. Deletes the elements of all others from `ANNOUNCE_HEARD`.
     pub fn heard(
         &mut self,
         known: impl Fn(&AnnounceKey) -> bool,

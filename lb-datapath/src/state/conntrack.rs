@@ -41,7 +41,8 @@ pub trait FlowWalk {
     /// Called when a pass begins, at the tick `now`.
     fn begin(&mut self, now: Tick);
     /// Called for each flow, with the key of its forward entry, and its entries. A tunnelled flow has no reverse entry,
-    /// and that of any other flow may be lost. A pass may report a flow twice.
+    /// and that of any other flow may be lost. `reply` has the counters of the reverse entry and the fields that decide
+    /// the flow's phase; its other fields are those of `forward`. A pass may report a flow twice.
     fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>);
     /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
     /// to make room.
@@ -105,13 +106,14 @@ impl GcReport {
         evicted
     }
 
-    /// Number of entries that are left after the pass.
+    /// Number of entries that the pass has read and not deleted. Restored entries do not count.
     pub const fn entries_left(&self) -> usize {
         let gone = 2 * self.expired - self.expired_tunnelled + self.orphans;
         self.entries.saturating_sub(gone)
     }
 
-    /// Number of flows that are left after the pass.
+    /// Number of flows that are left after the pass, from [`Self::entries_left`]: a tunnelled flow has one entry, any
+    /// other flow two.
     pub const fn flows_left(&self) -> usize {
         (self.entries_left() + self.tunnelled.saturating_sub(self.expired_tunnelled)) / 2
     }
@@ -201,7 +203,8 @@ impl Conntrack {
         Ok(connections)
     }
 
-    /// Calls `see` for each flow, in no order. Unlike [`Self::list`], it keeps no flow.
+    /// Calls `see` for each flow, in no order. Unlike [`Self::list`], it keeps no flow, and sets
+    /// [`Connection::masqueraded`] only from a second flow: it is `None` for a routed flow.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -253,7 +256,7 @@ impl Conntrack {
         Ok(flows)
     }
 
-    /// Deletes the connections of service ports that `concerns` selects and for which `ends` returns true, given their
+    /// Deletes the connections of the service ports that `concerns` selects by id, if `ends` returns true for their
     /// entries. Also deletes the second flow of a masqueraded connection: then the node's stack answers packets that
     /// the backend still sends.
     pub fn end(
@@ -347,7 +350,7 @@ impl Conntrack {
         })
     }
 
-    /// Adds the traffic of every flow to `ledger`.
+    /// Adds the traffic of every flow, and the connections of sockets, to `ledger`.
     pub fn tally(&self, ledger: &mut Ledger) -> Result<(), DatapathError> {
         let index = self.index()?;
         ledger.begin();
@@ -367,7 +370,7 @@ impl Conntrack {
     }
 
     /// Like [`Self::expire`]; also corrects the counters of active flows, and passes every flow to `ledger`, and every
-    /// flow of a Service to `walk`, before it may be deleted.
+    /// flow of a Service to `walk`, before it may be deleted. `ledger` also gets the connections of sockets.
     pub fn expire_and_recount(
         &self,
         now: Tick,

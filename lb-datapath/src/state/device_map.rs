@@ -70,7 +70,7 @@ impl XdpRole {
     }
 }
 
-/// Describes a device as the bridge of a workload device.
+/// Properties of a device that is the bridge of a workload device.
 #[derive(Clone, Copy, Debug)]
 struct PodBridge {
     /// Whether the node has a catch device.

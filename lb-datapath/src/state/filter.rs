@@ -118,7 +118,8 @@ impl FilterMemory {
         for index in words_of(copy_of(self.active())) {
             let bits = self.load(index).count_ones();
             fill.bits += bits;
-            // The probability that another endpoint's mark is in this word, and other marks have set both of its bits.
+            // The probability that the mark of an endpoint without flows is in this word, and that other marks have set
+            // both of its bits.
             fill.false_positives += (f64::from(bits) / 64.0).powi(2) / WORDS as f64;
         }
         fill

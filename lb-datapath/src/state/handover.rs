@@ -272,8 +272,9 @@ impl Handover {
         Ok(())
     }
 
-    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier ones. Must be
-    /// called after our programs are loaded and before they are attached.
+    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier programs. If flows
+    /// have already begun in our maps (`resumed`), copies nothing, and lets our programs create flows. Must be called
+    /// after our programs are loaded and before they are attached.
     pub(crate) fn fill(&mut self, filter: &Filter) -> Result<(), DatapathError> {
         if self.resumed {
             return self.set_mode(CREATES_FLOWS);

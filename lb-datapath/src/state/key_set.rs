@@ -35,7 +35,7 @@ impl<K: Pod + Ord> KeySet<K> {
         Ok(self.map.entries()?.into_keys().collect())
     }
 
-    /// The keys in the map, which this deletes.
+    /// Deletes all keys from the map, and returns them.
     pub fn take(&mut self) -> Result<BTreeSet<K>, DatapathError> {
         let keys = self.get()?;
         self.map.delete_all(&keys.iter().copied().collect::<Vec<K>>())?;

@@ -315,7 +315,7 @@ fn write_slices<'a, V: bytemuck::Pod>(
     arena.update(&slots, &values).map_err(whole)
 }
 
-/// First slot and number of slots of the slices of `BACKENDS` that a record refers to.
+/// First slot and number of slots of each slice of `BACKENDS` that the frontend refers to.
 pub(crate) fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
     let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
         .then_some((service.internal_base, service.internal_count));

@@ -107,7 +107,7 @@ struct DiagMessage {
 #[derive(Clone, Debug)]
 enum Diag {
     /// A request to list connected sockets of this address family and protocol. TCP sockets come with the times since
-    /// their last packets, and with what they have stored in the map of the file descriptor `storage`.
+    /// their last packets, and with their values in the socket storage map that has the file descriptor `storage`.
     List { family: u8, protocol: u8, storage: i32 },
     /// A request to destroy a socket.
     Destroy { family: u8, protocol: u8, id: SocketId },
@@ -120,7 +120,7 @@ enum Diag {
 struct NodeSocket {
     family: u8,
     id: SocketId,
-    /// What a TCP socket has stored in `COUNTED_SOCKETS`.
+    /// The value of a TCP socket in `COUNTED_SOCKETS`, which the socket programs write.
     counter: Option<SocketCounter>,
     /// For how long a TCP connection has neither sent nor received anything.
     idle: Option<Duration>,
@@ -223,7 +223,7 @@ impl NetlinkDeserializable for Diag {
     }
 }
 
-/// The value that a socket has stored in the requested map.
+/// The value of a socket in the requested map; `None` if it has none of this size.
 fn stored_counter(attributes_of_socket: &[Attribute]) -> Result<Option<SocketCounter>, DecodeError> {
     for storages in attributes_of_socket.iter().filter(|attribute| attribute.kind == STORAGES) {
         for storage in attributes(&storages.value)? {

@@ -46,7 +46,8 @@ impl SocketCountsMap {
 const LONG: u32 = 720;
 const SHORT: u32 = 2;
 
-/// The backends to which no socket is connected: since how many passes, and how many connections had begun.
+/// For each backend to which no socket is connected: the number of passes that have found none, and the number of
+/// connections that had begun.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IdleBackends(BTreeMap<SocketCounter, (u32, u64)>);
 

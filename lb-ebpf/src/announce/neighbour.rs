@@ -118,7 +118,7 @@ pub fn meaning(headers: &Headers, message: &[u8; MESSAGE], length: u32, own: [u8
     if to_group || to_us { Message::Asks } else { Message::Other }
 }
 
-/// Whether the message has an option with the link-layer address of its source; `None` if its options are malformed.
+/// Whether the message is a solicitation with a source link-layer address option; `None` if its options are malformed.
 #[inline(always)]
 fn source_link(message: &[u8; MESSAGE], length: u32) -> Option<bool> {
     const MASK: usize = MESSAGE - 1;

@@ -1,8 +1,8 @@
-//! Node-local DNS: queries of the node's pods to the cluster IP of the DNS Service go to the DNS server of the agent, and
-//! its answers leave with that cluster IP. The rule is [`lb_ebpf::rules::dns`].
+//! Node-local DNS: queries of the node's pods to the cluster IP of the DNS Service go to the DNS server of the agent,
+//! and its answers leave with that cluster IP. The rule is [`lb_ebpf::rules::dns`].
 //!
 //! Such packets have no flow: two entries of `DNS_INTERCEPT` translate all of them, each packet by itself. Without the
-//! entries, or if the server does not answer, the packet is one to a Service like any other.
+//! entries, or if the server does not answer, new queries are packets to a Service like any other.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use lb_common::{
@@ -20,8 +20,8 @@ use super::{
     socket,
 };
 
-/// Where a packet goes that may be a query ([`dns::may_be_query`]) and has no flow, or one that has to be replaced
-/// (`earlier`). Deletes the latter if the packet goes to the DNS server of the agent: [`to_server`].
+/// Decides what happens to a packet that may be a query ([`dns::may_be_query`]), and has no flow or an `earlier` one
+/// that has to be replaced. Deletes the earlier flow if the packet goes to the DNS server of the agent: [`to_server`].
 #[inline(never)]
 pub(super) fn query(skb: &Skb, packet: &Packet, earlier: bool) -> Query {
     let from = &packet.tuple;
@@ -43,14 +43,14 @@ pub(super) fn query(skb: &Skb, packet: &Packet, earlier: bool) -> Query {
     query
 }
 
-/// Leads a query to the server that [`query`] has found.
+/// Rewrites a query so that it goes to the server that [`query`] has found.
 #[inline(never)]
 pub(super) fn to_server(skb: &mut Skb, packet: &Packet) -> Outcome {
     outcome_of(|| translate(skb, packet, dns::outcome(packet.tuple.protocol, &packet.segment)))
 }
 
-/// Whether a packet that leaves the node without a flow is an answer of the DNS server. (A global function: the verifier
-/// checks it once.)
+/// Whether a packet that leaves the node without a flow is an answer of the DNS server. (Calls a global function: the
+/// verifier checks it once.)
 #[inline(always)]
 pub(super) fn is_answer(skb: &Skb, tuple: &Tuple) -> bool {
     dns_is_answer(tuple) != 0 && is_of_pod(skb)

@@ -1,5 +1,5 @@
-//! Events for `lb-agent monitor`: see [`Event`]. For further packets of a flow, the programs emit none. While no
-//! monitor runs, an event costs one load from a map.
+//! Events for `lb-agent monitor`: see [`Event`]. The programs emit none for further packets of a flow, unless they drop
+//! or reject them. While no monitor runs, an event costs one load from a map.
 
 use aya_ebpf::{
     btf_maps::{Array, RingBuf},

@@ -43,7 +43,7 @@ fn side(device: u32, source: &Address) -> ClientSide {
     )
 }
 
-/// Whether the address is in the range of cluster IPs.
+/// Whether the address is in one of the ranges of cluster IPs.
 #[inline(always)]
 pub(crate) fn is_in_service_range(address: &Address) -> bool {
     is_in(address, Ranges::Service)
@@ -106,7 +106,7 @@ pub(crate) fn routes_by_destination() -> bool {
     current().is_some_and(|settings| settings.flags & settings_flags::ROUTES_BY_DESTINATION != 0)
 }
 
-/// Whether packets to unused addresses in the range of cluster IPs are dropped.
+/// Whether packets to unused addresses in the ranges of cluster IPs are dropped.
 #[inline(never)]
 pub(crate) fn drops_unknown_vips() -> bool {
     current().is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0)

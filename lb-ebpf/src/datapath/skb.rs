@@ -370,8 +370,8 @@ impl Skb {
         headers + payload
     }
 
-    /// Whether the packet has a VLAN tag that the device has taken out of the frame: the packet is for another device
-    /// of the node, stacked on this one.
+    /// Whether the packet has a VLAN tag beside the frame, which the device or the kernel has taken out of it. The tag
+    /// may name no VLAN and only have a priority.
     #[inline(always)]
     pub(super) fn is_tagged(&self) -> bool {
         // SAFETY: the context is valid for the whole run of the program.

@@ -1,6 +1,6 @@
-//! The slow path: packets that the fast path leaves over. They have unusual headers, may begin or end a flow, are for
-//! an unlisted cluster IP or in a tunnel, or their flow is in the overflow, or needs a route or a PROXY protocol
-//! header.
+//! The slow path: packets that the fast path does not handle. They have unusual headers, may begin or end a flow, are
+//! for an unlisted cluster IP or in a tunnel, or have a flow that is in the overflow, or that needs a route or a PROXY
+//! protocol header.
 
 use lb_common::{
     Outcome,

@@ -1,4 +1,5 @@
-//! Sockets of the node: a flow must not take the source port of one, and the DNS server of the agent must have one.
+//! Lookup of sockets of the node: a flow must not take a source port that a socket uses, and a DNS query goes to the
+//! agent's server only if the server has a socket.
 
 use aya_ebpf::helpers::generated::{bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp};
 use lb_common::{conntrack::Tuple, protocol};

@@ -1,5 +1,5 @@
-//! Words of map values: copies, and atomic operations (`core` has none for BPF), which are fully ordered, except a
-//! [`compare_exchange`] that fails.
+//! Words of map values: copies, comparisons, and atomic operations (`core` has none for BPF). The atomic operations are
+//! fully ordered, except [`add`] and a [`compare_exchange`] that fails: these two order nothing.
 
 use core::arch::asm;
 
@@ -9,7 +9,7 @@ use bytemuck::Pod;
 /// assignment before it stores the first one; those for which there is no register take stack.)
 ///
 /// # Safety
-/// The pointer leads to a value of a map, which may be written.
+/// The pointer leads to a writable map value of type `T`, aligned to 8 bytes.
 #[inline(always)]
 pub(super) unsafe fn copy<T: Pod>(from: &T, to: *mut T) {
     const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() == 8) };

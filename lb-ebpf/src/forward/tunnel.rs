@@ -75,8 +75,8 @@ pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
     network + if is_gue { lengths::UDP } else { 0 }
 }
 
-/// The source port of the datagrams of a flow, a dynamic port (RFC 6335 §6): routers and network cards that hash ports
-/// spread flows over paths, and keep the packets of each flow in order.
+/// The source port of the GUE datagrams that carry a flow, a dynamic port (RFC 6335 §6): routers and network cards that
+/// hash ports spread flows over paths, and keep the packets of each flow in order.
 #[inline(always)]
 pub fn source_port(from: &Tuple) -> u16 {
     let ports = u32::from(from.source_port) << 16 | u32::from(from.destination_port);

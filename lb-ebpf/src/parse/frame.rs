@@ -171,13 +171,13 @@ pub mod lengths {
     pub const VLAN: u32 = 4;
     /// An IPv4 header without options.
     pub const IPV4: u32 = 20;
-    /// IPv6.
+    /// An IPv6 header without extension headers.
     pub const IPV6: u32 = 40;
-    /// TCP.
+    /// A TCP header without options.
     pub const TCP: u32 = 20;
-    /// UDP.
+    /// A UDP header.
     pub const UDP: u32 = 8;
-    /// ICMP of both versions, without the packet that an error quotes.
+    /// An ICMP header of either version, without the packet that an error quotes.
     pub const ICMP: u32 = 8;
 
     const _: () = assert!(ETHERNET as usize == EthHdr::LEN && VLAN as usize == VlanHdr::LEN);
@@ -201,7 +201,8 @@ pub trait Frame {
     ///
     /// # Errors
     ///
-    /// [`Outcome::Malformed`] if the frame ends before the header does.
+    /// [`Outcome::Malformed`] if `offset` exceeds [`MAX_OFFSET`], or if the frame (of an `skb`, its linear part) ends
+    /// before the header does.
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome>;
 }
 
@@ -209,7 +210,7 @@ pub trait Frame {
 /// end far below it.
 pub const MAX_OFFSET: u32 = 0x3ff;
 
-/// The range in a slice of the header at `offset`.
+/// The range of bytes, within a slice, of the header at `offset`.
 pub(crate) fn range_of<T: Header>(offset: u32) -> Result<Range<usize>, Outcome> {
     let start = offset as usize;
     if offset > MAX_OFFSET { Err(Outcome::Malformed) } else { Ok(start..start + size_of::<T>()) }

@@ -74,7 +74,8 @@ pub(crate) struct Ip {
     pub(crate) protocol: u8,
     pub(crate) headers: Headers,
     pub(crate) fragment: Fragment,
-    /// Bytes of the packet, from the network header on; without link-layer padding.
+    /// Bytes of the packet, from the network header on, without link-layer padding; 0 if it is too large for the header
+    /// field.
     pub(super) length: u32,
 }
 

@@ -23,7 +23,7 @@ pub enum Layer {
 /// whatever a register happens to hold, and the verifier rejects that if it is a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The five-tuple; its ports are 0 if this is an ICMP message or a later fragment.
+    /// The five-tuple. The parser sets its ports to 0 for an ICMP message or a later fragment.
     pub tuple: Tuple,
     /// Offsets of the packet's headers.
     pub headers: Headers,

@@ -1,9 +1,9 @@
-//! Node-local DNS: whether a packet of a pod to the cluster IP of the DNS Service goes to the DNS server of the agent on
-//! this node.
+//! Node-local DNS: whether a packet of a pod to the cluster IP of the DNS Service goes to the DNS server of the agent
+//! on this node.
 //!
-//! Each packet is decided by itself, so that no client stays with a server that has stopped to answer. A crash closes
-//! the sockets of the server, and the next packet finds none. A server that hangs has sockets, but no longer renews its
-//! [lease](lb_common::DnsIntercept::lease).
+//! The programs decide about each packet separately, so that no client stays with a server that has stopped answering.
+//! A crash closes the sockets of the server, and the next packet finds none. A server that hangs has sockets, but no
+//! longer renews its [lease](lb_common::DnsIntercept::lease).
 
 use lb_common::{
     Outcome,

@@ -14,7 +14,7 @@ pub enum Forwarding {
     /// Client and backend are the same pod: they have the same address. Packets go back to the pod with the VIP as
     /// source, because a pod's packets to its own address never leave the pod.
     Hairpin = 2,
-    /// Packets go unchanged through a tunnel to the backend's node.
+    /// Packets go through a tunnel to the backend's node, with their own addresses and ports.
     Tunnel = 3,
     /// Packets get an address of this node as source.
     Masquerade = 4,
@@ -87,8 +87,8 @@ pub fn is_caught(device: &DeviceInfo, is_cluster_ip: impl FnOnce() -> bool) -> b
 }
 
 /// Whether a masqueraded flow that enters and leaves through these devices is routed in one step. Both must be wire
-/// devices, and every reply that fits `exit` must fit `entrance`; the caller has checked the opposite direction by its
-/// route.
+/// devices, and every reply that fits `exit` must fit `entrance`. (For the opposite direction, the caller's route
+/// lookup has checked the MTU.)
 #[inline(always)]
 pub const fn is_routed(entrance: &DeviceInfo, exit: &DeviceInfo) -> bool {
     is_wire(entrance) && is_wire(exit) && exit.mtu <= entrance.mtu

@@ -1,10 +1,10 @@
 //! Flows whose backend gets a PROXY protocol header: what happens to each segment.
 //!
-//! The header takes the sequence numbers from the client's first byte on (the *base*), so for the backend the client's
-//! bytes come later by the length of the header: the programs add it to sequence numbers towards the backend, and
-//! subtract it from acknowledgements towards the client. The header travels in the ACK that completes the client's
-//! handshake: a segment without payload gets it as its payload. So a backend reads the header at once, also when the
-//! backend speaks first, and no segment of the client grows.
+//! The header takes the sequence numbers from that of the client's first byte (the *base*) on. So the backend sees the
+//! client's bytes later in the sequence: the programs add the length of the header to sequence numbers towards the
+//! backend, and subtract it from acknowledgements towards the client. The header travels in the ACK that completes the
+//! client's handshake: a segment without payload gets it as its payload. So a backend reads the header at once, also
+//! when the backend speaks first, and no segment of the client with a payload grows.
 //!
 //! TCP itself repairs a lost header. The backend then repeats its SYN-ACK, which the client answers with the same ACK;
 //! or the client, whose first bytes stay unacknowledged, repeats them. Either segment carries the header again, until
@@ -16,7 +16,7 @@ use lb_common::conntrack::{Flow, Segment, seen, tcp_flags};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ToBackend {
-    /// Nothing: the segment comes before the header.
+    /// Nothing: the segment comes before the header, or is a RST for a backend that probably lacks the header.
     Unchanged = 0,
     /// Remove payload and TCP Fast Open: a SYN must not carry bytes that would come before the header.
     Bare = 1,

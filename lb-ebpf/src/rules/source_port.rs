@@ -1,8 +1,8 @@
 //! How many source ports a new connection tries towards its backend.
 //!
-//! Each attempt tries a random port (in a small range, the next one), so many attempts mostly find a free one even when
-//! nearly all are taken. When all are taken, as under a flood, attempts only cost time. So the programs record a
-//! backend whose ports ran out, and for the rest of the tick new connections to it get few attempts.
+//! Each attempt tries a random port (in a small range, the next one), so a connection with many attempts mostly finds a
+//! free one, even when nine of ten are taken. When all are taken, as under a flood, attempts only cost time. So the
+//! programs record a backend whose ports ran out, and for the rest of the tick new connections to it get few attempts.
 
 use lb_common::conntrack::Tick;
 

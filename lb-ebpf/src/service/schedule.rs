@@ -132,7 +132,7 @@ pub fn scale(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
 }
 
-/// A binary search for a backend of a service, step by step: a slice is sorted by address and port.
+/// A binary search for a backend of a service, step by step: the backends of a service are sorted by address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendSearch {
     address: Address,
@@ -144,7 +144,7 @@ pub struct BackendSearch {
 }
 
 impl BackendSearch {
-    /// Steps that suffice for the largest possible slice.
+    /// Steps that suffice for any number of backends.
     pub const STEPS: u32 = 32;
 
     /// A search for a backend, before its first step. Port 0 searches for the first backend with the address.

@@ -1,6 +1,6 @@
 //! Counts the connections of sockets to backends, from `connect(2)` to the release of the socket.
 //!
-//! The packets of these sockets are not translated, so no flow counts them. `SOCKET_COUNTS` has the numbers of each
+//! The packets of these sockets are not translated, so no flow counts them. `SOCKET_COUNTS` has the counts of each
 //! backend. For schedulers that need it, a connection also counts as an active flow of the backend.
 
 use core::ptr;

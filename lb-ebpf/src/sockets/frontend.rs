@@ -19,9 +19,10 @@ use crate::datapath::{
 /// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
 /// leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
 ///
-/// Sockets of other network namespaces are served only if any client may use the service and it has backends. Otherwise
-/// the tc programs decide about their packets, which have a source address and can be dropped silently. They also decide
-/// about each DNS query, to which a socket that is connected now would stay bound.
+/// Sockets of other network namespaces are served only if the service has backends, and
+/// [`admission::is_left_to_packets`] is false. Otherwise the tc programs decide about their packets, which have a
+/// source address and can be dropped silently. The tc programs also decide about each packet to the DNS Service: a
+/// socket that this hook connected would stay with one DNS server.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     let mut service = Service::zeroed();

@@ -30,25 +30,27 @@ fn sock_connect6(ctx: SockAddrContext) -> i32 {
     run_connect(&Call::new(ctx, Family::V6))
 }
 
-/// Runs when a process sends a datagram to an IPv4 address.
+/// Runs when a process sends a datagram in a call that names an IPv4 address.
 #[cgroup_sock_addr(sendmsg4)]
 fn sock_sendmsg4(ctx: SockAddrContext) -> i32 {
     run_send(&Call::new(ctx, Family::V4))
 }
 
-/// Runs when a process sends a datagram to an IPv6 address. (`sock_sendmsg4` handles v4-mapped addresses.)
+/// Runs when a process sends a datagram in a call that names an IPv6 address. (`sock_sendmsg4` handles v4-mapped
+/// addresses.)
 #[cgroup_sock_addr(sendmsg6)]
 fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
     run_send(&Call::new(ctx, Family::V6))
 }
 
-/// Runs when a process receives a datagram on an AF_INET socket.
+/// Runs when a process receives a datagram on an AF_INET socket and asks for the sender's address.
 #[cgroup_sock_addr(recvmsg4)]
 fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
     run_receive(&Call::new(ctx, Family::V4))
 }
 
-/// Runs when a process receives a datagram on an AF_INET6 socket, perhaps from a v4-mapped address.
+/// Runs when a process receives a datagram on an AF_INET6 socket and asks for the sender's address, which may be
+/// v4-mapped.
 #[cgroup_sock_addr(recvmsg6)]
 fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
     run_receive(&Call::new(ctx, Family::V6))

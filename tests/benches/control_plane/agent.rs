@@ -154,7 +154,8 @@ fn start(netns: &Netns, settings: &Settings) -> anyhow::Result<(Agent, f64)> {
     Ok((agent, start.elapsed().as_secs_f64()))
 }
 
-/// Edits a manifest; returns the seconds until the kernel has the change, and those that the agent's writer reports.
+/// Edits a manifest; returns the seconds until the kernel has the change, and the seconds that the agent's histogram
+/// [`SYNC_LATENCY`] has counted for it.
 fn one_edit(
     netns: &Netns,
     manifests: &Manifests,

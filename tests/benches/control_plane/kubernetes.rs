@@ -162,7 +162,8 @@ fn one_run(
     Ok(())
 }
 
-/// Sends a watch event; returns the seconds until the kernel has the change, and those that the agent's writer reports.
+/// Sends a watch event; returns the seconds until the kernel has the change, and the seconds that the agent's histogram
+/// of synchronisations has counted for it.
 fn one_change(
     netns: &Netns,
     server: &ApiServer,

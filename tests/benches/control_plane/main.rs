@@ -95,7 +95,7 @@ fn main() -> ExitCode {
 /// Runs the benchmark; returns whether every target is met.
 fn run(args: &Args) -> anyhow::Result<bool> {
     let size = Size { services: args.services, endpoints: args.endpoints };
-    // Slots that the changes need must be free: each changed endpoint takes one more slot for a while.
+    // A change needs free slots: the agent writes all backends of a Service to new slots before it frees the old ones.
     let most = capacity::BACKENDS / 10 * 9;
     let api_size = Size { services: args.api_services, endpoints: args.api_endpoints };
     let backends = size.endpoints();

@@ -29,8 +29,8 @@ const LIMIT: f64 = 0.7;
 /// Time for the agent to finish its background work after a start.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Starts the agent `runs` times without maps, and after each of these starts once more with the maps that are there
-/// then; adds the results. With another agent, both start in turn.
+/// Starts the agent `runs` times without maps, and after each of these starts once more with the maps that the first
+/// start left; adds the results. With another agent, both start in turn.
 pub(crate) fn measure(other: Option<&Path>, runs: u32, report: &mut Report) -> anyhow::Result<()> {
     let agents =
         [("start, 100 Services x 5", Some(binary())), ("start, other agent", other.map(PathBuf::from))];

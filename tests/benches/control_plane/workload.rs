@@ -42,8 +42,8 @@ impl Size {
         self.endpoints() <= 50_000
     }
 
-    /// `--max-backends` for this size, if the default is too small. Changed slices need free slots, and each changed
-    /// endpoint temporarily needs one more slot.
+    /// `--max-backends` for this size, if the default is too small. Changes need free slots: the agent writes all
+    /// backends of a changed Service to new slots before it frees the old ones.
     pub(crate) fn max_backends(self) -> Option<u64> {
         let wanted = self.endpoints() / 9 * 10;
         (wanted > capacity::BACKENDS as u64).then_some(wanted)

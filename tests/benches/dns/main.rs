@@ -1,7 +1,8 @@
-//! The agent's DNS server beside unbound, which serves a static zone with the same records: queries per second, CPU time
-//! for each query, memory. dnsperf sends the queries.
+//! The agent's DNS server beside unbound, which serves a static zone with the same records: queries per second, CPU
+//! time for each query, memory. dnsperf sends the queries.
 //!
-//! Each server runs in a namespace of its own. In each round both get one burst for each kind of query, in random order.
+//! Each server runs in a namespace of its own. In each round both get one burst for each kind of query; which server is
+//! first is random.
 
 mod load;
 mod report;

@@ -25,13 +25,13 @@ pub(crate) struct Report {
 pub(crate) struct Memory {
     /// The agent without DNS, and unbound with an empty zone.
     pub(crate) baseline: [Vec<f64>; 2],
-    /// Both with the names, before the first query.
+    /// Both with the names, before the first burst.
     pub(crate) begin: [Vec<f64>; 2],
-    /// Both after the last query.
+    /// Both after the last burst.
     pub(crate) end: [Vec<f64>; 2],
 }
 
-/// The bursts of one kind of queries: in each round, one to the agent and one to unbound.
+/// The bursts of one kind of query: in each round, one to the agent and one to unbound.
 pub(crate) struct Row {
     pub(crate) kind: Kind,
     pub(crate) rounds: Vec<[Burst; 2]>,

@@ -95,7 +95,8 @@ impl Drop for Unbound {
     }
 }
 
-/// One thread, like the agent, which answers the queries of one address one after the other.
+/// The configuration of unbound. It has one thread, because the agent also answers the queries to one address one after
+/// the other.
 fn configuration(zone: &Path) -> String {
     let (ip, port) = (UNBOUND.ip(), UNBOUND.port());
     let zone = zone.display();
@@ -129,7 +130,7 @@ pub(crate) fn dig(netns: &Netns, server: SocketAddr, name: &str, record: &str) -
     Ok(lines)
 }
 
-/// The memory of a process some time after its start.
+/// The resident memory of a process in bytes, read after a pause of [`SETTLE`].
 pub(crate) fn settled_memory(pid: u32) -> Result<f64> {
     sleep(SETTLE);
     Ok(Resident::of(pid)?.now as f64)

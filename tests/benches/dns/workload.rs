@@ -21,7 +21,7 @@ pub(crate) struct Workload {
     pub(crate) endpoints: u32,
 }
 
-/// A kind of queries.
+/// A kind of query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ClusterIp,

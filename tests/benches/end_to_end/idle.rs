@@ -28,7 +28,7 @@ pub(crate) const CLIENTS: &str = "10.0.0.0/8";
 
 /// Opens this number of established flows from pods to the measured Service, through the programs pinned below `bpffs`.
 ///
-/// A test run opens a power of two of flows, so several runs add up to the number.
+/// The number of flows that a test run opens is a power of two, so several runs add up to `flows`.
 pub(crate) fn open(node: &Node, bpffs: &Path, flows: u32) -> Result<()> {
     let pins = Pins::find(bpffs)?;
     let restore = build(ebpf_build::RESTORE)?;

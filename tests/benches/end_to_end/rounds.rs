@@ -2,7 +2,8 @@
 //!
 //! A machine may change its speed within seconds. So bursts are short, each candidate is compared with the baseline of
 //! its own round, and the order is random in each round. A burst is repeated if the machine's speed differs from that
-//! of the baseline's burst, or if another process ran on the CPU; after a few attempts it is dropped.
+//! of the baseline's burst, or if other processes used the CPU for more than 5 % of the time; after a few attempts it
+//! is dropped.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Health checks of many endpoints: the rate of probes that one agent reaches, how regular they are, its CPU time and its
-//! memory; then all endpoints fail at once, and return. One server in the same namespace has the addresses of all
+//! Health checks of many endpoints: the rate of probes that one agent reaches, how regular they are, its CPU time and
+//! its memory; then all endpoints fail at once, and return. One server in the same namespace has the addresses of all
 //! endpoints.
 
 mod outage;
@@ -58,7 +58,7 @@ struct Args {
     bench: bool,
 }
 
-/// What an agent probes.
+/// How the agent checks the endpoints.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Check {
     None,

@@ -25,7 +25,8 @@ pub(crate) struct Turn {
     pub(crate) cpu: f64,
 }
 
-/// Makes all endpoints of the agent with this process id unreachable, and then reachable again.
+/// Makes all endpoints unreachable, then reachable again; measures how long the agent (process `pid`) takes to notice
+/// each change.
 pub(crate) fn measure(netns: &Netns, pid: u32, endpoints: u32, interval: Duration) -> Result<[Turn; 2]> {
     let until = |health: &str| turn(netns, pid, (health, endpoints), interval * PATIENCE);
     Server::unplug(netns)?;
@@ -47,7 +48,7 @@ fn turn(netns: &Netns, pid: u32, (health, endpoints): (&str, u32), patience: Dur
     }
 }
 
-/// Number of endpoints that the agent has found to be healthy or unhealthy.
+/// Number of endpoints that the agent has found to be in the state `health`, as its metrics say.
 fn count(netns: &Netns, health: &str) -> Result<u32> {
     let metrics = http::get(netns, METRICS, "/metrics").context("reading the metrics of the agent")?.body;
     let name = format!("lb_probed_endpoints{{health=\"{health}\"}} ");

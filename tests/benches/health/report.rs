@@ -9,7 +9,7 @@ use lb_tests::{
 
 use crate::{Args, Check, PER_SERVICE, asked, outage::Turn, server::Seen};
 
-/// By how much a round may be early or late, as docs/health-checks.md says.
+/// The part of the interval by which the agent may start a round early or late, see docs/health-checks.md.
 const JITTER: f64 = 0.10;
 
 /// What was measured with one kind of check.
@@ -22,7 +22,7 @@ pub(crate) struct Row {
     pub(crate) seen: Seen,
     /// All endpoints become unhealthy, then healthy; `None` without a check.
     pub(crate) outage: Option<[Turn; 2]>,
-    /// Memory of the agent at its highest, in bytes, with the outage.
+    /// Peak memory of the agent in bytes, including the outage.
     pub(crate) peak: u64,
 }
 

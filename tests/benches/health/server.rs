@@ -41,7 +41,7 @@ struct Shared {
     probed: Vec<AtomicU64>,
     /// Whether connections are answered as by an HTTP server.
     is_http: bool,
-    /// Times between two probes of an address, in microseconds.
+    /// Time between each probe and the last one of its address, in microseconds; 0 for the first probe of an address.
     gaps: Vec<AtomicU64>,
     /// Number of probes since the last [`Server::reset`], and with it the next index in `gaps`.
     probes: AtomicU64,
@@ -58,7 +58,8 @@ pub(crate) struct Seen {
 }
 
 impl Server {
-    /// Starts to listen at all addresses of the namespace, which gets those of the endpoints; keeps up to `most` times.
+    /// Gives the namespace the addresses of the endpoints and starts to listen at all of them. Records the gaps of the
+    /// first `most` probes.
     pub(crate) fn start(netns: &Netns, endpoints: u32, is_http: bool, most: usize) -> Result<Self> {
         Self::plug(netns)?;
         let listener = netns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)))?;
@@ -80,7 +81,7 @@ impl Server {
         netns.ip("route add local 11.0.0.0/8 dev lo")
     }
 
-    /// Takes these addresses away.
+    /// Removes the addresses of all endpoints from the namespace.
     pub(crate) fn unplug(netns: &Netns) -> Result<()> {
         netns.ip("route del local 11.0.0.0/8 dev lo")
     }
@@ -116,7 +117,7 @@ impl Shared {
     }
 
     fn serve(&self, stream: TcpStream) {
-        // A probe of TCP may end before it is accepted, and then has no address any more.
+        // The listener is bound to IPv4 only. If the call fails, the probe is not counted.
         if let Ok(SocketAddr::V4(address)) = stream.local_addr() {
             self.note(*address.ip());
         }

@@ -26,7 +26,7 @@ pub(crate) enum Baseline {
     Return,
     /// Parses, swaps MAC addresses, and looks up a flow that does not exist.
     Miss,
-    /// A minimal load balancer: looks up a flow and translates the packet.
+    /// A minimal load balancer: looks up Service and flow, and translates the packet.
     Balance,
     /// Inserts one entry for a new flow into a map that allocates memory per entry.
     Insert,

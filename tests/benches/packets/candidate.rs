@@ -154,7 +154,8 @@ pub(crate) fn program<'a>(ebpf: &'a Ebpf, name: &str) -> anyhow::Result<&'a Prog
     program.fd().with_context(|| format!("the program {name} is not loaded"))
 }
 
-/// CPU time of this thread, including interrupts but not other processes.
+/// CPU time of this thread, without other processes. It includes interrupts, unless the kernel accounts for their time
+/// separately (`CONFIG_IRQ_TIME_ACCOUNTING`).
 fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
@@ -179,13 +180,13 @@ pub(crate) fn pin(cpu: usize) -> anyhow::Result<()> {
 pub(crate) fn claim(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let priority = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the kernel reads the structure.
+    // SAFETY: the kernel only reads the structure, which outlives the call.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
     nix::Error::result(result).context("taking a real-time priority")?;
     Ok(())
 }
 
-/// Builds a BPF object in the folder of the workspace's other objects.
+/// Builds a BPF object in the folder of the workspace's other objects; returns its path.
 pub(crate) fn build(binary: ebpf_build::Binary) -> anyhow::Result<PathBuf> {
     let me = std::env::current_exe().context("cannot tell where the benchmark itself is")?;
     // The path of the benchmark's executable is target/release/deps/packets-….

@@ -154,7 +154,7 @@ pub(crate) enum Becomes {
     ToPort(u16),
     /// A packet whose source is this address and port.
     From(SocketAddr),
-    /// A TCP RST to the sender of the packet.
+    /// A TCP RST.
     Reset,
 }
 
@@ -231,8 +231,8 @@ pub(crate) const SYN: Transport = Transport::Tcp(Flags::Syn);
 const SYN_ACK: Transport = Transport::Tcp(Flags::SynAck);
 pub(crate) const ACK: Transport = Transport::Tcp(Flags::Ack);
 
-/// All cases for the flows of this world, with the data plane at index `datapath`. Each data plane chooses its own
-/// ports for masqueraded packets.
+/// All cases for the flows of this world, with the data plane at index `datapath`. The cases depend on it, because each
+/// data plane chooses its own ports for masqueraded packets.
 pub(crate) fn all(world: &World, datapath: usize) -> anyhow::Result<Vec<Case>> {
     let mut cases = Cases { world, datapath, cases: Vec::new() };
     match world.population {
@@ -318,7 +318,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Adds the cases of packets of flows between clients and backends that are both beyond a wire.
+    /// Adds the case of a flow whose client and backend are both on other machines, at XDP.
     fn routed(&mut self, section: Section, ip: Ip) -> anyhow::Result<()> {
         let family = self.world.family(ip);
         let frame = Frame::new(ACK, Sender::Client, family.routed)?.through(WIRE);
@@ -336,7 +336,7 @@ impl Cases<'_> {
         let (tcp, udp) = (frame(ACK, family.routed)?, frame(Transport::Udp, family.routed)?);
         let across = frame(ACK, family.across)?;
         self.add(Section::OneFlow, "xdp_native", format!("UDP/{ip}"), udp, sent_back)?;
-        // The baseline cannot redirect, so this case has no goal.
+        // The baselines cannot redirect, so these cases have no goal.
         let packet = format!("TCP/{ip}, to another device");
         self.add_without_goal(Section::OneFlow, "xdp_native", packet, across, redirected)?;
         self.add_without_goal(
@@ -415,7 +415,7 @@ impl Cases<'_> {
         Ok(())
     }
 
-    /// Sends a request and its answer through both hooks; returns the packets in between.
+    /// Sends a request and its answer through both hooks; returns the packets of each step.
     fn exchange(
         &self,
         sent: Transport,
@@ -431,7 +431,7 @@ impl Cases<'_> {
         Ok(Exchange { between, outside, answer, inside })
     }
 
-    /// The packet as it leaves a program of the data plane.
+    /// Runs a program of the data plane on the packet; returns the packet after it. Fails unless the program passes it.
     fn through(&self, program: &str, frame: &Frame) -> anyhow::Result<Vec<u8>> {
         let datapath = &self.world.datapaths[self.datapath];
         let before = datapath.counters()?;
@@ -454,7 +454,7 @@ struct Exchange {
     inside: Frame,
 }
 
-/// Expects that the packet leaves without passing the stack.
+/// Expects that the packet is sent on to this port of a backend, bypassing the stack.
 const fn routed(action: Action, port: u16) -> Expected {
     Expected { action, counted: Some(Outcome::Routed), becomes: Becomes::ToPort(port) }
 }

@@ -83,7 +83,7 @@ impl Datapath {
         program(&self.ebpf, name)
     }
 
-    /// Writes settings that give the node these addresses, one of each family.
+    /// Writes settings that give the node these addresses: IPv4, then IPv6.
     pub(crate) fn settings(&mut self, node: [SocketAddr; 2]) -> anyhow::Result<()> {
         let [v4, v6] = node.map(|address| Address::from(address.ip()));
         let settings = Settings {

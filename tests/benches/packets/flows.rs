@@ -59,7 +59,7 @@ impl Snapshot {
     }
 }
 
-/// Deletes all entries of a hash map.
+/// Deletes all entries of a map, if it is a hash map.
 pub(crate) fn delete_all(map: &Map) -> anyhow::Result<()> {
     let (Map::HashMap(data) | Map::LruHashMap(data)) = map else { return Ok(()) };
     let (fd, size) = (data.fd().as_fd(), usize::try_from(data.info()?.key_size())?);

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     exit_code(run(&Args::parse()))
 }
 
-/// Runs the benchmark; returns whether every goal is met. A comparison has no goals.
+/// Runs the benchmark; returns whether every goal is met. A comparison returns `true`, whatever its results.
 fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(nix::unistd::geteuid().is_root(), "this benchmark loads BPF programs: run it as root");
     cleanup::on_interrupt();

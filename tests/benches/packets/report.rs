@@ -84,7 +84,7 @@ impl Comparison {
         }
     }
 
-    /// Text that the program is slower or faster in every round; empty if neither.
+    /// Whether the program is slower or faster than the other one in every round, as text; empty if neither.
     fn verdict(&self) -> &'static str {
         if self.ratio.at(Quantile::Min) > 1.0 {
             "slower"
@@ -344,7 +344,7 @@ impl Report {
         fs::write(file, text).with_context(|| format!("writing the results to {}", file.display()))
     }
 
-    /// Writes one plot per section into the folder.
+    /// Writes one plot per section that has results into the folder.
     pub(crate) fn write_plots(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating the folder {}", folder.display()))?;
         for section in Section::ALL {

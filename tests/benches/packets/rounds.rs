@@ -74,7 +74,7 @@ enum Turn {
 
 impl Runner {
     /// Prepares measurements with packets of existing flows. With `makes_flows`, each packet creates a flow, so a
-    /// measurement sends each once.
+    /// measurement sends one packet of each flow.
     fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
         if makes_flows {

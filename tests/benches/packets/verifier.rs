@@ -17,7 +17,7 @@ pub(crate) struct Cost {
     pub(crate) program: String,
     /// Number of instructions that the verifier processed, on all paths.
     pub(crate) verified: u32,
-    /// Milliseconds of the system call that loads the program: verifier and JIT compiler.
+    /// Milliseconds that the fastest load of the program took: mostly verifier and JIT compiler.
     pub(crate) milliseconds: f64,
 }
 

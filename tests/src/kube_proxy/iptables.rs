@@ -145,7 +145,7 @@ impl Nat {
             self.endpoint_count += 1;
             writeln!(self.chains, ":{chain} - [0:0]")?;
             write!(self.rules, "-A KUBE-SVC-{id} -m comment --comment \"{name} -> {endpoint}\" ")?;
-            // Each rule takes an equal share of what earlier rules have left; the last rule takes the rest.
+            // Each rule matches with the probability 1 / `left`, so that all endpoints get an equal share.
             let left = count - index;
             if left > 1 {
                 write!(self.rules, "-m statistic --mode random --probability {:.10} ", 1.0 / left as f64)?;

@@ -24,7 +24,8 @@ pub fn rules(cluster: &Cluster<'_>) -> String {
 }
 
 /// The table, with the sets, maps, chains and rules that do not depend on Services. `FAMILY` stands for `ip` or `ip6`,
-/// `ADDRESS` for `ipv4_addr` or `ipv6_addr`, `CLUSTER_CIDR` and `SERVICE_CIDR` for those fields of [`Cluster`].
+/// `ADDRESS` for `ipv4_addr` or `ipv6_addr`, `CLUSTER_CIDR` and `SERVICE_CIDR` for [`Cluster::cluster_cidr`] and
+/// [`Cluster::service_cidr`].
 const BASE: &str = r#"add table FAMILY kube-proxy { comment "rules for kube-proxy" ; }
 add set FAMILY kube-proxy cluster-ips { type ADDRESS ; comment "Active ClusterIPs" ; }
 add set FAMILY kube-proxy nodeport-ips { type ADDRESS ; comment "IPs that accept NodePort traffic" ; }

@@ -181,7 +181,7 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
         let gc = conntrack.expire(NOW).unwrap();
         assert_eq!((gc.expired, gc.restored, gc.orphans), (0, 2 - halves.len(), 0));
         assert_eq!(conntrack.list().unwrap()[0].masqueraded, Some(outside));
-        // The first flow expires before the second one, which the next GC at the latest deletes.
+        // If the first GC deletes only the first flow, the second GC also deletes the second flow.
         let later = Tick(NOW.0 + 1_000);
         let expired = conntrack.expire(later).unwrap().expired + conntrack.expire(later).unwrap().expired;
         assert_eq!((expired, conntrack.table().count().unwrap()), (2, 0));

@@ -22,7 +22,7 @@ pub(crate) fn open(sandbox: &Sandbox, entries: u32) -> Datapath {
     Datapath::open(&Options { capacities, ..options }).unwrap()
 }
 
-/// Keys and entries of `count` different flows.
+/// The forward entries, with their keys, of `count` flows that differ in the client's port.
 fn entries(count: u16) -> Vec<(Tuple, Flow)> {
     (1..=count).map(|port| flow(protocol::TCP, port, ago(1))[0]).collect()
 }

@@ -407,8 +407,8 @@ fn apply(store: &Store, key: Key, body: &str) -> Response {
     stored(store, key, object)
 }
 
-/// A merge patch (RFC 7386) of an object or of its status. A patch of the status also changes annotations, as in the
-/// strategy of Services.
+/// A merge patch (RFC 7386) of an object or of its status. A patch of the status also changes metadata, such as
+/// annotations, as a real API server does for Services.
 fn merge(store: &Store, key: Key, status: bool, body: &str) -> Response {
     let mut patch: Value = serde_json::from_str(body).unwrap();
     let Some(mut object) = store.lock().objects.get(&key).cloned() else { return failure(404) };
@@ -442,7 +442,7 @@ fn merge_values(object: &mut Value, patch: &Value) {
     }
 }
 
-/// Replaces an object if the body has the object's present version.
+/// Replaces an object, unless the body has another version than the object; a body without a version also replaces it.
 fn replace(store: &Store, key: Key, body: &str) -> Response {
     let object: Value = serde_json::from_str(body).unwrap();
     let Some(known) = store.lock().objects.get(&key).cloned() else { return failure(404) };

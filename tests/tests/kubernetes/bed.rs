@@ -178,14 +178,14 @@ impl Bed {
     }
 
     /// The Services in the kernel, as `NAME NUMBER…`: the last byte of the cluster IP, and that of each backend if it
-    /// differs.
+    /// differs from the one before. ` without backends` follows if there are none.
     pub(crate) fn served(&self) -> Vec<String> {
         let services = self.json(&["service", "list"]).unwrap_or_default();
         let services = services.as_array().into_iter().flatten();
         services.filter(|service| service["namespace"] == *self.namespace).map(shown).collect()
     }
 
-    /// The problems that `status` lists, except that the Node object does not exist, as in most tests.
+    /// The problems that `status` lists, except the missing Node object, which most tests do not create.
     pub(crate) fn problems(&self) -> String {
         let mut problems = self.json(&["status"]).unwrap()["agent"]["problems"].clone();
         if let Some(problems) = problems.as_array_mut() {

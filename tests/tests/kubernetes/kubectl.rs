@@ -84,7 +84,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The nodes in the JSON output of `status`, in order.
+/// The elements of the list that a command has printed as JSON, in order.
 fn rows(output: &Output) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }

@@ -15,7 +15,7 @@ const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4A
 const LACKS: &str = "the API server lacks the CRD";
 
 impl Bed {
-    /// Makes the API server answer as without these CRDs, and as with all others.
+    /// Makes the API server answer as if it lacked these CRDs, and had the others of [`ALL`].
     fn lack(&self, missing: &[&str]) {
         for plural in ALL {
             let status = missing.contains(&plural).then_some(404);

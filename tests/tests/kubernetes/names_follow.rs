@@ -14,17 +14,18 @@ use crate::bed::{Bed, DNS, LIMIT, headless};
 
 /// Number of changes that each test measures.
 const CHANGES: u32 = 50;
-/// Limit on the median delay without the time in which tasks waited for a CPU, and on the shortest delay with it.
+/// Limit on the median delay, without the time in which tasks waited for resources ([`Stopwatch`]). The limit on the
+/// shortest delay, with that time, is five times as long.
 const BOUND: Duration = Duration::from_millis(10);
 /// How long a single change may take on the busiest machine; only an agent that misses it takes longer.
 const LOST: Duration = Duration::from_secs(30);
 /// Pause between two queries, so that the client leaves time to the agent on a machine with one CPU.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// The delay of one change: from the moment when the API server sends the watch event until the answer is new.
+/// The delay of one change: from the moment before the change in the API server until the answer is new.
 struct Delay {
     wall: Duration,
-    /// The delay without the time in which tasks waited for a CPU.
+    /// The delay without the time in which tasks waited for a CPU, I/O or memory.
     own: Duration,
 }
 
@@ -70,7 +71,7 @@ fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | TimedOut | WouldBlock)
 }
 
-/// Prints the distribution of the delays, and asserts the bound on their median.
+/// Prints the distribution of the delays, and asserts the limits on the median and on the shortest one, see [`BOUND`].
 fn assert_prompt(what: &str, delays: &[Delay]) {
     let sorted = |delay: fn(&Delay) -> Duration| {
         let mut delays: Vec<Duration> = delays.iter().map(delay).collect();
@@ -85,7 +86,7 @@ fn assert_prompt(what: &str, delays: &[Delay]) {
     eprintln!("{what}, {} times: {}; without waits for a CPU: {}", wall.len(), shown(&wall), shown(&own));
     let (fastest, median) = (wall[0], own[own.len() / 2]);
     assert!(median < BOUND * patience(), "{what}: the median is {median:?}");
-    // A delay that is built in shows in every change. The fastest has waited for the CPU, too.
+    // A delay that is built in shows in every change. The shortest delay may include waits for a CPU.
     assert!(fastest < 5 * BOUND * patience(), "{what}: the fastest took {fastest:?}");
 }
 
@@ -100,7 +101,7 @@ fn bed_with(services: u32) -> (Bed, Client) {
         bed.server().put(headless(&bed, &format!("other-{number}")));
         bed.server().put(slice);
     }
-    // The server looks for a watch's next event in its whole history.
+    // The mock server searches its whole history for each event of a watch: a long history would slow it down.
     bed.server().drop_history();
     bed.start_agent_with(&DNS);
     let client = Client::new(&bed);

@@ -73,7 +73,7 @@ fn settings_follow_the_node_object_and_survive_without_the_api_server() {
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
 }
 
-/// The addresses that the agent takes tunnelled packets from, without `--dsr-peers`.
+/// The addresses from which the node accepts tunnelled packets, without `--dsr-peers`.
 fn peers(bed: &Bed) -> Vec<String> {
     let peers = Pinned::open(&bed.bpffs()).and_then(|pinned| pinned.peers()).unwrap_or_default();
     peers.into_iter().map(|address| IpAddr::from(address).to_string()).collect()
@@ -109,7 +109,7 @@ fn tunnel_peers_follow_the_nodes_of_the_cluster_and_survive_without_the_api_serv
     bed.wait_until("an agent without API server", LIMIT, |bed| shown(bed).is_some());
     assert_eq!(peers(&bed), ["192.0.2.30"]);
 
-    // An agent that looks into no tunnels has no peers.
+    // Without `--north-south-mode dsr`, the agent decapsulates no packets and has no peers.
     bed.kill_agent();
     bed.start_agent_with(&[]);
     bed.wait_until("no peers", LIMIT, |bed| peers(bed).is_empty());

@@ -44,7 +44,8 @@ pub(crate) enum PodExec {
 
 type WebSocket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Accepts the WebSocket connection, runs the command, and sends its output and status.
+/// Accepts the WebSocket connection, runs the command, and sends its output and status; for [`PodExec::Silent`], sends
+/// nothing.
 pub(crate) fn answer(pod: PodExec, words: Vec<String>, request: Request) -> Response {
     let accept = derive_accept_key(request.headers()[SEC_WEBSOCKET_KEY].as_bytes());
     tokio::spawn(async move {
@@ -70,8 +71,8 @@ pub(crate) fn answer(pod: PodExec, words: Vec<String>, request: Request) -> Resp
         .unwrap()
 }
 
-/// Runs the command, sends its output as it comes, then its status. The command ends with the connection, as in a Pod
-/// whose command gets no reader.
+/// Runs the command, sends its output as it comes, then its status. If the client has closed the connection, the next
+/// output of the command ends the command.
 async fn run(mut socket: WebSocket, mut command: Command) {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().unwrap();

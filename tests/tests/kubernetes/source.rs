@@ -44,7 +44,7 @@ struct Source {
 
 impl Source {
     /// Starts a source with the real API server if the environment names one, else with the mock. `prepare` creates
-    /// objects before.
+    /// objects before the source starts.
     fn new(prepare: impl FnOnce(&Cluster, &str)) -> Self {
         Self::start(Cluster::real(), |_, cluster, name| prepare(cluster, name))
     }

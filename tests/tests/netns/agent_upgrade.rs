@@ -112,7 +112,7 @@ fn change_agent(bed: &mut Bed, binary: Option<PathBuf>) {
     bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
 }
 
-/// Ids of the Services of node 1, by Service name.
+/// Ids of the Service ports on node 1, by the names of Service and port.
 fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
     let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
     let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -183,7 +183,8 @@ fn upgrade_to_another_layout_keeps_masqueraded_and_routed_connections() {
     assert_eq!(lb_tests::client::ask_http(lan.0.netns("client"), served).unwrap().server, "pod3");
 }
 
-/// Kills an agent while programs of both layouts are attached. The next agent must complete the upgrade.
+/// Kills an agent in the middle of an upgrade, soon after it has opened its own data plane. The next agent must
+/// complete the upgrade.
 #[test]
 fn upgrade_killed_halfway_is_completed_by_the_next_agent() {
     let mut bed = Bed::with_web(&PODS);

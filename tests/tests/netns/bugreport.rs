@@ -52,7 +52,8 @@ fn json(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Value {
     serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A node with an agent, and with a secret each in its environment, kubeconfig, configuration file and manifests.
+/// A node with an agent. The agent's environment, a kubeconfig, the configuration file and the manifests each contain
+/// a secret.
 fn with_secrets() -> (Bed, PathBuf) {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     let mut settings = bed.cluster.agent_settings(1);

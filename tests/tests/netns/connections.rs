@@ -85,7 +85,8 @@ fn connections_survive_loss_of_the_last_endpoint_under_a_local_policy() {
     finish(all);
 }
 
-/// Sends a TCP segment with arbitrary sequence numbers from the address `from` in `netns`.
+/// Sends a TCP segment from `netns`, with the source `from` and arbitrary sequence numbers: a RST with `reset`, else
+/// data.
 fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::Result<()> {
     let mut header = TcpHeader::new(from.port(), to.port(), 0x7777_7777, 1024);
     (header.ack, header.psh, header.rst) = (!reset, !reset, reset);

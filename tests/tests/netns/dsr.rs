@@ -47,7 +47,7 @@ impl Deref for Nodes {
 
 impl Nodes {
     /// Creates the nodes. The agents of nodes 1 and 2 have `arguments`, that of node 3 has `third`. Pods 5 and 6 are on
-    /// node 3.
+    /// node 3. With `xdp`, the router's ends of the wires accept frames that XDP programs send.
     fn new(arguments: &[&str], third: &[&str], xdp: bool) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
         let mut lan = Lan::without_agents(wiring);
@@ -143,7 +143,7 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
         );
         assert_eq!(nodes.counted(1, "reply") + nodes.counted(1, "routed"), replies, "no reply passes node 1");
         nodes.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
-        // Tunnels are not used for internal clients and at cluster IPs.
+        // Packets of internal clients, and packets to cluster IPs, do not go through tunnels.
         nodes.check(&["client"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Node(1)));
         nodes.check(&["pod1"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Client));
         nodes.check(&["pod1"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Node(1)));
@@ -418,8 +418,8 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
 }
 
-/// Without an API server, the members that share load balancers' addresses are peers of each other. Each has one
-/// address, so the flag names those of the other family.
+/// Without an API server, the members that share load balancers' addresses are peers of each other. Each member is
+/// listed with its IPv4 address only, so `--dsr-peers` names the IPv6 addresses.
 #[test]
 fn members_that_announce_addresses_are_peers_without_a_flag() {
     let folder = std::env::temp_dir().join(format!("{}dsr", unique_prefix()));

@@ -52,7 +52,7 @@ pub(crate) fn health_server(netns: &Netns) -> Arc<AtomicU16> {
     status
 }
 
-/// The Service `web` with a health check and further annotations. The next probe begins within 300 ms.
+/// The Service `web` with a health check and further annotations. Probes of an endpoint begin about every 300 ms.
 pub(crate) fn checked(bed: &Bed, check: &str, more: &[(&'static str, &str)]) -> Service {
     let timing = [("lb.dev/health-check-interval", "300ms"), ("lb.dev/health-check-timeout", "250ms")];
     let all = [("lb.dev/health-check", check)].into_iter().chain(timing).chain(more.iter().copied());

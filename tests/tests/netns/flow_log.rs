@@ -121,7 +121,7 @@ fn parse(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u64)> {
     is_counted.then_some((socket(source, word(ports)?), socket(destination, word(ports + 2)?), bytes))
 }
 
-/// Makes connections of each kind; returns, by the client's port, how the log should say that each has ended.
+/// Makes connections of each kind; returns the value of `end` that the log should have for each, by the client's port.
 fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
     let client = &bed.cluster.client;
     let mut expected = BTreeMap::new();

@@ -319,8 +319,8 @@ fn flood_of_early_fragments_loses_no_other_traffic() {
     }
 }
 
-/// Asserts that the server answers a datagram in every order of its fragments, so that the programs hold early ones
-/// again.
+/// Asserts that a server answers a datagram in every order of its fragments, which shows that the programs hold early
+/// fragments again.
 fn assert_every_order_of_one(bed: &Bed, vip: IpAddr) {
     let from = SocketAddr::new(CLIENT[usize::from(vip.is_ipv6())], 40_000);
     let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(vip))).unwrap();

@@ -25,7 +25,7 @@ const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_
 /// How long a change of the manifests may take until the health check reports it.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
-/// The Service `web` as type `LoadBalancer`, with these endpoints.
+/// The Service `web` as type `LoadBalancer` under `externalTrafficPolicy: Local`, with these endpoints.
 fn exposed(bed: &Bed, endpoints: Vec<Endpoint>) -> Service {
     let exposure = Exposure {
         kind: Type::LoadBalancer,
@@ -109,7 +109,7 @@ fn health_check_node_port_follows_its_service() {
     assert_reports(&bed, PORT + 1, 1);
     assert_refused(&bed, PORT);
 
-    // After this change of policy, the API server has released the health check port.
+    // With this change of policy, an API server would also remove the health check port from the Service.
     (service.exposure.external_local, service.exposure.health_check_node_port) = (false, None);
     put(&service);
     assert_refused(&bed, PORT + 1);

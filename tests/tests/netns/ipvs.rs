@@ -56,8 +56,8 @@ impl Twins {
         [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
     }
 
-    /// Runs the same requests against both, each from ports that the client has not used yet. Then neither system
-    /// replaces the port, and IPVS cannot mistake the agent's replies for those of its own connections.
+    /// Runs the same requests against both, each time from ports that the client has not used yet. So neither system
+    /// has to change the source port, and IPVS cannot mistake the agent's replies for those of its own connections.
     fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
         [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
             use_other_ports(bed);
@@ -185,8 +185,8 @@ fn forget_flows(bed: &Bed) {
     thread::sleep(Duration::from_secs(2));
 }
 
-/// Asserts that the same table gives the same choice, and that few flows of the remaining backends move when one
-/// backend is removed.
+/// Asserts that two virtual servers with the same weights choose the same backend for each client port, and that few
+/// ports move between the other backends when one backend has weight 0.
 fn maglev_is_as_consistent(bed: &Bed) {
     run(bed.cluster.node1.command("ipvsadm").args(["--set", "0", "0", "1"])).unwrap();
     let put = |number, weights| Twins::put(bed, number, "mh", weights);

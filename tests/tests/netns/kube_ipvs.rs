@@ -53,7 +53,7 @@ fn server(protocol: &str, at: SocketAddr, to: &[SocketAddr]) -> String {
     text
 }
 
-/// The pods' servers in the family of `like`.
+/// The addresses of the pods' HTTP servers, and of their UDP servers, in the family of `like`.
 fn endpoints(bed: &Bed, pods: &[&str], like: IpAddr) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
     pods.iter().map(|name| bed.cluster.pod(name).unwrap()).map(|pod| (pod.http(like), pod.udp(like))).unzip()
 }

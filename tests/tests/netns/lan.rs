@@ -23,7 +23,7 @@ use lb_tests::{
 
 use crate::bed::{HTTP, UDP, vips};
 
-/// How long [`probe_briefly`] waits for an answer.
+/// The time that [`probe_briefly`] waits for an answer, before it is multiplied by [`patience`] (at most by 4).
 const SHORT: Duration = Duration::from_millis(700);
 /// `--cluster-cidr` of the testbed's pods.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
@@ -60,7 +60,7 @@ pub(crate) enum Frontend {
 
 use Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
 
-/// Every kind of address whose packets go through node 1.
+/// Every kind of address, with node ports at node 1.
 pub(crate) const FRONTENDS: [Frontend; 4] = [ClusterIp, NodePort(1), LoadBalancer, ExternalIp];
 /// The kinds to which the external traffic policy applies.
 pub(crate) const EXTERNAL: [Frontend; 3] = [NodePort(1), LoadBalancer, ExternalIp];
@@ -76,13 +76,13 @@ pub(crate) fn external(number: u8) -> [IpAddr; 2] {
     [IpAddr::from([192, 0, 2, number]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(number)])]
 }
 
-/// The node port of a service, TCP and UDP.
+/// The node port of service `number`, the same for TCP and UDP.
 pub(crate) fn node_port(number: u8) -> u16 {
     30_000 + u16::from(number)
 }
 
 impl Frontend {
-    /// The address of service `number` in the family (0 is IPv4, 1 is IPv6).
+    /// The address and port of service `number` for this protocol and family (0 is IPv4, 1 is IPv6).
     pub(crate) fn of(self, number: u8, (protocol, family): (Protocol, usize)) -> SocketAddr {
         let port = match protocol {
             Protocol::Tcp => HTTP,

@@ -186,7 +186,7 @@ COMMIT
 COMMIT
 "#;
 
-/// The tables of kube-proxy's rules, which stay when they are empty.
+/// The built-in chains of the tables that hold kube-proxy's rules. `cleanup` leaves these tables in place, even empty.
 pub(crate) const BUILT_IN: &str = "\
 *nat
 :PREROUTING ACCEPT [0:0]

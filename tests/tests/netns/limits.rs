@@ -33,7 +33,7 @@ fn start_with(annotations: &[(&'static str, &str)]) -> Bed {
     bed
 }
 
-/// Whether the first SYN of a connection stays without an answer.
+/// Whether a SYN gets no answer within 500 ms.
 fn is_dropped(netns: &Netns, to: SocketAddr) -> bool {
     let connected = netns.run(|| TcpStream::connect_timeout(&to, Duration::from_millis(500)));
     connected.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)

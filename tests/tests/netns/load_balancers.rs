@@ -23,7 +23,7 @@ const FROM_NODE1: Expect<'_> = Expect::Answer(&["pod3"], Seen::Node(1));
 #[test]
 fn service_is_served_only_at_the_addresses_of_its_type() {
     let lan = Lan::with(&[]);
-    // A Service without node ports, and with a load balancer address only.
+    // A Service without node ports and external IPs: it has only cluster IPs and load balancer addresses.
     let mut bare = lan.service(1, &["pod3"]);
     bare.ports.iter_mut().for_each(|port| port.node_port = None);
     bare.exposure.without_node_ports = true;

@@ -17,8 +17,8 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend receives the node's address for the [`CLIENTS`] in `source`, and the own address of each
-/// other client. pod4's node has no agent, so its packets come over the wire like the client's.
+/// Asserts that the backend receives the node's address instead of that of the [`CLIENTS`] in `source`, and each other
+/// client's own address. pod4's node has no agent, so pod4's packets come over the wire like the external client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));
@@ -127,8 +127,8 @@ fn concurrent_clients_get_distinct_source_ports() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect()
     });
     assert_eq!(seen.len(), 800);
-    // The 100 connections of a client in one family are open at the same time. Clients on node 1 and outside share the
-    // node's address.
+    // The 100 connections of a client in one family are open at the same time. To the backend, all clients have node
+    // 1's address.
     let distinct: HashSet<SocketAddr> = seen.iter().copied().collect();
     assert_eq!(distinct.len(), 800, "two connections have the same source: {seen:?}");
     assert!(seen.iter().all(|seen| (10_000..=29_999).contains(&seen.port())), "{seen:?}");

@@ -22,10 +22,10 @@ use crate::bed::{Bed, RANGES, WEB, ask_briefly, http, udp, vips};
 
 /// Strict reverse path filters, as some distributions set them.
 const STRICT: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::PointToPoint, strict: true };
-/// Pods behind a bridge.
+/// Like [`STRICT`], with pods behind a bridge.
 const BRIDGED: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::Bridge, strict: true };
 
-/// For each kind of backend: the number of its service's virtual addresses, and the backend's name.
+/// For each kind of backend: the number that [`vips`] turns into its service's addresses, and the backend's name.
 const KINDS: [(u8, &str); 5] = [(10, "pod2"), (11, "pod3"), (12, "node1"), (13, "pod6"), (14, "pod5")];
 
 /// An endpoint on node1 that does not exist yet, or a process of node1.

@@ -45,7 +45,8 @@ fn assert_main_paths(lan: &Lan) {
     }
 }
 
-/// Asserts large transfers in both directions.
+/// Asserts that a node port of node 1 carries large TCP transfers in both directions, and datagrams of every size, also
+/// with IP options or an extension header.
 fn assert_transfers(lan: &Lan, source: &str, number: u8, pod: &str) {
     for family in [0, 1] {
         let http = NodePort(1).of(number, (Protocol::Tcp, family));

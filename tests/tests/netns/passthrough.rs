@@ -1,4 +1,4 @@
-//! Traffic of no service passes unchanged.
+//! Packets that belong to no service pass unchanged.
 
 use std::io::ErrorKind;
 

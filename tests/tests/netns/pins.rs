@@ -1,4 +1,4 @@
-//! Removed pins: a running agent restores them, and `status` lists what is missing in its first line.
+//! Removed pins: a running agent restores them, and the first line of `status` lists those that are missing.
 
 use std::{fs, path::PathBuf, process::Command};
 

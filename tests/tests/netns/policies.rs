@@ -56,7 +56,7 @@ fn every_address_rejects_when_no_endpoint_is_usable() {
     for number in [1, 2, 3, 4] {
         lan.check(&["client", "pod1"], number, &FRONTENDS, Expect::Refused);
         lan.check(&["client", "pod4"], number, &[NodePort(2)], Expect::Refused);
-        // A node sends 50 ICMP errors at once, then 1,000 per second. A service takes 16 here.
+        // A node sends 50 ICMP errors at once, then 1,000 per second. Here each service makes node 1 send 16.
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -131,7 +131,7 @@ fn terminating_endpoints_serve_when_no_endpoint_is_ready() {
     assert_eq!(lan.servers("pod4", 5, ClusterIp), names(&["pod1", "pod2"]));
 }
 
-/// The service with a hint for each of its first endpoints.
+/// The service with a topology hint for `nodes[i]` at its endpoint `i`; further endpoints get no hint.
 fn with_hints(mut service: Service, nodes: &[&str]) -> Service {
     for (endpoint, node) in service.endpoints.iter_mut().zip(nodes) {
         endpoint.for_nodes = vec![(*node).to_owned()];

@@ -118,7 +118,7 @@ fn too_big(bed: &Bed) -> Service {
     Service { endpoints: (1..=100).map(endpoint).collect(), ..bed.service("a-big", vips(20), &[]) }
 }
 
-/// A service with that many ports, and thus twice as many frontends.
+/// A service with `ports` ports, and thus twice as many frontends.
 fn too_many(bed: &Bed, ports: usize) -> Service {
     let port = |(name, port): (&'static str, u16)| Port {
         name,

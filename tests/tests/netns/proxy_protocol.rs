@@ -99,7 +99,7 @@ fn named(stream: &TcpStream, reader: &mut impl BufRead, vip: SocketAddr) -> (Str
     (line.trim_end().to_owned(), format!("{} {vip}", stream.local_addr().unwrap()))
 }
 
-/// Sends and receives `bytes` bytes, then closes both directions one after the other.
+/// Sends `bytes` bytes and closes that direction; expects the same bytes back, and then the end of the stream.
 fn transfer(stream: &TcpStream, reader: &mut impl BufRead, bytes: usize) {
     let sent: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     let mut received = Vec::new();
@@ -262,7 +262,7 @@ fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Daemon {
     Daemon::start(netns.command(program).args(arguments)).unwrap()
 }
 
-/// Asks over HTTP; the body of the answer.
+/// Sends an HTTP request; returns the body of the answer, and the client's address and port.
 fn body(client: &Netns, vip: SocketAddr) -> io::Result<(String, SocketAddr)> {
     let mut stream = connect(client, vip)?;
     stream.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n")?;

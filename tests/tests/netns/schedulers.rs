@@ -139,7 +139,7 @@ fn least_connection_schedulers_count_open_connections() {
     }
 }
 
-/// Processes of the node connect to backends themselves: a hook counts their connections, and their ends.
+/// Sockets of the node's processes are connected directly to backends: a hook counts their connections, and their ends.
 #[test]
 fn connections_of_the_node_processes_count_as_those_of_clients() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);

@@ -36,12 +36,13 @@ static PORTS: PortsInTurn = PortsInTurn::new(CLIENT_PORTS);
 const GROWTH: u64 = 8 << 20;
 /// The maps of flows.
 const FLOWS: [&str; 2] = ["FLOWS", "CONNTRACK"];
-/// Bytes that the index of a garbage collection may take for each entry of the flow table: 32 for key and value and a
-/// control byte, twice that because the hash table may be half empty, and twice again while it grows. The heap keeps
-/// the memory. An agent that started shortly before the middle of the test may have run no garbage collection by then.
+/// Bytes that the index of a garbage collection may take for each entry of the flow table: 40 for key and value and a
+/// control byte, twice that because the hash table may be half empty, and half of that again while it grows. The heap
+/// keeps the memory. An agent that started shortly before the middle of the test may have run no garbage collection by
+/// then.
 const GC_INDEX: u64 = 128;
 
-/// The number in an environment variable.
+/// The number in an environment variable, or `default` if it is not set or not a number.
 pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
@@ -81,7 +82,8 @@ impl Soak {
         self.served.insert(which, pods);
     }
 
-    /// Waits until the kernel holds a Service with these pods behind each port, or (without pods) does not hold it.
+    /// Waits until the kernel holds a Service with exactly these pods behind each port; for `None`, until it no longer
+    /// holds the Service.
     fn wait_served(&self, which: usize, pods: Option<&BTreeSet<&str>>) {
         let addresses = |pods: &BTreeSet<&str>| -> BTreeSet<String> {
             let of =

@@ -90,12 +90,12 @@ impl Soak {
         }
     }
 
-    /// Asserts that no map grows beyond its bounds, and notes its entries.
+    /// Asserts that no map grows beyond its bounds, and records the greatest number of entries of each.
     fn look_at_maps(&mut self) {
         for map in self.bed.status()["maps"].as_array().unwrap() {
             let name = map["name"].as_str().unwrap().to_owned();
             let (entries, capacity) = (map["entries"].as_u64().unwrap(), map["capacity"].as_u64().unwrap());
-            // The capacity of FLOWS is that for entries of established flows; a flood may fill all its slots.
+            // For FLOWS, `status` gives the capacity for established flows; a flood may fill all slots of the map.
             let room = if name == "FLOWS" { flow_slots(CONNECTIONS).into() } else { capacity };
             assert!(entries <= room, "{name} has {entries} entries and room for {room}");
             let most = self.most.entry(name).or_default();

@@ -41,7 +41,8 @@ fn count() -> usize {
     env::var("LB_SURVIVAL_DOWNLOADS").map_or(120, |text| text.parse().unwrap())
 }
 
-/// Starts downloads from the client behind the router. More of them take longer to open, so each is longer.
+/// Starts downloads by the client behind the router. The more there are, the longer it takes to open all of them, so
+/// each then has more bytes.
 fn far_downloads(site: &Site, count: usize) -> Transfers {
     let bytes = BYTES * (count as u64 / 250).max(1);
     Transfers::begin(&site.cluster.client, &http(FAR), count, bytes).unwrap()
@@ -75,7 +76,7 @@ fn broken_of(transfers: Transfers) -> Vec<Download> {
     broken(&downloads).into_iter().cloned().collect()
 }
 
-/// Asserts that of the downloads through a dead node, only those are broken whose pods were on it.
+/// Asserts that exactly the downloads from pods on the dead node break, and that some of the others went through it.
 fn assert_only_pods_of_dead_node_lost(site: &Site, dead: u8, paths: &Paths, transfers: Transfers) {
     let is_lost = |download: &Download| site.node_of(&download.server) == Some(dead);
     let downloads = transfers.finish(STALLED, is_lost);
@@ -152,7 +153,7 @@ fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
         }
         spread(&site, &[1, 2]);
         let transfers = far_downloads(&site, count());
-        // The router moves what was idle, so every connection sends something first.
+        // With resilient hashing the router moves only idle connections, so every connection sends something first.
         sleep(Duration::from_secs(1));
         spread(&site, &NODES);
         sleep(IDLE + Duration::from_secs(2));

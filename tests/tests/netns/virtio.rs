@@ -22,7 +22,7 @@ use crate::lan::{
 };
 
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
-/// A datagram that fills several receive buffers of a card, and fits into its MTU.
+/// Bytes of a datagram that fills several receive buffers of a card, and fits into its MTU.
 const LARGE: usize = 8_500;
 /// Bytes of each transfer: more than a hundred frames of the MTU.
 const TRANSFER: u64 = 1 << 20;

@@ -25,7 +25,7 @@ fn datagram(family: Family, port: u16) -> Packet {
     Packet::udp(SocketAddr::new(family.client().ip(), port), family.vip(), b"x")
 }
 
-/// The only event since the last call; fails if there is none or more.
+/// The only event since the last call; fails if there is none or more than one.
 #[track_caller]
 fn only(bed: &mut Testbed) -> Event {
     let events = bed.events();

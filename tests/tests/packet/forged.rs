@@ -289,7 +289,7 @@ impl Connection {
         let [Some(forward), Some(reply)] = self.keys.map(|key| bed.flow(&key)) else {
             return "deleted";
         };
-        // A segment that is translated counts, whatever its numbers.
+        // Every translated segment counts as traffic, whatever its numbers, so the counters are not compared.
         let observed = |flow: &Flow| Flow { last_seen, packets: 0, traffic: 0, ..*flow };
         let is_same = [&forward, &reply].map(observed) == [&before[0], &before[1]].map(observed);
         let now = tick();

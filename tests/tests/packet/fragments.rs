@@ -52,7 +52,8 @@ fn fragments_before_the_first_one_are_unknown() {
     });
 }
 
-/// Identifications of two hosts, and of two datagrams of one host, are kept apart.
+/// Datagrams with the same identification are kept apart by their source and destination, and datagrams of one client
+/// to one address by their identification.
 #[test]
 fn fragments_of_interleaved_datagrams_are_distinguished() {
     each("interleaved fragments", |bed, family| {

@@ -268,7 +268,6 @@ fn quoted_udp_checksum_never_becomes_zero() {
     });
 }
 
-/// Errors that quote a packet of no tracked flow pass.
 #[test]
 fn errors_about_untracked_flows_pass_untouched() {
     each("ICMP, unknown", |bed, family| {

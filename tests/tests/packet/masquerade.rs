@@ -41,8 +41,8 @@ pub(super) fn masqueraded(bed: &mut Testbed, family: Family, protocol: u8, ports
     bed.settings(&settings(family, ports));
 }
 
-/// Sends the client's packet through both hooks; returns the packet that leaves the node. `first` is whether it creates
-/// the flow.
+/// Sends the client's packet through both hooks; returns the packet that leaves the node. `first` says whether the
+/// client's packet creates the flow.
 #[track_caller]
 pub(super) fn there(bed: &mut Testbed, family: Family, packet: &Packet, first: bool) -> Packet {
     let sent = bed.send(Hook::Ingress, packet);

@@ -18,7 +18,7 @@ use super::{
 
 /// The port of the server.
 pub(crate) const SERVER_PORT: u16 = 9053;
-/// A lease that outlives each test.
+/// A lease that outlives each test, in ns.
 const LONG: u64 = 600_000_000_000;
 
 /// Sockets of a DNS server, at all addresses of this thread's network namespace.
@@ -35,7 +35,8 @@ impl Sockets {
 }
 
 impl Testbed {
-    /// Leads queries to `vip` to a server on the node, for `lease` ns; 0 for a lease that is over.
+    /// Makes the programs redirect queries for `vip` to a server on the node, for `lease` ns; with 0, the lease has
+    /// expired already.
     pub(crate) fn intercept(&mut self, vip: Address, server: Address, lease: u64) {
         let until = if lease == 0 { 2 } else { monotonic_nanoseconds() + lease };
         for protocol in [UDP, TCP] {

@@ -121,7 +121,7 @@ impl Connection {
         assert!(flows.values().all(Flow::has_proxy_header));
     }
 
-    /// SYN and SYN-ACK.
+    /// Sends SYN and SYN-ACK.
     #[track_caller]
     fn begin(&self, bed: &mut Testbed) {
         bed.send(Hook::Ingress, &self.syn()).passes(NewFlow, &self.syn().to(self.backend));
@@ -131,7 +131,7 @@ impl Connection {
         self.replies(bed, &answer, &expected);
     }
 
-    /// SYN, SYN-ACK, and the ACK that carries the header.
+    /// Sends SYN, SYN-ACK, and the ACK that carries the header.
     #[track_caller]
     fn open(&self, bed: &mut Testbed) {
         self.begin(bed);

@@ -97,7 +97,7 @@ pub(crate) fn each(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&Device::ALL, case, test);
 }
 
-/// Like [`each_on`], and again as on a kernel that does not show `sk_buff::ip_summed`.
+/// Like [`each_on`]; then runs `test` again, with programs as on a kernel that does not show `sk_buff::ip_summed`.
 pub(crate) fn each_kernel(case: &str, devices: &[Device], test: impl Fn(&mut Testbed, Family)) {
     each_on(devices, case, &test);
     static OLD: Mutex<Option<Testbed>> = Mutex::new(None);

@@ -38,7 +38,7 @@ pub struct Object {
     pub path: PathBuf,
     /// The toolchain that built the object.
     pub toolchain: Toolchain,
-    /// What the compiler warned of; empty if it warned of nothing.
+    /// The warnings of cargo, compiler and linker; empty if there were none.
     pub warnings: String,
 }
 

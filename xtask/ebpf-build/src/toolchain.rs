@@ -157,7 +157,7 @@ fn subfolders(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The output of `rustc -vV`.
+/// The values that the output of `rustc -vV` gives for `release` and `LLVM version`.
 #[derive(Debug, PartialEq, Eq)]
 struct CompilerVersion {
     release: String,

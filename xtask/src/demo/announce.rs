@@ -31,7 +31,7 @@ const FOLDER: &str = "/run/lb-announce";
 const STALLED: Duration = Duration::from_secs(20);
 /// Bytes of a download: more than it receives before the node dies, and than buffers hold.
 const BYTES: u64 = 512 << 10;
-/// How long the clients download before something happens, and after it.
+/// How long the clients download before the node dies, and after the addresses have moved to other nodes.
 const CALM: Duration = Duration::from_secs(2);
 
 /// Arguments of `demo announce`.

@@ -23,7 +23,7 @@ pub(super) struct Report {
 pub(super) struct Traffic {
     /// `namespace/name` of the Service.
     pub(super) service: String,
-    /// The virtual address that was asked.
+    /// The virtual address that the requests were sent to.
     pub(super) address: SocketAddr,
     /// The protocol of the requests, `TCP` or `UDP`.
     pub(super) protocol: &'static str,
@@ -34,7 +34,8 @@ pub(super) struct Traffic {
     pub(super) answers: BTreeMap<String, u32>,
     /// Requests without an answer, by error.
     pub(super) failures: BTreeMap<String, u32>,
-    /// Answers to requests that reached the pod with another source address than the client's.
+    /// Answers to requests that reached the pod with another source address than the client's. Requests that a pod
+    /// sends to itself do not count.
     pub(super) address_changed: u32,
 }
 

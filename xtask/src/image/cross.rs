@@ -65,8 +65,8 @@ fn install_standard_library() -> anyhow::Result<()> {
     run(rustup(&["target", "add", TARGET]))
 }
 
-/// The libraries that the program needs, and those that they need, by their paths in the image: in `/lib`, where the
-/// loader is, and where it searches.
+/// All libraries that the program needs, directly or through other libraries, by their paths in the image. They are in
+/// `/lib`, where the loader is and where it searches for libraries.
 pub(super) fn libraries(program: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut missing = needed(program)?;

@@ -72,7 +72,7 @@ impl Image {
         Ok(archive::tar(&layout::image(&layers, &about, self.date)?, self.date)?)
     }
 
-    /// Go's name of the processor of the program. Fails if the system's is another one.
+    /// Go's name of the processor of the program. Fails if the system of the image requires another processor.
     fn architecture(&self, program: &[u8]) -> anyhow::Result<&'static str> {
         let is = object::File::parse(program).context("the agent is not an ELF file")?.architecture();
         let name = elf::processor_name(is)?;
@@ -83,8 +83,8 @@ impl Image {
         Ok(name)
     }
 
-    /// The files that the program needs: the loader, the shared libraries, and `nsswitch.conf`. Includes the licences of
-    /// the libraries if this machine has them.
+    /// The files that the program needs: the loader, the shared libraries, and `nsswitch.conf`. Includes the licences
+    /// of the libraries if this machine has them.
     fn base(&self) -> anyhow::Result<Files> {
         let mut files = Files::new();
         for (path, library) in self.system.libraries(&self.program)? {

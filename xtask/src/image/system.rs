@@ -61,7 +61,7 @@ impl System {
         }
     }
 
-    /// The processor that the agent must be for; `None` if this machine has built it, so that it is right.
+    /// The processor that the agent must be for; `None` for the agent of this machine, which is not checked.
     pub(super) const fn architecture(self) -> Option<Architecture> {
         match self {
             Self::Native => None,

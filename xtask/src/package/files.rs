@@ -81,7 +81,7 @@ fn installed(program: Vec<u8>, generated: Generated) -> anyhow::Result<Vec<File>
     Ok(files)
 }
 
-/// The file that describes the package to dpkg. `bytes` is the size of all files.
+/// The file that describes the package to dpkg. `bytes` is the total size of the installed files.
 fn control(needs: &Needs, bytes: usize) -> anyhow::Result<String> {
     // Debian sorts `0.2.0~rc.1` before `0.2.0`, but `0.2.0-rc.1` after it.
     let version = env!("CARGO_PKG_VERSION").replace('-', "~");

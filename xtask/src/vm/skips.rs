@@ -43,7 +43,7 @@ impl Lines {
         self.0.extend(lines.map(|(test, reason)| (test.to_owned(), reason.to_owned())));
     }
 
-    /// Removes the lines of this test.
+    /// Returns the outcome of this test, which has passed or was skipped, and removes its lines.
     fn outcome_of(&mut self, test: &str) -> TestOutcome {
         let mut without: Vec<String> =
             self.0.extract_if(.., |(name, _)| name == test).map(|(_, reason)| reason).collect();

@@ -1,23 +1,23 @@
-//! Whether queries that the programs lead to the server reach it: a firewall of the node may drop them, and the agent's
-//! own queries do not show that.
+//! Whether queries that the programs redirect to the server reach it: a firewall of the node may drop them, and the
+//! agent's own queries do not show that.
 
 use std::time::{Duration, Instant};
 
-/// How long queries may go to the server before one must have reached it.
+/// How long the programs may redirect queries to the server before one must have reached it.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Fewer queries prove nothing.
+/// Number of redirected queries, none of which the server received, that prove a loss; fewer prove nothing.
 const ENOUGH: u64 = 4;
-/// How long the programs lead no more queries to a server that none reaches.
+/// How long the programs redirect no queries to a server that has received none of them.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Compares how many queries the programs have led to the server with how many it has received.
+/// Compares how many queries the programs have redirected to the server with how many it has received.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
     window: Option<Window>,
     blocked_until: Option<Instant>,
 }
 
-/// The counts when the last query was received.
+/// The counts at the last call that found a received query, or no redirected query since the call before it.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     begin: Instant,
@@ -26,8 +26,9 @@ struct Window {
 }
 
 impl Evidence {
-    /// Whether the queries are lost, judged by the counts at `now`; `led` is `None` if it is unknown. Answers true for
-    /// [`PAUSE`] once [`ENOUGH`] queries were led, for at least [`WINDOW`], and none was received.
+    /// Whether the queries are lost, judged by the counts at `now`: of redirected queries (`led`; `None` if unknown),
+    /// and of received ones. Returns true for [`PAUSE`] once at least [`ENOUGH`] queries were redirected over at least
+    /// [`WINDOW`] and none was received.
     pub(super) fn blocked(&mut self, led: Option<u64>, received: u64, now: Instant) -> bool {
         if self.blocked_until.is_some_and(|until| now < until) {
             self.window = None;
@@ -49,7 +50,7 @@ impl Evidence {
 mod tests {
     use super::*;
 
-    /// The results of one call every 100 ms, with what `counts` gives for the number of the call.
+    /// The results of `calls` calls, one every 100 ms; `counts` gives the two counts for the number of a call.
     fn run(counts: impl Fn(u64) -> (Option<u64>, u64), calls: u64) -> Vec<bool> {
         let (start, mut evidence) = (Instant::now(), Evidence::default());
         let at = |call| start + Duration::from_millis(100 * call);

@@ -1,5 +1,5 @@
-//! Node-local DNS (`--dns-intercept`): the programs lead queries of this node's pods to the cluster IP of the DNS Service
-//! to this agent, while it answers.
+//! Node-local DNS (`--dns-intercept`): while this agent answers, the programs redirect to it the queries that this
+//! node's pods send to the cluster IP of the DNS Service.
 //!
 //! The server listens at the node's addresses, on a port of its own. Every [`ROUND`] the task asks each address; an
 //! answer within [`PATIENCE`] renews the entry of the programs for [`LEASE`], counted from the moment of the question.
@@ -34,15 +34,15 @@ use crate::daemon::state::{InterceptReport, State};
 
 /// Interval of the agent's own queries.
 const ROUND: Duration = Duration::from_millis(100);
-/// How long an own query may take to be answered.
+/// How long the agent waits for the answer to one of its own queries.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long the programs lead queries to the server after it was asked a question that it answered.
+/// How long the programs redirect queries to the server, from the time of the agent's last query that it answered.
 const LEASE: Duration = Duration::from_millis(300);
-/// A round that begins so late shows that the agent was stopped.
+/// If more time than this lies between two rounds, the agent's process was stopped.
 const STOPPED: Duration = Duration::from_millis(500);
 /// How long an agent that was stopped waits until it renews entries again: first it has to learn what has changed.
 const CATCH_UP: Duration = Duration::from_secs(1);
-/// How long the server answers what is on its way when the agent stops.
+/// How long the server still answers when the agent stops, for queries that are on their way.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// The task of node-local DNS.
@@ -57,7 +57,7 @@ pub(super) struct Intercept {
     /// Other addresses at which the agent answers.
     pub(super) own: Vec<SocketAddr>,
     pub(super) map: DnsIntercepts,
-    /// Counts the queries that the programs have led here.
+    /// The programs' counters, one of which counts the queries that they redirect to this agent.
     pub(super) packets: Stats,
     pub(super) addresses: watch::Receiver<NodeAddresses>,
     pub(super) stop: watch::Receiver<bool>,
@@ -78,7 +78,8 @@ impl Drop for Listener {
 }
 
 impl Intercept {
-    /// Runs the task; `server_for` makes a server that also answers the given address of the node.
+    /// Runs the task; `server_for` makes a server for an address of the node, which also accepts queries from that
+    /// address: the agent's own.
     pub(super) async fn run(self, server_for: impl Fn(IpAddr) -> Server) -> anyhow::Result<Infallible> {
         let mut listeners = Listeners::default();
         let mut until = BTreeMap::new();
@@ -114,7 +115,7 @@ impl Intercept {
         std::future::pending().await
     }
 
-    /// Makes the endpoints of the Service answer the questions for all other names.
+    /// Makes the endpoints of the Service the forwarder's servers, if the forwarder follows them and they have changed.
     fn follow_endpoints(&self, dns: &ClusterDns, known: &mut Vec<SocketAddr>) {
         if let Some(forwarder) = self.forwarder.as_ref().filter(|_| *known != dns.endpoints) {
             forwarder.servers().set(&dns.endpoints, &self.own);
@@ -122,15 +123,14 @@ impl Intercept {
         }
     }
 
-    /// Writes the entries of the programs. If that fails, the leases that they have end by themselves, and the next round
-    /// tries again.
+    /// Writes the entries of the programs. If that fails, the present leases expire, and the next round tries again.
     fn write(&self, entries: &BTreeMap<ServiceKey, DnsIntercept>) {
         if let Err(error) = block_in_place(|| self.map.set(entries)) {
             debug!("cannot renew the leases of node-local DNS: {error}; trying again");
         }
     }
 
-    /// Asks each listener for a name, and renews the time of those that answer.
+    /// Sends each listener a query, and renews the lease of those that answer.
     async fn renew(&self, listeners: &Listeners, until: &mut BTreeMap<SocketAddr, u64>) {
         let name = format!("dns-version.{}.", self.domain);
         let asked = monotonic_nanoseconds();
@@ -142,7 +142,7 @@ impl Intercept {
         until.extend(join_all(answers).await.into_iter().flatten());
     }
 
-    /// How many queries the programs have led here, as far as they can be counted.
+    /// How many queries the programs have redirected to this agent; `None` if the counter cannot be read.
     fn led(&self) -> Option<u64> {
         self.packets.read_one(Outcome::DnsQuery).ok()
     }
@@ -225,7 +225,7 @@ impl Listeners {
         self.all.iter().any(|listener| listener.address == address)
     }
 
-    /// Datagrams and connections that have come from others than this agent.
+    /// Number of datagrams and connections of allowed clients other than this agent.
     fn received(&self) -> u64 {
         self.all.iter().map(|listener| listener.server.received()).sum()
     }
@@ -240,8 +240,8 @@ impl Listener {
     }
 }
 
-/// The entries of the programs. For each cluster IP whose family has a server: where queries go until when, and the
-/// source of answers.
+/// The entries of the programs. For each server whose family has a cluster IP: where queries to that IP go and until
+/// when, and the source address that answers of the server get.
 fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<ServiceKey, DnsIntercept> {
     let mut entries = BTreeMap::new();
     for (server, until) in until {
@@ -259,7 +259,7 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
     entries
 }
 
-/// The same servers, which stop.
+/// The same servers, with the time that tells the programs that a server stops.
 fn withdrawn(until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<SocketAddr, u64> {
     until.keys().map(|address| (*address, dns::WITHDRAWN)).collect()
 }

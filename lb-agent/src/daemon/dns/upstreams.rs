@@ -1,4 +1,4 @@
-//! The upstream servers, which answer questions for all other names.
+//! The upstream DNS servers, which answer questions for names outside the cluster domain.
 
 use std::{
     convert::Infallible,
@@ -39,7 +39,7 @@ pub(super) enum Upstreams {
 }
 
 impl Upstreams {
-    /// The upstream servers that the configuration names.
+    /// The source that the configuration selects.
     pub(super) fn of(config: &DnsConfig, names: &Arc<Names>) -> Self {
         match &config.intercept {
             _ if !config.upstreams.is_empty() => Self::Fixed(config.upstreams.clone()),
@@ -57,7 +57,7 @@ impl Upstreams {
         }
     }
 
-    /// Interval between two looks.
+    /// Interval between two calls of [`Self::now`].
     const fn interval(&self) -> Duration {
         match self {
             Self::Cluster(..) => FOLLOW,

@@ -96,7 +96,8 @@ impl World {
         self.tracker.lines().collect()
     }
 
-    /// The lines since the last call, each shortened to end reason, and packets and bytes of client and backend.
+    /// The lines since the last call, each as its end reason and the packets and bytes that the client and the backend
+    /// sent.
     fn ends(&mut self) -> Vec<(Option<EndReason>, u64, u64, u64, u64)> {
         let short = |line: &Line| {
             let Volume { packets_sent, bytes_sent, packets_answered, bytes_answered } = line.total;

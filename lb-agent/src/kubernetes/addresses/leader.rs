@@ -188,7 +188,7 @@ impl<'a> Leader<'a> {
         self.controller.set_reserved(reserved);
     }
 
-    /// Begins to watch Services and namespaces once there is a pool, to spare the API server these watches without one.
+    /// Begins to watch Services and namespaces once there is a pool. Clusters without pools need no such watches.
     fn watch_services(&mut self) {
         if self.services.is_none() && self.controller.has_pools() {
             let beginning = SystemTime::UNIX_EPOCH;
@@ -206,8 +206,8 @@ impl<'a> Leader<'a> {
         self.pools.is_listed() && services && namespaces
     }
 
-    /// Whether every pool and every namespace is known and valid. The addresses of an invalid pool seem to be in no pool,
-    /// and the selectors of a pool seem to admit no namespace whose labels are unknown.
+    /// Whether every pool and every namespace is known and valid. The addresses of an invalid pool seem to be in no
+    /// pool, and the selectors of a pool seem to admit no namespace whose labels are unknown.
     fn reads_all(&self) -> bool {
         let knows = |watch: &Watch<Namespace>| watch.is_listed() && watch.problems().next().is_none();
         self.pools.problems().next().is_none() && self.namespaces.as_ref().is_some_and(knows)

@@ -87,7 +87,7 @@ fn identity(node: &str) -> String {
     format!("{node}_{}-{started:x}", std::process::id())
 }
 
-/// The node's name in an [`identity`], which ends at the first underscore.
+/// The node's name in an [`identity`]: the part before the first underscore.
 fn node_of(identity: &str) -> String {
     identity.split('_').next().unwrap_or_default().to_owned()
 }

@@ -1,5 +1,5 @@
-//! Reads from the API server what is announced at layer 2 and ([`bgp`]) by BGP: MetalLB's `L2Advertisement` and
-//! `IPAddressPool`, the nodes of the cluster, and the [`Voters`], which agents also write.
+//! Reads from the API server what is announced at layer 2: MetalLB's `L2Advertisement` and `IPAddressPool`, the nodes
+//! of the cluster, and the [`Voters`], which agents also write. The module [`bgp`] reads what is announced by BGP.
 //!
 //! ```text
 //! L2Advertisement, IPAddressPool ──▶ Advertised ──▶ announcer
@@ -97,7 +97,8 @@ struct Follower {
     missing_crds: MissingCrds,
     advertisements: Watch<L2Advertisement>,
     pools: Watch<IpAddressPool>,
-    /// The watch of Nodes; `None` before the first advertisement, so that the announcer costs the API server nothing.
+    /// The watch of Nodes; `None` before the first advertisement, because clusters without announcements need no such
+    /// watch.
     nodes: Option<Watch<AnyNode>>,
     voters: Option<Watch<VotersObject>>,
     known_advertisements: BTreeMap<ObjectName, Advertisement>,
@@ -291,9 +292,12 @@ impl Follower {
         self.again = Some((Instant::now() + AGAIN, why));
     }
 
-    /// The voters to write now. If the API server has none, or older ones than this node knows: those that this node
-    /// knows, or without any, this node alone if it has a Node. Otherwise the proposal, if its generation is the next
-    /// one after that in the API server.
+    /// The voters to write now; `None` if there is nothing to write. The first of these that applies:
+    ///
+    /// - The voters that this node knows, in a new generation, if the API server has none, older ones, or other ones of
+    ///   the same generation.
+    /// - This node alone, if there are no voters and this node has a Node.
+    /// - The announcer's proposal, if its generation is the next one after that in the API server.
     fn due(&self) -> Option<Voters> {
         let can_write = self.voters.as_ref().is_some_and(Watch::is_listed) && self.again.is_none();
         let known = Some(self.known()).filter(|_| can_write)?;

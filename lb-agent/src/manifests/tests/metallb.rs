@@ -14,7 +14,7 @@ use lb_core::{
 
 use super::*;
 
-/// A Service of type LoadBalancer with one port; `metadata` and `spec` are further lines of these sections.
+/// A Service of type LoadBalancer; `metadata` and `spec` are further lines of these sections, such as the ports.
 fn balancer(name: &str, metadata: &str, spec: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\n{metadata}spec:\n  type: LoadBalancer\n  \

@@ -20,7 +20,7 @@ impl Folder {
     }
 }
 
-/// Contents of the maps after a run in which one Service had this load balancer's address.
+/// Contents of the maps after a run in which the load balancer of one Service had this address.
 fn contents_with(name: &str, address: &str) -> Contents {
     use lb_core::{capacity::Capacity, model::Policy, reconciler::Reconciler};
 

@@ -45,8 +45,8 @@ pub struct Configuration {
     /// Peers that have errors, or to which an advertisement with an error applies. Their sessions stay as the file has
     /// them.
     pub held_back: BTreeSet<ObjectName>,
-    /// Errors: objects that refer to a missing Community or BFDProfile or that contradict others, and advertisements
-    /// whose routes to a pool are refused.
+    /// Errors: objects that name an unknown or ambiguous community or a missing BFDProfile, or that contradict others,
+    /// and advertisements whose routes to a pool are refused.
     pub errors: Vec<ConvertError>,
     /// Warnings about fields without the intended effect: references to a missing BGPPeer or IPAddressPool, and a local
     /// preference that another advertisement overrides.

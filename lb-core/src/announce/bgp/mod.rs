@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A route means that the node serves the addresses now. The attributes of routes are in the configuration of BIRD,
-//! which changes only with MetalLB's objects, never with a Service.
+//! which depends on MetalLB's objects, the node's labels and the agent's options, never on a Service.
 
 mod advertisement;
 mod bird;

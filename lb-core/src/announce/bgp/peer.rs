@@ -48,7 +48,8 @@ pub struct Peer {
     pub(super) bfd_profile: Option<String>,
     pub(super) graceful_restart: bool,
     pub(super) multihop: bool,
-    /// Whether the router must be in a network of the node: BFD over several hops needs a source address.
+    /// Whether the router must be in a network of the node. Set for BFD within an AS if no source address is given,
+    /// because BFD over several hops needs one.
     pub(super) direct: bool,
     pub(super) vrf: Option<Quoted>,
     /// Whether one session carries routes of IPv4 and IPv6.
@@ -322,7 +323,7 @@ fn number<T: TryFrom<i64>>(
 }
 
 impl BfdProfile {
-    /// Reads a profile, and which of its fields have no effect.
+    /// Reads a profile. Also returns an error for each given field that has no effect.
     ///
     /// # Errors
     ///

@@ -38,7 +38,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// Adds an object given as JSON. Returns the first error in it, or what is left out of it.
+/// Adds an object given as JSON. Returns the first error in it, or an error for each field that has no effect.
 fn add(advertised: &mut Advertised, object: &Value) -> Result<Vec<ConvertError>, ConvertError> {
     let of = |kind| object_name(kind, &read(&object["metadata"]));
     let bgp = &mut advertised.bgp;
@@ -394,8 +394,7 @@ fn held_back_session_keeps_its_bfd_and_the_router_id() {
     assert_eq!(found.text(&last, true), last);
     let first = found.text("", true);
     assert!(!first.contains("protocol bgp") && !first.contains("protocol bfd"), "{first}");
-    // Without complete objects, the peer that has not been read yet keeps its session; with them, a deleted peer has
-    // none.
+    // Until every object has been read, a missing peer keeps its session. Afterwards it counts as deleted and has none.
     assert_eq!(configuration(&advertised(&[]), 1080, &labels()).text(&last, false), last);
     let gone = configuration(&advertised(&[]), 1080, &labels()).text(&last, true);
     assert!(!gone.contains("protocol bgp") && !gone.contains("protocol bfd"), "{gone}");

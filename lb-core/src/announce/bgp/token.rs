@@ -1,5 +1,5 @@
 //! Types for the parts of BIRD's configuration that come from texts and names of objects. BIRD has no escapes, so these
-//! types hold no character that could end their token.
+//! types display no character that could end their token.
 
 use std::fmt;
 

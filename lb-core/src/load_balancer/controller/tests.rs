@@ -144,7 +144,7 @@ fn another_leader_moves_no_service_although_a_rival_waits() {
     let mut server = Server::default();
     ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
     server.settle(&mut with_pool(&["192.0.2.1/32", "192.0.2.2/32"]));
-    // By its name "a" would get the first address, if the others did not have theirs already.
+    // Both addresses are taken, so the Service "a" waits. Its name is before those of the others.
     server.put("a", json!({}));
     let mut next = with_pool(&["192.0.2.1/32", "192.0.2.2/32"]);
     assert_eq!(server.settle(&mut next), ["a AllocationFailed"]);

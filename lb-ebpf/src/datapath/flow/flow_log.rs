@@ -13,7 +13,7 @@ use lb_common::{
 
 use crate::datapath::{scratch::scratch, words};
 
-/// Events for the flow log. The agent makes it larger if it keeps one: `capacity::FLOW_EVENTS`.
+/// Events for the flow log. If the agent keeps a flow log, it enlarges the ring buffer to `capacity::FLOW_EVENTS`.
 #[btf_map]
 static FLOW_EVENTS: RingBuf<FlowEvent, 4096> = RingBuf::new();
 
@@ -33,11 +33,11 @@ pub(super) fn is_on() -> bool {
     FLOW_LOG.load() != 0
 }
 
-/// Copies an entry that the flow log needs after its removal to `kept`, which is in a map.
+/// Copies an entry to `kept`, which is in a map: the flow log needs the entry after its removal.
 #[inline(always)]
 pub(super) fn keep(flow: &Flow, kept: &mut Flow) {
     if is_on() {
-        // SAFETY: `kept` may be written.
+        // SAFETY: `kept` is a value of a map, and borrowed mutably.
         unsafe { words::copy(flow, kept) };
     }
 }

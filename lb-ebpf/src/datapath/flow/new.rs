@@ -52,7 +52,7 @@ impl Begin {
 /// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 pub(crate) enum FlowCreation {
-    /// The packet has a flow now, which tc forwards.
+    /// The packet has a flow now, whose packets tc forwards.
     Created,
     /// The packet has a routed flow now.
     CreatedRouted,

@@ -119,7 +119,7 @@ enum Received {
 
 const _: () = assert!(size_of::<Received>() == size_of::<Outcome>());
 
-/// Takes the packet out of its tunnel, if one ends here.
+/// Decapsulates the packet if its tunnel ends here, or decides to drop it.
 #[inline(never)]
 fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     if !ends_tunnels(skb.context().device) {

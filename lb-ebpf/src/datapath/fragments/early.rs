@@ -119,7 +119,8 @@ fn head(lists: *mut Lists, key: &FragmentKey) -> Option<*mut u64> {
     Some(unsafe { (&raw mut (*lists).heads).cast::<u64>().add(list) })
 }
 
-/// Stores a later fragment until the first one of its datagram enters the node, or a later fragment takes its place.
+/// Stores a later fragment until the first one of its datagram enters the node, or another early fragment takes its
+/// place in the ring.
 #[inline(always)]
 pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     let (l3, length) = (packet.headers.l3, packet.length);
@@ -308,7 +309,7 @@ fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool
     true
 }
 
-/// Copies the frame to its place; returns its length.
+/// Copies the frame to `SCRATCH`; returns its length.
 #[inline(always)]
 fn set_aside(skb: &Skb) -> Option<u32> {
     let length = skb.length();

@@ -83,8 +83,8 @@ enum Later {
     Untouched = 2,
     /// The fragment waits for the first one.
     Held = 3,
-    /// The fragment is dropped: the first fragment was dropped, or this one has waited and `FRAGMENTS` has no valid entry
-    /// any more, usually because its datagram is complete.
+    /// The fragment is dropped: the first fragment was dropped, or this one has waited and `FRAGMENTS` has no valid
+    /// entry any more, usually because its datagram is complete.
     Dropped = 4,
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct FlowSetup {
     pub(crate) key: Tuple,
     /// The entry that is being created.
     pub(crate) flow: Flow,
-    /// Whether the reverse entries are inserted.
+    /// The result of the last attempt to insert the reverse entries.
     pub(crate) claim: Claim,
 }
 

@@ -24,8 +24,8 @@ static LIMITS: HashMap<u32, ConnectionLimits, { capacity::LIMITS }, { BPF_F_NO_P
 #[btf_map]
 static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }> = LruHashMap::new();
 
-/// Attempts to take a token of a bucket from which other CPUs take at the same time. The last one counts as a success:
-/// so many CPUs rarely meet, and a connection within the limit must not fail.
+/// Attempts to take a token of a bucket from which other CPUs take at the same time. If all of them fail, the program
+/// admits the connection: that many collisions are rare, and a connection within the limit must not fail.
 const ATTEMPTS: u32 = 4;
 
 /// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, a connection that needs tokens is
@@ -63,7 +63,7 @@ extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {
     1
 }
 
-/// Takes a token from the bucket with this key.
+/// Takes a token from the bucket with this key; returns false if it has none.
 #[inline(never)]
 fn take(key: &ServiceClient, bucket: &TokenBucket, now: u64) -> bool {
     let Some(state) = LIMIT_BUCKETS.get_ptr_mut(key) else {

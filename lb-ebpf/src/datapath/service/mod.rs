@@ -10,7 +10,8 @@ use lb_ebpf::service::schedule::{self, BackendSearch};
 
 use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
-/// Attempts to read a record that the agent keeps replacing; after the last one the packet is dropped.
+/// Attempts to read a record that the agent keeps replacing. After the last one the packet is dropped, or the system
+/// call fails.
 const ATTEMPTS: u32 = 4;
 
 /// The service of the destination of `tuple`.
@@ -70,7 +71,8 @@ pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     search.slot()
 }
 
-/// Compares one backend; returns 1 to end the search. The kernel calls this function, so the verifier checks it once.
+/// Compares one backend; returns 1 to end the search. The kernel calls this function, so the verifier does not unroll
+/// the loop.
 extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `search` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
     let search = unsafe { &mut *context.cast::<BackendSearch>() };

@@ -1,4 +1,4 @@
-//! Packets to a virtual address at a port that no Service has.
+//! Packets to an address and port that no Service has, and echo requests to virtual addresses.
 
 use lb_common::{Address, Outcome, Vip, vip_flags};
 use lb_ebpf::{

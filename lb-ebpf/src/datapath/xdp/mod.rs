@@ -53,7 +53,7 @@ pub(crate) fn process(xdp: &mut Xdp) -> Option<Outcome> {
     }
 }
 
-/// Decides about a frame that the fast path has left over.
+/// Decides about a frame that the fast path has not handled.
 #[inline(always)]
 fn decide(xdp: &mut Xdp, known: FastPath) -> Result<Outcome, Outcome> {
     if !link::is_for_node(xdp, xdp.context().device) {
@@ -73,8 +73,8 @@ fn decide(xdp: &mut Xdp, known: FastPath) -> Result<Outcome, Outcome> {
 }
 
 /// The fast path of XDP. It handles plain packets of routed flows that neither begin nor end with the packet, as nearly
-/// all are, and leaves plain packets without flow and Service to tc. It parses such packets into registers and never
-/// stores them; it stores any other plain packet for the slow path.
+/// all are, and leaves plain packets without flow and Service to tc. Both kinds stay in registers; any other plain
+/// packet is stored for the slow path.
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp) -> FastPath {
     let Some(table) = Table::get() else { return FastPath::NotPlain };
@@ -97,7 +97,7 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     }
 }
 
-/// Counts a frame that only has to leave.
+/// Counts a frame that is ready to be sent. The caller counts all others.
 #[inline(always)]
 fn counted(outcome: Outcome) -> FastPath {
     if !matches!(outcome.verdict(), Verdict::Route) {
@@ -107,7 +107,7 @@ fn counted(outcome: Outcome) -> FastPath {
     FastPath::Counted
 }
 
-/// Decides about a packet that has no flow yet, or may begin or end one.
+/// Decides about a packet that the fast path has not handled; `known` is the entry of its tuple, if there is one.
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();

@@ -160,7 +160,7 @@ impl Bed {
         self
     }
 
-    /// Starts BIRD on each node, after the agent has written its configuration.
+    /// Starts BIRD on each node, once the node's agent has written BIRD's configuration.
     pub(super) fn start_birds(&mut self) {
         for number in 1..=self.nodes.len() {
             let file = self.path(&format!("bird-{number}.conf"));
@@ -252,7 +252,7 @@ impl Bed {
         self.folders[number - 1].write("web", &web.yaml()).unwrap();
     }
 
-    /// Numbers of the nodes to which the router would forward packets for the destination.
+    /// Numbers of the nodes that are next hops of the router's routes to exactly this address or prefix.
     pub(super) fn next_hops(&self, destination: &str) -> BTreeSet<usize> {
         let family = if destination.contains(':') { "-6" } else { "-4" };
         let arguments = ["-j", family, "route", "show", destination];

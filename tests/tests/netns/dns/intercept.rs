@@ -1,4 +1,4 @@
-//! Node-local DNS: who answers the queries of pods to the cluster IP of the DNS Service.
+//! Node-local DNS: whether the agent or an endpoint of the DNS Service answers a query to its cluster IP.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -93,7 +93,7 @@ impl NodeDns {
         Pid::from_raw(i32::try_from(self.bed.agent.as_ref().unwrap().pid()).unwrap())
     }
 
-    /// Queries that the programs have led to the agent.
+    /// Number of queries that the programs have redirected to the agent.
     fn led(&self) -> u64 {
         self.bed.metric("lb_packets_total{outcome=\"dns_query\"}")
     }
@@ -164,7 +164,7 @@ fn pods_are_answered_by_the_agent_and_others_by_the_endpoints() {
     assert_eq!(report["problem"], serde_json::Value::Null, "{report}");
 }
 
-/// What became of the questions of a client that asks without a pause.
+/// Results of the queries of a client that sends the next query 1 ms after each answer.
 #[derive(Debug, Default)]
 struct Tally {
     local: u32,
@@ -173,12 +173,12 @@ struct Tally {
     lost: u32,
     /// Errors of the socket, such as ECONNREFUSED after an ICMP error.
     errors: Vec<io::Error>,
-    /// The longest time without an answer.
+    /// The longest time without an answer or an error.
     gap: Duration,
 }
 
 impl NodeDns {
-    /// Lets a pod ask all the time while `event` runs.
+    /// Runs `event` while a pod sends queries, all from one socket; returns their results.
     fn asked_during(&self, vip: IpAddr, event: impl FnOnce()) -> Tally {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {

@@ -13,7 +13,7 @@ use std::{
 
 use lb_tests::netns::Netns;
 
-/// How often the threads look whether they have to end.
+/// Interval at which the UDP thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The server, over UDP and TCP; it ends when it is dropped.

@@ -14,12 +14,12 @@ use crate::{
 };
 
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8088);
-/// Annotations with which one success makes an endpoint healthy. It takes three failures to make it unhealthy, as a busy
-/// machine may delay a probe.
+/// Annotations with which one success makes an endpoint healthy. It takes three failures to make it unhealthy, as a
+/// busy machine may delay a probe.
 const QUICK: [(&str, &str); 2] =
     [("lb.dev/health-check-healthy-threshold", "1"), ("lb.dev/health-check-unhealthy-threshold", "3")];
 
-/// Waits until so many rows of probed endpoints have these texts.
+/// Waits until exactly `rows` rows of probed endpoints contain all these texts.
 fn probed(browser: &Browser, rows: usize, texts: &[&str]) {
     let has =
         texts.iter().map(|text| format!("row.innerText.includes('{text}')")).collect::<Vec<_>>().join(" && ");
@@ -45,7 +45,7 @@ fn unhealthy_endpoints_are_shown_with_the_reason() {
 
     open(&browser, SERVER, "/services/default/web");
     shows(&browser, "every 300ms: 4 healthy, 0 unhealthy");
-    // Both addresses of each pod, each with the time since when, in UTC.
+    // Both addresses of each pod; each row shows in UTC since when the endpoint has been healthy.
     probed(&browser, 4, &["healthy", "Z"]);
     status.store(500, Ordering::Relaxed);
     shows(&browser, "every 300ms: 2 healthy, 2 unhealthy");

@@ -147,7 +147,7 @@ fn ten_thousand_services_are_drawn_at_once() {
     browser.resize(SIZES[1], false).unwrap();
     open(&browser, OF_AGENT, "/services");
     shows(&browser, "10,002 service ports");
-    // A second load: files are in the cache, as they are for whoever works with the page.
+    // A second load: the browser has the files in its cache, as it usually has for a user of the page.
     open(&browser, OF_AGENT, "/services");
     let paint = "return performance.getEntriesByName('first-contentful-paint')[0].startTime";
     let paint = browser.run(paint).unwrap().as_f64().unwrap();

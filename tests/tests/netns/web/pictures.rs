@@ -16,7 +16,8 @@ use crate::bed::{Bed, vips};
 
 /// Width and height of a cell in pixels: two lines of text.
 const CELL: usize = 40;
-/// How far the average colour of a cell may be from the picture's, in steps of 255. Text on a white cell is about 20.
+/// How far each channel of a cell's average colour, from 0 to 255, may be from the picture's. Text changes a white cell
+/// by about 20.
 const TOLERANCE: u64 = 6;
 /// Percentage of cells that may differ more. Other data change up to 1 %, a page without its header at least 20 %.
 const MOST_PERCENT: usize = 8;
@@ -61,7 +62,7 @@ impl Grid {
     }
 }
 
-/// The average colour of a cell of these lines, whose pixels have so many bytes.
+/// The average colour of the cell in this column of these lines, whose pixels have `samples` bytes each.
 fn average(lines: &[&[u8]], column: usize, samples: usize) -> [u64; 3] {
     let (mut sum, mut pixels) = ([0; 3], 0);
     for line in lines {
@@ -162,7 +163,7 @@ fn one_cell_of_four_that_differs_is_a_quarter() {
     assert!(other_size.difference(&grid(200)).is_err_and(|error| error.to_string().contains("sizes differ")));
 }
 
-/// A picture of these pixels, so many in a line.
+/// A PNG picture of these RGB pixels, `width` in each line.
 fn encode(pixels: &[u8], width: usize) -> Vec<u8> {
     let mut picture = Vec::new();
     let size = [width, pixels.len() / 3 / width].map(|size| u32::try_from(size).unwrap());

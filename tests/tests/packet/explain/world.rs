@@ -302,8 +302,8 @@ impl World<'_> {
         if self.chance(70) { tuple.reversed() } else { tuple }
     }
 
-    /// Explains a packet, sends it, and compares both. If the tick changed meanwhile, there is no comparison: entries
-    /// may have expired in between.
+    /// Explains a packet, sends it, and compares the explanation with the result. If the tick changed meanwhile, there
+    /// is no comparison: entries may have expired in between.
     fn step(&mut self, context: &str) {
         let mut question = self.question();
         let mut explanation = self.explain(&question);

@@ -34,7 +34,7 @@ impl Testbed {
         (0..PLACES).map(|place| map.get(&u32::try_from(place).unwrap(), 0).unwrap()).collect()
     }
 
-    /// Makes the fragments that wait older by this number of ticks.
+    /// Ages the waiting fragments by this number of ticks.
     pub(crate) fn age_held(&mut self, ticks: u32) {
         for (index, mut place) in (0..).zip(self.early_fragments()) {
             let seen = u32::from_ne_bytes(place[SEEN..SEEN + 4].try_into().unwrap());

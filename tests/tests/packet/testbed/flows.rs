@@ -108,7 +108,7 @@ impl Testbed {
         assert_eq!(Phase::of(forward, reply), phase, "{context}");
     }
 
-    /// Makes the affinity of all clients older.
+    /// Ages the affinity of all clients by this number of ticks.
     pub(crate) fn age_affinity(&mut self, ticks: u32) {
         let mut map: HashMap<_, ServiceClient, Affinity> =
             self.object.map_mut("AFFINITY").unwrap().try_into().unwrap();

@@ -6,9 +6,9 @@ use comfy_table::{Table, presets};
 use lb_tests::transfers::{Download, Sample};
 use serde::Serialize;
 
-/// Length of a line of the timeline.
+/// The time that a line of the timeline covers.
 const STEP: Duration = Duration::from_millis(250);
-/// Width of a line of the timeline, in characters: half of it for the bar of each client.
+/// Width of the bars in a line of the timeline, in characters: half of it for the bar of each client.
 const BAR: usize = 40;
 
 /// All results, as `--json` prints them.
@@ -60,12 +60,12 @@ pub(super) struct Tally {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Event {
-    /// Since the beginning of the scene.
+    /// Time since the downloads began.
     pub(super) at_ms: u64,
     pub(super) what: String,
 }
 
-/// What the clients received in a part of the time.
+/// What the clients received in one [`STEP`].
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {

@@ -144,7 +144,8 @@ pub(in crate::datapath::flow) fn end_first_flow() {
     }
 }
 
-/// Subtracts a flow from the active ones: its forward entry is the `other` one in `SCRATCH`.
+/// Subtracts the flow whose forward entry is the `other` one in `SCRATCH` from the active ones, and emits its end for
+/// the flow log.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_other() {
     flow_end();

@@ -34,7 +34,7 @@ impl Table {
         FLOW_TABLE.get_ptr_mut(0).map(Self)
     }
 
-    /// The places of the entry with this key.
+    /// The places that an entry with this key may take.
     #[inline(always)]
     pub(super) fn places(&self, key: &Tuple) -> Places {
         // SAFETY: the pointer is that of an array element, which lives as long as the program runs. The agent writes
