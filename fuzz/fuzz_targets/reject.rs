@@ -5,6 +5,7 @@
 use etherparse::{Icmpv4Type, Icmpv6Type, NetSlice, SlicedPacket, TransportSlice, icmpv4, icmpv6};
 use lb_common::conntrack::{Segment, Tuple};
 use lb_ebpf::{
+    headers,
     parse::{
         Body, Layer, Packet,
         frame::{Header, TcpHeader, lengths},
@@ -34,8 +35,8 @@ fn bytes<T: Header>(header: &T) -> &[u8] {
 fn ip(tuple: &Tuple, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(payload.len()).expect("a short answer");
     let mut packet = match tuple.source.is_v4() {
-        true => bytes(&reject::ipv4_header(tuple, length)).to_vec(),
-        false => bytes(&reject::ipv6_header(tuple, length)).to_vec(),
+        true => bytes(&headers::ipv4_header(tuple, length)).to_vec(),
+        false => bytes(&headers::ipv6_header(tuple, length)).to_vec(),
     };
     packet.extend(payload);
     packet
@@ -45,7 +46,7 @@ fn answer_with_reset(packet: &Packet) {
     let tuple = packet.tuple.reversed();
     let mut header = reject::reset(&tuple, &packet.segment);
     let length = u16::try_from(size_of::<TcpHeader>()).expect("20 bytes");
-    let sum = reject::pseudo_header(&tuple, length).add_word(reject::reset_sum(&header).fold());
+    let sum = headers::pseudo_header(&tuple, length).add_word(reject::reset_sum(&header).fold());
     header.checksum = (!sum.fold()).to_ne_bytes();
 
     let answer = ip(&tuple, bytes(&header));
@@ -99,7 +100,7 @@ fn answer_with(error: Error, frame: &[u8], packet: &Packet) {
     message.extend(&quote[..quote.len().min(reject::QUOTE as usize)]);
     assert!(message.len() <= reject::MESSAGE && message.len() > lengths::ICMP as usize);
 
-    let tuple = Tuple { protocol: reject::icmp_protocol(is_v4), ..packet.tuple.reversed() };
+    let tuple = Tuple { protocol: headers::icmp_protocol(is_v4), ..packet.tuple.reversed() };
     let answer = ip(&tuple, &message);
     let sliced = SlicedPacket::from_ip(&answer).expect("a packet");
     match sliced.transport.expect("a message") {

@@ -15,6 +15,7 @@ extern crate std;
 
 pub mod announce;
 pub mod forward;
+pub mod headers;
 pub mod parse;
 pub mod proxy_protocol;
 pub mod reject;

@@ -1,20 +1,11 @@
-//! Answers in place of a backend: headers of RSTs and ICMP errors, and how much of a packet an error quotes.
+//! Answers in place of a backend: RSTs and ICMP errors, and how much of a packet an error quotes.
 
 use lb_common::{
-    Address,
     checksum::Sum,
     conntrack::{Segment, Tuple, tcp_flags},
-    protocol,
 };
-use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::parse::frame::{TcpHeader, lengths};
-
-/// Bytes of an IPv4 header without options.
-const IPV4_HEADER: u16 = 20;
-
-/// Hop limit of packets that the programs build: the default of Linux.
-pub const HOP_LIMIT: u8 = 64;
 
 /// The most bytes of the offending packet that an ICMP error quotes. The quote is the network header and 8 bytes (RFC
 /// 792); this is enough for any IPv4 header, and for IPv6 with a few extension headers.
@@ -23,59 +14,6 @@ pub const QUOTE: u32 = 120;
 pub const SHORTEST_QUOTE: u32 = 28;
 /// Bytes of the largest ICMP error that the programs build, without its network header.
 pub const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
-
-/// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.
-#[inline(always)]
-pub fn ipv4_header(tuple: &Tuple, payload: u16) -> Ipv4Hdr {
-    let mut header = Ipv4Hdr {
-        vihl: 0x45,
-        tos: 0,
-        tot_len: (payload + IPV4_HEADER).to_be_bytes(),
-        id: [0; 2],
-        frags: 0x4000_u16.to_be_bytes(),
-        ttl: HOP_LIMIT,
-        proto: tuple.protocol,
-        check: [0; 2],
-        src_addr: tuple.source.v4_bytes(),
-        dst_addr: tuple.destination.v4_bytes(),
-    };
-    let sum = add_v4(Sum::ZERO, &tuple.source, &tuple.destination)
-        .add_word(u16::from_ne_bytes([header.vihl, header.tos]))
-        .add_word(u16::from_ne_bytes(header.tot_len))
-        .add_word(u16::from_ne_bytes(header.frags))
-        .add_word(u16::from_ne_bytes([header.ttl, header.proto]));
-    header.check = (!sum.fold()).to_ne_bytes();
-    header
-}
-
-/// The network header of an answer with `payload` bytes from `tuple.source` to `tuple.destination`.
-#[inline(always)]
-pub fn ipv6_header(tuple: &Tuple, payload: u16) -> Ipv6Hdr {
-    Ipv6Hdr {
-        vcf: [0x60, 0, 0, 0],
-        payload_len: payload.to_be_bytes(),
-        next_hdr: tuple.protocol,
-        hop_limit: HOP_LIMIT,
-        src_addr: *tuple.source.bytes(),
-        dst_addr: *tuple.destination.bytes(),
-    }
-}
-
-/// The sum over the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1) for `length` bytes of transport header and payload.
-#[inline(always)]
-pub fn pseudo_header(tuple: &Tuple, length: u16) -> Sum {
-    let sum = Sum::ZERO.add_word(length.to_be()).add_word(u16::from(tuple.protocol).to_be());
-    if tuple.source.is_v4() {
-        add_v4(sum, &tuple.source, &tuple.destination)
-    } else {
-        sum.add_16(tuple.source.bytes()).add_16(tuple.destination.bytes())
-    }
-}
-
-#[inline(always)]
-fn add_v4(sum: Sum, source: &Address, destination: &Address) -> Sum {
-    sum.add_wide(source.v4_word()).add_wide(destination.v4_word())
-}
 
 /// The TCP header of the RST that answers `segment` (RFC 9293 §3.10.7.1), checksum still 0; `tuple` is the answer's.
 #[inline(always)]
@@ -130,19 +68,15 @@ pub const fn too_big(is_v4: bool, mtu: u32) -> [u8; 8] {
     if is_v4 { [3, 4, 0, 0, 0, 0, c, d] } else { [2, 0, 0, 0, a, b, c, d] }
 }
 
-/// The ICMP protocol of the address family.
-#[inline(always)]
-pub const fn icmp_protocol(is_v4: bool) -> u8 {
-    if is_v4 { protocol::ICMP } else { protocol::ICMPV6 }
-}
-
 #[cfg(test)]
 mod tests {
     use etherparse::{IpNumber, Ipv4Header as V4, Ipv6Header as V6, TcpHeader as Tcp};
+    use lb_common::{Address, protocol};
     use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
     use proptest::prelude::*;
 
     use super::*;
+    use crate::headers::{icmp_protocol, ipv4_header, ipv6_header, pseudo_header};
 
     fn bytes<T: crate::parse::frame::Header>(header: &T) -> &[u8] {
         // SAFETY: a `Header` is bytes only, and the slice borrows it.

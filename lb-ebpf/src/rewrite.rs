@@ -11,11 +11,11 @@ use network_types::{
 };
 
 use crate::{
+    headers::pseudo_header,
     parse::{
         Body, Headers, Packet,
         frame::{Frame, Header, TcpHeader, half_word, range_of, set_half_word, set_word, set_words},
     },
-    reject::pseudo_header,
 };
 
 /// A packet that may be written to in place.
@@ -32,15 +32,15 @@ impl FrameMut for [u8] {
     fn header_mut<T: Header>(&mut self, offset: u32) -> Result<&mut T, Outcome> {
         const { assert!(align_of::<T>() == 1) };
         let bytes = self.get_mut(range_of::<T>(offset)?).ok_or(Outcome::Malformed)?;
-        // SAFETY: `bytes` is borrowed mutably as long as the result is, and exactly as long as `T`, which has
-        // alignment 1 and is valid for every bit pattern.
+        // SAFETY: `bytes` stays mutably borrowed for the lifetime of the result and has exactly the size of `T`; `T`
+        // has alignment 1 and is valid for every bit pattern.
         Ok(unsafe { &mut *bytes.as_mut_ptr().cast::<T>() })
     }
 }
 
 /// Whether the checksum of a TCP or UDP packet, of `length` bytes from its network header on, is still to be computed:
-/// senders on the same machine leave it to the device. Then the checksum field holds the sum over the pseudo header;
-/// nothing else in the frame shows it. (One in 65,536 valid checksums has the same value by accident.)
+/// senders on the same machine leave that to the device. The only sign in the frame is the checksum field, which then
+/// holds the sum over the pseudo header. (One in 65,536 valid checksums has the same value by accident.)
 ///
 /// # Errors
 ///
@@ -171,7 +171,7 @@ fn fewer(hops: u8) -> u16 {
     Sum::ZERO.sub_word((u16::from(hops) << 8).to_be()).fold()
 }
 
-/// The checksum after two changes of the sum that it complements (RFC 1624).
+/// The new value of `checksum` after `one` and `other` are added to the sum of which it is the complement (RFC 1624).
 #[inline(always)]
 fn updated(checksum: u16, one: u16, other: u16) -> u16 {
     !Sum::ZERO.add_word(!checksum).add_word(one).add_word(other).fold()

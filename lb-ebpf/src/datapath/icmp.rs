@@ -9,13 +9,13 @@ use lb_common::{
     protocol,
 };
 use lb_ebpf::{
+    headers::icmp_protocol,
     parse::{
         Headers,
         frame::{Frame as _, half_word, v4_address, v6_address, word},
         parse_quoted,
     },
     proxy_protocol,
-    reject::icmp_protocol,
     rules::flow::turned,
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
@@ -118,8 +118,8 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     Ok(delta.fold())
 }
 
-/// Makes the sequence number of a quoted segment that of its sender, if the programs have shifted it (the error goes to
-/// the client, so `flow` is the reverse entry); returns the change of a checksum over the quote.
+/// Restores the sequence number that the client sent in the quoted segment, if the programs have shifted it; returns
+/// the change of a checksum over the quote. (The error goes to the client, so `flow` is the reverse entry.)
 #[inline(always)]
 fn rewrite_quoted_seq(skb: &mut Skb, quoted: &Headers, flow: &Flow) -> Result<u16, Outcome> {
     if !flow.has_proxy_header() || !flow.is_reply() || flow.seen & seen::PROXY_HEADER == 0 {
@@ -145,8 +145,8 @@ fn transport_checksum(skb: &Skb, quoted: &Headers, protocol: u8) -> Option<u16> 
 /// Rewrites the addresses of the ICMP packet itself; returns the change of a checksum over them.
 ///
 /// As in nf_nat, if the flow changes the source of its packets, the error also gets the new source, whichever router
-/// has sent it: the receiver must not get an address that it never sent to, and its reverse path filter may not accept
-/// it.
+/// has sent it: the receiver must not see an address that it never sent to, and its reverse path filter might drop the
+/// error.
 #[inline(always)]
 fn rewrite_outer(skb: &mut Skb, headers: &Headers, key: &Tuple, flow: &Flow) -> Result<u16, Outcome> {
     let (old_source, old_destination) = read_addresses(skb, headers)?;

@@ -4,11 +4,9 @@
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_ktime_get_coarse_ns};
 use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
+    headers::{HOP_LIMIT, icmp_protocol, ipv4_header, ipv6_header, pseudo_header},
     parse::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Packet, bounds::clamped, frame::lengths},
-    reject::{
-        HOP_LIMIT, MESSAGE, QUOTE, SHORTEST_QUOTE, icmp_protocol, ipv4_header, ipv6_header, port_unreachable,
-        pseudo_header, reset, reset_sum,
-    },
+    reject::{MESSAGE, QUOTE, SHORTEST_QUOTE, port_unreachable, reset, reset_sum},
     rules::icmp_limit,
 };
 

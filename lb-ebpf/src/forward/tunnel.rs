@@ -15,12 +15,12 @@ use network_types::{
 };
 
 use crate::{
+    headers::HOP_LIMIT,
     parse::{
         Ip, Layer, Part,
         frame::{Frame, half_word, lengths},
         network_offset,
     },
-    reject::HOP_LIMIT,
 };
 
 /// The tunnel that a packet came through.
@@ -83,7 +83,7 @@ pub fn source_port(from: &Tuple) -> u16 {
     0xc000 | (hash::of_endpoint(0, &from.source, ports) >> 50) as u16
 }
 
-/// The ends of a tunnel, and the fields that it copies from the packet.
+/// The ends of a tunnel, and the fields that its headers take from the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Outer {
     /// The address of this node, which sends the tunnel's packets.

@@ -12,13 +12,13 @@ use lb_common::{
     protocol,
 };
 use lb_ebpf::{
+    headers::pseudo_header,
     parse::{
         Body, Packet, Part,
         bounds::clamped,
         frame::{Frame as _, lengths},
     },
     proxy_protocol::{self as bytes, Change, LONGEST, Options, TCP_LONGEST, TcpBytes},
-    reject::pseudo_header,
     rules::proxy_protocol::{self as rules, ToBackend, ToClient},
 };
 
@@ -65,13 +65,14 @@ const CUT: u32 = 0x100;
 /// Bit of a plan, together with [`CUT`]: the PROXY protocol header becomes the payload.
 const HEADER: u32 = 0x200;
 /// Bit of a plan: the client's bytes go to the backend in a copy of the segment, which enters the node again behind
-/// this one. (At egress the copy would come first, so there the client has to repeat its bytes.)
+/// this one. (At egress the copy would come first, so there the client has to retransmit its bytes.)
 const COPY: u32 = 0x400;
 /// Bit of a plan: the reverse entry of the flow is lost.
 const LOST: u32 = 0x800;
 
-/// Plans what happens to a segment of the flow with this entry, and records it there; `header` is the length of the
-/// PROXY protocol header. (A global function: the verifier checks it once, and takes its result for any number.)
+/// Plans what happens to a segment of the flow with this entry, and records the progress in the entry; `header` is the
+/// length of the PROXY protocol header. (A global function: the verifier checks it once, and assumes that the result
+/// may be any number.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn proxy_plan(segment: *mut Segment, flow: *mut Flow, header: u32) -> u32 {
@@ -100,7 +101,7 @@ fn plan_to_backend(segment: &mut Segment, flow: &mut Flow, reply: &Flow) -> u32 
             flow.seen |= seen::PROXY_HEADER;
             let mut plan = Change::Carry as u32 | CUT | HEADER;
             if segment.end() != segment.seq {
-                // The copy must not look like a repetition.
+                // So that the copy does not count as a retransmission when it enters the node.
                 flow.next_seq = segment.seq;
                 plan |= COPY;
             }
@@ -141,7 +142,8 @@ fn load(skb: &Skb, packet: &Packet) -> Result<u32, Outcome> {
     Ok(length)
 }
 
-/// Changes the TCP header, whose length stays. The TCP checksum compensates the change, also in the sum over the frame.
+/// Changes the TCP header, but not its length. The update of the TCP checksum compensates the change, so the sum over
+/// the frame stays the same.
 #[inline(never)]
 fn change_tcp(skb: &mut Skb, packet: &Packet, change: u32, by: u32) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
