@@ -1,5 +1,5 @@
-//! Self-description of the keys and values of the pinned maps, by which an agent with another layout reads the elements
-//! that this version has left, field by field (see `lb_core::layout`).
+//! Descriptions of the keys and values of the pinned maps. They let an agent with another layout read the elements that
+//! an agent of this version wrote, field by field (see `bpf::description` of lb-datapath).
 //!
 //! A field keeps its described name as long as its meaning stays the same, even when the Rust field is renamed. A field
 //! whose meaning changes gets another name. A new field must make sense as 0, its value in elements that an earlier
@@ -17,7 +17,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// The field `name` at `offset` that `get` returns.
+    /// The field `name` at `offset`. Its type `T`, and so its size, is inferred from `_get`.
     pub const fn new<S, T>(name: &'static str, offset: usize, _get: fn(&S) -> &T) -> Self {
         Self { name, offset, size: size_of::<T>() }
     }

@@ -1,5 +1,5 @@
-//! The pure control plane: the wanted objects, the desired kernel state, and the ordered steps that lead there from the
-//! present one.
+//! The pure control plane: the wanted objects, the desired kernel state, and the ordered steps from the present kernel
+//! state to the desired one.
 //!
 //! ```text
 //! source → Store → desired() → plan() → [Step] → Kernel state
@@ -30,7 +30,6 @@ mod ids;
 mod ip;
 mod kubelet_probes;
 mod last_good;
-pub mod layout;
 pub mod lease;
 pub mod load_balancer;
 mod mirror;

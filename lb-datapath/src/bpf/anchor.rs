@@ -1,8 +1,9 @@
 //! Keeps the pins when the BPF file system is unmounted under a running agent.
 //!
-//! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After that the
-//! pinned objects, including programs on devices, still exist, but no other process finds them, and the kernel frees
-//! them with the last process that has the folder open. So the agent pins everything again before it ends.
+//! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After a
+//! lazy unmount, the pinned objects, including programs on devices, still exist, but no other process can find them,
+//! and the kernel frees them when the last process that has the folder open ends. So the agent pins everything again
+//! before it ends.
 //!
 //! Any process with access to the file system can also remove single pins. The agent still has the maps and programs,
 //! and pins them again; otherwise no command would find them, and the next agent would begin with empty maps.
@@ -85,7 +86,8 @@ impl Anchor {
         Ok(restored)
     }
 
-    /// Pins everything on the file system that is at the path now; mounts one if there is none.
+    /// Pins everything again, on the BPF file system that is now mounted at [`Self::bpffs`]; mounts one there if there
+    /// is none.
     ///
     /// # Errors
     /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were created

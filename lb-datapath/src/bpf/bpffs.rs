@@ -72,9 +72,16 @@ impl Folder {
     }
 
     /// The folder `lb` on `bpffs`; `None` if no agent of any layout version has created it.
-    pub(crate) fn find(bpffs: &Path) -> Option<Self> {
+    ///
+    /// # Errors
+    /// It is unknown whether the folder exists, for example because this process may not look into `bpffs`.
+    pub(crate) fn find(bpffs: &Path) -> Result<Option<Self>, DatapathError> {
         let folder = Self { bpffs: bpffs.to_owned() };
-        folder.root().is_dir().then_some(folder)
+        match fs::metadata(folder.root()) {
+            Ok(found) => Ok(found.is_dir().then_some(folder)),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(DatapathError::file("look for", folder.root(), error)),
+        }
     }
 
     pub(crate) fn bpffs(&self) -> &Path {
@@ -173,6 +180,11 @@ impl Folder {
             .map_err(|error| DatapathError::file("unmount", &self.bpffs, error))?;
         Ok(true)
     }
+}
+
+/// Whether the error means that a path does not exist.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn try_lock(path: &Path, operation: FlockOperation) -> Result<Lock, DatapathError> {
@@ -281,6 +293,18 @@ fn holder_pid(locks: &str, inode: u64) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folder_is_absent_only_if_nothing_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Folder::find(&folder.path().join("nowhere")).unwrap().is_none());
+        assert!(Folder::find(folder.path()).unwrap().is_none());
+        fs::create_dir(folder.path().join("lb")).unwrap();
+        assert!(Folder::find(folder.path()).unwrap().is_some());
+        // The kernel refuses to look such a name up, as it refuses a folder without permission.
+        let refused = Folder::find(Path::new(&"x".repeat(300))).unwrap_err().to_string();
+        assert!(refused.contains("cannot look for"), "{refused}");
+    }
 
     #[test]
     fn lock_holder_is_the_writer_of_this_inode() {

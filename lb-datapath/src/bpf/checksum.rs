@@ -71,7 +71,7 @@ fn accepts(reads: &[Instruction; 4]) -> bool {
     }
 }
 
-/// A copy of `object` in which `to` replaces every `from`, which has the same length.
+/// A copy of `object` in which `to` replaces every `from`; both have the same length.
 fn replace(object: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut replaced = object.to_vec();
     for at in places(object, from) {

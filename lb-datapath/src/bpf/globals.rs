@@ -41,7 +41,7 @@ impl Globals {
     ///
     /// # Errors
     /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or the programs are of a build whose
-    /// constants have another size in total.
+    /// `.rodata` has another size.
     pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
         let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };
         let [direct] = section.constant("DIRECT")?;
@@ -86,7 +86,7 @@ impl Section {
         let object = object::File::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
         let size = object.section_by_name(SECTION).and_then(|section| usize::try_from(section.size()).ok());
         let size = size.ok_or_else(|| DatapathError::Object(format!("section {SECTION} is missing")))?;
-        // The map is an array with one element. If another build has another size, the read fails.
+        // The map is an array with one element. The read fails if its size is not that of this build's section.
         let mut bytes = vec![0; size];
         map.get(&0u32.to_ne_bytes(), &mut bytes)?;
         Ok(Self { object, bytes })

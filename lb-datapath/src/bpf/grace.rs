@@ -1,9 +1,9 @@
-//! Waits until no running program can read a record that was replaced before.
+//! Waits until no running program can read a record that was replaced before the wait.
 
 use crate::{bpf::sys, error::DatapathError};
 
-/// Returns after a grace period: every BPF program that was running at the call has finished, so slots of `BACKENDS`
-/// released before may be written again. Blocks for about 10 ms; from async code use `spawn_blocking`.
+/// Returns after a grace period: every BPF program that was running at the call has finished, so the caller may reuse
+/// slots of `BACKENDS` that it released before the call. Blocks for about 10 ms; from async code use `spawn_blocking`.
 ///
 /// The kernel guarantees this after an update of a map of maps. `membarrier(MEMBARRIER_CMD_GLOBAL)` also waits,
 /// but does nothing on a machine with one CPU and fails on those with `nohz_full` CPUs.

@@ -74,7 +74,7 @@ impl KernelTypes {
         self.find(kind::FUNC, name)
     }
 
-    /// A field of a structure, also if it is in an anonymous structure within.
+    /// A field of a structure, or of an anonymous structure nested in it.
     pub(crate) fn field(&self, structure: &str, name: &str) -> Option<Field> {
         let id = self.find(kind::STRUCT, structure)?;
         self.field_of(self.place(id)?, name, DEPTH)

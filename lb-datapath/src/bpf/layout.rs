@@ -17,9 +17,11 @@ use lb_common::{
     layout::Described,
     monitor,
 };
-use lb_core::layout::Layout;
 
-use crate::{bpf::sys, error::DatapathError};
+use crate::{
+    bpf::{description::Layout, sys},
+    error::DatapathError,
+};
 
 /// Type of a map, sizes in bytes of its keys and values, and number of entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,8 +118,8 @@ impl MapSpec {
         Map::from_map_data(MapData::from_pin(path).map_err(failed)?).map_err(failed)
     }
 
-    /// Returns an error if a pinned map has another type or other sizes. The number of entries is the administrator's
-    /// choice.
+    /// Returns an error if a pinned map has another type or other sizes. The number of entries may differ: the
+    /// administrator chooses it.
     pub(crate) fn check(&self, path: &Path, found: &Shape) -> Result<(), DatapathError> {
         if (Shape { max_entries: self.shape.max_entries, ..*found }) == self.shape {
             return Ok(());
@@ -186,14 +188,14 @@ pub(crate) const SOCKET_VIPS: MapSpec =
 pub(crate) const CONNECTED_SOCKETS: MapSpec =
     MapSpec::new::<u64, SocketConnection>("CONNECTED_SOCKETS", MapType::LruHash, capacity::SOCKETS);
 
-/// Backends that have left SYNs unanswered, as keys.
+/// Backends that have left too many SYNs of a client unanswered: the keys of the map. The values have no meaning.
 pub(crate) const UNANSWERED: MapSpec =
     MapSpec::new::<Endpoint, u32>("UNANSWERED", MapType::LruHash, capacity::UNANSWERED);
 
-/// How many connections of sockets to each backend have begun and ended.
+/// For each backend, how many connections of sockets to it have begun, and how many have ended.
 pub(crate) const SOCKET_COUNTS: MapSpec =
     MapSpec::new::<SocketCounter, SocketCounts>("SOCKET_COUNTS", MapType::Hash, capacity::SOCKET_COUNTS);
-/// For each connected socket, the key of its connection in `SOCKET_COUNTS`; stored in the socket, as `SOCKETS`.
+/// For each connected socket, the key of its connection in `SOCKET_COUNTS`. Stored in the sockets, like `SOCKETS`.
 pub(crate) const COUNTED_SOCKETS: MapSpec =
     MapSpec::new::<u32, SocketCounter>("COUNTED_SOCKETS", MapType::SkStorage, 0);
 

@@ -37,7 +37,7 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
-/// What [`load`] returns: the programs and, if they are on, the readers of their log and of flow events.
+/// What [`load`] returns: the programs, the reader of their log and the reader of flow events, each if it is enabled.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
     pub(crate) logger: Option<BpfLogger>,

@@ -3,6 +3,7 @@
 pub(crate) mod anchor;
 pub(crate) mod bpffs;
 pub(crate) mod checksum;
+pub(crate) mod description;
 pub(crate) mod flow_events;
 pub(crate) mod globals;
 pub mod grace;

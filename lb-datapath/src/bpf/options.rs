@@ -115,8 +115,8 @@ pub struct Options {
     pub xdp: XdpOption,
     /// How packets of Services are forwarded between devices.
     pub forwarding: Forwarding,
-    /// Whether the programs decapsulate packets in tunnels from other nodes. If not, they lack that code, and such
-    /// packets pass.
+    /// Whether the programs decapsulate packets in tunnels from other nodes. If not, they lack that code, and pass such
+    /// packets on to the network stack.
     pub decapsulate: bool,
     /// Number of retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,

@@ -33,7 +33,7 @@ pub(crate) const EXIST: u64 = 2;
 /// Maximum number of elements in a batch: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
 /// How often a call that fails because the kernel is busy or out of memory is repeated, and the pause before each
-/// repetition. (In the background, the kernel refills the allocator of maps without preallocation.)
+/// repetition. (The kernel refills the allocator of maps without preallocation in the background.)
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -55,8 +55,8 @@ impl Cursor {
 pub(crate) enum BatchError {
     /// The kernel has no batch commands for this type of map.
     Unsupported,
-    /// The batch failed at this index; the elements before it were processed. To get the error, the caller writes the
-    /// element at this index alone, which may succeed.
+    /// The batch failed at this index; the elements before it were processed. The caller then processes the element
+    /// at this index alone, which either fails with the error or succeeds.
     At(usize),
 }
 
@@ -96,8 +96,8 @@ impl RawMap {
         self.fd.as_fd()
     }
 
-    /// Maps all elements of an array whose values are multiples of eight bytes: the kernel then leaves no gap between
-    /// them.
+    /// Maps all elements of an array into memory. The size of its values must be a multiple of eight bytes: the kernel
+    /// then leaves no gaps between them.
     pub(crate) fn mapped(&self) -> Result<Mapped<AtomicU64>, DatapathError> {
         let is_dense = self.shape.kind == MapType::Array && self.value_size().is_multiple_of(8);
         self.check_sizes(is_dense)
@@ -244,8 +244,8 @@ impl RawMap {
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Calls `see` for every element. With batch commands, `see` gets each element that exists during the whole walk at
-    /// least once. It may change the map.
+    /// Calls `see`, which may change the map, for every element. With batch commands, `see` gets every element that is
+    /// in the map during the whole walk, some of them more than once.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);
@@ -277,8 +277,8 @@ impl RawMap {
         }
     }
 
-    /// Like [`Self::for_each`], without batch commands. Lists all keys first, because the kernel restarts a walk from
-    /// the first key if the present one was deleted. A list that restarts often may miss keys.
+    /// Like [`Self::for_each`], without batch commands. Lists all keys first, because the kernel restarts a walk at
+    /// the first key if the key that the walk has reached was deleted. A walk that restarts often may miss keys.
     fn for_each_key(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         let (mut keys, mut key) = (Vec::<Vec<u8>>::new(), vec![0; self.key_size()]);
         while self.next_key(keys.last().map(Vec::as_slice), &mut key)? {

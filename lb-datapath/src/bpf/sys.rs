@@ -111,7 +111,7 @@ impl Instruction {
         Self { code: 0x57, registers: to, offset: 0, value }
     }
 
-    /// `to >>= bits`, for a 64-bit register, without sign.
+    /// `to >>= bits`, for a 64-bit register: a logical shift, which fills with zeros.
     pub(crate) const fn shift_right(to: u8, bits: i32) -> Self {
         Self { code: 0x77, registers: to, offset: 0, value: bits }
     }
@@ -301,7 +301,7 @@ pub(crate) unsafe fn bpf<A: Pod>(command: Command, attr: &mut A) -> io::Result<i
 ///
 /// As [`bpf`], and `command` returns a file descriptor.
 unsafe fn bpf_fd<A: Pod>(command: Command, attr: &mut A) -> io::Result<OwnedFd> {
-    // SAFETY: as this function requires.
+    // SAFETY: the caller guarantees what `bpf` requires.
     let fd = unsafe { bpf(command, attr) }?;
     // SAFETY: the kernel has just created this descriptor (close-on-exec); nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -446,7 +446,7 @@ pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
 /// The programs on a tcx hook, in the order in which they run. The error is `EINVAL` if the kernel has no tcx (before
 /// 6.6), `ENODEV` if there is no such device.
 pub(crate) fn query_tcx(ifindex: u32, hook: Tcx) -> io::Result<Vec<TcxProgram>> {
-    // Maximum number of programs on a hook (BPF_MPROG_MAX).
+    // 64 is the maximum number of programs on a hook (BPF_MPROG_MAX).
     let (mut programs, mut links) = ([0u32; 64], [0u32; 64]);
     let mut attr = Query {
         ifindex,

@@ -13,7 +13,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// A map with keys `K` and values `V`, whose sizes are those that the kernel has. Clones share the map.
+/// A map with keys `K` and values `V`: types of the sizes that the kernel's map has. Clones share the map.
 #[derive(Debug)]
 pub struct Table<K, V> {
     map: Arc<RawMap>,
@@ -116,8 +116,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.delete(keys).map_err(|(_, error)| error)
     }
 
-    /// Runs batches until all elements are processed. If a batch stops at an element, that element is processed alone,
-    /// which gives the error, if any. To repeat an element is harmless: every operation here is idempotent.
+    /// Runs batches until all elements are processed. If a batch stops at an element, calls `one` for that element,
+    /// which returns the error or succeeds. Processing an element twice is harmless: all operations are idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -147,8 +147,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
         Ok(())
     }
 
-    /// Calls `see` for every element. With batch commands, `see` gets each element that exists during the whole walk at
-    /// least once. It may change the map.
+    /// Calls `see`, which may change the map, for every element. With batch commands, `see` gets every element that is
+    /// in the map during the whole walk, some of them more than once.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,
@@ -181,7 +181,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
 }
 
 impl<V: Pod> Table<u32, V> {
-    /// Reads `count` elements of an array from index `base` on; fewer if the array ends before.
+    /// Reads `count` elements of an array from index `base` on; fewer if the array ends earlier.
     pub fn read_range(&self, base: u32, count: u32) -> Result<Vec<V>, DatapathError> {
         let count = count.min(self.capacity().saturating_sub(base));
         if self.map.has_batches() && count > 0 {

@@ -36,7 +36,7 @@ pub const SLOWEST_TO_VERIFY: [&str; 10] = [
 /// Number of last lines of the verifier's log that an error shows: they contain the reason.
 const LOG_LINES: usize = 15;
 
-/// Number of attempts at a load that signals interrupt, as in libbpf.
+/// Maximum number of attempts to load a program, if attempts are interrupted. libbpf makes as many.
 const LOAD_ATTEMPTS: usize = 5;
 
 /// For each program: its descriptor, or the verifier's error.
@@ -77,14 +77,14 @@ fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<Owned
     fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
 }
 
-/// Loads a program of [`OBJECT`](crate::OBJECT) into the kernel. The verifier gives up with `EAGAIN` when its thread has
-/// a signal to handle or is to be frozen (`do_check` in kernel/bpf/verifier.c): so this thread blocks signals meanwhile,
-/// and attempts the load again if it was frozen.
+/// Loads a program of [`OBJECT`](crate::OBJECT) into the kernel. The verifier gives up with `EAGAIN` when its thread
+/// has a signal to handle or is to be frozen (`do_check` in kernel/bpf/verifier.c). So this function blocks signals
+/// during the load, and tries again after `EAGAIN`.
 ///
 /// # Errors
 /// The kernel refuses the program, or five attempts were interrupted.
 pub fn load_program(program: &mut Program) -> Result<(), ProgramError> {
-    // If the mask cannot be set (the kernel refuses only invalid arguments), signals cost attempts, nothing else.
+    // If the mask cannot be set (the kernel refuses only invalid arguments), a signal only costs an attempt.
     let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
     let loaded = attempt_often(program);
     if let Some(mask) = mask {

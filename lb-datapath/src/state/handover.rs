@@ -1,7 +1,7 @@
 //! Upgrade or downgrade from another map layout to this one, without interrupting connections.
 //!
-//! Each version pins a description of its maps next to them ([`lb_core::layout`]). An agent that finds a described data
-//! plane of another version, newer or older, takes it over:
+//! Each version pins a description of its maps next to them ([`crate::bpf::description`]). An agent that finds a
+//! described data plane of another version, newer or older, takes it over:
 //!
 //! 1. Maps that programs write, that both layouts define alike and that keep their size (flows, affinity, sockets) are
 //!    shared: pinned by both.
@@ -33,13 +33,13 @@ use lb_common::{
     filter::Mark,
     handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
 };
-use lb_core::layout::{Conversion, Description, Part};
 use tracing::{info, warn};
 
 use crate::{
     attach::cleanup,
     bpf::{
         bpffs::{self, Folder},
+        description::{Conversion, Description, Part},
         layout::{self, DESCRIPTION, MAPS, MapSpec},
         options::Capacities,
         raw_map::RawMap,
@@ -60,8 +60,8 @@ const CHUNK: usize = 4096;
 /// by which they are found.
 const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::CONNTRACK];
 
-/// The maps of connections of sockets, which both versions share together or not at all: a socket has the key of its
-/// counter.
+/// The maps of connections of sockets, which both versions share together or not at all: `COUNTED_SOCKETS` stores in
+/// each socket the key of its counter in `SOCKET_COUNTS`.
 const SOCKET_MAPS: [&MapSpec; 2] = [&layout::SOCKET_COUNTS, &layout::COUNTED_SOCKETS];
 
 /// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS`,
@@ -94,7 +94,7 @@ const SIZED: [&MapSpec; 7] = [
 pub(crate) struct Handover {
     folder: Folder,
     earlier: Earlier,
-    /// Numbers of entries of our maps.
+    /// Capacities of our maps.
     capacities: Capacities,
     /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
@@ -119,7 +119,7 @@ type Conversions = (Conversion, Conversion);
 enum Pass {
     /// Flows that have seen neither FIN nor RST: after one of these, the same tuple may begin another connection.
     Living,
-    /// All flows; for those that were copied before, what has changed since.
+    /// All flows; updates the copies of those that were copied before.
     Rest,
 }
 
@@ -163,7 +163,7 @@ impl Earlier {
         RawMap::open(spec.name, &self.folder.join(spec.name))
     }
 
-    /// Numbers of entries of our maps: the wanted ones, or those of the earlier maps if their elements would not fit.
+    /// Capacities of our maps. A map has the wanted capacity, or that of the earlier map if its elements would not fit.
     fn capacities(&self, wanted: Capacities) -> Result<Capacities, DatapathError> {
         let mut capacities = wanted;
         for spec in SIZED {
@@ -187,8 +187,7 @@ impl Earlier {
     }
 }
 
-/// Number of entries that a map with the elements of `map` needs. In an array, elements that are zero at the end do not
-/// count.
+/// Number of entries that a copy of `map` needs. The zero elements at the end of an array do not count.
 fn entries(map: &RawMap, is_array: bool) -> Result<u32, DatapathError> {
     let (mut count, mut end) = (0, 0);
     map.for_each(&mut |_, value| {
@@ -238,8 +237,8 @@ impl Handover {
         Ok(Some(handover))
     }
 
-    /// Numbers of entries of our maps: those of the options, or those of the earlier maps if their elements would not
-    /// fit.
+    /// Capacities of our maps. A map has the capacity that the options require, or that of the earlier map if its
+    /// elements would not fit.
     pub(crate) const fn capacities(&self) -> Capacities {
         self.capacities
     }
@@ -400,7 +399,7 @@ impl Handover {
         Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
     }
 
-    /// The slots of the earlier flow table; `None` if they are shared, or if that layout has no such table.
+    /// The slots of the earlier flow table; `None` if both layouts use the same table, or the earlier one has no flow table.
     fn slots(&self) -> Result<Option<EarlierSlots>, DatapathError> {
         let source = self.source(&layout::FLOWS)?;
         source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()
@@ -447,7 +446,7 @@ fn for_each_flow(
     map.for_each(&mut |key, value| see(&converted(&keys, key), &converted(&values, value)))
 }
 
-/// Updates the copy of a flow by what packets have changed in the original.
+/// Merges the changes that packets have made in the original of a flow into its copy.
 fn absorb(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)? else { return Ok(()) };
     let mut whole = copy;

@@ -5,11 +5,10 @@ use lb_common::{
     conntrack::{Flow, Tuple},
     flow_table::{Control, Slot},
 };
-use lb_core::layout::Conversion;
 
 use super::READS;
 use crate::{
-    bpf::{mapped::Mapped, raw_map::RawMap},
+    bpf::{description::Conversion, mapped::Mapped, raw_map::RawMap},
     error::DatapathError,
 };
 

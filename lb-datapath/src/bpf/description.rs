@@ -14,7 +14,7 @@ use lb_common::layout::{Described, Field};
 
 /// Which part of a map's elements a layout describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub(crate) enum Part {
     /// The keys of the map.
     Key,
     /// The values of the map.
@@ -32,16 +32,16 @@ impl Part {
 
 /// The fields of a struct, and where they are in its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// Size of the struct in bytes.
-    pub size: usize,
+    pub(crate) size: usize,
     /// Name, offset in bytes and size in bytes of each field.
-    pub fields: Vec<(String, usize, usize)>,
+    pub(crate) fields: Vec<(String, usize, usize)>,
 }
 
 impl Layout {
     /// The layout of the struct `T` in this version of the agent.
-    pub fn of<T: Described>() -> Self {
+    pub(crate) fn of<T: Described>() -> Self {
         let field = |field: &Field| (field.name.to_owned(), field.offset, field.size);
         Self { size: size_of::<T>(), fields: T::FIELDS.iter().map(field).collect() }
     }
@@ -69,34 +69,34 @@ impl Layout {
 
 /// The layouts of the keys and values of all maps of one version, by map name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Description(BTreeMap<(String, Part), Layout>);
+pub(crate) struct Description(BTreeMap<(String, Part), Layout>);
 
 /// A line of a description that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the description of the maps has an invalid line: `{0}`")]
-pub struct Unreadable(String);
+pub(crate) struct Unreadable(String);
 
 impl Description {
     /// Adds the layouts of a map's keys and values.
-    pub fn add(&mut self, map: &str, key: Layout, value: Layout) {
+    pub(crate) fn add(&mut self, map: &str, key: Layout, value: Layout) {
         self.0.insert((map.to_owned(), Part::Key), key);
         self.0.insert((map.to_owned(), Part::Value), value);
     }
 
     /// The layout of a map's keys or values; `None` if the map is unknown.
-    pub fn get(&self, map: &str, part: Part) -> Option<&Layout> {
+    pub(crate) fn get(&self, map: &str, part: Part) -> Option<&Layout> {
         self.0.get(&(map.to_owned(), part))
     }
 
     /// Whether a map's keys and values have the same layout in both descriptions.
-    pub fn agrees(&self, other: &Self, map: &str) -> bool {
+    pub(crate) fn agrees(&self, other: &Self, map: &str) -> bool {
         [Part::Key, Part::Value]
             .into_iter()
             .all(|part| self.get(map, part).is_some() && self.get(map, part) == other.get(map, part))
     }
 
     /// The description as text, the inverse of parsing.
-    pub fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let line = |((map, part), layout): (&(String, Part), &Layout)| {
             format!("{map} {} {}\n", part.as_str(), layout.render())
         };
@@ -107,7 +107,7 @@ impl Description {
     ///
     /// # Errors
     /// The first invalid line.
-    pub fn parse(text: &str) -> Result<Self, Unreadable> {
+    pub(crate) fn parse(text: &str) -> Result<Self, Unreadable> {
         let line = |line: &str| {
             let mut words = line.split_whitespace();
             let map = words.next()?.to_owned();
@@ -123,7 +123,7 @@ impl Description {
 
 /// How to convert the bytes of a struct from one layout to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conversion {
+pub(crate) struct Conversion {
     /// Byte ranges to copy: offset in the old struct, offset in the new struct, number of bytes.
     moves: Vec<(usize, usize, usize)>,
 }
@@ -132,7 +132,7 @@ impl Conversion {
     /// Makes a conversion that copies each field to the field of the same name. A little-endian number that becomes
     /// narrower or wider is cut or extended with zeros at its upper end. Fields that the old layout does not have
     /// become zero.
-    pub fn between(old: &Layout, new: &Layout) -> Self {
+    pub(crate) fn between(old: &Layout, new: &Layout) -> Self {
         let old_fields: BTreeMap<&str, (usize, usize)> =
             old.fields.iter().map(|(name, offset, size)| (name.as_str(), (*offset, *size))).collect();
         let one = |(name, to, size): &(String, usize, usize)| {
@@ -142,8 +142,8 @@ impl Conversion {
         Self { moves: new.fields.iter().filter_map(one).collect() }
     }
 
-    /// Converts the bytes `old` into `new`, which must hold zeros. Leaves out fields outside of either.
-    pub fn apply(&self, old: &[u8], new: &mut [u8]) {
+    /// Converts the bytes `old` into `new`, which must hold zeros. Skips a field that does not lie within both.
+    pub(crate) fn apply(&self, old: &[u8], new: &mut [u8]) {
         for &(from, to, size) in &self.moves {
             if let (Some(from), Some(to)) = (old.get(from..from + size), new.get_mut(to..to + size)) {
                 to.copy_from_slice(from);
