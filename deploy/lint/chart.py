@@ -15,7 +15,8 @@ KUBERNETES = ["1.29", "1.36"]
 
 
 def render(values, chart=CHART):
-    files = Chart.load(chart).render(values, name="lb-agent", namespace="kube-system", is_install=True)
+    loaded = Chart.load(chart) if chart.is_dir() else Chart.load_archive(chart.read_bytes())
+    files = loaded.render(values, name="lb-agent", namespace="kube-system", is_install=True)
     return "---\n".join(text.strip() + "\n" for _, text in sorted(files.items()) if text.strip())
 
 

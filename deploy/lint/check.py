@@ -3,8 +3,8 @@ promtool (of Debian's package prometheus; in the PATH, or PROMTOOL says where).
 
     python3 -m venv VENV && VENV/bin/pip install -r deploy/lint/requirements.txt && VENV/bin/python deploy/lint/check.py
 
-With --write it renders the manifests beside the chart anew, and copies into it what Helm takes only from there. What the manifests say is tested in Rust, by
-`cargo test -p lb-agent deploy`.
+With --write it renders the manifests beside the chart anew, and copies into it what Helm takes only from there. With --package DIR
+it also writes the chart there as an archive for a chart repository. What the manifests say is tested in Rust, by `cargo test -p lb-agent deploy`.
 """
 
 import json
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import yaml
-from helm_python.chart import Chart, lint
+from helm_python.chart import Chart, lint, package
 from helm_python.errors import HelmError
 
 from chart import CHART, DEPLOY, render, schema_problems
@@ -38,7 +38,7 @@ EVERYTHING = {
     "image": {"repository": "registry.example/lb-agent", "tag": "1", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
     "apiServer": {"host": "2001:db8::1", "port": 443},
-    "config": {"cluster-cidr": ["10.244.0.0/16"], "masquerade-all": True},
+    "config": {"cluster-cidr": ["10.244.0.0/16"], "masquerade-all": True, "dns-intercept": "kube-system/kube-dns"},
     "capabilities": ["NET_ADMIN", "SYS_ADMIN"],
     "podAnnotations": {"a": "b"},
     "podLabels": {"c": "d"},
@@ -218,6 +218,25 @@ def check_manifests():
     return [problem for name, text in texts.items() for problem in schema_problems(name, text)]
 
 
+def check_roles():
+    """The agent may list Namespaces only if it needs their names."""
+    problems = []
+    for config, expected in [({}, False), ({"dns-intercept": "a/b"}, True), ({"dnsBindAddress": "192.0.2.1"}, True)]:
+        roles = [d for d in yaml.safe_load_all(render({"config": config})) if d["kind"] == "ClusterRole"]
+        found = any("namespaces" in rule["resources"] for role in roles for rule in role["rules"])
+        if found != expected:
+            problems.append(f"with the configuration {config}, the role {'has' if found else 'lacks'} namespaces")
+    return problems
+
+
+def check_package(folder):
+    """The chart as an archive, in this folder if there is one, renders what the chart itself renders."""
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = Path(package(CHART, destination=folder or temporary))
+        same = render(EVERYTHING, archive) == render(EVERYTHING)
+    return [] if same else [f"{archive.name} does not render as the chart"]
+
+
 def check_image():
     run = subprocess.run(
         [Path(sys.executable).parent / "hadolint", "--no-color", DEPLOY / "Dockerfile", DEPLOY / "bird.Dockerfile"],
@@ -228,6 +247,7 @@ def check_image():
 
 
 def main():
+    folder = sys.argv[sys.argv.index("--package") + 1] if "--package" in sys.argv else None
     passed = [
         check("helm lint", check_lint()),
         check("values.schema.json", check_schema()),
@@ -239,6 +259,8 @@ def main():
         check("monitoring objects of the chart", check_monitoring_of_chart()),
         check("schemas of Kubernetes", check_manifests()),
         check("each documented value", check_values()),
+        check("roles of the chart", check_roles()),
+        check("archive of the chart", check_package(folder)),
         check("hadolint", check_image()),
     ]
     failed = passed.count(False)

@@ -8,3 +8,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/component: service-proxy
 {{- end }}
+
+{{/* Not empty if the settings make the agent a DNS server. */}}
+{{- define "lb-agent.answersDns" -}}
+{{- range list "dns-bind-address" "dnsBindAddress" "dns-intercept" "dnsIntercept" -}}
+{{- if get $.Values.config . }}true{{ end -}}
+{{- end -}}
+{{- end -}}

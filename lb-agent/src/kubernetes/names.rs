@@ -1,5 +1,5 @@
-//! The watches that DNS names need: all Services and EndpointSlices. The proxy's own watches leave out headless
-//! Services, their slices, and the Services of other proxies.
+//! The watches that DNS names need: all Services, EndpointSlices and Namespaces. The proxy's own watches leave out
+//! headless Services, their slices, and the Services of other proxies.
 
 use std::{convert::Infallible, sync::Arc, time::SystemTime};
 
@@ -29,6 +29,28 @@ struct NamedService(Service);
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedSlice(EndpointSlice);
+
+/// A Namespace: its name exists even if no Service is in it.
+#[derive(Clone, Debug, Deserialize)]
+struct NamedNamespace {}
+
+impl Read for NamedNamespace {
+    type Schema = core::Namespace;
+}
+
+impl Kind for NamedNamespace {
+    const NAME: &str = "Namespace";
+    const NAMESPACED: bool = false;
+    type Change = NameChange;
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<NameChange>, ConvertError> {
+        Ok(NameChange::Namespace(name.clone(), true).into())
+    }
+
+    fn gone(name: ObjectName) -> NameChange {
+        NameChange::Namespace(name, false)
+    }
+}
 
 impl Read for NamedService {
     type Schema = core::Service;
@@ -74,8 +96,9 @@ impl Kind for NamedSlice {
     }
 }
 
-/// Follows the API server; `names` are synchronised once all Services and EndpointSlices have been listed. While the
-/// API server does not answer, names keep their last state; the proxy's watches report why.
+/// Follows the API server; `names` are synchronised once all Services, EndpointSlices and Namespaces have been listed,
+/// or the API server has refused to list Namespaces: then those without Services have no names. While the API server
+/// does not answer, names keep their last state; the proxy's watches report why.
 ///
 /// # Errors
 ///
@@ -84,12 +107,14 @@ pub async fn follow_names(server: ApiServer, names: Arc<Names>) -> Result<Infall
     let (client, _) = watching_client(server).await?;
     let now = SystemTime::now();
     let mut services: Watch<NamedService> = Watch::new(client.clone(), kind::all(), now);
-    let mut slices: Watch<NamedSlice> = Watch::new(client, kind::all(), now);
+    let mut slices: Watch<NamedSlice> = Watch::new(client.clone(), kind::all(), now);
+    let mut namespaces: Watch<NamedNamespace> = Watch::new(client, kind::all(), now);
     let mut unread = Unread::default();
     loop {
         let changes = tokio::select! {
             changes = services.next() => changes,
             changes = slices.next() => changes,
+            changes = namespaces.next() => changes,
         };
         names.apply(changes.ok_or(KubernetesError::Ended)?);
         let services_unread = services.unread().into_iter().chain(slices.unread()).collect();
@@ -97,7 +122,7 @@ pub async fn follow_names(server: ApiServer, names: Arc<Names>) -> Result<Infall
             unread.services = services_unread;
             names.set_unread(unread.clone());
         }
-        if services.is_listed() && slices.is_listed() {
+        if services.is_listed() && slices.is_listed() && namespaces.is_settled() {
             names.set_synchronised();
         }
     }

@@ -60,3 +60,25 @@ fn names_of_unreadable_objects_are_not_denied() {
     bed.cluster.apply(&bed.slice("peers", 3));
     has("x.peers", "NXDOMAIN");
 }
+
+#[test]
+fn empty_namespace_exists() {
+    let mut bed = Bed::with_faults();
+    bed.put("a", 1);
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "empty"}});
+    bed.cluster.apply(&namespace);
+    bed.start_agent_with(&DNS);
+    let resolver = Resolver::new(bed.netns.clone(), bed.bpffs().parent().unwrap()).unwrap();
+    let answers = |name: &str, wanted: &str| {
+        let full = format!("{name}.cluster.local");
+        let text = || resolver.dig(&[&*full]).unwrap();
+        bed.wait_until(&format!("{name}: {wanted}"), LIMIT, |_| text().contains(wanted));
+    };
+    answers("a.default.svc", "status: NOERROR,");
+    answers("empty.svc", "status: NOERROR,");
+    answers("10-1-2-3.empty.pod", "10.1.2.3");
+    answers("missing.svc", "status: NXDOMAIN,");
+    answers("10-1-2-3.missing.pod", "status: NXDOMAIN,");
+    bed.cluster.delete(&namespace);
+    answers("empty.svc", "status: NXDOMAIN,");
+}
