@@ -1,6 +1,6 @@
-//! Reads the annotations of a Service: those that set how its backends are chosen, checked and reached, and those of
-//! clouds, which the agent reports. An invalid annotation affects no other: the Service is served as if that annotation
-//! were unset, and a [`Condition`](crate::plan::Condition) reports it.
+//! Reads the annotations of a Service. They set how its backends are chosen, checked and reached. The agent reports
+//! annotations for load balancers of clouds if they have no effect here. This module treats an invalid annotation as
+//! unset, and a [`Condition`](crate::plan::Condition) reports it; the other annotations apply.
 
 use std::{
     collections::BTreeMap, fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration,
@@ -25,7 +25,7 @@ pub const NORTH_SOUTH_MODE: &str = "lb.dev/north-south-mode";
 /// `node:NAME` or `zone:NAME`.
 pub const WEIGHTS: &str = "lb.dev/weights";
 
-/// The annotation that sets how long the share of an endpoint grows after it has become usable, such as `30s`.
+/// The annotation that sets the duration of the slow start of an endpoint that has become usable, such as `30s`.
 pub const SLOW_START: &str = "lb.dev/slow-start";
 
 /// The annotation of AWS that sets whether endpoints of all zones are used: `true` or `false`.

@@ -17,7 +17,8 @@ const PREFIXES: [&str; 3] =
 /// text that is not empty.
 pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("networking.gke.io/load-balancer-type", &["Internal"]),
-    ("cloud.google.com/load-balancer-type", &["Internal"]),
+    // Masters of version 1.7.0 to 1.7.3 expect lower case.
+    ("cloud.google.com/load-balancer-type", &["Internal", "internal"]),
     ("service.beta.kubernetes.io/aws-load-balancer-internal", &["true", "0.0.0.0/0"]),
     ("service.beta.kubernetes.io/azure-load-balancer-internal", &["true"]),
     ("service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", &["private"]),
@@ -27,6 +28,11 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", &["intranet"]),
 ];
 
+/// The values of these annotations that ask for a public load balancer.
+const ASKS_FOR_PUBLIC: [&str; 5] = ["", "false", "External", "public", "internet"];
+
+const NOT_INTERNAL: &str =
+    "this value does not make the load balancer internal: its address is from a public pool";
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
@@ -37,8 +43,8 @@ const ATTRIBUTES: &str = "of these attributes, only proxy_protocol_v2.enabled ha
 const BILL: &str = "it is about the bill of a cloud";
 const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";
 
-/// An annotation, the values that need no report because they ask for what happens anyway, and why others have no
-/// effect.
+/// An annotation; those of its values that need no report, because they ask for what happens anyway; and why its other
+/// values have no effect.
 type Ignored = (&'static str, &'static [&'static str], &'static str);
 
 const IGNORED: [Ignored; 17] = [
@@ -103,7 +109,8 @@ const OF_TKE: [&str; 3] = [
     "service.kubernetes.io/service.listenerParameters",
 ];
 
-/// Whether the annotation of this name may be reported.
+/// Whether the annotation of this name configures load balancers of clouds. The agent reports such an annotation if it
+/// has no effect here.
 pub fn is_of_cloud(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || OF_TKE.contains(&name)
@@ -115,7 +122,7 @@ pub(super) fn ignored(annotations: &BTreeMap<String, String>) -> Vec<IgnoredAnno
     let of_cloud =
         annotations.iter().filter(|(name, _)| is_of_cloud(name) && !health::AWS.contains(&name.as_str()));
     let ignored = of_cloud.filter_map(|(name, value)| {
-        let why = why(name, value.trim())?;
+        let why = why(name, value.trim()).or_else(|| connection_ends::without_effect(name, annotations))?;
         Some(IgnoredAnnotation { annotation: name.as_str().into(), value: value.as_str().into(), why })
     });
     ignored.collect()
@@ -129,10 +136,13 @@ fn why(name: &str, value: &str) -> Option<&'static str> {
     if name == proxy_protocol::AWS_ATTRIBUTES {
         return proxy_protocol::has_other_attributes(value).then_some(ATTRIBUTES);
     }
+    if let Some((_, asking)) = ASKS_FOR_INTERNAL.iter().find(|(known, _)| *known == name) {
+        let is_known = asking.is_empty() || asking.contains(&value) || ASKS_FOR_PUBLIC.contains(&value);
+        return (!is_known).then_some(NOT_INTERNAL);
+    }
     if SERVED.contains(&name)
         || connection_ends::AWS.contains(&name)
         || proxy_protocol::OF_AWS.contains(&name)
-        || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
     {
         return None;
     }
@@ -168,7 +178,6 @@ mod tests {
             ("internal", "true"),
             ("healthcheck-interval", "20"),
             ("connection-draining-enabled", "true"),
-            ("connection-draining-timeout", "60"),
             ("connection-idle-timeout", "60"),
             ("proxy-protocol", "*"),
             ("target-group-attributes", "proxy_protocol_v2.enabled=true"),
@@ -179,6 +188,30 @@ mod tests {
             reported(&[("cloud.google.com/load-balancer-type", "Internal"), ("a/b", "c")]),
             [] as [String; 0]
         );
+    }
+
+    #[test]
+    fn value_that_makes_no_load_balancer_internal_is_reported() {
+        for (name, asking) in ASKS_FOR_INTERNAL.into_iter().filter(|(_, asking)| !asking.is_empty()) {
+            assert_eq!(reported(&[(name, "10.0.0.0/8")]), [name]);
+            let known = asking.iter().chain(&ASKS_FOR_PUBLIC);
+            known.for_each(|value| assert_eq!(reported(&[(name, value)]), [""; 0], "{name}: {value}"));
+        }
+    }
+
+    #[test]
+    fn timeout_that_another_annotation_switches_off_is_reported() {
+        let [enabled, timeout, idle] = connection_ends::AWS;
+        for (annotations, expected) in [
+            (&[(timeout, "60")][..], &[timeout][..]),
+            (&[(timeout, "60"), (enabled, "true")], &[]),
+            (&[(timeout, "60"), (enabled, "false")], &[timeout]),
+            (&[(timeout, "60"), (enabled, "true"), ("lb.dev/drain-timeout", "5s")], &[timeout]),
+            (&[(idle, "60"), ("lb.dev/idle-timeout", "5s")], &[idle]),
+            (&[(idle, "60")], &[]),
+        ] {
+            assert_eq!(reported(annotations), expected, "{annotations:?}");
+        }
     }
 
     #[test]

@@ -38,6 +38,21 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut Servic
     settings.timeouts.idle = idle.or(aws_idle);
 }
 
+/// Why another annotation keeps a timeout of AWS from taking effect; `None` if none does.
+pub(super) fn without_effect(name: &str, annotations: &BTreeMap<String, String>) -> Option<&'static str> {
+    let drains = || annotations.get(AWS_DRAINS).is_some_and(|text| text.trim() == "true");
+    match name {
+        AWS_DRAIN_TIMEOUT if annotations.contains_key(DRAIN_TIMEOUT) => {
+            Some("lb.dev/drain-timeout overrides it")
+        }
+        AWS_DRAIN_TIMEOUT if !drains() => Some("connection draining is not enabled by its own annotation"),
+        AWS_IDLE_TIMEOUT if annotations.contains_key(IDLE_TIMEOUT) => {
+            Some("lb.dev/idle-timeout overrides it")
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,12 +17,13 @@ pub struct ConvertError {
     pub object: String,
     /// Path of the field, such as `spec.ports[0].port`.
     pub field: String,
-    /// The error, in the form of the API server's.
+    /// Why the field is invalid or unsupported, in the format of the API server's errors.
     pub why: String,
 }
 
-/// An object as far as it can be served. As in kube-proxy, invalid parts such as an address are left out and the rest
-/// of the object is served; a source whose user can correct the object calls [`whole`](Self::whole) instead.
+/// The part of an object that can be served. As in kube-proxy, invalid parts such as an address are left out and the
+/// rest of the object is served. A source whose user can correct the object calls [`whole`](Self::whole), which rejects
+/// an object with invalid parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted<T> {
     /// The part of the object that can be served.

@@ -1,5 +1,5 @@
-//! Reads the annotations that set health checks: those of this project, and those of AWS, which mean the same. Where a
-//! Service has both, the annotation of this project counts. An empty text is the default.
+//! Reads the annotations that set health checks: those of this project, and those of AWS with the same meaning. If a
+//! Service has both, the annotation of this project applies. An empty value stands for the default.
 
 use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -24,7 +24,8 @@ pub const FAIL_CLOSED: &str = "lb.dev/fail-closed";
 
 const TIMINGS: [&str; 4] = [INTERVAL, TIMEOUT, HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD];
 
-/// The annotations of AWS. Each of them alone turns a check on, of TCP unless the protocol is given.
+/// The annotations of AWS. Any one of them turns a health check on; this is a TCP check unless `AWS_PROTOCOL` sets
+/// another protocol.
 const AWS_PROTOCOL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol";
 const AWS_PORT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port";
 const AWS_PATH: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path";
@@ -35,7 +36,7 @@ const AWS_UNHEALTHY: &str = "service.beta.kubernetes.io/aws-load-balancer-health
 pub(super) const AWS: [&str; 7] =
     [AWS_PROTOCOL, AWS_PORT, AWS_PATH, AWS_INTERVAL, AWS_TIMEOUT, AWS_HEALTHY, AWS_UNHEALTHY];
 
-/// Failures that make an endpoint unhealthy if only annotations of AWS turn the check on: AWS's default.
+/// The default unhealthy threshold if annotations of AWS, not [`HEALTH_CHECK`], turn the check on: AWS's default.
 const AWS_UNHEALTHY_THRESHOLD: u8 = 6;
 
 const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);

@@ -66,8 +66,8 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 
 /// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet), or one that
 /// another proxy serves, becomes [`Change::Service`] with `None`. Invalid external addresses, invalid source ranges and
-/// ports without a number are left out. Unknown values of enums are also left out: the field has its default, or its
-/// item is not served.
+/// ports without a number are left out. An unknown enum value is replaced by the default of its field, or the list item
+/// that contains it is left out.
 ///
 /// # Errors
 ///
@@ -102,7 +102,7 @@ pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }
 
-/// The error for an unknown type, which is served like `ClusterIP`.
+/// The error for an unknown `spec.type`; the Service is served as with `ClusterIP`.
 fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError> {
     let unknown = Some(spec.service_type()).filter(|name| !rules::SERVICE_TYPES.contains(name))?;
     Some(object.unsupported("spec.type", unknown, &rules::SERVICE_TYPES))

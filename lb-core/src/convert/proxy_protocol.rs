@@ -8,14 +8,14 @@ use crate::model::ServiceSettings;
 /// The annotation that gives backends a PROXY protocol header: `v2`.
 pub const PROXY_PROTOCOL: &str = "lb.dev/proxy-protocol";
 
-/// The annotation of AWS for all ports: `*`.
+/// The annotation of AWS that, with the value `*`, turns the PROXY protocol on for all ports.
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol";
-/// The annotation of AWS for a list of attributes, `name=value` each.
+/// The annotation of AWS that lists attributes, each as `name=value`.
 pub(super) const AWS_ATTRIBUTES: &str =
     "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
 /// The attribute of that list that turns the PROXY protocol on: `true` or `false`.
 const AWS_ATTRIBUTE: &str = "proxy_protocol_v2.enabled";
-/// The annotations of AWS that this module reads as a whole.
+/// The annotations of AWS that concern only the PROXY protocol, unlike [`AWS_ATTRIBUTES`].
 pub(super) const OF_AWS: [&str; 1] = [AWS];
 
 /// Sets whether backends get a PROXY protocol header; records invalid annotations.
@@ -34,7 +34,7 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut Servic
     settings.proxy_protocol = asks;
 }
 
-/// Whether a list of attributes has others than that of the PROXY protocol.
+/// Whether a list of attributes has one other than [`AWS_ATTRIBUTE`].
 pub(super) fn has_other_attributes(list: &str) -> bool {
     attributes(list).any(|(name, _)| name != AWS_ATTRIBUTE)
 }

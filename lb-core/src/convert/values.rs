@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
 
-/// A number of seconds, or one with the unit `ms`, `s` or `m`.
+/// Parses a number of seconds, or a number with the unit `ms`, `s` or `m`.
 pub(super) fn duration(text: &str) -> Option<Duration> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let milliseconds = match &text[number.len()..] {

@@ -215,6 +215,7 @@ fn annotations_of_clouds_select_internal_pools() {
     for (name, value, is_internal) in [
         ("networking.gke.io/load-balancer-type", "Internal", true),
         ("cloud.google.com/load-balancer-type", "Internal", true),
+        ("cloud.google.com/load-balancer-type", "internal", true),
         ("cloud.google.com/load-balancer-type", "External", false),
         ("service.beta.kubernetes.io/aws-load-balancer-internal", "true", true),
         ("service.beta.kubernetes.io/aws-load-balancer-internal", "0.0.0.0/0", true),
@@ -461,7 +462,7 @@ fn reassign_moves_services_that_their_pool_may_not_serve_any_more() {
         (pool("a", spec(json!({"serviceSelectors": [{"matchLabels": {"x": "y"}}]}))), "198.51.100.1"),
         (Pool::new(&read(internal)).unwrap(), "198.51.100.1"),
         (pool("a", avoiding), "192.0.2.1"),
-        // `autoAssign` is about Services without an address, as with MetalLB.
+        // As with MetalLB, `autoAssign` only concerns Services that have no address yet.
         (pool("a", manual), "192.0.2.0"),
     ] {
         let mut all = reassigning(vec![of_range("a", "192.0.2.0/31")]);
