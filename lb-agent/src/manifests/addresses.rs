@@ -21,6 +21,9 @@ use super::{condition::FieldError, options::ManifestsOptions};
 /// Name of the pool that `--load-balancer-pool` defines; a Service may request it by this name.
 const POOL_OF_FLAG: &str = "load-balancer-pool";
 
+/// The annotation by which a Service requests addresses.
+const LOAD_BALANCER_IPS: &str = "metallb.io/loadBalancerIPs";
+
 /// A Service with its addresses, or the error because of which it keeps its last good state.
 pub(super) type Outcome = Result<Assigned, FieldError>;
 
@@ -59,6 +62,8 @@ pub(super) struct Addresses {
     reassign: bool,
     /// The networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
+    /// Whether other nodes announce the same addresses (`--announce-member`).
+    has_members: bool,
 }
 
 impl Addresses {
@@ -78,6 +83,7 @@ impl Addresses {
             class: options.load_balancer_class.clone(),
             reassign: options.load_balancer_reassign,
             reserved: reserved.map(|network: &IpNet| (*network).into()).collect(),
+            has_members: options.has_members,
         };
         addresses.set_pools(Vec::new(), Namespaces::default(), false);
         addresses
@@ -100,7 +106,8 @@ impl Addresses {
         errors.filter_map(|(index, error)| Some((index.checked_sub(of_flag)?, error))).collect()
     }
 
-    /// Whether Services lose addresses that the pools do not give them any more, once all pools can be read.
+    /// Whether Services lose addresses that the pools do not give them any more. This is only the setting: while some
+    /// pool cannot be read, Services lose none.
     pub(super) const fn reassigns(&self) -> bool {
         self.reassign
     }
@@ -177,6 +184,7 @@ impl Addresses {
             let has = self.load_balancers.addresses(&request.service);
             let trouble = self.load_balancers.trouble(request, error.as_ref());
             let warning = trouble.map(|why| FieldError::new("status.loadBalancer", why));
+            let warning = warning.or_else(|| self.unnamed(request, has));
             let for_more = has_pools && has.len() < request.families.len();
             waits.insert(index, Waits { warning, for_more });
         }
@@ -188,8 +196,19 @@ impl Addresses {
         waits
     }
 
-    /// The request of a Service to the pools. `None` if the manifest contains addresses, which this function records,
-    /// or if the Service is no load balancer, whose former addresses it releases.
+    /// A warning if the Service names no address, and other nodes announce its addresses, too. Each node gives addresses
+    /// by itself, so a Service may have another one there.
+    fn unnamed(&self, request: &Request, has: &[IpAddr]) -> Option<FieldError> {
+        let first = has.first().filter(|_| self.has_members && request.addresses.is_empty())?;
+        let why = format!(
+            "no address is named, so the other members may give the Service another one than {first}: name its \
+             addresses with the annotation {LOAD_BALANCER_IPS}"
+        );
+        Some(FieldError::new("status.loadBalancer", why))
+    }
+
+    /// The request of a Service to the pools. `None` if the manifest contains addresses; this function then records
+    /// them. Also `None` if the Service gets no addresses from pools; this function then releases those that it had.
     fn request(&mut self, service: &api::Service) -> Result<Option<Request>, ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let given = given_by_manifest(service);
@@ -261,7 +280,7 @@ fn convert(service: &api::Service) -> Result<Option<Service>, FieldError> {
     }
 }
 
-/// The error of a field, without the object's name, which the condition has already.
+/// Converts an error of a field. Drops the object's name, because the condition already contains it.
 pub(super) fn field_error(error: ConvertError) -> FieldError {
     FieldError::new(error.field, error.why)
 }

@@ -93,8 +93,8 @@ impl FieldError {
         Self { field: field.to_string(), message: message.to_string(), position: None }
     }
 
-    /// The message of the error, in which a position's line is counted from the top of the file; the document starts on
-    /// line `first_line`.
+    /// The message of the error. If the error has a position, the message gives the line in the file, in which the
+    /// document's text starts on line `first_line`.
     pub(super) fn message_at(&self, first_line: usize) -> String {
         match self.position {
             Some((line, column)) => {

@@ -71,7 +71,8 @@ pub struct Manifests {
     dir: PathBuf,
     files: BTreeMap<Arc<OsStr>, File>,
     next_id: u64,
-    /// The documents that define each object. Of several, the first is used and the others are reported.
+    /// The documents that define each object. If several define the same object, the first one is in force, and the
+    /// others are reported.
     claims: HashMap<Key, Vec<Claim>>,
     objects: BTreeMap<Key, LastGood>,
     addresses: Addresses,
@@ -88,10 +89,10 @@ pub struct Manifests {
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
     bgp: bgp::Objects,
-    /// [`Addresses::changes`] when the requests of waiting load balancers were last repeated.
+    /// The value of [`Addresses::changes`] when the requests of waiting load balancers were last repeated.
     asked_at: u64,
-    /// Load balancers whose requests must be repeated when an address may have become free: after a change of the pools
-    /// all of them, otherwise those with fewer addresses than families.
+    /// Load balancers whose requests must be repeated when an address may have become free: all load balancers after a
+    /// change of the pools, otherwise those with fewer addresses than families.
     ask_again: BTreeSet<Key>,
     /// Whether every pool of the folder was readable when the pools were last replaced.
     reads_all_pools: bool,
@@ -397,7 +398,7 @@ impl Manifests {
     }
 
     /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. Marks all load balancers,
-    /// so that their requests are repeated: each may get a second address.
+    /// so that their requests are repeated, because each may now get another address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {

@@ -18,6 +18,8 @@ pub struct ManifestsOptions {
     pub load_balancer_class: Option<String>,
     /// Whether Services lose addresses that the pools do not give them any more.
     pub load_balancer_reassign: bool,
+    /// Whether other nodes announce load balancers' addresses of the same manifests.
+    pub has_members: bool,
     /// The index to which the source adds the DNS names of Services; `None` without a DNS server.
     pub names: Option<Arc<Names>>,
     /// Range of node ports to allocate from; [`lb_core::allocate::DEFAULT_NODE_PORTS`] by default.

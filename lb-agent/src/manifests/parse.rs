@@ -177,8 +177,9 @@ pub(super) struct Parsed {
     pub(super) errors: Vec<FieldError>,
     /// `apiVersion kind` of objects that this source ignores.
     pub(super) ignored: Vec<String>,
-    /// If DNS names are wanted and the document hides objects: its words, among which are the objects' names;
-    /// `Some(None)` if the names may not be among them. `None` for any other document.
+    /// The words of the document, which include the names of the objects that it hides ([`Self::hides_objects`]);
+    /// `Some(None)` if a name may be missing from the words. `None` if the document hides no object, or if DNS names
+    /// are not wanted.
     pub(super) words: Option<Option<Words>>,
 }
 
@@ -230,7 +231,7 @@ fn to_value(text: &str) -> Result<Value, FieldError> {
     })
 }
 
-/// `apiVersion` and `kind` of an object; an item of a list without them inherits them from the list.
+/// `apiVersion` and `kind` of an object. An item of a list inherits from the list what it lacks.
 #[derive(Clone, Default)]
 struct Type {
     api_version: Option<String>,
@@ -288,7 +289,7 @@ fn take(value: &Value, prefix: &str, inherited: &Type, wanted: Wanted, parsed: &
 }
 
 /// Returns `None` if `kind` is no list of objects that this source reads. Otherwise returns the kind of the items, or
-/// `Some(None)` for the kind `List`, which does not name it.
+/// `Some(None)` for the kind `List`, whose items name their own kinds.
 fn list_of(kind: &str) -> Option<Option<Kind>> {
     let item = kind.strip_suffix("List")?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == item);
@@ -301,8 +302,9 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// Recognises the kind of an object. A supported kind under another version or another group of these APIs, or with
-/// other capitals, is an error; under a foreign group (such as Knative's Service) it is ignored.
+/// Recognises the kind of an object. A supported kind is an error if its capitals are wrong, or if `apiVersion` has the
+/// wrong version, or a group that belongs to another supported kind. Under any other group it is ignored, such as
+/// Knative's Service.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
         return Recognised::Ignored;

@@ -62,14 +62,14 @@ pub enum ManifestsError {
 
 /// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes,
 /// [`SourceEvent::Synchronised`] once after the first read of everything (files that are open for writing delay it by
-/// about a second at most), and [`SourceEvent::Complete`] once, as soon as all files are read and none has an error.
-/// Before that, some objects may be unknown. `published` has all current conditions. `contents` is the state of the
-/// kernel from an earlier run.
+/// about a second at most), and [`SourceEvent::Complete`] once, as soon as all files are read and none has an error;
+/// until then, some objects may be unknown. Conditions and advertisements go to `published`. `contents` is what an
+/// earlier run has left in the maps.
 ///
 /// # Errors
 ///
-/// The folder cannot be read or watched at the start; later, reading the inotify events fails or the reading thread
-/// panics. If the folder only becomes unreadable, the last good state stays in force.
+/// At the start, the folder cannot be read or watched; later, reading the inotify events fails or the reading thread
+/// panics. A folder that becomes unreadable after the start is no error: its last good state stays in force.
 pub async fn run(
     options: ManifestsOptions,
     contents: &Contents,
@@ -140,8 +140,8 @@ impl Follower {
             if synchronised && sound && !complete && self.watch.is_settled() && !self.watch.has_drafts() {
                 complete = true;
                 events.push(SourceEvent::Complete);
-                // Only the first load can hide objects by errors: from now on, the folder keeps the last good state of
-                // each.
+                // From now on, an error hides no object's name: if a manifest becomes invalid, the folder keeps the
+                // last good state of its objects.
                 self.names.iter().for_each(|names| names.set_unread(Unread::default()));
             }
             for event in events {
@@ -296,6 +296,7 @@ mod tests {
             load_balancer_pool: Vec::new(),
             load_balancer_reassign: false,
             load_balancer_class: None,
+            has_members: false,
             names: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };

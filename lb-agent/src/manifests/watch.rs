@@ -168,8 +168,8 @@ impl Watch {
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
-                    // The event is about the folder itself, for example its removal. Another folder may then get the
-                    // same inode number.
+                    // The event is about the folder itself. After its removal (`IGNORED`), a new folder may get the
+                    // same inode number, so [`Self::is_attached`] could not tell the two apart.
                     self.watched = self.watched.take_if(|_| !event.mask.contains(EventMask::IGNORED));
                     self.next_poll = now;
                 } else if current {
@@ -250,8 +250,8 @@ fn note(unsettled: &mut Unsettled, mask: EventMask, name: Option<&OsStr>, now: I
     }
 }
 
-/// Updates the files that are open for writing. (`truncate(2)` writes without a close; the next close of the file ends
-/// the draft.)
+/// Updates `drafts`, the names of files that have been written to and not closed since. (After `truncate(2)`, which
+/// causes no close event, a file stays a draft until a later writer closes it.)
 fn note_draft(drafts: &mut BTreeSet<OsString>, mask: EventMask, name: Option<&OsStr>) {
     let Some(name) = name.filter(|name| is_manifest(name)) else { return };
     if mask.contains(EventMask::MODIFY) {

@@ -32,6 +32,7 @@ fn options_with(ranges: &str) -> ManifestsOptions {
         load_balancer_pool: Vec::new(),
         load_balancer_reassign: false,
         load_balancer_class: None,
+        has_members: false,
         names: None,
         node_port_range: DEFAULT_NODE_PORTS,
     }

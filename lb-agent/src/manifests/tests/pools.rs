@@ -65,6 +65,18 @@ fn pool_of_the_flag_needs_no_manifest() {
 }
 
 #[test]
+fn member_warns_of_a_service_that_names_no_address() {
+    let options = ManifestsOptions { has_members: true, ..options() };
+    let mut folder = Folder::with(options, &Contents::default());
+    folder.write(&[("web.yaml", &balancer("web")), ("pool.yaml", &pool("a", "192.0.2.0/30"))]);
+    assert_eq!(folder.load_balancer("web"), ["192.0.2.0"]);
+    let problems = folder.problems();
+    assert!(matches!(&problems[..], [one] if one.contains("metallb.io/loadBalancerIPs")), "{problems:?}");
+    folder.write(&[("web.yaml", &format!("{}  loadBalancerIP: 192.0.2.0\n", balancer("web")))]);
+    assert_eq!((folder.load_balancer("web"), folder.problems()), (vec!["192.0.2.0".into()], vec![]));
+}
+
+#[test]
 fn load_balancer_of_another_class_gets_no_address() {
     let classed = format!("{}  loadBalancerClass: example.com/lb\n", balancer("web"));
     let files = [("web.yaml", &*classed), ("pool.yaml", &*pool("a", "192.0.2.0/30"))];

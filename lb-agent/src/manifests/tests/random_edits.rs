@@ -39,7 +39,7 @@ proptest! {
         let mut edited = Folder::new();
         let mut files = std::collections::BTreeMap::new();
         for batch in &batches {
-            // Keeps one edit per file, as a batch must have.
+            // Keeps the last edit of each file: a batch must not contain two edits of the same file.
             let batch: std::collections::BTreeMap<_, _> = batch.iter().map(|edit| (edit.file.clone(), edit.clone())).collect();
             let batch: Vec<Edit> = batch.into_values().collect();
             edited.apply(&batch);
