@@ -53,6 +53,8 @@ pub struct Endpoint {
     pub pod: String,
     /// Name of the endpoint's node.
     pub node: String,
+    /// Name of the endpoint's zone; empty for none.
+    pub zone: String,
     /// Addresses of the pod, at most one of each family.
     pub addresses: Vec<IpAddr>,
     /// Whether the endpoint is ready: `conditions.ready`.
@@ -162,7 +164,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// The Service and its EndpointSlices as YAML: for the family of a single cluster IP, otherwise for both families.
+    /// The Service and its EndpointSlices as YAML: in the family of its cluster IP if it has exactly one, else in both.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {
@@ -284,6 +286,9 @@ impl Service {
                 "  conditions: {{ready: {ready}, serving: {serving}, terminating: {terminating}}}"
             )?;
             writeln!(endpoints, "  nodeName: {node}\n  targetRef: {{kind: Pod, name: {pod}}}")?;
+            if !endpoint.zone.is_empty() {
+                writeln!(endpoints, "  zone: {}", endpoint.zone)?;
+            }
             endpoint.write_hints(&mut endpoints)?;
         }
         if endpoints.is_empty() {

@@ -1,7 +1,11 @@
 //! The table of settings. One entry declares the flag, its help, its environment variable and its keys in the file of
 //! `--config`. A test compares `docs/settings.md` with the table, and writes the page if `UPDATE_DOCS` is set.
 
-use std::{mem, num::NonZeroU32, path::PathBuf};
+use std::{
+    mem,
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
@@ -45,7 +49,7 @@ macro_rules! settings {
             }
 
             impl $name {
-                /// These values, and for each that is missing the one of the file, which is taken out.
+                /// Fills in missing values from `file`, and removes the settings of this struct from `file`.
                 pub(crate) fn or_in_file(mut self, file: &mut FileSettings) -> Self {
                     $(self.$field = self.$field.or_in_file(mem::take(&mut file.$field));)*
                     self
@@ -83,7 +87,7 @@ settings! {
         cgroup: Option<PathBuf> | Option<PathBuf>, (global = true, value_name = "DIR");
         also {
             /// YAML file of settings, each named as its flag, or a KubeProxyConfiguration. Flags override the
-            /// environment, which overrides the file
+            /// environment, which overrides the file [default: /etc/lb-agent/config.yaml, if it exists]
             #[arg(long, global = true, value_name = "FILE", env = "LB_AGENT_CONFIG", hide_env_values = true)]
             pub config: Option<PathBuf>,
         }
@@ -92,6 +96,7 @@ settings! {
     /// Settings of `run`. Lists are given as several values, by repeating the flag, or with commas.
     struct RunArgs {
         /// Directory of YAML manifests with Services, EndpointSlices and Endpoints; changes are applied at once
+        /// [default: /etc/lb-agent/services, if it exists and no API server is known]
         "manifests" "LB_AGENT_MANIFESTS" "manifests"
         manifests: Option<PathBuf> | Option<PathBuf>, (value_name = "DIR");
         /// Kubeconfig of the API server to read Services and EndpointSlices from [default in a Pod: its service
@@ -101,12 +106,16 @@ settings! {
         /// Name of this node, as in the nodeName of endpoints [default: the host name]
         "node-name" "LB_AGENT_NODE_NAME" "nodeName"
         node_name: Option<String> | Option<String>, (value_name = "NAME");
+        /// Zone of this node, for topology hints and Services that prefer their zone; with an API server the label
+        /// topology.kubernetes.io/zone of the Node names it [default: none]
+        "zone" "LB_AGENT_ZONE" "zone"
+        zone: Option<String> | Option<String>, (value_name = "NAME");
         /// IP address of this node. With 0.0.0.0 or :: the Node object gives the address, and this one only selects the
         /// default family of the health and metrics servers [default: 0.0.0.0]
         "bind-address" "LB_AGENT_BIND_ADDRESS" "bindAddress"
         bind_address: Option<String> | Option<String>, (value_name = "ADDR");
         /// Interfaces towards other machines [default: those with a default route or a global address of the node, and
-        /// network cards and tunnels without address]
+        /// network cards, bonds, VLANs and tunnels without address]
         "wire-device" "LB_AGENT_WIRE_DEVICE" "wireDevice"
         wire_device: Option<Vec<String>> | Option<List>, (value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',');
         /// Host-side interfaces of pods [default: veth devices whose other end is in another network namespace]
@@ -323,6 +332,15 @@ settings! {
     }
 }
 
+impl KernelArgs {
+    /// These values, with the file `default` for `--config` if none is given and it exists.
+    #[must_use]
+    pub fn or_config_file(mut self, default: &Path) -> Self {
+        self.config = self.config.or_else(|| default.exists().then(|| default.to_owned()));
+        self
+    }
+}
+
 /// A list of values in the file of `--config`: a YAML list, or one text with commas, as for a flag.
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(untagged, expecting = "expected a list of texts, or one text with commas")]
@@ -343,9 +361,9 @@ impl List {
     }
 }
 
-/// A value of a flag or an environment variable, which overrides that of the file.
+/// The value of a flag or environment variable, which overrides the value in the file.
 trait OrInFile<File> {
-    /// This value, or without one that of the file.
+    /// This value or, if it is missing, the file's.
     fn or_in_file(self, file: File) -> Self;
 }
 
@@ -367,7 +385,7 @@ impl OrInFile<Option<NonZeroU32>> for Option<u32> {
     }
 }
 
-/// A flag without a value is on if either sets it.
+/// A flag that takes no value is on if the command line, the environment or the file turns it on.
 impl OrInFile<Self> for bool {
     fn or_in_file(self, file: Self) -> Self {
         self || file
@@ -413,7 +431,7 @@ pub enum AnnouncePrefer {
     Single,
 }
 
-/// The processes whose sockets are served.
+/// The processes for which programs on sockets translate Service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SocketLb {
@@ -459,7 +477,7 @@ pub enum ServiceMetrics {
     Backend,
 }
 
-/// The Services that the flow log has.
+/// The Services whose connections the agent logs in the flow log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowLogServices {
@@ -498,7 +516,7 @@ pub enum BpfLog {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+    use std::{collections::BTreeSet, fmt::Write as _, fs};
 
     use clap::{Arg, CommandFactory as _};
 

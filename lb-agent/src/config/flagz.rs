@@ -106,6 +106,7 @@ impl Config {
             Prefer::Single => "single",
         };
         BTreeMap::from([
+            ("zone", self.zone.clone().unwrap_or_default()),
             ("bind-address", self.bind_address.to_string()),
             ("service-cluster-ip-range", list(given_ranges.unwrap_or_default())),
             ("load-balancer-pool", list(&self.load_balancer_pool)),
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn flags_give_the_same_configuration() {
         for extra in [
-            "--node-name=a",
+            "--node-name=a --zone=z1",
             "--node-name=a --service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112",
             "--node-name=b --cluster-cidr=10.244.0.0/16,fd00::/64 --masquerade-all --wire-device=eth0,en*",
             "--nodeport-addresses=primary --socket-lb=off --bpf-log=warn --log-level=debug --log-format=json",

@@ -1,7 +1,7 @@
 //! The effective configuration, from the arguments ([`crate::cli`]). A flag overrides the environment (clap implements
 //! that part), the environment overrides the file, and the file overrides the default. Two exceptions: a flag without a
-//! value, such as `--masquerade-all`, is on if any of the three sets it, and the file names the source of Services only
-//! if neither flags nor the environment name one.
+//! value, such as `--masquerade-all`, is on if any of the three sets it, and the file's source of Services is used only
+//! if neither a flag nor the environment names one.
 
 mod check;
 mod configz;
@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -68,6 +68,8 @@ pub struct Config {
     pub source: Source,
     /// Name of this node, as endpoints and Nodes have it.
     pub node_name: String,
+    /// The zone of this node; `None` if it has none, or if the Node object names it.
+    pub zone: Option<String>,
     /// The address of this node, see [`Self::node_ip`]; an unspecified address only selects a family.
     pub bind_address: IpAddr,
     /// Name patterns of wire and workload interfaces; an empty list means that the agent detects them.
@@ -83,7 +85,7 @@ pub struct Config {
     pub load_balancer_class: Option<String>,
     /// Whether the agent assigns addresses from the API server's pools while it is elected.
     pub load_balancer_controller: bool,
-    /// Whether a Service gets another address if no pool may give it its present one any more.
+    /// Whether a Service gets another address once the pools no longer permit its current one.
     pub load_balancer_reassign: bool,
     /// Which nodes share load balancers' addresses at layer 2, and how.
     pub announce: AnnounceConfig,
@@ -107,7 +109,8 @@ pub struct Config {
     pub north_south: NorthSouthMode,
     /// Tunnel to backends on other nodes under direct server return.
     pub dsr_encapsulation: DsrEncapsulation,
-    /// Networks (`--dsr-peers`) of further machines that may send tunnelled packets to backends on this node.
+    /// Networks (`--dsr-peers`) of machines, other than the nodes, that may send tunnelled packets to backends on this
+    /// node.
     pub dsr_peers: Vec<IpNet>,
     /// Which processes have their socket system calls translated: those of the node, those of pods as well, or none.
     pub socket_lb: SocketLb,
@@ -135,7 +138,7 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Log level of the BPF programs; `None` is off.
     pub bpf_log: Option<BpfLogLevel>,
-    /// Numbers of entries with which the agent creates new BPF maps.
+    /// Sizes, in entries, of the BPF maps that the agent creates.
     pub capacities: Capacities,
     /// Fields of a KubeProxyConfiguration to warn about: unknown ones, and requests for something that the agent does
     /// not do.
@@ -168,12 +171,13 @@ pub struct WebConfig {
 /// Settings of the DNS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// Addresses and ports (`--dns-bind-address`) that the DNS server listens on, besides those of node-local DNS.
+    /// Addresses and ports (`--dns-bind-address`) that the DNS server listens on, in addition to those of node-local
+    /// DNS.
     pub bind: Vec<SocketAddr>,
     /// The DNS domain that contains the names of Services.
     pub zone: Zone,
-    /// DNS servers for names outside `zone`. Empty for the endpoints of the DNS Service if node-local DNS is on, else
-    /// for the servers in `/etc/resolv.conf`.
+    /// DNS servers for names outside `zone`. If empty, the agent uses the endpoints of the DNS Service with node-local
+    /// DNS, or else the servers in `/etc/resolv.conf`.
     pub upstreams: Vec<SocketAddr>,
     /// Which clients the server answers, and at what rate.
     pub access: Access,
@@ -209,6 +213,16 @@ impl KernelPaths {
         Self::checked(typed.or_in_file(&mut file.settings))
     }
 
+    /// The path of the BPF file system, for a command that must also work while the file is invalid: reads the file
+    /// only if neither a flag nor the environment gives the path.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn only_bpffs(typed: KernelArgs) -> Result<PathBuf, ConfigError> {
+        let paths = if typed.bpffs.is_some() { Self::checked(typed) } else { Self::new(typed) };
+        paths.map(|paths| paths.bpffs)
+    }
+
     fn checked(given: KernelArgs) -> Result<Self, ConfigError> {
         let bpffs = given.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into());
         if !bpffs.is_absolute() {
@@ -239,7 +253,8 @@ impl Config {
 
     fn checked(kernel: KernelPaths, given: RunArgs) -> Result<Self, ConfigError> {
         let in_cluster = std::env::var_os(IN_CLUSTER).is_some();
-        let source = check::source((given.manifests.clone(), given.kubeconfig.clone()), in_cluster)?;
+        let sources = (given.manifests.clone(), given.kubeconfig.clone());
+        let source = check::source(sources, in_cluster, Path::new(check::DEFAULT_MANIFESTS))?;
         let node_name = check::node_name(given.node_name.clone())?;
         let service_ranges = check::service_ranges(&given, &source)?;
         let ranges = service_ranges.as_deref().unwrap_or_default();
@@ -253,6 +268,7 @@ impl Config {
             load_balancer_reassign: check::load_balancer_reassign(&given, &source)?,
             announce: check::announce(&given, &source, &node_name)?,
             bgp: check::announce_by_bgp(&given)?,
+            zone: check::zone(given.zone.as_deref(), &source)?,
             drops_unknown_vips: given.service_cluster_ip_range.is_some()
                 || matches!(source, Source::ApiServer(_)),
             source,

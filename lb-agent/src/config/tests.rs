@@ -43,6 +43,17 @@ fn defaults_are_those_of_kube_proxy() {
 }
 
 #[test]
+fn invalid_file_matters_only_to_commands_that_read_it() {
+    let invalid = file("bpffs: /from/file\nnode-nmae: b");
+    let given = || KernelArgs { bpffs: Some("/given".into()), ..with(&invalid) };
+    assert_eq!(KernelPaths::only_bpffs(given()).unwrap(), Path::new("/given"));
+    KernelPaths::new(given()).unwrap_err();
+    KernelPaths::only_bpffs(with(&invalid)).unwrap_err();
+    let valid = file("bpffs: /from/file");
+    assert_eq!(KernelPaths::only_bpffs(with(&valid)).unwrap(), Path::new("/from/file"));
+}
+
+#[test]
 fn packets_bypass_netfilter_only_on_request() {
     let config = Config::new(KernelArgs::default(), minimal()).unwrap();
     assert_eq!((config.xdp, config.forwarding), (XdpOption::Off, Forwarding::Stack));
@@ -237,14 +248,37 @@ fn at_most_sixteen_networks_are_denied() {
 
 #[test]
 fn error_without_a_source_names_the_flags() {
-    let error = check::source((None, None), false).unwrap_err().to_string();
+    let error = check::source((None, None), false, Path::new("/missing")).unwrap_err().to_string();
     assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE"), "{error}");
 }
 
 #[test]
 fn pod_uses_the_api_server_of_its_cluster_by_default() {
-    assert_eq!(check::source((None, None), true).unwrap(), Source::ApiServer(ApiServer::InCluster));
-    assert_eq!(check::source((Some("/".into()), None), true).unwrap(), Source::Manifests("/".into()));
+    let source = |given| check::source(given, true, Path::new("/")).unwrap();
+    assert_eq!(source((None, None)), Source::ApiServer(ApiServer::InCluster));
+    assert_eq!(source((Some("/".into()), None)), Source::Manifests("/".into()));
+}
+
+#[test]
+fn folder_and_file_of_the_package_are_the_defaults() {
+    let source = check::source((None, None), false, Path::new("/")).unwrap();
+    assert_eq!(source, Source::Manifests("/".into()));
+    let file = file("manifests: /\n");
+    assert_eq!(KernelArgs::default().or_config_file(file.path()).config.as_deref(), Some(file.path()));
+    assert_eq!(KernelArgs::default().or_config_file(Path::new("/missing")).config, None);
+    let given = KernelArgs { config: Some("/given".into()), ..KernelArgs::default() };
+    assert_eq!(given.or_config_file(file.path()).config, Some("/given".into()));
+}
+
+#[test]
+fn zone_is_for_manifests_only() {
+    let zone = |text: &str| RunArgs { zone: Some(text.into()), ..minimal() };
+    let of = |run| Config::new(KernelArgs::default(), run).unwrap().zone;
+    assert_eq!((of(zone("z1")), of(zone("")), of(minimal())), (Some("z1".into()), None, None));
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    let run = RunArgs { manifests: None, kubeconfig: Some(kubeconfig.path().to_owned()), ..zone("z1") };
+    let error = refusal(KernelArgs::default(), run);
+    assert!(error.contains("--zone") && error.contains("topology.kubernetes.io/zone"), "{error}");
 }
 
 #[test]

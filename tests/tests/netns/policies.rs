@@ -161,6 +161,39 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
     assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
 }
 
+/// The service with its endpoint `i` in the zone `zones[i]`, so that clients of a zone get the endpoints in it.
+fn without_cross_zone(mut service: Service, zones: &[&str]) -> Service {
+    let name = "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
+    service.annotations.push((name, "false".to_owned()));
+    for (endpoint, zone) in service.endpoints.iter_mut().zip(zones) {
+        endpoint.zone = (*zone).to_owned();
+    }
+    service
+}
+
+#[test]
+fn clients_get_endpoints_of_the_zone_that_the_flag_names() {
+    let lan = Lan::with(&["--zone", "z1"]);
+    let (pods, zones) = (["pod1", "pod2", "pod3"], ["z2", "z1", "z2"]);
+    let mut hinted = lan.service(1, &pods);
+    for (endpoint, zone) in hinted.endpoints.iter_mut().zip(zones) {
+        endpoint.for_zones = vec![zone.to_owned()];
+    }
+    let preferring = without_cross_zone(lan.service(2, &pods), &zones);
+    let mut crossing = without_cross_zone(lan.service(3, &pods), &zones);
+    crossing.annotations.clear();
+    lan.apply(&[hinted, preferring.clone(), crossing]);
+    for source in ["pod1", "pod4"] {
+        assert_eq!(lan.servers(source, 1, ClusterIp), names(&["pod2"]), "{source}, by hints");
+        assert_eq!(lan.servers(source, 2, ClusterIp), names(&["pod2"]), "{source}, by the annotation");
+        assert_eq!(lan.servers(source, 3, ClusterIp), names(&pods), "{source}, without either");
+    }
+    assert_eq!(lan.servers("client", 2, LoadBalancer), names(&["pod2"]));
+    // No endpoint of the zone is ready: those of the other zone serve.
+    lan.apply(&[unready(preferring, &["pod2"])]);
+    assert_eq!(lan.servers("pod4", 2, ClusterIp), names(&["pod1", "pod3"]));
+}
+
 /// Sends requests to node ports of service 1 without a pause during `change`, and repeats the change until there were
 /// enough requests. Every request must be answered, by a backend that receives it from the client's own address or the
 /// node's.

@@ -56,7 +56,7 @@ pub(in crate::config) fn dns(given: &RunArgs) -> Result<DnsConfig, ConfigError> 
     Ok(DnsConfig { access: access(given, &bind)?, bind, zone, upstreams, intercept })
 }
 
-/// The Service of `--dns-intercept`, and the port of the server.
+/// Checks `--dns-intercept`, which names the DNS Service, and `--dns-intercept-port`, the port of our own DNS server.
 fn intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, ConfigError> {
     let port = port.unwrap_or(INTERCEPT_PORT);
     if port == 0 || port == dns::PORT {
@@ -72,8 +72,8 @@ fn intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, Config
     }
 }
 
-/// Who may ask, and how often: the networks of `--dns-allow` or the default ones, and the addresses from which processes
-/// of the node itself ask.
+/// Which clients the server answers, and at what rate. Allowed are the networks of `--dns-allow` or the default ones,
+/// the loopback addresses, and the addresses in `bind`: processes of this node send queries from the latter two.
 fn access(given: &RunArgs, bind: &[SocketAddr]) -> Result<Access, ConfigError> {
     let pods = networks("--cluster-cidr", given.cluster_cidr.as_deref(), "")?;
     let mut allowed = networks("--dns-allow", given.dns_allow.as_deref(), "")?;
@@ -91,7 +91,7 @@ fn access(given: &RunArgs, bind: &[SocketAddr]) -> Result<Access, ConfigError> {
     Ok(Access { allowed, rate, hosts: pods })
 }
 
-/// Parses addresses with or without a port; the default is that of DNS.
+/// Parses addresses with or without a port; the default port is 53.
 fn addresses(setting: &'static str, given: Option<&[String]>) -> Result<Vec<SocketAddr>, ConfigError> {
     let texts = given.into_iter().flatten().map(|text| text.trim()).filter(|text| !text.is_empty());
     let address = |text: &str| {

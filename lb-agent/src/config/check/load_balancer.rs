@@ -48,7 +48,7 @@ pub(in crate::config) fn load_balancer_controller(
     Ok(is_given)
 }
 
-/// Checks `--load-balancer-reassign`, which needs an agent that gives addresses.
+/// Checks `--load-balancer-reassign`, which with an API server needs `--load-balancer-controller`.
 pub(in crate::config) fn load_balancer_reassign(
     given: &RunArgs,
     source: &Source,

@@ -46,6 +46,8 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 /// Default port of the pages for a browser.
 const WEB_PORT: u16 = 8088;
+/// Default directory of manifests: that of the package.
+pub(super) const DEFAULT_MANIFESTS: &str = "/etc/lb-agent/services";
 /// Default ranges of cluster IPs: that of kubeadm, and a unique local IPv6 range.
 const DEFAULT_SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/112"];
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
@@ -63,16 +65,19 @@ pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
     ))
 }
 
-/// Determines the source of Services: `--manifests` or `--kubeconfig`, else in a Pod the API server of its cluster.
+/// Determines the source of Services: `--manifests` or `--kubeconfig`, else in a Pod the API server of its cluster,
+/// else the folder `default` if it exists.
 pub(super) fn source(
     given: (Option<PathBuf>, Option<PathBuf>),
     in_cluster: bool,
+    default: &Path,
 ) -> Result<Source, ConfigError> {
     match given {
         (Some(manifests), Some(kubeconfig)) => Err(ConfigError::TwoSources { manifests, kubeconfig }),
         (Some(dir), None) => manifests(dir).map(Source::Manifests),
         (None, Some(file)) => kubeconfig(file).map(|file| Source::ApiServer(ApiServer::Kubeconfig(file))),
         (None, None) if in_cluster => Ok(Source::ApiServer(ApiServer::InCluster)),
+        (None, None) if default.is_dir() => manifests(default.to_owned()).map(Source::Manifests),
         (None, None) => Err(ConfigError::NoSource),
     }
 }
@@ -115,6 +120,18 @@ pub(super) fn node_name(given: Option<String>) -> Result<String, ConfigError> {
     Ok(name)
 }
 
+/// Checks `--zone`, which needs `--manifests`: an API server names the zone in the Node object.
+pub(super) fn zone(given: Option<&str>, source: &Source) -> Result<Option<String>, ConfigError> {
+    let zone = given.map(str::trim).filter(|zone| !zone.is_empty());
+    match (zone, source) {
+        (Some(zone), Source::ApiServer(_)) => {
+            let why = "it is for --manifests: set the label topology.kubernetes.io/zone of the Node instead";
+            Err(refused("--zone", zone, why))
+        }
+        (zone, _) => Ok(zone.map(str::to_owned)),
+    }
+}
+
 pub(super) fn patterns(setting: &'static str, given: Option<&[String]>) -> Result<Vec<Pattern>, ConfigError> {
     const WANTED: &str = "give names of network interfaces; * matches any text, ? any character";
     let pattern = |text: &String| {
@@ -138,7 +155,8 @@ pub(super) const fn bpf_log_level(level: BpfLog) -> Option<BpfLogLevel> {
     }
 }
 
-/// Parses the ranges of cluster IPs. Without any, they are the default ones, or `None` if the API server names them.
+/// Parses `--service-cluster-ip-range`. If it is not given, returns the default ranges with `--manifests`, and `None`
+/// with an API server, which names the ranges.
 pub(super) fn service_ranges(given: &RunArgs, source: &Source) -> Result<Option<Vec<IpNet>>, ConfigError> {
     let defaults = DEFAULT_SERVICE_RANGES.map(str::to_owned);
     match (&given.service_cluster_ip_range, source) {
@@ -272,8 +290,8 @@ pub(super) fn metrics(given: Option<&str>, bind: IpAddr) -> Result<Option<Socket
     listener("--metrics-bind-address", given, default)
 }
 
-/// Checks the settings of the web server. A token without a server is an error, and so is an address other than
-/// loopback without a token.
+/// Checks the settings of the web server. It is an error to give a token but no address, or an address other than
+/// loopback but no token.
 pub(super) fn web(
     given: Option<&str>,
     token_file: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! Starts the source of Services, and what else reads from or writes to the API server.
+//! Starts the source of Services, and the other tasks that read from the API server or write to it.
 
 use std::{collections::BTreeSet, convert::Infallible, net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -21,18 +21,18 @@ use crate::{
     metrics::Metrics,
 };
 
-/// The channels of the source: where it publishes what it reads, and what the announcer wants written.
+/// The channels of the source: those to which it publishes what it reads, and `ballots`, from which it reads.
 pub(super) struct SourceChannels {
     pub(super) node_info: watch::Sender<NodeInfo>,
     pub(super) service_cidrs: watch::Sender<Vec<IpNet>>,
     pub(super) peers: watch::Sender<Option<BTreeSet<IpAddr>>>,
     pub(super) advertised: watch::Sender<Advertised>,
     pub(super) cluster: watch::Sender<Cluster>,
-    /// From the announcer: the voters to write to the API server.
+    /// Receives from the announcer the voters to write to the API server.
     pub(super) ballots: watch::Receiver<Ballot>,
-    /// Changes, to the writer.
+    /// Sends changes to the writer.
     pub(super) events: mpsc::Sender<SourceEvent>,
-    /// Kubernetes Events, to the task that writes them.
+    /// Sends Kubernetes Events to the task that writes them to the API server.
     pub(super) emitted: Events,
 }
 
@@ -65,6 +65,7 @@ fn manifests_options(dir: PathBuf, config: &Config, opened: &Opened) -> Manifest
         load_balancer_pool: config.load_balancer_pool.clone(),
         load_balancer_class: config.load_balancer_class.clone(),
         load_balancer_reassign: config.load_balancer_reassign,
+        has_members: config.announce.members.len() > 1,
         names: opened.names.clone(),
         node_port_range: lb_core::allocate::DEFAULT_NODE_PORTS,
     }
