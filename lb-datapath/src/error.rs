@@ -129,7 +129,7 @@ pub enum DatapathError {
         "cannot read the cookie of this network namespace (SO_NETNS_COOKIE): {0}; it takes kernel 5.14 or newer"
     )]
     Netns(#[source] io::Error),
-    /// Programs that are not pinned cannot be opened.
+    /// Loaded programs without a pin cannot be opened by their ids.
     #[error("cannot open programs of earlier agents: {}; run as root with CAP_SYS_ADMIN", with_causes(.0))]
     Programs(aya::programs::ProgramError),
     /// The kernel does not count runs of programs (`BPF_ENABLE_STATS`).

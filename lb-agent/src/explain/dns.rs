@@ -13,8 +13,9 @@ use super::{
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// Explains a packet of no flow if node-local DNS redirects it, else returns `None`; like `dns::query`. Assumes
-    /// that the server has a socket, which the programs look up: a server that is known to answer has one.
+    /// Explains a packet that matches no flow if node-local DNS redirects it, else returns `None`; like `dns::query`.
+    /// The programs look up the server's socket; this function assumes that it exists, because a server with a live
+    /// lease has one.
     pub(super) fn query(&mut self) -> WalkResult<Option<Verdict>> {
         let tuple = self.question.tuple;
         let is_query = may_be_query(&tuple, Part::Whole) && self.is_of_pod()?;
@@ -32,7 +33,7 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// Explains a packet that leaves the node without a flow: the programs translate it if it is an answer of the
-    /// agent's DNS server, and else leave it untouched; like `dns::answer`.
+    /// agent's DNS server, and otherwise leave it untouched; like `dns::answer`.
     pub(super) fn answer(&self) -> WalkResult<Verdict> {
         let tuple = self.question.tuple;
         let key = ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol);

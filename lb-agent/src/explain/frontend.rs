@@ -171,8 +171,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(())
     }
 
-    /// Returns true if a flow may begin. Otherwise adds the reason as a step, and ends the walk, or returns false if
-    /// the packet is for no Service.
+    /// Returns true if `admission` lets a flow begin. Otherwise adds the reason as a step; then returns false if the
+    /// packet counts as one for no Service, else ends the walk with the verdict.
     pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
             // The caller has added the step already: `source` for `--deny-source`, `admit` for source ranges.

@@ -117,16 +117,16 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(verdict))
     }
 
-    /// Whether the XDP program decides about a new flow to the backend: it creates a routed or tunnelled flow, and
-    /// drops a packet that must be masqueraded before the agent has written any settings.
+    /// Whether the XDP program, rather than tc, handles a new flow to the backend. XDP creates routed and tunnelled
+    /// flows. Until the agent has written settings, XDP also drops packets that need masquerading.
     fn is_routed(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<bool> {
         let (way, source) = self.way(request, backend)?;
         let no_ports = source == Source::Unset && self.settings()?.is_none();
         Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
     }
 
-    /// Whether XDP can send frames with the tuple `to`: their next hop is known, and its device can transmit frames
-    /// that XDP redirects to it, or, if it is the device of arrival, frames that XDP sends back.
+    /// Whether XDP can send frames with the tuple `to`: the kernel knows the link-layer address of their next hop, and
+    /// the device towards it can send them, by `XDP_TX` if the packet arrived there, else by a redirect.
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
@@ -230,7 +230,7 @@ impl<T: Tables> Walk<'_, T> {
         self.steps.push(step);
     }
 
-    /// Whether the entry applies to the packet, and why not; `None` if the packet is no SYN of the client.
+    /// Whether the entry is stale for the packet, and why; `None` if the packet is no SYN of the client.
     fn staleness(&self, flow: &Flow) -> WalkResult<Option<Staleness>> {
         if !rules::flow::is_syn_of_client(&self.segment, flow) {
             return Ok(None);

@@ -133,8 +133,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
     }
 
-    /// The source address for masqueraded packets in the settings, for the family of `like`; as `masquerade::fallback`
-    /// reads it.
+    /// The source address that the settings contain for masqueraded packets of the family of `like`; as
+    /// `masquerade::fallback` reads it.
     fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
         let source = *settings.source(like.is_v4());
@@ -155,7 +155,7 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// The outcome as which the programs count a packet that begins a flow on the path `way`.
+    /// The outcome under which the programs count a packet that begins a flow on the path `way`.
     fn outcome(
         &mut self,
         request: &AdmittedFlow,

@@ -42,7 +42,7 @@ impl Tables for PinnedTables {
     }
 
     fn free_conntrack_entries(&self) -> Result<usize, DatapathError> {
-        // The programs drop new flows only if the overflow `CONNTRACK` is full.
+        // The programs drop new flows only if the map `CONNTRACK`, which takes the overflow of `FLOWS`, is full.
         let flows = &self.maps.flows;
         Ok((flows.capacity() as usize).saturating_sub(flows.overflowed()))
     }

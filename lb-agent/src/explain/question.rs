@@ -39,8 +39,8 @@ pub enum PacketKind {
 pub struct Question {
     /// Addresses and ports of the packet.
     pub tuple: Tuple,
-    /// Whether the source port is known. Without it the packet counts as the first one of a connection, without a
-    /// lookup in the flow table.
+    /// Whether the source port is known. If not, `explain` treats the packet as the first one of a connection, without
+    /// a lookup in the flow table.
     pub knows_port: bool,
     /// Whether the packet opens, continues or ends its connection.
     pub kind: PacketKind,

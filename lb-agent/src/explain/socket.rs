@@ -21,15 +21,15 @@ impl<T: Tables> Walk<'_, T> {
         let Some(service) = self.frontend()? else {
             return self.unlisted();
         };
-        // The flag `SOCKETS_ONLY` needs no check: such frontends serve exactly these system calls.
+        // The flag `SOCKETS_ONLY` needs no check: frontends that have it serve exactly these system calls.
         let service = service.for_client(true);
         let node = self.node_address()?;
         self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;
         if !self.conclude(admission::socket_of_node(&service))? {
             return Ok(untouched(Outcome::NoService));
         }
-        // The socket has no source port yet. The programs hash a number of the socket instead, which `explain` cannot
-        // know.
+        // The socket has no source port yet. The programs hash part of the socket's cookie instead, which `explain`
+        // cannot know.
         let tuple = Tuple { source: node, source_port: 0, ..self.question.tuple };
         let question = Question { tuple, knows_port: false, ..*self.question };
         let mut inner = Walk::new(self.tables, &question);

@@ -11,11 +11,13 @@ use lb_common::{
 use lb_ebpf::rules;
 use serde::Serialize;
 
+use crate::announce::AnnouncedBy;
+
 /// One lookup or decision of the programs, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TraceStep {
-    /// `--from` names no source port, so the flow table is not looked up.
+    /// `--from` names no source port, so there is no lookup in the flow table.
     NoPort,
     /// The flow table has no entry for the packet's tuple.
     NoFlow,
@@ -68,7 +70,7 @@ pub enum TraceStep {
         /// Number of backends for internal clients, if `externalTrafficPolicy: Local` gives them others.
         inside: Option<u32>,
     },
-    /// The destination is the DNS Service, in whose place the agent answers this node's pods.
+    /// The destination is the DNS Service, whose queries from this node's pods the agent can answer itself.
     NodeLocalDns {
         /// The address and port at which the agent answers.
         server: SocketAddr,
@@ -84,13 +86,13 @@ pub enum TraceStep {
         /// The kind of the destination's address.
         is: Unlisted,
     },
-    /// This packet is no SYN, and only a SYN begins a flow at this address and port, because connections of the node,
-    /// and those that netfilter masquerades, may also use them.
+    /// The packet is no SYN. Only a SYN begins a flow at this address and port, because connections of the node, and
+    /// connections that netfilter masquerades, may use the same address and port.
     #[serde(rename = "isNotOpened")]
     NotSyn,
     /// A RST that matches no flow.
     StrayReset,
-    /// A combination of TCP flags that no TCP sends.
+    /// A combination of TCP flags that no TCP implementation sends.
     InvalidFlags,
     /// Whether the client is internal to the cluster, if the service treats internal and external clients differently.
     Client {
@@ -138,7 +140,7 @@ pub enum TraceStep {
         /// The name of the scheduler.
         #[serde(serialize_with = "names::scheduler")]
         scheduler: Scheduler,
-        /// By what the scheduler picks a backend.
+        /// How the scheduler picks a backend.
         how: Method,
         /// Number of backends that the scheduler picks from.
         of: u32,
@@ -155,12 +157,12 @@ pub enum TraceStep {
         /// The source address that the backend sees.
         source: Source,
     },
-    /// The backend gets a PROXY protocol header first.
+    /// The backend gets a PROXY protocol header before the client's data.
     ProxyProtocol,
-    /// A process of the node connects to a Service with the PROXY protocol: its packets go to the catch device, or the
-    /// call is refused.
+    /// A process of the node connects to a Service with the PROXY protocol: either its packets go to the catch device,
+    /// or the program makes the system call fail.
     SocketWithoutHeader {
-        /// Whether the call is refused.
+        /// Whether the program makes the system call fail.
         refused: bool,
     },
     /// Another flow to the backend uses the client's source port.
@@ -195,17 +197,21 @@ pub enum TraceStep {
         /// Whether a program of lb-agent is attached at the hook.
         program: bool,
     },
-    /// Which node announces the packet's destination at layer 2, as the agent reports it.
+    /// Which node announces the packet's destination, as the agent reports it.
     Announced {
         /// The packet's destination address.
         address: IpAddr,
         /// Name of the node that announces the address, as far as the agent of this node knows; `None` if it knows of
         /// none.
         node: Option<String>,
-        /// Whether this node answers for the address now.
+        /// Whether this node announces the address now.
         here: bool,
         /// Since when this node announces the address; `None` if it does not.
         since: Option<Timestamp>,
+        /// The protocol by which the address is announced.
+        by: AnnouncedBy,
+        /// `namespace/name` of the advertisements that cover the address.
+        advertisements: Vec<String>,
     },
 }
 
@@ -266,7 +272,7 @@ pub enum Stale {
     BackendGone,
 }
 
-/// The kind of a destination address that, with this port, is no frontend.
+/// The kind of the destination address of a packet that matches no frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Unlisted {
@@ -290,7 +296,7 @@ pub enum ClientSide {
     InsideByAddress,
     /// Internal, by the device through which its packets enter.
     InsideByDevice,
-    /// External: by no criterion internal.
+    /// External: neither its address nor its device makes it internal.
     Outside,
 }
 
@@ -319,13 +325,13 @@ pub enum AffinityState {
     },
 }
 
-/// By what a scheduler picks a backend.
+/// How a scheduler picks a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Method {
     /// At random.
     Chance,
-    /// In turn, by the sequence of the CPU that receives the packet.
+    /// In turn; each CPU keeps its own position in the sequence.
     Turn,
     /// By hash: the same packet gets the same backend as long as the backends stay the same.
     Hash,
@@ -358,13 +364,13 @@ pub enum Source {
 pub enum Verdict {
     /// The packet passes unchanged.
     Untouched {
-        /// The outcome as which the programs count the packet.
+        /// The outcome under which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
     /// The programs translate the packet: it belongs to a flow, or node-local DNS redirects it or returns its answer.
     Translated {
-        /// The outcome as which the programs count the packet.
+        /// The outcome under which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
         /// Source and destination after translation.
@@ -377,13 +383,13 @@ pub enum Verdict {
     },
     /// The packet is rejected: the sender gets a TCP RST or an ICMP error, or a system call fails with `ECONNREFUSED`.
     Rejected {
-        /// The outcome as which the programs count the packet.
+        /// The outcome under which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
     /// The packet is dropped, or a system call fails with `EHOSTUNREACH`.
     Dropped {
-        /// The outcome as which the programs count the packet.
+        /// The outcome under which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
@@ -397,7 +403,7 @@ pub struct Candidate {
     pub backend: SocketAddr,
     /// Name of the backend's pod; `None` if unknown.
     pub pod: Option<String>,
-    /// The outcome as which the programs count the packet, if the flow gets this backend.
+    /// The outcome under which the programs count the packet, if the flow gets this backend.
     #[serde(serialize_with = "names::outcome")]
     pub outcome: Outcome,
     /// How packets get to the backend.

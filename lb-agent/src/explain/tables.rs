@@ -36,7 +36,7 @@ pub trait Tables {
     fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError>;
     /// The entry of `DNS_INTERCEPT` for an endpoint.
     fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError>;
-    /// The present time on the clock of these buckets and of `DNS_INTERCEPT`, in ns of `CLOCK_MONOTONIC`.
+    /// The current time in ns of `CLOCK_MONOTONIC`, the clock of `LIMIT_BUCKETS` and `DNS_INTERCEPT`.
     fn nanos(&self) -> u64;
     /// Whether `INSIDE_DEVICES` contains the device: its packets are those of internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;

@@ -43,8 +43,8 @@ impl<'a, T: Tables> Walk<'a, T> {
         Self { tables, question, segment: question.segment(), steps: Vec::new() }
     }
 
-    /// The route by which packets with the tuple `to` bypass the stack under `--forwarding direct`; like
-    /// `forward::direct`. (Routed flows always bypass the stack.)
+    /// The route by which packets with the tuple `to` bypass the stack under `--forwarding direct`; `None` if they take
+    /// the stack. Mirrors `forward::direct`. Not for routed flows, which bypass the stack in any case.
     pub(super) fn direct_exit(&self, to: &Tuple) -> WalkResult<Option<Route>> {
         if !self.tables.globals().direct || to.protocol == protocol::SCTP {
             return Ok(None);

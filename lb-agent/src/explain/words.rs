@@ -3,7 +3,7 @@
 use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
 use lb_ebpf::rules::socket::{self, SocketVerdict};
 
-use crate::announce::announcer;
+use crate::announce::{AnnouncedBy, announcer, means};
 
 use super::{
     HookPoint, Question,
@@ -17,11 +17,14 @@ use super::{
 pub fn step(step: &TraceStep) -> String {
     match step {
         TraceStep::Attached { .. } | TraceStep::LeftToTc | TraceStep::OtherHook => hook(step),
-        TraceStep::Announced { address, node, here, since } => {
-            let by = announcer(node.as_deref(), *here, *since);
-            format!(
-                "announcement: {by} announces {address} at layer 2, so packets from other machines go there"
-            )
+        TraceStep::Announced { address, node, here, since, by, advertisements } => {
+            let effect = match (node, by) {
+                (None, _) => "so other machines do not find the address by it",
+                (Some(_), AnnouncedBy::Layer2) => "so packets from other machines go there",
+                (Some(_), AnnouncedBy::Bgp) => "so routers may send packets there",
+            };
+            let (node, means) = (announcer(node.as_deref(), *here, *since), means(*by, advertisements));
+            format!("announcement: {node} announces {address} {means}, {effect}")
         }
         TraceStep::NoPort
         | TraceStep::NoFlow

@@ -128,8 +128,9 @@ impl Server<'_> {
         self.at.parse().ok()
     }
 
-    /// Whether this seems to be a node port of one of `services`, whose addresses are on the interface: its port is in
-    /// the default range, and one of `services` has all its real servers.
+    /// Whether this virtual server seems to be a node port of one of `services`, which are the virtual servers on the
+    /// addresses of the interface: the port is in the default range of node ports, and one of `services` has all real
+    /// servers of this one.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);

@@ -40,8 +40,10 @@ pub struct Findings {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot tell whether kube-proxy has left something: `{command}` fails: {reason}; run it by hand")]
 pub struct ToolError {
-    command: String,
-    reason: String,
+    /// The tool with its arguments.
+    pub(crate) command: String,
+    /// Exit status and standard error of the tool.
+    pub(crate) reason: String,
 }
 
 /// A command to run, with its standard input.
@@ -174,14 +176,14 @@ fn output_of(program: &str, arguments: &[&str]) -> Result<Option<String>, ToolEr
     Err(failed(format!("{}: {}", output.status, reason.trim())))
 }
 
-/// Name and output of each installed save command of iptables that succeeds.
-pub(crate) fn saved_rules() -> Vec<(&'static str, String)> {
-    iptables::saved().into_iter().filter_map(|((save, _), text)| Some((save, text.ok()?))).collect()
+/// Name and output of each installed save command of iptables.
+pub(crate) fn saved_rules() -> Vec<(&'static str, Result<String, ToolError>)> {
+    iptables::saved().into_iter().map(|((save, _), text)| (save, text)).collect()
 }
 
-/// The rules of nftables as JSON; `None` if the tool is missing or fails.
-pub(crate) fn nft_ruleset() -> Option<String> {
-    output_of("nft", &["-j", "list", "ruleset"]).ok().flatten()
+/// The rules of nftables as JSON; `None` if the tool is missing. Empty if the kernel does not have the subsystem.
+pub(crate) fn nft_ruleset() -> Result<Option<String>, ToolError> {
+    output_of("nft", &["-j", "list", "ruleset"])
 }
 
 /// Finds the nftables tables of kube-proxy, by their name.

@@ -165,9 +165,9 @@ impl Attacher {
         Ok(true)
     }
 
-    /// The link of an agent with another map layout. Our agent removes it once it has taken over that agent's
-    /// connections; until then the earlier program must see the packets that ours leaves to it, so ours is attached
-    /// before it, also at egress.
+    /// The link of an agent with another map layout. Our agent removes this link once it has taken over the other
+    /// agent's connections. Until then the program in this link must see the packets that our program leaves to it, so
+    /// our program is attached before it, also at egress.
     fn earlier_link(
         &self,
         index: u32,

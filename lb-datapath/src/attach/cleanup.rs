@@ -30,13 +30,13 @@ pub struct Removed {
     pub unmounted: bool,
 }
 
-/// Removes all programs, links, maps and pins of the data plane on `bpffs`, and our filters on devices, reserved ports,
-/// routes and catch device in this network namespace.
+/// Removes all programs, links, maps and pins of the data plane on `bpffs`; in this network namespace, also our
+/// reserved ports, our routes, our catch device, and our filters on all devices.
 ///
 /// # Errors
 /// An agent runs ([`DatapathError::Locked`]), or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
-    let Some(folder) = Folder::find(bpffs) else {
+    let Some(folder) = Folder::find(bpffs)? else {
         release_routes()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
     };

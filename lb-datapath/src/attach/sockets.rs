@@ -63,8 +63,8 @@ impl SocketAttacher {
         }
     }
 
-    /// Attaches the programs again whose pinned links another process has removed, which detached them. Returns the
-    /// names of these programs.
+    /// Attaches again the programs that were detached because another process removed their pinned links. Returns their
+    /// names.
     pub fn restore(&self) -> Result<Vec<&'static str>, DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(Vec::new()) };
         let missing = missing(&self.folder)?;

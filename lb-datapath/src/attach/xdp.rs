@@ -172,7 +172,7 @@ impl XdpAttacher {
         None
     }
 
-    /// Records that a device is left to tc, and logs a reason that is new.
+    /// Records that a device is left to tc; logs the reason if it is new for this device.
     fn leave_to_tc(&mut self, device: &Device, why: DatapathError) {
         let known = self.at_tc.get(&device.index);
         if known.is_some_and(|known| known.to_string() == why.to_string()) {
@@ -186,13 +186,7 @@ impl XdpAttacher {
     /// A reader of the drivers' XDP features; `None` if no device should run the program, or the kernel cannot report
     /// features.
     fn feature_reader(&self) -> Option<XdpFeatureReader> {
-        if self.option == XdpOption::Off {
-            return None;
-        }
-        XdpFeatureReader::open().unwrap_or_else(|error| {
-            warn!("cannot ask the kernel for the XDP features of devices: {error}");
-            None
-        })
+        if self.option == XdpOption::Off { None } else { open_reader() }
     }
 
     /// The XDP program for this mode. Returns the old error, without another attempt, if the kernel has refused it
@@ -251,6 +245,24 @@ impl XdpAttacher {
         }
         Ok(())
     }
+}
+
+/// Why `--xdp native` would leave some of these devices to tc; only reasons that the administrator can remove.
+pub(crate) fn left_to_tc(devices: &[Device]) -> Vec<DatapathError> {
+    let mut reader = open_reader();
+    let mut unfit = |device| {
+        let way_out = check_way_out(device, XdpMode::Native, reader.as_mut());
+        way_out.and_then(|()| check_tags(device)).err()
+    };
+    devices.iter().filter(|device| is_ethernet_wire(device)).filter_map(&mut unfit).collect()
+}
+
+/// A reader of the drivers' XDP features; `None` if the kernel cannot report them.
+fn open_reader() -> Option<XdpFeatureReader> {
+    XdpFeatureReader::open().unwrap_or_else(|error| {
+        warn!("cannot ask the kernel for the XDP features of devices: {error}");
+        None
+    })
 }
 
 /// The XDP features of a device; `None` if they are unknown.

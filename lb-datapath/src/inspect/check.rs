@@ -1,14 +1,18 @@
 //! Checks whether this kernel and machine can run the data plane: each probe tries a feature, or reads a setting.
 
-use std::{fs, io, ops::RangeInclusive, path::Path};
+use std::{collections::BTreeSet, fs, io, net::IpAddr, ops::RangeInclusive, path::Path};
 
 use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
 use lb_common::Settings;
 
 use crate::{
+    attach::xdp,
     bpf::{bpffs, loader, options::AttachMode, probe, sys},
+    error::DatapathError,
     inspect::pinned::Pinned,
     net::{
+        devices::{Device, DeviceKind, DevicePatterns, classify},
+        network::{Link, Network},
         ports::{self, DEFAULT_MASQUERADE_PORTS},
         xfrm::{self, OutPolicy},
     },
@@ -91,6 +95,7 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
         forwarding("IPv6 forwarding", false, "sysctl -w net.ipv6.conf.all.forwarding=1"),
         masquerade_ports(bpffs),
         ipsec(bpffs),
+        devices(),
     ]
 }
 
@@ -103,8 +108,11 @@ pub fn degraded(bpffs: &Path) -> Vec<Probe> {
 
 fn kernel() -> Probe {
     const NAME: &str = "kernel";
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let detail = format!("Linux {}", release.trim());
+    const FILE: &str = "/proc/sys/kernel/osrelease";
+    let detail = match fs::read_to_string(FILE) {
+        Ok(release) => format!("Linux {}", release.trim()),
+        Err(error) => format!("Linux of unknown release, because {FILE} cannot be read ({error})"),
+    };
     match KernelVersion::current() {
         Ok(version) if version >= KernelVersion::new(6, 1, 0) => Probe::ok(NAME, detail),
         Ok(_) => Probe::degraded(NAME, detail, "kernels older than 6.1 are not tested; use a newer one"),
@@ -276,7 +284,12 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     const NAME: &str = "masquerade ports";
     const ADVICE: &str = "the agent adds them to net.ipv4.ip_local_reserved_ports when it starts; \
                           other ports can be given by --masquerade-ports";
-    let ports = masquerade_range(bpffs);
+    let ports = match masquerade_range(bpffs) {
+        Ok(ports) => ports,
+        Err(error) => {
+            return Probe::degraded(NAME, format!("cannot tell which they are: {error}"), "run it as root");
+        }
+    };
     let (first, last) = (ports.start(), ports.end());
     match ports::is_exposed(&ports) {
         Ok(false) => Probe::ok(NAME, format!("{first}-{last}, reserved")),
@@ -285,41 +298,159 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     }
 }
 
+/// Source ports for masqueraded packets, from the pinned settings. Without a data plane, the range that a new agent
+/// would use by default.
+fn masquerade_range(bpffs: &Path) -> Result<RangeInclusive<u16>, DatapathError> {
+    let Some(pinned) = Pinned::find(bpffs)? else { return Ok(DEFAULT_MASQUERADE_PORTS) };
+    Ok(match pinned.settings()? {
+        Settings { first_port, ports, .. } if ports > 0 => first_port..=first_port.saturating_add(ports - 1),
+        _ => DEFAULT_MASQUERADE_PORTS,
+    })
+}
+
 /// Checks for xfrm policies for virtual addresses. Replies bypass such a policy, because the kernel looks policies up
 /// while the source of a reply is still its endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
+    ipsec_probe(xfrm::out_policies().and_then(|policies| bypassed(&policies, || pinned_addresses(bpffs))))
+}
+
+/// The virtual addresses of the pinned data plane; none without one.
+fn pinned_addresses(bpffs: &Path) -> Result<BTreeSet<IpAddr>, DatapathError> {
+    Pinned::find(bpffs)?.map_or_else(|| Ok(BTreeSet::new()), |pinned| pinned.virtual_addresses())
+}
+
+/// The probe [`ipsec`] with these lines about bypassed policies.
+fn ipsec_probe(found: Result<Vec<String>, DatapathError>) -> Probe {
     const NAME: &str = "IPsec policies";
     const ADVICE: &str = "replies from these addresses would leave unencrypted, so a running agent denies Services to external clients \
                           in `dst`: give the policy the networks of the endpoints, and do not reach these addresses through \
                           the tunnel";
-    let found = xfrm::out_policies().map(|policies| {
-        // Without a readable data plane, there are no virtual addresses to check.
-        let vips = Pinned::open(bpffs).and_then(|pinned| pinned.virtual_addresses()).unwrap_or_default();
-        let of = |policy: &OutPolicy| -> Vec<String> {
-            vips.iter().filter(|vip| policy.is_bypassed_from(**vip)).map(ToString::to_string).collect()
-        };
-        let line = |policy: &OutPolicy| match of(policy).as_slice() {
-            [] => None,
-            [first] => Some(format!("{policy}: {first}")),
-            [first, others @ ..] => Some(format!("{policy}: {first} and {} more", others.len())),
-        };
-        policies.iter().filter_map(line).collect::<Vec<_>>()
-    });
     match found {
         Ok(lines) if lines.is_empty() => Probe::ok(NAME, "none for the address of a Service"),
         Ok(lines) => Probe::degraded(NAME, lines.join("\n"), ADVICE),
-        Err(error) => Probe::degraded(NAME, error.to_string(), "run it as root"),
+        Err(error) => {
+            let detail = format!("cannot tell whether there is one for the address of a Service: {error}");
+            Probe::degraded(NAME, detail, "run it as root")
+        }
     }
 }
 
-/// Source ports for masqueraded packets, from the pinned settings, or the default.
-fn masquerade_range(bpffs: &Path) -> RangeInclusive<u16> {
-    // Without readable settings, checks the range that a new agent would use by default.
-    let settings = Pinned::open(bpffs).and_then(|pinned| pinned.settings()).ok();
-    match settings {
-        Some(Settings { first_port, ports, .. }) if ports > 0 => {
-            first_port..=first_port.saturating_add(ports - 1)
+/// A line about each policy that replies from virtual addresses bypass. Calls `vips` only if there is a policy.
+fn bypassed(
+    policies: &[OutPolicy],
+    vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,
+) -> Result<Vec<String>, DatapathError> {
+    if policies.is_empty() {
+        return Ok(Vec::new());
+    }
+    let vips = vips()?;
+    let of = |policy: &OutPolicy| -> Vec<String> {
+        vips.iter().filter(|vip| policy.is_bypassed_from(**vip)).map(ToString::to_string).collect()
+    };
+    let line = |policy: &OutPolicy| match of(policy).as_slice() {
+        [] => None,
+        [first] => Some(format!("{policy}: {first}")),
+        [first, others @ ..] => Some(format!("{policy}: {first} and {} more", others.len())),
+    };
+    Ok(policies.iter().filter_map(line).collect())
+}
+
+/// Name of the probe [`devices`].
+const DEVICES: &str = "devices";
+
+/// Checks for devices whose clients reach no Service, and for wires that `--xdp native` would leave to tc. It selects
+/// devices as an agent without `--wire-device` does, because the data plane does not tell the agent's flags.
+fn devices() -> Probe {
+    match Network::read() {
+        Ok(Network { links, .. }) => {
+            let devices = classify(&links, &DevicePatterns::default());
+            devices_probe(&links, &devices, &xdp::left_to_tc(&devices))
         }
-        Some(_) | None => DEFAULT_MASQUERADE_PORTS,
+        Err(error) => Probe::degraded(DEVICES, format!("cannot list devices: {error}"), "run it as root"),
+    }
+}
+
+/// The probe [`devices`] with all devices, those that get programs, and reasons why `--xdp native` would leave some to
+/// tc. These reasons do not degrade the result: `--xdp` is off by default, and a running agent reports them in `status`.
+fn devices_probe(links: &[Link], devices: &[Device], left_to_tc: &[DatapathError]) -> Probe {
+    const ADVICE: &str = "see docs/limits.md, \"Devices\"";
+    let unserved: Vec<String> = links.iter().filter_map(Link::unserved).collect();
+    let left: Vec<String> = left_to_tc.iter().map(|why| format!("with --xdp native: {why}")).collect();
+    if !unserved.is_empty() {
+        return Probe::degraded(DEVICES, [unserved, left].concat().join("\n"), ADVICE);
+    }
+    let wires = devices.iter().filter(|device| device.kind == DeviceKind::Wire);
+    let wires: Vec<&str> = wires.map(|device| device.name.as_str()).collect();
+    let wires = if wires.is_empty() { "no wires".to_owned() } else { format!("wires {}", wires.join(", ")) };
+    let advice = if left.is_empty() { "" } else { ADVICE };
+    Probe { advice, ..Probe::ok(DEVICES, [vec![wires], left].concat().join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::network::LinkAddress;
+
+    fn link(name: &str, hardware: u16) -> Link {
+        let address =
+            LinkAddress { ip: IpAddr::from([192, 0, 2, 1]), prefix: 24, global: true, secondary: false };
+        Link { name: name.to_owned(), hardware, up: true, addresses: vec![address], ..Link::default() }
+    }
+
+    fn probe_of(links: &[Link], left_to_tc: &[DatapathError]) -> Probe {
+        devices_probe(links, &classify(links, &DevicePatterns::default()), left_to_tc)
+    }
+
+    #[test]
+    fn devices_probe_names_devices_without_programs_and_veths_that_lose_frames() {
+        const INFINIBAND: u16 = 32;
+        let lossy = [DatapathError::NoWayOut { device: "eth0".to_owned() }];
+        assert_eq!(
+            probe_of(&[link("eth0", 1), link("eth1", 1)], &[]),
+            Probe::ok("devices", "wires eth0, eth1")
+        );
+        assert_eq!(probe_of(&[], &[]), Probe::ok("devices", "no wires"));
+
+        let with_veth = probe_of(&[link("eth0", 1)], &lossy);
+        assert_eq!(with_veth.result, ProbeResult::Ok, "--xdp is off by default");
+        assert!(
+            with_veth.detail.starts_with("wires eth0; with --xdp native: veth eth0 loses the frames")
+                && with_veth.advice.contains("Devices"),
+            "{with_veth:?}"
+        );
+
+        let both = probe_of(&[link("eth0", 1), link("ib0", INFINIBAND)], &lossy);
+        assert_eq!(both.result, ProbeResult::Degraded);
+        let lines: Vec<&str> = both.detail.lines().collect();
+        assert!(
+            matches!(&lines[..], [ib, veth] if ib.contains("device ib0 gets no programs") && veth.contains("eth0")),
+            "{lines:?}"
+        );
+    }
+
+    /// A data plane of which one map is left; in another place, none.
+    #[test]
+    fn data_plane_that_cannot_be_read_degrades_the_probes_that_need_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(masquerade_range(folder.path()).unwrap(), DEFAULT_MASQUERADE_PORTS, "there is none");
+        let pins = folder.path().join(format!("lb/v{}", lb_common::LAYOUT_VERSION));
+        fs::create_dir_all(&pins).unwrap();
+        assert_eq!(masquerade_range(folder.path()).unwrap(), DEFAULT_MASQUERADE_PORTS, "it has no map");
+        fs::write(pins.join("VIPS"), "").unwrap();
+        let ports = masquerade_ports(folder.path());
+        assert_eq!(ports.result, ProbeResult::Degraded);
+        assert!(ports.detail.starts_with("cannot tell which they are: "), "{ports:?}");
+
+        let source = (IpAddr::from([10, 96, 0, 0]), 12);
+        let policy = [OutPolicy { source, destination: (IpAddr::from([203, 0, 113, 0]), 24) }];
+        let vips = || pinned_addresses(folder.path());
+        let ipsec = ipsec_probe(bypassed(&policy, vips));
+        assert_eq!(ipsec.result, ProbeResult::Degraded);
+        assert!(ipsec.detail.starts_with("cannot tell whether"), "{ipsec:?}");
+        assert_eq!(
+            ipsec_probe(bypassed(&[], vips)).result,
+            ProbeResult::Ok,
+            "no policy, so none is bypassed"
+        );
     }
 }

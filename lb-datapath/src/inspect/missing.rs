@@ -19,7 +19,7 @@ use crate::{
 pub struct Missing {
     /// Names of maps without a pin.
     pub maps: Vec<&'static str>,
-    /// Names of programs without a pin, among those that every agent pins and those that are attached.
+    /// Names of programs that should be pinned and are not: those that every agent pins, and those that are attached.
     pub programs: Vec<String>,
     /// Tc and XDP hooks without our program, such as `eth0 ingress`.
     pub hooks: Vec<String>,
@@ -65,7 +65,7 @@ fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
     Ok(false)
 }
 
-/// Names of programs without a pin, among those that every agent pins and those that are attached.
+/// Names of programs that should be pinned and are not: those that every agent pins, and those that are attached.
 fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let of_devices = pinned.attachments()?.into_iter().map(|attachment| attachment.program.name);
     let of_xdp = pinned.xdp_attachments()?.into_iter().map(|attachment| attachment.program.name);

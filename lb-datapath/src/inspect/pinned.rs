@@ -65,7 +65,7 @@ pub struct MapFill {
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
-    /// Maximum number of elements; for `FLOWS` and `CONNTRACK`, the number of entries that the flow table is made for.
+    /// Maximum number of elements; for `FLOWS` and `CONNTRACK`, the number of entries for which the table was made.
     pub capacity: u32,
 }
 
@@ -134,7 +134,7 @@ pub struct XdpAttachment {
     pub program: ProgramStatus,
 }
 
-/// The IPsec policies of this network namespace that do not apply to replies from the data plane's virtual addresses.
+/// The IPsec policies of this network namespace that replies from the data plane's virtual addresses bypass.
 ///
 /// # Errors
 /// The policies, or the map of frontends, cannot be read.
@@ -149,10 +149,14 @@ impl Pinned {
     /// No BPF file system is mounted there, no data plane is pinned there, pins of maps are missing, or a map cannot be
     /// opened or has another type or size.
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
-        let Some(folder) = Folder::find(bpffs) else {
+        let Some(folder) = Folder::find(bpffs)? else {
             return Err(match bpffs::is_bpffs(bpffs) {
                 Ok(false) => DatapathError::NotMounted(bpffs.to_owned()),
-                Ok(true) | Err(_) => DatapathError::Absent(bpffs.join("lb")),
+                Ok(true) => DatapathError::Absent(bpffs.join("lb")),
+                Err(DatapathError::File { source, .. }) if bpffs::is_absent(&source) => {
+                    DatapathError::Absent(bpffs.join("lb"))
+                }
+                Err(error) => error,
             });
         };
         let opened = Self::open_maps(folder.clone());
@@ -165,6 +169,17 @@ impl Pinned {
         } else {
             DatapathError::Unpinned { folder, maps: missing.join(", ") }
         })
+    }
+
+    /// Opens the maps pinned on `bpffs`; `None` if no data plane is pinned there.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`], except that there is none.
+    pub fn find(bpffs: &Path) -> Result<Option<Self>, DatapathError> {
+        match Self::open(bpffs) {
+            Err(DatapathError::Absent(_) | DatapathError::NotMounted(_)) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     fn open_maps(folder: Folder) -> Result<Self, DatapathError> {
@@ -401,7 +416,7 @@ pub(super) struct ProgramInfos {
 }
 
 impl ProgramInfos {
-    /// Opens all pinned programs, and by their id those programs of `wanted` that are not pinned.
+    /// Opens all pinned programs. Also opens, by their ids, the programs in `wanted` that are not pinned.
     pub(super) fn open(
         folder: &Folder,
         wanted: impl IntoIterator<Item = u32>,

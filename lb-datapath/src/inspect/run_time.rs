@@ -1,4 +1,5 @@
-//! Measures how long BPF programs run: the kernel counts that while a [`RunTime`] exists (`BPF_ENABLE_STATS`).
+//! Measures how often and how long BPF programs run. The kernel counts both while a [`RunTime`] exists
+//! (`BPF_ENABLE_STATS`).
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 
@@ -6,8 +7,8 @@ use aya::sys::{Stats, enable_stats};
 
 use crate::{error::DatapathError, inspect::pinned::ProgramStatus};
 
-/// Makes the kernel count runs and run time of BPF programs as long as this value exists; counting also ends when the
-/// process dies. It adds about 20 ns to each run of a program.
+/// Makes the kernel count runs and run time of BPF programs as long as this value exists, at most until the process
+/// ends. Counting adds about 20 ns to each run of a program.
 #[derive(Debug)]
 pub struct RunTime {
     _counting: OwnedFd,

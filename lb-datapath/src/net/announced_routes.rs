@@ -40,9 +40,9 @@ impl AnnouncedRoutes {
         list().map_err(|error| DatapathError::netlink(self.what("list"), error))
     }
 
-    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Lists the present
-    /// routes in each call, so that it notices which ones a fence or other software has removed. If the kernel refuses
-    /// to add or remove a route, the others are still changed.
+    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Each call lists
+    /// the present routes, so it also adds those again that the fence process or other software has removed. If the
+    /// kernel refuses to add or remove a route, the call still changes the others.
     ///
     /// # Errors
     /// The kernel refuses to list routes.
@@ -56,16 +56,22 @@ impl AnnouncedRoutes {
             .map_err(|error| DatapathError::netlink(self.what("update"), error))?;
         let present =
             self.list(&mut netlink).map_err(|error| DatapathError::netlink(self.what("list"), error))?;
-        let mut done = RouteUpdate::default();
+        let mut done = RouteUpdate { present: present.clone(), ..RouteUpdate::default() };
         for range in present.iter().filter(|range| !kept(range)) {
             match our_routes::remove(&mut netlink, route(*range, self.table)) {
-                Ok(()) => done.removed += 1,
+                Ok(()) => {
+                    done.removed += 1;
+                    done.present.remove(range);
+                }
                 Err(error) => done.refused.push((*range, format!("cannot remove the route: {error}"))),
             }
         }
         for range in wanted.difference(&present) {
             match our_routes::add(&mut netlink, route(*range, self.table)) {
-                Ok(true) => done.added += 1,
+                Ok(true) => {
+                    done.added += 1;
+                    done.present.insert(*range);
+                }
                 Ok(false) => {
                     let why =
                         format!("table {} has a route of other software for it; remove that", self.table);
@@ -78,8 +84,8 @@ impl AnnouncedRoutes {
     }
 
     /// Adds the rule by which the kernel looks up forwarded packets in the table, unless it exists. The kernel drops
-    /// packets for which the table has a route, because its type is `blackhole`; for all others it goes on to the next
-    /// rule.
+    /// packets for which the table has a route, because all its routes are of type `blackhole`; for other packets the
+    /// kernel goes on to the next rule.
     ///
     /// # Errors
     /// The kernel refuses the rule.
@@ -145,6 +151,8 @@ pub struct RouteUpdate {
     pub added: usize,
     /// Number of routes that were removed.
     pub removed: usize,
+    /// The announced routes that are in the table now.
+    pub present: BTreeSet<Range>,
     /// Routes that the kernel refused to add or remove, each with the reason.
     pub refused: Vec<(Range, String)>,
 }

@@ -3,7 +3,7 @@
 //! Normally, programs translate packets to cluster IPs before the node routes them. But if a client's device has no
 //! programs (for example, because its pod started while no agent ran), the node routes the client's packets to the
 //! catch device, whose programs translate them. The catch device is a bridge without ports, which drops every other
-//! packet, so nothing leaks if its programs are missing. Routes lead to it only once it has them.
+//! packet, so nothing leaks if its programs are missing. The agent adds routes to it only once they are attached.
 //!
 //! All packets of an address family get one next hop, so pods that scan a range of cluster IPs fill no neighbour table.
 //! The device has no address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the
@@ -31,7 +31,8 @@ use crate::{
     },
 };
 
-/// Name of the catch device. A stable interface: users exclude it from network managers.
+/// Name of the catch device. It must not change, because users exclude the device by this name from their network
+/// managers.
 pub const CATCH_DEVICE: &str = "lb-catch";
 /// MTU of the catch device: as large as any packet that another device delivers.
 const MTU: u32 = 65_535;
@@ -57,9 +58,9 @@ impl CatchDevice {
     /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
     /// routes again, so they come back if other software has removed them.
     ///
-    /// `served` is the interface index of the catch device whose programs are attached. The routes change only if that
-    /// is the present device: without programs the device drops every packet, and would keep dropping them if the agent
-    /// died.
+    /// `served` is the interface index of the catch device to which programs are attached; `None` if there is none. If
+    /// the present catch device has another index, this call adds and removes no routes: a device without programs
+    /// drops every packet, and would go on to do so if the agent died.
     ///
     /// # Errors
     /// The kernel refuses the device or a route, or another device has its name. The next call tries again.

@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn cards_and_tunnels_without_address_are_wires() {
         const NONE: u16 = 65534;
-        let is_card = true;
+        let (is_card, is_stacked) = (true, true);
         let links = [
             Link { is_card, ..link(1, "eth1") },
             Link { is_card, up: false, ..link(2, "down") },
@@ -252,6 +252,12 @@ mod tests {
             Link { hardware: 778, ..link(5, "gre1") },
             Link { hardware: NONE, is_pair: true, peer_elsewhere: true, ..link(6, "netkit-of-pod") },
             link(7, "virbr0"),
+            Link { is_bridge: true, ..link(8, "bridge-of-pods") },
+            Link { is_stacked, ..link(10, "bond0") },
+            Link { is_stacked, up: false, ..link(11, "bond-that-is-down") },
+            Link { is_stacked, ..link(12, "bond0.100") },
+            Link { is_stacked, controller: Some(8), ..link(13, "vlan-that-is-port-of-bridge") },
+            link(14, "macvtap-of-vm"),
         ];
         let devices = classify(&links, &DevicePatterns::default());
         let found: Vec<_> =
@@ -262,7 +268,9 @@ mod tests {
                 ("eth1", Wire, Layer::Ethernet),
                 ("wg0", Wire, Layer::Ip),
                 ("gre1", Wire, Layer::Ip),
-                ("netkit-of-pod", Workload, Layer::Ip)
+                ("netkit-of-pod", Workload, Layer::Ip),
+                ("bond0", Wire, Layer::Ethernet),
+                ("bond0.100", Wire, Layer::Ethernet),
             ]
         );
     }
@@ -271,12 +279,13 @@ mod tests {
     fn device_with_an_unknown_link_layer_is_unserved() {
         const INFINIBAND: u16 = 32;
         let infiniband = Link { hardware: INFINIBAND, addresses: address("192.0.2.1", 24), ..link(1, "ib0") };
-        assert!(infiniband.is_unserved());
+        let text = infiniband.unserved().unwrap();
+        assert!(text.contains("device ib0 gets no programs") && text.contains("type 32"), "{text}");
         assert_eq!(
             classify(&[infiniband], &DevicePatterns { wire: globs(&["ib0"]), workload: Vec::new() }),
             []
         );
-        assert!(node().iter().all(|link| !link.is_unserved()));
+        assert!(node().iter().all(|link| link.unserved().is_none()));
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(crate) fn strips_vlan_tags(device: &str) -> io::Result<bool> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-        // C's characters have a sign on x86, and none on arm64.
+        // `c_char` is signed on x86 and unsigned on arm64.
         *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();

@@ -61,6 +61,9 @@ pub struct Link {
     /// Whether the device is a network card, real or emulated: the kernel reports no `IFLA_INFO_KIND` for it. Also true
     /// for the loopback device.
     pub is_card: bool,
+    /// Whether the device is a bond, team, VLAN, macvlan or MACsec device: an Ethernet device of the node on top of
+    /// others. Not the macvtap device of a virtual machine.
+    pub is_stacked: bool,
     /// Index of the bridge, bond or VRF that the device belongs to.
     pub controller: Option<u32>,
     /// The device's addresses, in the kernel's order.
@@ -76,7 +79,7 @@ pub struct LinkAddress {
     pub ip: IpAddr,
     /// Prefix length in bits.
     pub prefix: u8,
-    /// Whether the address has global scope, as private and unique local addresses also have.
+    /// Whether the address has global scope. Private and unique local addresses also have global scope.
     pub global: bool,
     /// Whether the kernel marks the address as secondary. For IPv4: it is not the first address of its network; for
     /// IPv6: it is temporary.
@@ -144,18 +147,27 @@ impl Link {
             || self.is_unnumbered()
     }
 
-    /// Whether routes may lead through the device although it has no address of its own: a network card, or a tunnel
-    /// (WireGuard, GRE, xfrm, …), whose packets have no Ethernet header. The agent does not look for such routes: a
-    /// node may have a million routes.
+    /// Whether routes may lead through the device although it has no address of its own: a network card, a device that
+    /// is stacked on others (bond, VLAN, …), or a tunnel (WireGuard, GRE, xfrm, …), whose packets have no Ethernet
+    /// header. Not a bridge, which then only switches frames between its ports, nor a port of a bridge, bond or VRF. The
+    /// agent does not look for such routes: a node may have a million routes.
     fn is_unnumbered(&self) -> bool {
         let is_tunnel = Layer::of(self.hardware) == Some(Layer::Ip);
         let is_lower = self.loopback || self.is_pair || self.controller.is_some();
-        self.up && !is_lower && (self.is_card || is_tunnel)
+        self.up && !is_lower && (self.is_card || self.is_stacked || is_tunnel)
     }
 
-    /// Whether the device leads out but gets no programs, because they cannot parse its link layer.
-    pub fn is_unserved(&self) -> bool {
-        self.up && !self.loopback && self.leads_out() && Layer::of(self.hardware).is_none()
+    /// A sentence with advice about a device that leads out but gets no programs, because they cannot parse its link
+    /// layer; `None` for any other device.
+    pub fn unserved(&self) -> Option<String> {
+        let Self { name, hardware, .. } = self;
+        let is_parsed = Layer::of(self.hardware).is_some();
+        (self.up && !self.loopback && self.leads_out() && !is_parsed).then(|| {
+            format!(
+                "device {name} gets no programs, because they cannot parse its link layer (hardware type {hardware}): its \
+                 clients reach no Service; lead them to the node through an Ethernet device or a tunnel"
+            )
+        })
     }
 }
 
@@ -176,7 +188,7 @@ pub fn device_name(index: u32) -> String {
     unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// All devices, without their addresses, and without regard to routes.
+/// All devices. Reads neither addresses nor routes: `addresses` is empty, and `default_route` is false.
 pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
     let (mut links, mut below_vlans) = (Vec::new(), BTreeSet::new());
@@ -213,10 +225,15 @@ fn below_vlan(message: &LinkMessage) -> Option<u32> {
 /// other end has an XDP program, the kernel sets the maximum to what the program supports.
 const ANY_MTU: u32 = 65_535;
 
+/// Whether a device of this kind is stacked on other Ethernet devices and takes packets for the node itself.
+const fn is_stacked(kind: &InfoKind) -> bool {
+    use InfoKind::{Bond, MacSec, MacVlan, Team, Vlan};
+    matches!(kind, Bond | Team | Vlan | MacVlan | MacSec)
+}
+
 fn link(message: &LinkMessage) -> Option<Link> {
-    let (mut name, mut is_pair, mut peer_namespace, mut controller) = (None, false, false, None);
-    let (mut mtu, mut mac, mut is_bridge, mut is_card) = (0, None, false, true);
-    let (mut is_veth, mut max_mtu) = (false, 0);
+    let (mut name, mut peer_namespace, mut controller) = (None, false, None);
+    let (mut mtu, mut max_mtu, mut mac, mut kind) = (0, 0, None, None);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
@@ -231,15 +248,14 @@ fn link(message: &LinkMessage) -> Option<Link> {
         } else if let LinkAttribute::Address(address) = attribute {
             mac = address.as_slice().try_into().ok();
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
-            is_card = !infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
-            is_bridge = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Bridge)));
-            is_veth = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth)));
-            is_pair =
-                infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
+            kind =
+                infos.iter().find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None });
         }
     }
     let flags = message.header.flags;
     let name = name?;
+    let is_bridge = matches!(kind, Some(InfoKind::Bridge));
+    let is_pair = matches!(kind, Some(InfoKind::Veth | InfoKind::Netkit));
     Some(Link {
         index: message.header.index,
         is_catch: is_bridge && name == catch::CATCH_DEVICE,
@@ -252,9 +268,10 @@ fn link(message: &LinkMessage) -> Option<Link> {
         is_bridge,
         is_pair,
         peer_elsewhere: is_pair && peer_namespace,
-        loses_xdp_tx: is_veth && max_mtu == ANY_MTU,
+        loses_xdp_tx: matches!(kind, Some(InfoKind::Veth)) && max_mtu == ANY_MTU,
         has_vlans: false,
-        is_card,
+        is_card: kind.is_none(),
+        is_stacked: kind.is_some_and(is_stacked),
         controller,
         addresses: Vec::new(),
         default_route: false,
@@ -288,7 +305,7 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
         return None;
     }
     Some(LinkAddress {
-        // With both attributes, `ADDRESS` is the remote end of a point-to-point link.
+        // On a point-to-point link, `Local` is the address of this end, and `Address` that of the remote end.
         ip: local.or(address)?,
         prefix: header.prefix_len,
         global: header.scope == AddressScope::Universe,
@@ -300,7 +317,7 @@ fn address(message: &AddressMessage) -> Option<LinkAddress> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
     pub(crate) default: Vec<DefaultRoute>,
-    /// Whether every route leads all packets to its destinations to the same next hop.
+    /// Whether the next hop of every route depends only on the destination, see `routing::is_by_destination`.
     pub(crate) by_destination: bool,
 }
 
@@ -345,6 +362,29 @@ fn hops(message: &RouteMessage) -> Vec<DefaultRoute> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kind_tells_cards_stacked_devices_and_bridges() {
+        let of = |kind: Option<InfoKind>| {
+            let mut message = LinkMessage::default();
+            message.attributes = vec![LinkAttribute::IfName("x".to_owned())];
+            message.attributes.extend(kind.map(|kind| LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)])));
+            let Link { is_card, is_stacked, is_bridge, is_pair, .. } = link(&message).unwrap();
+            [is_card, is_stacked, is_bridge, is_pair]
+        };
+        assert_eq!(of(None), [true, false, false, false]);
+        use InfoKind::{Bond, Bridge, Dummy, MacSec, MacVlan, MacVtap, Netkit, Team, Veth, Vlan};
+        for kind in [Bond, Team, Vlan, MacVlan, MacSec] {
+            assert_eq!(of(Some(kind.clone())), [false, true, false, false], "{kind}");
+        }
+        assert_eq!(of(Some(Bridge)), [false, false, true, false]);
+        for kind in [Veth, Netkit] {
+            assert_eq!(of(Some(kind.clone())), [false, false, false, true], "{kind}");
+        }
+        for kind in [MacVtap, Dummy] {
+            assert_eq!(of(Some(kind.clone())), [false; 4], "{kind}");
+        }
+    }
 
     #[test]
     fn vlan_device_is_stacked_on_a_device_of_its_own_namespace_only() {

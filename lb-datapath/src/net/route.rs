@@ -83,9 +83,9 @@ impl Routes {
         Ok(self.is_own(address)? || self.ask(address)?.iter().any(is_local_route))
     }
 
-    /// The route of packets that entered through device `entrance` to another machine or pod. `None` if there is no
-    /// route, if `to` is an address of this node, or if the device does not forward. Policy rules that match more than
-    /// the destination are ignored.
+    /// The route to `to`, an address of another machine or pod, for packets that entered through the device `entrance`.
+    /// `None` if there is no route, if `to` is an address of this node, or if the device does not forward. Ignores
+    /// policy rules that match more than the destination.
     ///
     /// # Errors
     /// The kernel does not answer over netlink.
@@ -98,7 +98,8 @@ impl Routes {
         Ok(route.map(|route| Route { source: source(route), ..route }))
     }
 
-    /// The route of packets of the node itself; `None` if the address is unreachable or is one of the node's own.
+    /// The route for packets that the node itself sends to `to`; `None` if the address is unreachable or is one of the
+    /// node's own.
     ///
     /// # Errors
     /// The kernel does not answer over netlink.
@@ -157,8 +158,9 @@ fn programs_see_sources() -> bool {
     *SEEN.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))
 }
 
-/// Whether the error means that there is no route to the address. The errors are those of `fib_props` and
-/// `ip6_rt_type_to_error`: no route, `unreachable`, `prohibit`, `blackhole`, `throw`; then a kernel without IPv6.
+/// Whether the error means that there is no route to the address. The first five errors are those of `fib_props` and
+/// `ip6_rt_type_to_error`, for no route and for routes of type `unreachable`, `prohibit`, `blackhole` and `throw`. A
+/// kernel without IPv6 returns one of the other two.
 fn is_no_route(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -43,7 +43,8 @@ fn is_default(rule: &RuleMessage) -> bool {
     is_all && unconditional && is_default_table && header.action == RuleAction::ToTable
 }
 
-/// Whether a route leads all packets to its destinations to the same next hop.
+/// Whether the next hop of a route depends only on the destination: the route is not multipath, and applies to every
+/// source address and TOS.
 pub(super) fn is_by_destination(route: &RouteMessage) -> bool {
     let header = &route.header;
     let is_multipath = header.kind == RouteType::Unicast

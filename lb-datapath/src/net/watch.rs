@@ -47,7 +47,7 @@ impl Stale {
     const EVERYTHING: Self = Self { links: true, addresses: true, routes: true, rules: true };
 
     /// Marks a list as stale if an event in the datagram may change it. Ignores a route that
-    /// is no default route and leads all packets to its destinations to the same next hop.
+    /// is no default route and whose next hop depends only on the destination.
     fn note(&mut self, datagram: &[u8]) {
         for (header, payload) in events(datagram) {
             match header.kind {
@@ -116,8 +116,8 @@ impl DeviceWatcher {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns shortly after an event that may change the result of [`Self::network`]. Needs no event before the
-    /// first call of that function. Cancel-safe.
+    /// Returns shortly after an event that may change the result of [`Self::network`]. Does not wait for
+    /// an event if that function was not called yet. Cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;
@@ -156,7 +156,7 @@ fn subscribe() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all events that are pending, and marks the lists that they are about as stale.
+/// Reads all pending events. Marks each list as stale that one of them may change.
 fn drain(events: &Socket, stale: &mut Stale) {
     loop {
         match events.recv_from_full() {

@@ -43,8 +43,8 @@ impl XdpFeatures {
         self.0 & Self::NDO_XMIT != 0
     }
 
-    /// Whether the driver sends such frames with IP packets of up to `mtu` bytes, even in several buffers (XDP
-    /// fragments).
+    /// Whether the driver sends redirected frames with IP packets of up to `mtu` bytes, including frames in several
+    /// buffers (XDP fragments).
     pub(crate) const fn sends_frames_of(self, mtu: u32) -> bool {
         self.sends_frames() && (mtu <= WHOLE || self.0 & Self::NDO_XMIT_SG != 0)
     }

@@ -42,8 +42,8 @@ const ACTION: usize = 161;
 /// Networks of a policy that encrypts packets when they leave this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutPolicy {
-    source: (IpAddr, u8),
-    destination: (IpAddr, u8),
+    pub(crate) source: (IpAddr, u8),
+    pub(crate) destination: (IpAddr, u8),
 }
 
 impl OutPolicy {
@@ -195,9 +195,10 @@ fn address(bytes: &[u8], is_v4: bool) -> Option<IpAddr> {
     }
 }
 
-/// Whether the policy would match replies of Services if the kernel looked it up after their source has become the
-/// virtual address. Policies of tunnels between nodes match only the tunnel's protocol or port. Replies do not bypass
-/// policies with a device, a mark or an interface id: the kernel looks these up after the programs have run.
+/// Whether the policy would match replies of Services if the kernel looked up policies only after a program has set the
+/// source of the reply to the virtual address. False for policies of tunnels between nodes, which match only the
+/// tunnel's protocol or port. Also false for policies with a device, a mark or an interface id, which replies do not
+/// bypass: the kernel looks these up after the programs have run.
 fn is_for_replies(payload: &[u8]) -> bool {
     let of_services = [0, protocol::TCP, protocol::UDP, protocol::SCTP];
     let attributes = &payload[POLICY..];

@@ -1,7 +1,7 @@
 //! The agent's part of session affinity: deleting the clients of Service ports that were deleted or no longer have
 //! affinity, and counting evicted clients.
 //!
-//! `AFFINITY` is an LRU map: when it is full, the kernel evicts clients that have been idle for long, and reports
+//! `AFFINITY` is an LRU map: when it is full, the kernel evicts clients that have long been idle, and reports
 //! nothing. So a client was evicted if it was in the map in the previous GC pass, is missing in this one, and has not
 //! reached the timeout of its Service. A client that is added and evicted between two passes is not counted: the number
 //! is a lower bound.
@@ -105,7 +105,7 @@ impl Census {
         for (key, _) in found.extract_if(.., |key, affinity| !lives(key, affinity)) {
             // An expired client whose Service still has affinity is kept: it may connect again at this moment, and the
             // kernel has no command that deletes an entry only if it is unchanged. When the map is full, the kernel
-            // evicts clients that have been idle for long.
+            // evicts clients that have long been idle.
             if !timeouts.contains_key(&key.service) {
                 removed += usize::from(clients.delete(&key)?);
             }

@@ -47,7 +47,7 @@ pub trait FlowWalk {
     /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
     /// to make room.
     fn deleted(&mut self, key: &Tuple, evicted: bool);
-    /// Called when the pass has reported all flows; not called if the pass fails before.
+    /// Called when the pass has reported all flows; not called if the pass fails before that.
     fn end(&mut self);
 }
 
@@ -78,9 +78,9 @@ pub struct Connection {
 pub struct GcReport {
     /// Number of entries that the pass has read: one for a tunnelled flow, two for any other flow.
     pub entries: usize,
-    /// Number of tunnelled flows among them.
+    /// Number of tunnelled flows that the pass has read.
     pub tunnelled: usize,
-    /// Number of flows that were deleted, expired or evicted.
+    /// Number of deleted flows, both expired and evicted ones.
     pub expired: usize,
     /// Number of tunnelled flows among the deleted ones.
     pub expired_tunnelled: usize,
@@ -203,8 +203,8 @@ impl Conntrack {
         Ok(connections)
     }
 
-    /// Calls `see` for each flow, in no order. Unlike [`Self::list`], it keeps no flow, and sets
-    /// [`Connection::masqueraded`] only from a second flow: it is `None` for a routed flow.
+    /// Calls `see` for each flow, in no particular order. Differs from [`Self::list`] in two ways: it keeps no flow in
+    /// memory, and [`Connection::masqueraded`] is `None` for a routed flow, because such a flow has no second flow.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -256,9 +256,9 @@ impl Conntrack {
         Ok(flows)
     }
 
-    /// Deletes the connections of the service ports that `concerns` selects by id, if `ends` returns true for their
-    /// entries. Also deletes the second flow of a masqueraded connection: then the node's stack answers packets that
-    /// the backend still sends.
+    /// Among the connections of the service ports whose id `concerns` selects, deletes those for which `ends` returns
+    /// true, given the forward and the reverse entry. Also deletes the second flow of a masqueraded connection: then
+    /// the node's stack answers packets that the backend still sends.
     pub fn end(
         &self,
         concerns: impl Fn(u32) -> bool,
@@ -454,8 +454,8 @@ impl Conntrack {
         Some(sockets)
     }
 
-    /// Adds the connections of sockets to `ledger`, and deletes the counters of backends that have had none for many
-    /// passes.
+    /// Adds the connections of sockets to `ledger`. Deletes the counters of backends to which no socket has been
+    /// connected for many passes.
     fn note_sockets(
         &self,
         sockets: &BTreeMap<SocketCounter, SocketCounts>,

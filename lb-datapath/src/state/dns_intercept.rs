@@ -23,8 +23,8 @@ impl DnsIntercepts {
         Ok(Self { map, filter: Arc::clone(filter) })
     }
 
-    /// Makes the map contain exactly these entries. Writes those of answers before those of queries, so that no query
-    /// goes to a server whose answers keep its own address.
+    /// Makes the map contain exactly these entries. Writes entries for answers before entries for queries: otherwise
+    /// the agent's server might receive a query while its answers would still leave with its own address.
     ///
     /// # Errors
     ///

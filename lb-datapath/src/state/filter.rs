@@ -63,8 +63,8 @@ impl FilterFill {
     /// The fill of a filter without any mark.
     pub const EMPTY: Self = Self { bits: 0, false_positives: 0.0 };
 
-    /// Whether a rebuild is due: false positives are frequent enough to matter, and more than twice as many bits are
-    /// set as after the last rebuild, so that enough marks may be obsolete.
+    /// Whether a rebuild is due: false positives are frequent enough to matter, and so many marks may be obsolete that
+    /// a rebuild is worthwhile, because more than twice as many bits are set as after the last rebuild.
     fn is_rebuild_due(self, rebuilt: Self) -> bool {
         self.false_positives > MOST_FALSE_POSITIVES && self.bits > rebuilt.bits.saturating_mul(2)
     }
@@ -102,7 +102,8 @@ impl FilterMemory {
         words_of(copy).for_each(|index| self.word(MARKS + index).store(0, Ordering::Relaxed));
     }
 
-    /// Sets the ranges of cluster IPs. Writes only what differs, so that a range that stays is complete at any time.
+    /// Sets the ranges of cluster IPs. Writes only words that differ, so that programs always see unchanged ranges
+    /// whole.
     pub fn set_ranges(&self, ranges: &ServiceRanges) {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(ranges));
         for (index, word) in (RANGES..).zip(words) {

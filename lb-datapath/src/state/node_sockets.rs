@@ -1,6 +1,6 @@
 //! Finds and destroys sockets of the node that the socket programs have connected to a backend in `connect(2)`.
-//! Otherwise their datagrams would be lost without an error, or their connections would outlive the time that their
-//! Service gives them.
+//! Otherwise datagrams of UDP sockets would be lost without an error, and TCP connections would outlive the timeouts of
+//! their Service.
 //!
 //! sock_diag(7) lists sockets with their cookies, and destroys them. For TCP it also shows what the socket programs
 //! have stored in a socket (`COUNTED_SOCKETS`); for UDP it does not (`inet_sk_diag_fill` in net/ipv4/inet_diag.c), so
@@ -156,7 +156,7 @@ pub struct ServiceConnection {
     pub service: u32,
     /// Address and port of the backend.
     pub backend: Endpoint,
-    /// For how long the connection has neither sent nor received anything, if the kernel says so.
+    /// For how long the connection has neither sent nor received anything; `None` if the kernel does not report it.
     pub idle: Option<Duration>,
 }
 
@@ -288,8 +288,8 @@ impl NodeSockets {
         Ok(destroyed.len())
     }
 
-    /// Destroys the TCP sockets for which `why` gives a reason. Adds the reasons of those that it has destroyed to
-    /// `destroyed`, also if it fails for others.
+    /// Destroys the TCP sockets for which `why` gives a reason. Adds the reason of each destroyed socket to
+    /// `destroyed`, even if the function fails to destroy others.
     ///
     /// # Errors
     /// As [`Self::destroy_udp`].

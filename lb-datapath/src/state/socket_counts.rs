@@ -41,18 +41,18 @@ impl SocketCountsMap {
     }
 }
 
-/// Number of passes without a connection after which the counter of a backend is deleted: an hour, if passes are five
-/// seconds apart, and `SHORT` if more than half of the map is in use.
+/// Number of passes without a connection after which the counter of a backend is deleted: usually `LONG`, which is an
+/// hour if passes are five seconds apart, but `SHORT` if more than half of the map is in use.
 const LONG: u32 = 720;
 const SHORT: u32 = 2;
 
-/// For each backend to which no socket is connected: the number of passes that have found none, and the number of
-/// connections that had begun.
+/// For each backend to which no socket is connected: the number of passes in a row that have found no connection, and
+/// the number of connections that have ever begun.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IdleBackends(BTreeMap<SocketCounter, (u32, u64)>);
 
 impl IdleBackends {
-    /// Notes a pass. Returns the backends that have had no connection in this number of passes, and drops them.
+    /// Notes a pass. Returns and drops the backends that have had no connection in the last `patience` passes.
     fn note(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>, patience: u32) -> Vec<SocketCounter> {
         let (mut idle, mut lasting) = (BTreeMap::new(), Vec::new());
         for (counter, counts) in counts.iter().filter(|(_, counts)| counts.active() == 0) {

@@ -1,4 +1,4 @@
-//! Tests how the tc programs are attached: their order, by tcx or clsact, and on devices that change.
+//! Tests of tc attachments: order of the programs, tcx and clsact, and changes of devices, links and the attach mode.
 
 use std::fs;
 

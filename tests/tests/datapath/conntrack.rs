@@ -181,14 +181,14 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
         let gc = conntrack.expire(NOW).unwrap();
         assert_eq!((gc.expired, gc.restored, gc.orphans), (0, 2 - halves.len(), 0));
         assert_eq!(conntrack.list().unwrap()[0].masqueraded, Some(outside));
-        // If the first GC deletes only the first flow, the second GC also deletes the second flow.
+        // One GC may delete only the first flow; the next GC then deletes the second flow.
         let later = Tick(NOW.0 + 1_000);
         let expired = conntrack.expire(later).unwrap().expired + conntrack.expire(later).unwrap().expired;
         assert_eq!((expired, conntrack.table().count().unwrap()), (2, 0));
     }
 }
 
-/// A routed flow has no second flow: its forward entry also replaces the source.
+/// A routed flow is masqueraded without a second flow: its forward entry also replaces the source.
 #[test]
 fn masquerading_of_a_routed_flow_is_listed() {
     let sandbox = Sandbox::new();
@@ -267,16 +267,16 @@ fn purge_deletes_a_flow_that_packets_changed_after_it_matched() {
     conntrack.set_active_flows(5, 1);
     let map = Map::HashMap(MapData::from_pin(sandbox.pin("CONNTRACK")).unwrap());
     let mut overflow = HashMap::<_, Tuple, Flow>::try_from(map).unwrap();
-    // The program that processes the end of a flow subtracts it from the active ones, and clears the number of its
-    // counter.
+    // An eBPF program that ends a flow decrements the flow's counter in the map `ACTIVE`, and sets `active_flows_slot`
+    // to 0.
     let ended = Flow { packets: 9, last_seen: NOW, active_flows_slot: 0, ..forward };
     let purged = conntrack.purge(|_, _| overflow.insert(key, ended, 0).is_ok());
     assert_eq!((purged.unwrap(), conntrack.table().count().unwrap()), (1, 0));
     assert_eq!(conntrack.active_flows().get(5), 1, "the program has subtracted the flow");
 }
 
-/// A thread inserts and removes flows of one tuple, each with a counter of its own. A flow that the thread cannot
-/// remove was deleted by the flush, which must subtract exactly those flows.
+/// A thread inserts and removes flows of one tuple, each with its own counter. If the thread cannot remove a flow, a
+/// flush has deleted it. Flushes must subtract exactly the flows that they deleted.
 #[test]
 fn flush_subtracts_exactly_the_flows_that_it_deletes() {
     const COUNTERS: u32 = 1000;

@@ -10,6 +10,7 @@ use aya::programs::TcAttachType;
 use lb_datapath::{
     Attacher, Datapath, Device, DeviceKind, DevicePatterns, DeviceWatcher, Layer, Options, detect_devices,
 };
+use lb_tests::skip;
 use tokio::runtime::{Builder, Runtime};
 
 use super::sandbox::{LIMIT, OtherNamespace, Sandbox, ip, link_inodes, run, sync, tcx, wire};
@@ -46,6 +47,21 @@ fn wires_and_workload_devices_are_detected() {
         ("wire0", Wire, Layer::Ethernet),
     ];
     assert_eq!(devices, expected);
+}
+
+#[test]
+fn macvlan_of_the_node_without_address_is_a_wire_and_macvtap_of_a_vm_is_not() {
+    let _sandbox = Sandbox::new();
+    wire("idle0", 50);
+    for (name, kind) in [("of-node", "macvlan"), ("of-vm", "macvtap")] {
+        let arguments = format!("link add link idle0 name {name} type {kind} mode bridge");
+        if !Command::new("ip").args(arguments.split(' ')).status().unwrap().success() {
+            return skip::whole("the kernel has no macvlan or macvtap devices");
+        }
+        ip(&format!("link set {name} up"));
+    }
+    let devices = detect_devices(&DevicePatterns::default()).unwrap();
+    assert_eq!(found(&devices), [("of-node", DeviceKind::Wire, Layer::Ethernet)]);
 }
 
 /// The watcher does not poll: without a netlink event the device would never get programs.

@@ -11,8 +11,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// The last agent's filter may lack marks, because programs of its build may have set others. So the next agent
-/// computes the marks from the entries.
+/// Programs of another build may have set other marks, so the filter that the last agent left may lack marks. The next
+/// agent therefore computes the marks from the entries.
 #[test]
 fn entries_without_marks_of_an_earlier_build_get_them_before_the_filter_is_on() {
     let sandbox = Sandbox::new();

@@ -138,7 +138,7 @@ fn claims_of_a_killed_agent_are_released() {
     assert_eq!((conntrack.table().count().unwrap(), conntrack.table().overflowed()), (16, 0));
 }
 
-/// The slots in which an entry can be depend on the table's size, so the agent copies the entries.
+/// The possible slots of an entry depend on the table's size, so the agent copies the entries to a new table.
 #[test]
 fn table_of_another_size_takes_over_all_flows() {
     for (earlier, ours) in [(32, 1024), (1024, 64)] {

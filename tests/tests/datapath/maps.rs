@@ -13,8 +13,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Maximum CPU time of `apply`, as a multiple of the time for single updates of all entries. (It was about 0.8 when
-/// measured, also without optimisation.)
+/// Maximum CPU time of `apply`, as a multiple of the time for single updates of all entries. (The measured multiple was
+/// about 0.8, with and without optimisation.)
 const COST_LIMIT: u32 = 10;
 
 #[test]

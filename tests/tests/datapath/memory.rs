@@ -20,8 +20,8 @@ const LIMIT: u64 = 128 << 20;
 const LIMIT_OF_OTHERS: u64 = 62_000_000;
 /// Names of the maps of flows, whose size `--max-connections` sets.
 const OF_FLOWS: [&str; 3] = ["CONNTRACK", "FLOWS", "FLOW_TABLE"];
-/// Name of a map that allocates elements one by one. If its reported size does not change, the kernel does not count
-/// that memory.
+/// Name of a map that allocates elements one by one. If its reported size does not grow with its elements, the kernel
+/// does not count their memory.
 const NAMES: &str = "ENDPOINT_NAMES";
 /// Up to this number of CPUs, maps whose size depends on the number of CPUs have their smallest size.
 const MOST_CPUS: usize = 32;

@@ -111,7 +111,7 @@ pub(crate) fn tc(arguments: &str) -> String {
     run("tc", arguments)
 }
 
-/// A wire device: one end of a veth pair that is completely in this namespace. (Not every kernel has dummy devices.)
+/// A wire device: one end of a veth pair that has both ends in this namespace. (Not every kernel has dummy devices.)
 pub(crate) fn wire(name: &str, index: u32) -> Device {
     ip(&format!("link add {name} index {index} type veth peer name {name}-far"));
     ip(&format!("link set {name} up"));

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _, slice::from_ref};
 
-use lb_datapath::{Datapath, Device, DeviceKind, Layer, Options, Pinned, XdpMode, XdpOption, cleanup};
+use lb_datapath::{Datapath, Device, DeviceKind, Layer, Options, Pinned, XdpMode, XdpOption, check, cleanup};
 use lb_tests::{
     offload::{self, Offload},
     skip,
@@ -129,6 +129,23 @@ fn native_program_is_not_attached_to_a_veth_that_sends_none_of_its_frames() {
             let named = attacher.conditions().iter().any(|condition| condition.contains("wire0"));
             assert_eq!(named, lost && otherwise.is_none(), "{:?}", attacher.conditions());
         }
+    }
+}
+
+#[test]
+fn check_names_a_wire_through_which_native_xdp_sends_nothing() {
+    if skip::is_older_than(6, 3) {
+        return skip::whole(NO_FEATURES);
+    }
+    let sandbox = Sandbox::new();
+    wire("wire0", 50);
+    ip("address add 192.0.2.1/24 dev wire0");
+    for gro in [true, false] {
+        offload::set("wire0-far", Offload::Reception, gro).unwrap();
+        let probes = check(&sandbox.bpffs());
+        let devices = probes.iter().find(|probe| probe.name == "devices").unwrap();
+        assert!(devices.detail.contains("wires wire0"), "{devices:?}");
+        assert_eq!(devices.detail.contains("veth wire0 loses the frames"), !gro, "{devices:?}");
     }
 }
 

@@ -26,9 +26,9 @@ const ROOM: u32 = 400;
 /// Value of `--masquerade-ports` that allows 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
 /// How long a new client may wait to be served. Under pressure, streams are evicted last, after 10 s without a packet;
-/// this is twice that, for slow machines.
+/// `RECOVERY` is twice that time, for slow machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
-/// A stream that is not evicted must stay much longer than [`RECOVERY`], so that the tests can tell the difference.
+/// The timeout of streams must be much longer than [`RECOVERY`], so that the tests can tell eviction from expiry.
 const _: () = assert!(
     Phase::Stream.timeout_seconds() as u64 >= 3 * RECOVERY.as_secs(),
     "shorten RECOVERY with the timeout"
@@ -158,4 +158,27 @@ fn new_clients_are_served_after_floods_without_an_agent() {
     assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
     assert_recovers(&client, to);
     assert_eq!(established.ask().unwrap().server, server, "the established connection keeps its backend");
+}
+
+/// A pod with NET_RAW may forge addresses as an external client does, and the same limits apply to its flows.
+#[test]
+fn forged_syn_flood_of_a_pod_takes_away_no_connection() {
+    let bed = bed(&["--max-connections", &ROOM.to_string()]);
+    let (client, attacker) = (&bed.cluster.client, bed.netns("pod1"));
+    for (round, vip) in (0..).zip(WEB) {
+        let to = http(vip);
+        let full = || bed.metric("lb_packets_total{outcome=\"conntrack_full\"}");
+        let before = full();
+        let mut established =
+            [client, attacker, bed.netns("pod2")].map(|netns| Connection::open(netns, to).unwrap());
+        let servers = established.each_mut().map(|connection| connection.ask().unwrap().server);
+
+        const FLOOD: u32 = 10 * ROOM;
+        forge(attacker, to, round * FLOOD..(round + 1) * FLOOD, Forged::Syn).unwrap();
+        assert!(full() > before, "{vip}: the flood fills the flow table");
+        assert_recovers(client, to);
+        assert_recovers(attacker, to);
+        let again = established.each_mut().map(|connection| connection.ask().unwrap().server);
+        assert_eq!(again, servers, "{vip}: established connections keep their backends");
+    }
 }

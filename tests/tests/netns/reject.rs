@@ -43,7 +43,7 @@ fn service_with_only_unready_endpoints_rejects_clients() {
     bed.cluster.manifests.put(&service).unwrap();
     let refused = || ask_http(&bed.cluster.client, http(WEB[0])).is_err().then_some(());
     lb_tests::wait_for(Duration::from_secs(1), refused).unwrap();
-    // One plan of the agent changes all frontends of the Service.
+    // The agent changes all frontends of the Service in the same plan, so the others reject clients as well.
     assert_rejected(&bed, "client");
 }
 
@@ -63,7 +63,8 @@ fn flood_of_rejected_datagrams_gets_at_most_1000_icmp_errors_per_second() {
     let bed = Bed::with_web(&[]);
     let client = &bed.cluster.client;
     for vip in WEB {
-        let before = unreachables(client, vip);
+        let limited = || bed.metric("lb_packets_total{outcome=\"icmp_rate_limited\"}");
+        let (before, limited_before) = (unreachables(client, vip), limited());
         let started = Instant::now();
         client.run(|| flood(vip, DATAGRAMS)).unwrap();
         // RSTs are not limited: a TCP client is rejected at once.
@@ -73,6 +74,9 @@ fn flood_of_rejected_datagrams_gets_at_most_1000_icmp_errors_per_second() {
         // The limit's clock advances only at timer interrupts, so it may count 10 ms more.
         let allowed = 50 + started.elapsed().as_millis() + 10;
         assert!(errors > 0 && u128::from(errors) <= allowed, "{vip}: {errors} errors, {allowed} allowed");
+        let limited = limited() - limited_before;
+        assert!(limited > 0 || allowed >= DATAGRAMS.into(), "{vip}: datagrams without an error are counted");
+        assert!(limited + errors <= DATAGRAMS.into(), "{vip}: {limited} counted, {errors} errors");
         thread::sleep(Duration::from_millis(100));
         let afterwards = ask_udp(client, udp(vip), 64).unwrap_err();
         assert_eq!(afterwards.kind(), REFUSED, "{vip}: {afterwards}");

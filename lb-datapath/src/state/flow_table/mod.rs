@@ -59,8 +59,8 @@ impl<'a> From<Copied<<SharedSlots<'a> as Memory>::Slot, Tuple, Flow>> for ReadEn
     }
 }
 
-/// Whether both may be the same flow in an entry of the overflow, at different times. Packets change none of the fields
-/// that are compared.
+/// Whether two values of an entry in the overflow, read at different times, may be of the same flow: compares the
+/// fields that packets do not change.
 fn may_be_same(one: &Flow, other: &Flow) -> bool {
     let identity = |flow: &Flow| (flow.to, flow.service, flow.flags, flow.generation());
     identity(one) == identity(other)
@@ -220,9 +220,9 @@ impl FlowTable {
         Ok(current.filter(|_| flow_table::remove_entry(&slots, place)).map(|current| current.value))
     }
 
-    /// Removes the entry from the overflow if `is_meant` holds for its flow; returns the flow that it has removed. The
-    /// overflow has no generations, so an entry that stays is missing for a moment, until it is inserted again. An
-    /// entry that cannot be inserted again is also removed, although `is_meant` does not hold.
+    /// Removes the entry from the overflow if `is_meant` returns true for its flow; returns the removed flow. The
+    /// overflow has no generations, so the function removes the entry first, and inserts it again if `is_meant` returns
+    /// false: lookups do not find the entry meanwhile. If it cannot be inserted again, it counts as removed.
     fn take_from_overflow(
         &self,
         key: &Tuple,
