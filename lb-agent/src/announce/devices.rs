@@ -1,10 +1,10 @@
 //! The devices on which a node announces an address.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use lb_core::announce::election::Interfaces;
-use lb_datapath::{Device, DeviceKind, DevicePatterns, Layer, Link, Network, classify};
+use lb_datapath::{Device, DeviceKind, DevicePatterns, Layer, Link, LinkAddress, Network, classify};
 
 /// A device on which an address is announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +55,33 @@ impl<'a> Wires<'a> {
     }
 }
 
+/// Sentences about announced addresses that a device of this node has: for these the kernel answers, whether or not the
+/// node has the right to. `announced` are the addresses with the names of their pools, `wires` the names of the devices
+/// on which other machines may ask.
+pub(super) fn bound(
+    network: &Network,
+    wires: &[String],
+    announced: &BTreeMap<IpAddr, Arc<str>>,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for Link { name, addresses, .. } in &network.links {
+        // The kernel answers ARP requests on all devices, even if the one with the address is down, as `kube-ipvs0` is.
+        // It answers neighbour solicitations only on the device that has the address.
+        let answers = |ip: IpAddr| ip.is_ipv4() || wires.contains(name);
+        for LinkAddress { ip, prefix, .. } in addresses.iter().filter(|address| answers(address.ip)) {
+            let Some(pool) = announced.get(ip) else { continue };
+            found.push(format!(
+                "device {name} of this node has {ip}, an address of pool \"{pool}\" that is announced at layer 2, so the \
+                 kernel answers for it even while another node announces it: remove it with `ip address del {ip}/{prefix} dev \
+                 {name}`, or take it out of the pool if the node needs it"
+            ));
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
-    use lb_datapath::LinkAddress;
-
     use super::*;
 
     fn link(index: u32, name: &str, addresses: &[(&str, u8)]) -> Link {
@@ -108,6 +131,39 @@ mod tests {
             let places = wires.places(address.parse().unwrap(), &interfaces);
             let names: Vec<&str> = places.map(|place| place.name.as_str()).collect();
             assert_eq!(names, expected, "{address} {interfaces:?}");
+        }
+    }
+
+    #[test]
+    fn announced_address_that_a_device_has_is_named_if_the_kernel_answers_for_it() {
+        let ipvs = Link { up: false, ..link(3, "kube-ipvs0", &[("192.0.2.11", 32), ("2001:db8::11", 128)]) };
+        let lo = link(1, "lo", &[("127.0.0.1", 8), ("2001:db8::10", 128)]);
+        let eth0 = link(
+            2,
+            "eth0",
+            &[("192.0.2.1", 24), ("192.0.2.10", 32), ("2001:db8::1", 64), ("2001:db8::12", 64)],
+        );
+        let network = Network { links: vec![lo, eth0, ipvs], ..Network::default() };
+        let of = |addresses: &[&str]| {
+            let announced =
+                addresses.iter().map(|address| (address.parse().unwrap(), Arc::from("production"))).collect();
+            bound(&network, &["eth0".to_owned()], &announced)
+        };
+        let nobody = ["192.0.2.77", "2001:db8::77", "2001:db8::10", "2001:db8::11"];
+        assert_eq!(of(&nobody), [""; 0], "unknown, or for IPv6 not on a device where others ask");
+        let found = of(&["192.0.2.10", "192.0.2.11", "2001:db8::12"]);
+        let parts = [
+            (
+                "device eth0 of this node has 192.0.2.10, an address of pool \"production\"",
+                "192.0.2.10/32 dev eth0",
+            ),
+            ("device eth0 of this node has 2001:db8::12,", "2001:db8::12/64 dev eth0"),
+            ("device kube-ipvs0 of this node has 192.0.2.11,", "192.0.2.11/32 dev kube-ipvs0"),
+        ];
+        assert_eq!(found.len(), parts.len(), "{found:?}");
+        for (text, (start, command)) in found.iter().zip(parts) {
+            let advice = format!("`ip address del {command}`");
+            assert!(text.starts_with(start) && text.contains(&advice), "{text}");
         }
     }
 }

@@ -12,7 +12,7 @@ const HOLD_OFF: Nanos = 10_000_000_000;
 pub(super) struct Held {
     /// [`Right::since`] of the right that this announcement is based on.
     right: Nanos,
-    /// When this announcement began: when the node got the right, the device a new MAC address, or a hold-off ended.
+    /// When this announcement began: the node got the right, the device got a new MAC address, or a hold-off ended.
     pub(super) since: Nanos,
     pub(super) mac: [u8; 6],
     /// Number of times that the frames of this announcement have been sent since `since`.

@@ -11,6 +11,7 @@
 //! programs also answer while no agent runs.
 
 pub mod bgp;
+mod coverage;
 mod devices;
 mod frames;
 mod held;
@@ -46,24 +47,26 @@ use lb_datapath::{Announcements, DatapathError, DevicePatterns, Network};
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
-pub(crate) use self::report::announcer;
+pub(crate) use self::report::{announcer, means};
+pub use self::{
+    coverage::Coverage,
+    kernel::Kernel,
+    members::{Key, Member, Members, Who},
+    report::{AnnouncedBy, AnnouncementReport},
+};
 use self::{
     devices::{Place, Wires},
     held::Held,
     peers::Peers,
     report::Facts,
 };
-pub use self::{
-    kernel::Kernel,
-    members::{Key, Member, Members, Who},
-    report::AnnouncementReport,
-};
 use crate::{daemon::state::State, metrics::Metrics, stop};
 
 /// Interval at which the announcer renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How many times a stopping member sends its last messages, since some may get lost, and the pause after each time.
+/// A stopping member sends its last messages this many times, because some may get lost. It pauses for
+/// `BETWEEN_FAREWELLS` after each time.
 const FAREWELLS: u32 = 3;
 const BETWEEN_FAREWELLS: Duration = Duration::from_millis(20);
 
@@ -73,7 +76,7 @@ pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 /// The channels from which the announcer reads its inputs.
 #[derive(Debug)]
 pub struct Sources {
-    /// Advertisements and pools. The sender is closed if Services come from an API server without `--announce`.
+    /// Advertisements and pools. The sender is closed if Services come from an API server and `--announce` is not set.
     pub advertised: watch::Receiver<Advertised>,
     /// The Nodes and voters of the cluster, used if the members are its Nodes.
     pub cluster: watch::Receiver<Cluster>,
@@ -114,14 +117,16 @@ pub struct Announcer {
     held: BTreeMap<AnnounceKey, Held>,
     /// Time of the last logged conflict per address and device, so that each conflict is logged once.
     logged: BTreeMap<AnnounceKey, Nanos>,
-    /// Whether the kernel may hold programs and records of announcements, by this agent or, after the start, by an
-    /// earlier one.
+    /// Whether the kernel may hold programs and records of announcements: this agent's or, until its first update,
+    /// those of an earlier agent.
     in_use: bool,
     /// Whether a synchronisation has completed since this agent started. Until then, programs that an earlier agent
     /// attached stay.
     begun: bool,
     /// Why the last update of programs and records failed; `None` if it succeeded.
     failure: Option<String>,
+    /// The conditions about announced addresses that a device of this node has.
+    bound: Vec<String>,
 }
 
 impl Announcer {
@@ -157,6 +162,7 @@ impl Announcer {
             in_use: true,
             begun: false,
             failure: None,
+            bound: Vec::new(),
         })
     }
 
@@ -178,9 +184,9 @@ impl Announcer {
             let busy = is_member || self.in_use || !self.candidacies.is_empty();
             let Sources { advertised, cluster, holders, network, synchronised, stop } = &mut self.sources;
             tokio::select! {
-                // These two receivers fail once their senders are closed, as with an API server but without
-                // `--announce`. The announcer then only withdraws what an agent with a directory of manifests has
-                // announced.
+                // With an API server but without `--announce`, the senders of these two are closed, so `changed` fails
+                // and its branch is disabled. The announcer then only withdraws what an earlier agent, which read a
+                // directory of manifests, has announced.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = cluster.changed() => {}
                 changed = holders.changed() => changed?,
@@ -255,6 +261,19 @@ impl Announcer {
             peers.leases().set_candidates(self.candidacies.iter().map(of).collect());
         }
         self.places = self.places();
+        self.report_bound();
+    }
+
+    /// Reports announced addresses that a device of this node has, and logs those that it did not have before.
+    fn report_bound(&mut self) {
+        let pool = |candidacy: &Candidacy| (candidacy.address, Arc::clone(&candidacy.pool));
+        let announced = self.candidacies.iter().map(pool).collect();
+        let bound = devices::bound(&self.sources.network.borrow(), &self.wires, &announced);
+        for condition in bound.iter().filter(|condition| !self.bound.contains(condition)) {
+            warn!("{condition}");
+        }
+        self.bound = bound;
+        self.state.set_bound_conditions(self.bound.clone());
     }
 
     /// Computes the field [`devices`](Announcer#structfield.devices).

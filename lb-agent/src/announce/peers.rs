@@ -176,7 +176,7 @@ impl Peers {
         }
     }
 
-    /// Waits for a message, and handles all that have arrived then; waits forever without a socket. Returns whether a
+    /// Waits for a message, then handles all that have arrived; without a socket, waits forever. Returns whether a
     /// member has given back its addresses because its agent stops.
     pub(super) async fn receive(peers: Option<&mut Self>) -> bool {
         let Some(peers) = peers else { return future::pending().await };

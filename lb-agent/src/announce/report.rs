@@ -1,15 +1,36 @@
 //! The report on each announced address, for `status` and `announce list`.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use lb_common::{Announcement, Heard};
-use lb_core::announce::{election::Candidacy, lease::Nanos};
+use lb_core::announce::{bgp::AnnouncedAddress, election::Candidacy, lease::Nanos};
 use serde::{Deserialize, Serialize};
 
 use super::{devices::Place, frames, held::Held};
 
-/// An address of a load balancer that a member announces or should announce, as `announce list` shows it.
+/// The protocol by which an address is announced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AnnouncedBy {
+    /// ARP and neighbour discovery: one node answers for the address.
+    #[default]
+    Layer2,
+    /// BGP: each node that serves the address offers a route to it.
+    Bgp,
+}
+
+impl fmt::Display for AnnouncedBy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Layer2 => "layer2",
+            Self::Bgp => "bgp",
+        })
+    }
+}
+
+/// An address of a load balancer that a member announces or should announce, as `announce list` shows it. An address
+/// that is announced both at layer 2 and by BGP has two reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementReport {
@@ -19,9 +40,17 @@ pub struct AnnouncementReport {
     pub pool: String,
     /// `namespace/name` of the Services that have the address.
     pub services: Vec<String>,
-    /// Name of the node that announces the address, as far as this node knows.
+    /// The protocol by which the address is announced. Older agents report layer 2 only.
+    #[serde(default)]
+    pub by: AnnouncedBy,
+    /// `namespace/name` of the L2Advertisements or BGPAdvertisements that cover the address. Older agents do not report
+    /// them.
+    #[serde(default)]
+    pub advertisements: Vec<String>,
+    /// Name of the node that announces the address, as far as this node knows. By BGP, several nodes may announce an
+    /// address, and each knows only of itself.
     pub node: Option<String>,
-    /// Whether this node answers ARP requests and neighbour solicitations for the address now. False during the
+    /// By BGP: whether a route to the address is in the table of the BGP daemon. At layer 2: whether this node answers ARP requests and neighbour solicitations for the address now. False during the
     /// hold-off after another machine claimed the address on any interface, although this node still answers on the
     /// others.
     pub here: bool,
@@ -50,7 +79,49 @@ pub(crate) fn announcer(node: Option<&str>, here: bool, since: Option<Timestamp>
     }
 }
 
-/// What the report on an address is made of.
+/// How an address is announced, as text: the protocol, and the advertisements.
+pub(crate) fn means(by: AnnouncedBy, advertisements: &[String]) -> String {
+    let protocol = match by {
+        AnnouncedBy::Layer2 => "at layer 2",
+        AnnouncedBy::Bgp => "by BGP",
+    };
+    // Older agents do not report advertisements.
+    if advertisements.is_empty() {
+        protocol.to_owned()
+    } else {
+        format!("{protocol} ({})", advertisements.join(", "))
+    }
+}
+
+impl AnnouncementReport {
+    /// The report on an address that the node `this` announces by BGP. `age` says how long the table of the BGP daemon has
+    /// had a route to the address; `None` if it has none.
+    pub(super) fn by_bgp(
+        (address, pool): (IpAddr, &str),
+        announced: &AnnouncedAddress,
+        this: &str,
+        age: Option<Duration>,
+    ) -> Self {
+        let AnnouncedAddress { services, advertisements, routes: _ } = announced;
+        Self {
+            address,
+            pool: pool.to_owned(),
+            services: services.iter().map(ToString::to_string).collect(),
+            by: AnnouncedBy::Bgp,
+            advertisements: advertisements.iter().map(ToString::to_string).collect(),
+            node: age.map(|_| this.to_owned()),
+            here: age.is_some(),
+            interfaces: Vec::new(),
+            since: age.and_then(|age| Some(Timestamp::now() - SignedDuration::try_from(age).ok()?)),
+            expires_in_ms: None,
+            answers: 0,
+            conflicts: 0,
+            conflict_mac: None,
+        }
+    }
+}
+
+/// The data from which [`Facts::report`] makes the report on one address.
 pub(super) struct Facts<'a> {
     /// Name of the node that announces the address; `None` if unknown.
     pub(super) owner: Option<&'a Arc<str>>,
@@ -76,6 +147,8 @@ impl Facts<'_> {
             address: candidacy.address,
             pool: candidacy.pool.to_string(),
             services: candidacy.services.iter().map(ToString::to_string).collect(),
+            by: AnnouncedBy::Layer2,
+            advertisements: candidacy.advertisements.iter().map(ToString::to_string).collect(),
             node: self.owner.map(ToString::to_string),
             here: self.held.iter().copied().any(|held| answers(&held)),
             interfaces: self.places.iter().map(|place| place.name.clone()).collect(),
@@ -104,5 +177,34 @@ mod tests {
         assert_eq!(announcer(Some("a"), true, since), "a (this node, since 1970-01-01T00:00:00Z)");
         assert_eq!(announcer(Some("b"), false, since), "b");
         assert_eq!(announcer(None, false, None), "no node");
+    }
+
+    #[test]
+    fn means_are_the_protocol_and_the_advertisements() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(means(AnnouncedBy::Layer2, &names(&["m/a", "m/b"])), "at layer 2 (m/a, m/b)");
+        assert_eq!(means(AnnouncedBy::Bgp, &names(&["m/c"])), "by BGP (m/c)");
+        assert_eq!(means(AnnouncedBy::Layer2, &[]), "at layer 2");
+    }
+
+    #[test]
+    fn report_of_an_older_agent_is_about_layer_2() {
+        let announced = AnnouncedAddress {
+            services: [lb_core::model::ObjectName::new("default", "web")].into(),
+            advertisements: [lb_core::model::ObjectName::new("m", "a")].into(),
+            ..AnnouncedAddress::default()
+        };
+        let address = "203.0.113.1".parse().unwrap();
+        let report = AnnouncementReport::by_bgp((address, "pool"), &announced, "n1", Some(Duration::ZERO));
+        assert_eq!((report.node.as_deref(), report.here), (Some("n1"), true));
+        let without_route = AnnouncementReport::by_bgp((address, "pool"), &announced, "n1", None);
+        assert_eq!((without_route.node, without_route.here, without_route.since), (None, false, None));
+        let mut json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["by"], "bgp");
+        assert_eq!(json["advertisements"], serde_json::json!(["m/a"]));
+        assert_eq!(serde_json::from_value::<AnnouncementReport>(json.clone()).unwrap(), report);
+        json.as_object_mut().unwrap().retain(|key, _| key != "by" && key != "advertisements");
+        let older: AnnouncementReport = serde_json::from_value(json).unwrap();
+        assert_eq!((older.by, older.advertisements), (AnnouncedBy::Layer2, vec![]));
     }
 }

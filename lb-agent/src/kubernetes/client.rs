@@ -76,8 +76,8 @@ pub(super) async fn watching_client(server: ApiServer) -> Result<(Client, Config
     Ok((builder.with_layer(&layer_fn(Paced::new)).build(), config))
 }
 
-/// The namespace for the agent's own objects: that of its Pod, even if it uses a kubeconfig; outside of a Pod, that of
-/// the kubeconfig.
+/// The namespace for the agent's own objects: the namespace of the agent's Pod, even if the agent uses a kubeconfig;
+/// outside of a Pod, the default namespace of the kubeconfig.
 pub(super) async fn own_namespace(config: &Config) -> String {
     let of_pod = tokio::fs::read_to_string(NAMESPACE).await.map(|text| text.trim().to_owned());
     of_pod.ok().filter(|namespace| !namespace.is_empty()).unwrap_or_else(|| config.default_namespace.clone())

@@ -1,4 +1,5 @@
-//! Reports that the API server has some CRDs of MetalLB and lacks others: then announcements wait without any error.
+//! Reports that the API server has some CRDs of MetalLB but lacks others. An agent that starts in this state announces
+//! nothing, and its watches report no error.
 //!
 //! If the API server has none of them, nothing is wrong: users may install them at any time.
 

@@ -42,7 +42,8 @@ pub(super) trait Kind: Read {
     /// The change that reports that the object with this name was deleted.
     fn gone(name: ObjectName) -> Self::Change;
 
-    /// While the object with this name and metadata is unreadable: the Service whose data are incomplete without it.
+    /// The Service whose data are incomplete while the object with this name and metadata is unreadable; `None` if
+    /// there is none.
     fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
         None
     }

@@ -56,7 +56,7 @@ impl NodeInfo {
 pub(super) struct PeerNode(Node);
 
 impl PeerNode {
-    /// All `InternalIP`s, and the `ExternalIP` that a node without an `InternalIP` of its family uses.
+    /// All `InternalIP`s; for a family without an `InternalIP`, the first `ExternalIP`.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         let status = &self.0.status;
         let addresses: BTreeSet<IpAddr> = of_type(status, "InternalIP").chain(node_ips(status)).collect();
@@ -69,7 +69,8 @@ fn is_eligible(node: &Node) -> bool {
     !node.metadata.is_being_deleted && !taints.any(|taint| taint.key == ABOUT_TO_GO)
 }
 
-fn pod_cidrs(node: &Node) -> Vec<IpNet> {
+/// The networks of the node's pods: `spec.podCIDRs`, or `spec.podCIDR` without such a list; invalid ones are left out.
+pub(super) fn pod_cidrs(node: &Node) -> Vec<IpNet> {
     let spec = &node.spec;
     let list = spec.pod_cidrs.iter().flatten();
     let single = spec.pod_cidr.iter().filter(|_| spec.pod_cidrs.as_ref().is_none_or(Vec::is_empty));

@@ -82,7 +82,7 @@ impl<K: Kind> Objects<K> {
         }
     }
 
-    /// Handles an event of the watch; returns the changes that it completes.
+    /// Handles an event of the watch; returns the changes that take effect with this event.
     pub(super) fn handle(&mut self, event: Event<Watched<K>>) -> Vec<K::Change> {
         match event {
             Event::Init => {
@@ -125,8 +125,8 @@ impl<K: Kind> Objects<K> {
         self.known.is_empty()
     }
 
-    /// The Services with an object of which this agent could read no version. The kernel may have these Services from
-    /// an earlier run.
+    /// The Services whose data are incomplete because one of their objects was never readable. The kernel may have
+    /// these Services from an earlier run.
     pub(super) fn unread(&self) -> BTreeSet<ObjectName> {
         let unread = self.rejected.values().filter(|bad| bad.unread);
         unread.filter_map(|bad| bad.service.clone()).collect()
@@ -185,7 +185,7 @@ impl<K: Kind> Objects<K> {
         let service = K::service(&name, metadata);
         let stays = match (unread, &service) {
             (true, _) => "it is left out",
-            // Also after a restart: the agent then reads that state from the kernel.
+            // This also holds after a restart, because the agent then reads that state from the kernel.
             (false, Some(_)) => "its last good state stays in force",
             (false, None) => {
                 "its last good state stays in force until the agent restarts; then it is left out"
@@ -247,7 +247,7 @@ fn left_out_text(left_out: &[ConvertError]) -> Option<String> {
     Some(text)
 }
 
-/// The name of an object. `None` for an object without a name, which nothing could identify.
+/// The name of an object; `None` for an object without a name, which is left out with a warning.
 fn name_of<K: Kind>(metadata: &ObjectMeta) -> Option<ObjectName> {
     object_name(K::NAME, metadata).inspect_err(|error| warn!("{error}; it is left out")).ok()
 }

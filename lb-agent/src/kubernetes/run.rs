@@ -30,7 +30,7 @@ use super::{
 /// Channels for values that the source publishes in addition to the events for the writer. Each holds the latest value.
 #[derive(Debug)]
 pub struct Published {
-    /// What the Node object of this node says.
+    /// The fields of the Node object of this node that the agent uses.
     pub node: watch::Sender<NodeInfo>,
     /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. While there is no such object, the channel
     /// has its initial value.

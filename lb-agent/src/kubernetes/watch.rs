@@ -21,8 +21,8 @@ use tracing::debug;
 
 use super::{kind::Kind, objects::Objects, watched::Watched};
 
-/// Time without a failure after which a watch counts as resumed, since no event reports that. It is longer than the
-/// pause between two attempts plus the time limit of a connection attempt.
+/// Time without a failure after which a watch counts as resumed, since no event reports that a watch has resumed. It is
+/// longer than the pause between two attempts plus the time limit of a connection attempt.
 const QUIET: Duration = Duration::from_secs(90);
 
 /// The watch of one kind of objects, with the state of its objects.
@@ -87,7 +87,7 @@ impl<K: Kind> Watch<K> {
         };
         match event {
             Ok(event) => {
-                // The beginning of a list is no answer of the API server.
+                // `Init` announces a list that the API server has not answered yet.
                 if !matches!(event, Event::Init) {
                     self.failure = None;
                     if !matches!(self.presence, Presence::Exists(_)) {

@@ -1,4 +1,4 @@
-//! An object of a list or watch, as JSON contains it.
+//! An object of a list or watch, as decoded from JSON.
 
 use std::{borrow::Cow, fmt::Debug};
 

@@ -1,4 +1,5 @@
-//! Which node announces which address of a load balancer: at layer 2, on which devices, or by BGP, to which routers.
+//! Decides which node announces which address of a load balancer: at layer 2 on which devices, and by BGP to which
+//! routers.
 //!
 //! ```text
 //! scope          which pools an advertisement announces, from which nodes
@@ -6,6 +7,7 @@
 //! holders        the Services that have each address, and the nodes with endpoints
 //! cluster        the nodes of a cluster as members that share addresses
 //! devices        the devices that a node reports as those on which it can announce
+//! coverage       the addresses that no advertisement covers
 //! election       the nodes that may announce an address, the best first
 //! schedule       when an announcement is repeated
 //! voters         the members that grant the right to announce, while nodes come and go
@@ -15,12 +17,13 @@
 //! bgp            the routes that a node offers, and the configuration of its BGP daemon
 //! ```
 //!
-//! At layer 2 an election is a proposal: nodes see changes at different times. Only the right to announce makes a node
-//! answer.
+//! At layer 2 an election only proposes a node, because nodes see changes at different times. A node answers only while
+//! it has the right to announce.
 
 pub mod advertisement;
 pub mod bgp;
 pub mod cluster;
+pub mod coverage;
 pub mod devices;
 pub mod election;
 mod evidence;

@@ -2,22 +2,26 @@
 //!
 //! The Services are the source of truth. [`Controller::pass`] first takes over the addresses that Services have, also
 //! those that another controller gave, and only then assigns others, so that neither a restart nor another leader moves
-//! a Service. It returns writes. Each write names the version of the Service that it replaces; if a write fails, the
-//! next pass computes it again from the newest version.
+//! a Service. The pass returns writes. Each write names the version of the Service that it replaces; if a write fails,
+//! the next pass computes it again from the newest version.
+
+mod conflicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
+use self::conflicts::{Conflict, Conflicts};
 use super::{
     AddressError, AddressRange, Labels, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage, Request,
     Trouble, Withdrawal,
 };
 use crate::{api, convert::ConvertError, model::ObjectName};
 
-/// Annotation in which the controller lists the addresses that it has given to a Service, separated by commas. By it
-/// the controller recognises these addresses after their pool is gone.
+/// Annotation in which the controller lists the addresses that it has given to a Service, separated by commas. With
+/// this list, the controller recognises its addresses even after their pool is gone.
 pub const GIVEN: &str = "lb.dev/given-addresses";
 
 /// The controller's state: pools, and the load balancer Services of the cluster with their addresses.
@@ -34,19 +38,24 @@ pub struct Controller {
     /// Networks of cluster IPs and pods, which no pool may overlap.
     reserved: Vec<AddressRange>,
     pools_changed: bool,
-    /// Whether Services lose addresses that the pools do not give them, and whether the controller has every pool.
+    /// The arguments of [`Controller::set_reassign`]: whether Services lose addresses that the pools no longer allow,
+    /// and whether every pool could be read.
     reassign: (bool, bool),
     /// Services that have changed since the last pass, or whose state must be computed again.
     changed: BTreeSet<ObjectName>,
-    /// [`LoadBalancers::changes`] when the waiting Services last repeated their requests.
+    /// The value of [`LoadBalancers::changes`] when the waiting Services last repeated their requests.
     asked_at: u64,
+    /// The time of [`Controller::set_time`].
+    now: Duration,
+    conflicts: Conflicts,
 }
 
 /// A Service, and the controller's state for it.
 #[derive(Debug)]
 struct Known {
     seen: Seen,
-    /// The Service's addresses before the last write: a watch may still report a version of the Service from before it.
+    /// The Service's addresses before the last write. If a watch still delivers a version of the Service with these
+    /// addresses, that version is out of date.
     replaced: Option<Vec<IpAddr>>,
     refused: Option<AddressError>,
     /// The problem with the Service's addresses that an Event has reported; `None` if the last pass for this Service
@@ -62,7 +71,8 @@ struct Seen {
     request: Result<Option<Request>, ConvertError>,
     /// The IP addresses in `status.loadBalancer.ingress`.
     has: Vec<IpAddr>,
-    /// Whether `status.loadBalancer.ingress` is empty; it may also contain only host names.
+    /// Whether `status.loadBalancer.ingress` has no items. (If its items have only host names, `has` is empty but this
+    /// is false.)
     is_bare: bool,
     /// The addresses in the annotation [`GIVEN`]; `None` without the annotation.
     given: Option<Vec<IpAddr>>,
@@ -132,6 +142,7 @@ impl Controller {
         let Some(service) = service else {
             self.services.remove(&name);
             self.balancers.release(&name);
+            self.conflicts.remove(&name);
             return;
         };
         let seen = Seen::new(service, self.class.as_deref());
@@ -170,12 +181,24 @@ impl Controller {
         self.reserved = reserved;
     }
 
-    /// Sets whether Services lose addresses that the pools do not give them, and whether every pool could be read
+    /// Sets whether Services lose addresses that the pools no longer allow, and whether every pool could be read
     /// ([`LoadBalancers::set_reassign`]).
     pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
         let now = (reassign, knows_all_pools);
         self.pools_changed |= self.reassign != now;
         self.reassign = now;
+    }
+
+    /// Sets the time, by a monotonic clock. A conflict between Services is listed in [`conditions`](Self::conditions)
+    /// for 10 minutes after a pass last found it.
+    pub fn set_time(&mut self, now: Duration) {
+        self.now = now;
+        self.conflicts.expire(now);
+    }
+
+    /// The earliest time at which [`set_time`](Self::set_time) removes a condition; `None` if it removes none.
+    pub fn next_expiry(&self) -> Option<Duration> {
+        self.conflicts.next_expiry()
     }
 
     /// Whether there is any pool, even one that cannot be used.
@@ -222,8 +245,8 @@ impl Controller {
     }
 
     /// Records that a write has failed, or has had no answer, so that the next pass writes the same addresses again.
-    /// The Service keeps them as long as its status is empty or the one from before the write: the write may have
-    /// succeeded.
+    /// Because the write may nevertheless have succeeded, the controller reserves the addresses for the Service as long
+    /// as the status of the Service is empty or the same as before the write.
     pub fn failed(&mut self, service: &ObjectName) {
         if let Some(known) = self.services.get_mut(service) {
             known.replaced = Some(known.seen.has.clone());
@@ -238,7 +261,7 @@ impl Controller {
             let trouble = known.told.as_ref()?;
             Some(format!("Service {name}: {trouble}"))
         });
-        pools.chain(services).collect()
+        pools.chain(services).chain(self.conflicts.texts()).collect()
     }
 
     /// How many addresses of each usable pool are in use.
@@ -331,7 +354,9 @@ impl Controller {
         match self.role(known) {
             Role::Serves => {
                 pass.writes.extend(self.write(name, known));
-                self.report_conflicts(name, known, pass);
+                let conflicts = self.conflicts(name, known);
+                pass.notices.extend(conflicts.iter().flat_map(|conflict| self.notices(conflict)));
+                self.conflicts.found(conflicts, self.now);
             }
             Role::Leaves => pass.writes.push(leaving(name, known)),
             Role::Waits | Role::Foreign => {}
@@ -363,7 +388,8 @@ impl Controller {
             reason,
             note,
         };
-        // The API server merges Events of one reason, so this note also has the new addresses.
+        // The Event recorder merges Events of one reason and keeps the first note, so this note also has the new
+        // addresses.
         let instead = if texts.is_empty() { String::new() } else { format!("; now {}", texts.join(" and ")) };
         let lost = self.withdrawn(name, known);
         let lost = lost.map(|(ip, why)| notice("ClearAssignment", format!("took {ip} away: {why}{instead}")));
@@ -379,7 +405,7 @@ impl Controller {
         })
     }
 
-    /// The addresses that a Service loses because the pools do not give them to it, with the reasons.
+    /// The addresses that a Service loses because the pools no longer allow them, with the reasons.
     fn withdrawn(&self, name: &ObjectName, known: &Known) -> impl Iterator<Item = (IpAddr, Withdrawal)> {
         let wanted = self.balancers.addresses(name);
         let lost = known.seen.has.iter().filter(move |ip| !wanted.contains(ip));
@@ -387,29 +413,30 @@ impl Controller {
         lost.filter_map(move |ip| Some((*ip, self.balancers.withdrawal(request?, *ip)?)))
     }
 
-    /// Adds an Event for each of two Services if one of them loses an address that the other also has.
-    fn report_conflicts(&self, name: &ObjectName, known: &Known, pass: &mut Pass) {
+    /// The conflicts in which a Service loses an address that another Service also has.
+    fn conflicts(&self, name: &ObjectName, known: &Known) -> Vec<Conflict> {
         let wanted = self.balancers.addresses(name);
         let withdrawn: Vec<IpAddr> = self.withdrawn(name, known).map(|(ip, _)| ip).collect();
         let is_lost = |ip: &&IpAddr| !wanted.contains(ip) && !withdrawn.contains(ip);
-        for ip in known.seen.has.iter().filter(is_lost) {
-            for other in self.balancers.holders(*ip) {
-                let Some(winner) = self.services.get(other) else { continue };
-                let notice = |service: &ObjectName, known: &Known, note: String| Notice {
-                    service: service.clone(),
-                    uid: known.seen.uid.clone(),
-                    is_warning: true,
-                    reason: "AddressConflict",
-                    note,
-                };
-                let lost = format!(
-                    "{ip} is also an address of Service {other}, and the two cannot share it; this Service loses it"
-                );
-                let kept = format!("{ip} was also an address of Service {name}; this Service keeps it");
-                pass.notices.push(notice(name, known, lost));
-                pass.notices.push(notice(other, winner, kept));
-            }
-        }
+        let with_holders = |ip: &IpAddr| {
+            let (ip, loser) = (*ip, name.clone());
+            let holders = self.balancers.holders(ip).filter(|other| self.services.contains_key(other));
+            holders.map(move |keeper| Conflict { ip, keeper: keeper.clone(), loser: loser.clone() })
+        };
+        known.seen.has.iter().filter(is_lost).flat_map(with_holders).collect()
+    }
+
+    /// The Events about a conflict, one on each of the two Services.
+    fn notices(&self, Conflict { ip, keeper, loser }: &Conflict) -> impl Iterator<Item = Notice> {
+        let lost = format!(
+            "{ip} is also an address of Service {keeper}, and the two cannot share it; this Service loses it"
+        );
+        let kept = format!("{ip} was also an address of Service {loser}; this Service keeps it");
+        [(loser, lost), (keeper, kept)].into_iter().filter_map(|(service, note)| {
+            let uid = self.services.get(service)?.seen.uid.clone();
+            let (service, reason) = (service.clone(), "AddressConflict");
+            Some(Notice { service, uid, is_warning: true, reason, note })
+        })
     }
 
     /// The problem with a Service's addresses, as `reason` and `note` of an Event; `None` without a problem.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{AddressRange, Pool};
 
-/// The lowest address of each range that no Service had since the agent started and that the pool does not avoid.
+/// For each range, the lowest address that no Service has had since the agent started and that the pool does not avoid.
 ///
 /// An address that was given once is never fresh again, so that each search begins where the last one ended: while the
 /// pools stay the same, giving all addresses of a range costs as many steps as it has addresses.

@@ -38,7 +38,7 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 ///
 /// [`assign`](Self::assign) gives two Services one address only if they may share it. A Service keeps its addresses
 /// while its request stays the same, unless it has them in common with a Service that it may not share them with, or
-/// [`set_reassign`](Self::set_reassign) is on and the pools do not give it these addresses any more.
+/// [`set_reassign`](Self::set_reassign) is on and the pools no longer allow them.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {
     /// The usable pools, in the order in which they are tried for Services that name no pool.
@@ -49,15 +49,16 @@ pub struct LoadBalancers {
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
     /// The addresses of each Service, in the order of its families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
-    /// Released addresses, with the number of the release. Unless a Service names them, they are given last of their
-    /// pool, the earliest released first, because hosts may still send packets for their former Service.
+    /// Released addresses, with the number of the release. Hosts may still send packets for the former Service to such
+    /// an address, so a pool assigns released addresses last, the earliest released first, unless a Service names one
+    /// of them.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
     /// Addresses that no Service has had yet, which are given before released ones.
     fresh: Fresh,
     /// Number of releases, and of changes of terms, pools, namespaces or the setting `reassign`, so far.
     changes: u64,
-    /// Whether Services lose addresses that the pools do not give them.
+    /// Whether Services lose addresses that the pools no longer allow.
     reassign: bool,
     /// Whether the caller could read every pool.
     knows_all_pools: bool,
@@ -67,8 +68,8 @@ pub struct LoadBalancers {
 
 impl LoadBalancers {
     /// Replaces the pools. A pool is not used if it overlaps a network of `reserved`, or has the name or an address of
-    /// a used pool: one that was used before comes first, then the order of the list counts. Returns the index and the
-    /// reason of each unused pool. Services keep their addresses.
+    /// another used pool. Of two such pools, the one that was used before stays in use; otherwise, the first one in the
+    /// list is used. Returns the index and the reason of each unused pool. Services keep their addresses.
     pub fn set_pools(&mut self, pools: Vec<Pool>, reserved: &[AddressRange]) -> Vec<(usize, PoolError)> {
         let mut errors = Vec::new();
         let mut used: Vec<Pool> = Vec::new();
@@ -195,8 +196,8 @@ impl LoadBalancers {
         open
     }
 
-    /// Assigns to those Services of `open` that have addresses, after all of them have released these, so that Services
-    /// which name each other's addresses exchange them. Changes nothing unless all of them get what they name.
+    /// Lets Services that name each other's addresses exchange them: all Services of `open` that have addresses release
+    /// these, and then get those that they name. Changes nothing unless every one of them gets what it names.
     fn exchange(&mut self, requests: &[Request], open: &[usize], errors: &mut [Option<AddressError>]) {
         let holders: Vec<usize> = open
             .iter()
@@ -296,14 +297,15 @@ impl LoadBalancers {
         Ok(request.addresses.clone())
     }
 
-    /// Whether the Service may keep this address that it has. Does not check whether another Service has it as well.
+    /// Whether the Service may keep `ip`, which is one of its addresses. Does not check whether another Service also
+    /// has it.
     fn keeps(&self, request: &Request, ip: IpAddr) -> bool {
         request.families.contains(&Family::of(ip)) && self.withdrawal(request, ip).is_none()
     }
 
-    /// The addresses that the Service keeps; `None` if it has none to keep, names another pool, or has an
-    /// address that it may not share any more. A missing family is added from the same pool; `None` if that has no
-    /// address of the family, and one family is not enough.
+    /// The addresses that the Service keeps, and an address of the same pool for each family that lacks one. `None` if
+    /// the Service has no address to keep, names another pool, has an address that it may not share any more, or needs
+    /// both families but the pool has no address for the missing one.
     fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
         kept.retain(|ip| self.keeps(request, *ip));
@@ -374,7 +376,7 @@ impl LoadBalancers {
     }
 
     /// Another Service that has the address and may not share it with this one. If this Service also has the address,
-    /// it shares it with remembered Services until their terms are known.
+    /// remembered Services whose terms are not known yet may share it.
     fn opponent(&self, request: &Request, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
         let holders = self.holders.get(&ip)?;
         let has_it = holders.contains_key(&request.service);

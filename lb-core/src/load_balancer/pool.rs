@@ -19,7 +19,7 @@ use crate::{
     model::ObjectName,
 };
 
-/// Label that, with the value `true`, keeps a pool for Services that request an internal load balancer, or that name
+/// Label that, with the value `true`, reserves a pool for Services that request an internal load balancer, or that name
 /// the pool or one of its addresses.
 pub const INTERNAL: &str = "lb.dev/internal";
 /// Label that the API server sets on each namespace: the name of the namespace.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{LoadBalancers, Pool, Request};
 
-/// Why the pools do not give a Service the address that it has.
+/// Why the pools no longer allow an address that a Service has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Withdrawal {
     /// No pool contains the address.
@@ -32,7 +32,7 @@ pub enum Withdrawal {
 }
 
 impl LoadBalancers {
-    /// Sets whether Services lose addresses that the pools do not give them. They lose none while the caller cannot read
+    /// Sets whether Services lose addresses that the pools no longer allow. They lose none while the caller cannot read
     /// every pool (`knows_all_pools`), because the address may be in one that it cannot read.
     pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
         if (self.reassign, self.knows_all_pools) != (reassign, knows_all_pools) {
@@ -41,7 +41,7 @@ impl LoadBalancers {
         }
     }
 
-    /// Whether Services lose addresses that the pools do not give them now. They keep these addresses while some pool
+    /// Whether Services now lose addresses that the pools no longer allow. They keep these addresses while some pool
     /// cannot be read or used, or no pool exists: that is probably a mistake, and Services must not move because of it.
     pub(super) fn reassigns(&self) -> bool {
         self.reassign && self.knows_all_pools && self.all_pools_used && !self.pools.is_empty()

@@ -51,8 +51,8 @@ pub struct Terms {
 pub struct SharingKey {
     /// The value of MetalLB's annotation `allow-shared-ip`.
     pub text: String,
-    /// The Service's selector under `externalTrafficPolicy: Local`; empty under `Cluster`. Sharers must have the same
-    /// pods, because a packet goes to pods of the node that it reaches.
+    /// The Service's selector under `externalTrafficPolicy: Local`; empty under `Cluster`. Under `Local`, a node sends
+    /// packets only to its own pods, so sharers must have the same pods.
     pub pods: Vec<(String, String)>,
 }
 
@@ -80,8 +80,8 @@ pub fn is_relevant(name: &str) -> bool {
 }
 
 impl Request {
-    /// Reads the request of a Service. `None` if the Service is no load balancer of this class; without a class, only
-    /// Services without a class count.
+    /// Reads the request of a Service. `None` if the Service is no load balancer, or its class is not `class`. If
+    /// `class` is `None`, only Services without a class match.
     ///
     /// # Errors
     ///
@@ -115,7 +115,8 @@ impl Request {
 }
 
 impl Request {
-    /// Whether the Service names a pool or addresses. Whether the pool is internal does not matter then.
+    /// Whether the Service names a pool or addresses. For such a Service, it does not matter whether the pool is
+    /// internal.
     pub(super) fn names_pool_or_address(&self) -> bool {
         !self.addresses.is_empty() || self.pool.is_some()
     }

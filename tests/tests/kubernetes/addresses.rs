@@ -220,7 +220,7 @@ fn next_leader_changes_no_address() {
     assert_eq!(agents.iter().filter(|agent| agent.leads()).count(), 1);
     let leader = agents.iter().position(Agent::leads).unwrap();
     drop(agents.remove(leader));
-    // By its name, "a" would get 192.0.2.1 first, if that address were free.
+    // If the next leader assigned all addresses again, "a", the first Service by name, would get 192.0.2.1.
     world.balancer("a");
     world.wait_until("an address by the next leader", |world| world.has("a", "192.0.2.3"));
     assert!(agents[0].leads());
@@ -338,6 +338,32 @@ fn service_keeps_its_address_when_its_pool_is_deleted() {
     world.cluster.delete(&pool(""));
     world.wait_until("an Event", |world| {
         world.events("web").iter().any(|event| event.starts_with("PoolGone: 192.0.2.1 is in no pool"))
+    });
+    assert!(world.has("web", "192.0.2.1"));
+}
+
+#[test]
+fn pool_in_the_pod_networks_of_a_node_is_refused() {
+    let world = World::new();
+    let node = |name: &str, network: &str| {
+        let spec = json!({"podCIDRs": ["fd00:1::/64", network]});
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec})
+    };
+    world.cluster.apply(&node("n1", "192.0.2.0/24"));
+    world.cluster.apply(&node("n2", "198.51.100.0/24"));
+    world.pool("192.0.2.1/32");
+    let agent = world.agent("a");
+    world.balancer("web");
+    let refused = "pool \"production\" is not used: its 192.0.2.1-192.0.2.1 overlaps 192.0.2.0-192.0.2.255, \
+                   which is a network of cluster IPs or pods";
+    world.wait_until("a condition", |_| agent.report.borrow().conditions.iter().any(|it| it == refused));
+    assert_eq!(world.ingress("web"), Vec::<Value>::new());
+    world.cluster.delete(&node("n1", ""));
+    world.wait_until("an address", |world| world.has("web", "192.0.2.1"));
+    // A Node that comes later makes the pool unusable, and the Service keeps the address that it has.
+    world.cluster.apply(&node("n3", "192.0.2.0/25"));
+    world.wait_until("a condition again", |_| {
+        agent.report.borrow().conditions.iter().any(|it| it.contains("192.0.2.0-192.0.2.127"))
     });
     assert!(world.has("web", "192.0.2.1"));
 }

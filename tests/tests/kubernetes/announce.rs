@@ -72,8 +72,8 @@ impl Segment {
         replies.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_lowercase())).collect()
     }
 
-    /// Waits until `accept` accepts the number of the node that answers for the address, or `None` if no node answers;
-    /// returns what it accepted. Asserts that never two nodes answer.
+    /// Waits until `accept` returns `true` for the number of the node that answers for the address, or for `None` if no
+    /// node answers; returns that value. Asserts that two nodes never answer at once.
     #[track_caller]
     fn owner(&self, what: &str, accept: impl Fn(Option<usize>) -> bool) -> Option<usize> {
         let answering = || {
@@ -176,7 +176,7 @@ fn routes_and_the_configuration_of_bird_follow_the_objects_of_the_api_server() {
         "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/basic-auth",
         "metadata": {"namespace": "metallb-system", "name": "key"}, "data": {"password": "c2Vzc2FtZQ=="},
     }));
-    // A change of the peer makes the agent look for the Secret before a minute has passed.
+    // The agent reads a known Secret again only after a minute, but reads a Secret that a peer newly names at once.
     peer(json!({"password": "secret"}));
     waits("the password of the peer", &|| config(1).contains("password \"secret\""));
     peer(json!({"passwordSecret": {"name": "key"}}));

@@ -79,7 +79,7 @@ struct Change {
 enum ChangeKind {
     Object,
     Bookmark,
-    /// The first watch that sends this change breaks off within its line.
+    /// The first watch that sends this change ends in the middle of the line.
     Cut,
 }
 
@@ -168,7 +168,7 @@ impl ApiServer {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            // As real API servers do: else an event may wait 40 ms for an acknowledgement of the one before.
+            // Like real API servers, sends at once: else an event may wait 40 ms for the ACK of the previous event.
             let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
             axum::serve(listener, router).await.unwrap();
         });
@@ -204,7 +204,7 @@ impl ApiServer {
         self.store.set(key_of(object), None, ChangeKind::Object);
     }
 
-    /// Stores an object; the first watch that sends the change breaks off within its line.
+    /// Stores an object; the first watch that sends the change ends in the middle of the line.
     pub(crate) fn put_and_cut(&self, object: Value) {
         self.store.set(key_of(&object), Some(object), ChangeKind::Cut);
     }
@@ -394,7 +394,7 @@ fn apply(store: &Store, key: Key, body: &str) -> Response {
         Some(known) => {
             object["metadata"]["uid"] = known["metadata"]["uid"].clone();
             object["metadata"]["creationTimestamp"] = known["metadata"]["creationTimestamp"].clone();
-            // Fields of other managers stay; in these tests, that is an annotation.
+            // Fields of other managers stay. In these tests, the only such field is the annotation `GIVEN`.
             for (name, value) in known["metadata"]["annotations"].as_object().into_iter().flatten() {
                 if name == lb_core::load_balancer::GIVEN {
                     object["metadata"]["annotations"][name] = value.clone();

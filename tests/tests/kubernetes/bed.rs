@@ -177,8 +177,8 @@ impl Bed {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// The Services in the kernel, as `NAME NUMBER…`: the last byte of the cluster IP, and that of each backend if it
-    /// differs from the one before. ` without backends` follows if there are none.
+    /// The Services in the kernel, each as `NAME NUMBER…`: the last byte of the cluster IP and of each backend's
+    /// address, without consecutive duplicates. A Service without backends gets the suffix ` without backends`.
     pub(crate) fn served(&self) -> Vec<String> {
         let services = self.json(&["service", "list"]).unwrap_or_default();
         let services = services.as_array().into_iter().flatten();

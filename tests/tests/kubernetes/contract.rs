@@ -44,7 +44,7 @@ fn endpoint_moves_between_slices_without_a_gap() {
     };
     bed.cluster.apply(&slice("a", &[1, 7]));
     bed.wait_served("two endpoints", LIMIT, &["a 1 7", "b 2"]);
-    // As the EndpointSlice controller does it, the endpoint is in both slices for a moment.
+    // Like the EndpointSlice controller, adds the endpoint to the new slice before removing it from the old one.
     bed.cluster.apply(&slice("a-2", &[7]));
     bed.assert_stays(&["a 1 7", "b 2"], A_WHILE);
     bed.cluster.apply(&slice("a", &[1]));
@@ -175,7 +175,7 @@ fn restarted_agent_catches_up() {
     bed.wait_served("changes made without an agent", LIMIT, &["b 2 7", "c 3"]);
 }
 
-/// Tests reach a real server through a forwarder in the agent's namespace, as this test does, and only through the API.
+/// Uses the mock like a real server: through a forwarder in the agent's namespace, and only through the API.
 #[test]
 fn api_server_outside_the_node_is_reached() {
     let mut server = ApiServer::start(None);

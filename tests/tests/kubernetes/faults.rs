@@ -54,7 +54,7 @@ fn expired_version_is_followed_by_a_new_list_without_a_gap() {
         assert!(served.contains(&"b 2".to_owned()), "{served:?}; log:\n{}", bed.log());
         served == ["b 2", "c 3"]
     };
-    // While the list of EndpointSlices is not answered, the agent lists Services again.
+    // The agent lists Services again, although the mock server does not answer the list of EndpointSlices yet.
     bed.wait_until("another list of Services", LIMIT, |bed| {
         steady(bed);
         bed.server().counts("services").0 == 2
@@ -199,8 +199,8 @@ fn unreachable_server_changes_nothing_and_is_logged_once() {
     bed.wait_served("c instead of a", LIMIT, &["b 2", "c 3"]);
 }
 
-/// Simulates an hour without the server: its history is too short, and most objects have changed. Seconds are enough
-/// here, because the pauses between attempts stop growing at a minute.
+/// Simulates an hour without the server: the server's history is too short, and most objects have changed. The outage
+/// itself takes seconds; a longer one would only lengthen the agent's pauses between attempts, to at most a minute.
 #[test]
 fn agent_catches_up_when_the_version_of_its_watch_has_expired() {
     let mut bed = with_a_and_b();

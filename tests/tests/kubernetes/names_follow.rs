@@ -14,8 +14,8 @@ use crate::bed::{Bed, DNS, LIMIT, headless};
 
 /// Number of changes that each test measures.
 const CHANGES: u32 = 50;
-/// Limit on the median delay, without the time in which tasks waited for resources ([`Stopwatch`]). The limit on the
-/// shortest delay, with that time, is five times as long.
+/// Limit on the median of [`Delay::own`], which excludes the time in which tasks waited for resources. The limit on the
+/// shortest [`Delay::wall`], which includes that time, is five times as long.
 const BOUND: Duration = Duration::from_millis(10);
 /// How long a single change may take on the busiest machine; only an agent that misses it takes longer.
 const LOST: Duration = Duration::from_secs(30);
@@ -86,7 +86,7 @@ fn assert_prompt(what: &str, delays: &[Delay]) {
     eprintln!("{what}, {} times: {}; without waits for a CPU: {}", wall.len(), shown(&wall), shown(&own));
     let (fastest, median) = (wall[0], own[own.len() / 2]);
     assert!(median < BOUND * patience(), "{what}: the median is {median:?}");
-    // A delay that is built in shows in every change. The shortest delay may include waits for a CPU.
+    // A fixed delay, such as that of a timer, affects even the fastest change. `fastest` may include waits for a CPU.
     assert!(fastest < 5 * BOUND * patience(), "{what}: the fastest took {fastest:?}");
 }
 

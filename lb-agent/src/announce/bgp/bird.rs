@@ -15,7 +15,8 @@ use super::control::{Refusal, ask};
 /// Number of updates, after a failed attempt, that do not try the same configuration text again.
 const RETRY: u32 = 5;
 
-/// BIRD's configuration file and control socket, and what is known of the file: its content, and whether BIRD uses it.
+/// BIRD's configuration file and control socket, and what the agent knows about the file: its content, and whether BIRD
+/// uses it.
 #[derive(Debug)]
 pub(super) struct Bird {
     file: PathBuf,
@@ -76,7 +77,7 @@ impl Bird {
         }
         let text = self.text(configuration, is_complete);
         if self.is_in_use && self.content.as_ref() == Some(&text) {
-            // If BIRD did not take another text, that text is no longer wanted.
+            // A failed attempt was for another text, which is no longer wanted.
             self.failed = None;
             return None;
         }
@@ -117,8 +118,8 @@ impl Bird {
             write(&new, &file, text).map_err(cannot_write)?;
             let is_accepted = match ask(&self.socket, &check(&new)).await {
                 Ok(_) => true,
-                // BIRD is not known to accept the old content either, so a BIRD that starts later shall read the new
-                // one.
+                // Whether BIRD accepts the old content is unknown as well, so the new content replaces it unchecked:
+                // BIRD reads it when it starts.
                 Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
                 Err(Refusal::Unreachable(error)) => {
                     return Err(format!(

@@ -1,8 +1,8 @@
 //! The fence: a small process that removes the announced routes if the agent hangs or dies. Routes outlive the agent
 //! that wrote them, and BGP daemons go on announcing them.
 //!
-//! While the agent is healthy, it sends the fence a heartbeat about once a second, through a socket whose name has the
-//! network namespace and the table.
+//! While the agent is healthy, it sends the fence a heartbeat about once a second, through a socket whose name contains
+//! the network namespace and the table.
 
 use std::{
     fs, io,

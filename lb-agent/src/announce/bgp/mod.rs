@@ -14,8 +14,9 @@ mod report;
 mod table;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     convert::Infallible,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -24,7 +25,7 @@ use std::{
 use ipnet::IpNet;
 use lb_core::announce::{
     advertisement::Advertised,
-    bgp::{Configuration, Offer, configuration, routes, without_passwords},
+    bgp::{AnnouncedAddress, Configuration, Offer, announced, configuration, routes, without_passwords},
     cluster::Member,
 };
 use lb_datapath::AnnouncedRoutes;
@@ -41,7 +42,7 @@ use self::{
     fence::Heart,
     table::{Known, Table},
 };
-use super::HolderMap;
+use super::{AnnouncementReport, HolderMap};
 use crate::{
     daemon::{socket, state::State},
     metrics::Metrics,
@@ -79,8 +80,8 @@ pub struct Sources {
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel; becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
-    /// Whether every object has been read, apart from those of unreadable Services that no earlier agent served; becomes
-    /// true after `holders`, and with manifests `advertised`, are up to date.
+    /// Whether all objects have been read. A Service that cannot be read holds this back only if an earlier agent served
+    /// it. When this becomes true, `holders` is up to date, and so is `advertised` if it comes from manifests.
     pub complete: watch::Receiver<bool>,
     /// Labels of this node, and whether it may announce; `None` until `advertised` has the objects of the API server.
     pub node: watch::Receiver<Option<Member>>,
@@ -100,12 +101,16 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` were computed from all objects that the agent can read.
     is_ready: bool,
-    /// Whether `wanted` and `configuration` were computed from every object, apart from those of unreadable Services that
-    /// no earlier agent served.
+    /// Whether `wanted` and `configuration` were computed from every object, apart from those of unreadable Services
+    /// that no earlier agent served.
     is_complete: bool,
     /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
+    /// The addresses that the routes in `wanted` announce, each with its pool.
+    announced: BTreeMap<IpAddr, (Arc<str>, AnnouncedAddress)>,
+    /// Since when the table has had a route to each of these addresses.
+    since: BTreeMap<IpAddr, Instant>,
     configuration: Configuration,
     /// When to read the state of the sessions from BIRD again.
     look_at: Instant,
@@ -163,6 +168,8 @@ impl RouteAnnouncer {
             is_complete: false,
             is_eligible: false,
             wanted: BTreeMap::new(),
+            announced: BTreeMap::new(),
+            since: BTreeMap::new(),
             configuration: Configuration::default(),
             look_at: Instant::now(),
             conditions: Vec::new(),
@@ -182,8 +189,8 @@ impl RouteAnnouncer {
             let Sources { advertised, holders, synchronised, complete, node, problems: _ } =
                 &mut self.sources;
             tokio::select! {
-                // These two receivers fail once their senders are closed, as without an API server; the values then
-                // never change.
+                // Once the sender of one of these two is closed, as without an API server, `changed` fails: its branch
+                // is then disabled, and the value never changes.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = node.changed() => {}
                 changed = holders.changed() => changed?,
@@ -196,8 +203,8 @@ impl RouteAnnouncer {
     }
 
     /// Brings routes and configuration up to date. Sends the heartbeat first, so that the fence does not remove new
-    /// routes. An agent that does not follow its Services sends no heartbeat and adds no routes, because the fence may
-    /// have removed them.
+    /// routes. An unhealthy agent sends no heartbeat. It also adds no routes: the missing ones may be those that the
+    /// fence has removed because heartbeats stopped.
     async fn update(&mut self) {
         let mut conditions = Vec::new();
         let is_healthy = self.state.health().healthy;
@@ -254,20 +261,39 @@ impl RouteAnnouncer {
         if !self.is_eligible {
             self.wanted.clear();
         }
+        let with_pool = |(address, announced): (IpAddr, AnnouncedAddress)| {
+            Some((address, (Arc::clone(&advertised.pool_of(address)?.name), announced)))
+        };
+        self.announced = announced(&self.wanted).into_iter().filter_map(with_pool).collect();
         self.configuration = configuration(&advertised, self.table.number, labels);
     }
 
-    /// Updates what `status` and `announce routes` show, and logs conditions that the last update did not have.
+    /// The reports on the addresses that this node announces, or would announce if their routes were in the table.
+    fn announcements(&mut self) -> Vec<AnnouncementReport> {
+        let has_route = |it: &AnnouncedAddress| it.routes.iter().any(|route| self.table.has(route));
+        let is_here = |address: &IpAddr| self.announced.get(address).is_some_and(|(_, it)| has_route(it));
+        self.since.retain(|address, _| is_here(address));
+        let now = Instant::now();
+        for address in self.announced.keys().filter(|address| is_here(address)) {
+            self.since.entry(*address).or_insert(now);
+        }
+        let report = |(address, (pool, announced)): (&IpAddr, &(Arc<str>, AnnouncedAddress))| {
+            let age = self.since.get(address).map(|since| now.duration_since(*since));
+            AnnouncementReport::by_bgp((*address, pool), announced, &self.node, age)
+        };
+        self.announced.iter().map(report).collect()
+    }
+
+    /// Updates what `status`, `announce list` and `announce routes` show, and logs conditions that the last update did not have.
     fn report(&mut self, fence: bool, conditions: Vec<String>) {
         for condition in conditions.iter().filter(|condition| !self.conditions.contains(condition)) {
             warn!("{condition}");
         }
         self.conditions.clone_from(&conditions);
-        let texts = |names: &BTreeSet<_>| names.iter().map(ToString::to_string).collect();
-        let routes = self.wanted.iter().map(|(net, Offer { services, advertisements })| RouteReport {
+        let routes = self.wanted.iter().map(|(net, offer)| RouteReport {
             route: net.to_string(),
-            services: texts(services),
-            advertisements: texts(advertisements),
+            services: offer.services().into_iter().map(ToString::to_string).collect(),
+            advertisements: offer.advertisements.iter().map(ToString::to_string).collect(),
         });
         let bird_config = match &self.bird {
             Some(bird) => bird.text(&self.configuration, self.is_complete),
@@ -277,6 +303,7 @@ impl RouteAnnouncer {
         self.metrics.set_routes(self.wanted.len(), fence);
         self.metrics.set_bird_failed(self.bird.as_ref().is_some_and(Bird::has_failed));
         let report = BgpReport { table: self.table.number, fence, routes: routes.collect(), bird_config };
-        self.state.set_bgp(report, conditions);
+        let announcements = self.announcements();
+        self.state.set_bgp(report, announcements, conditions);
     }
 }

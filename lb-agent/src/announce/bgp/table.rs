@@ -25,6 +25,8 @@ pub(super) struct Table {
     routes: AnnouncedRoutes,
     /// Routes of an earlier agent that stay until all objects are read; `None` until the table is first read.
     adopted: Option<Adopted>,
+    /// The announced routes in the table at the last update that could list them.
+    present: BTreeSet<Range>,
 }
 
 /// The routes that the agent wants, and the facts that decide whether routes of an earlier agent stay.
@@ -39,7 +41,7 @@ pub(super) struct Known<'a> {
 
 impl Table {
     pub(super) const fn new(number: u32) -> Self {
-        Self { number, routes: AnnouncedRoutes::new(number), adopted: None }
+        Self { number, routes: AnnouncedRoutes::new(number), adopted: None, present: BTreeSet::new() }
     }
 
     /// Brings the table up to date; adds routes only if `may_add`. Returns the problems that `status` shall show.
@@ -48,6 +50,11 @@ impl Table {
             Ok(conditions) => conditions,
             Err(error) => vec![error.to_string()],
         }
+    }
+
+    /// Whether the table has the route, as of the last update.
+    pub(super) fn has(&self, net: &IpNet) -> bool {
+        self.present.contains(&(net.addr(), net.prefix_len()))
     }
 
     fn try_update(&mut self, known: &Known<'_>, may_add: bool) -> Result<Vec<String>, DatapathError> {
@@ -63,12 +70,13 @@ impl Table {
         let is_kept = |range: &Range| {
             wanted.contains(range) || network(*range).is_some_and(|net| adopted.routes().contains(&net))
         };
-        // The rule comes before the first route: once routers send packets here, the kernel must not forward those that
-        // no program translates.
+        // `guard` adds its rule before `update` adds the first route: once routers send packets here, the kernel must
+        // not forward those that no program translates.
         self.routes.guard()?;
         let none = BTreeSet::new();
-        let RouteUpdate { added, removed, refused } =
+        let RouteUpdate { added, removed, present, refused } =
             self.routes.update(if may_add { &wanted } else { &none }, is_kept)?;
+        self.present = present;
         if (added, removed) != (0, 0) {
             info!(added, removed, table = self.number, "updated the announced routes");
         }

@@ -1,5 +1,6 @@
 //! The kinds of objects that the load balancer controller watches.
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use lb_core::{
     api,
@@ -9,7 +10,7 @@ use lb_core::{
 };
 use serde::Deserialize;
 
-use super::super::{kind::Kind, metallb::MetalLb, watched::Read};
+use super::super::{kind::Kind, metallb::MetalLb, node::pod_cidrs, watched::Read};
 
 /// A Service of any type. The controller watches all, because one that is no longer of type LoadBalancer may still have
 /// an address.
@@ -57,6 +58,29 @@ impl Kind for Namespace {
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
         Ok((name.clone(), Some(self.metadata.labels.clone().unwrap_or_default())).into())
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
+/// A Node object, of which the controller needs only the networks of its pods.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub(super) struct NodeOfPods(api::Node);
+
+impl Read for NodeOfPods {
+    type Schema = core::Node;
+}
+
+impl Kind for NodeOfPods {
+    const NAME: &str = "Node";
+    const NAMESPACED: bool = false;
+    type Change = (ObjectName, Option<Vec<IpNet>>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok((name.clone(), Some(pod_cidrs(&self.0))).into())
     }
 
     fn gone(name: ObjectName) -> Self::Change {

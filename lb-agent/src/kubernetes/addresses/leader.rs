@@ -1,6 +1,7 @@
-//! The work of the elected agent: it watches pools, Services and namespaces, and writes the addresses of Services.
+//! The work of the elected agent: it watches pools, Services, namespaces and Nodes, and writes the addresses of Services.
 
 use std::{
+    collections::BTreeMap,
     future,
     time::{Duration, SystemTime},
 };
@@ -16,6 +17,7 @@ use kube::{
 use lb_core::{
     api::IpAddressPool,
     load_balancer::{Controller, GIVEN, Write},
+    model::ObjectName,
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -26,7 +28,7 @@ use tracing::{debug, info};
 
 use super::{
     AddressOptions, AddressReport, Term,
-    kinds::{AnyService, Namespace},
+    kinds::{AnyService, Namespace, NodeOfPods},
     update,
 };
 use crate::kubernetes::{
@@ -34,12 +36,12 @@ use crate::kubernetes::{
     conditions::ServerConditions,
     events::Events,
     kind,
-    watch::{Watch, at, next},
+    watch::{Watch, at, next, replace},
 };
 
 /// Maximum number of writes to the API server that run at the same time.
 const PARALLEL: usize = 8;
-/// Pause before failed writes are tried again, unless a change of a watched object triggers that earlier.
+/// Pause before the agent retries failed writes. A change of a watched object triggers the retry earlier.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs a [`Leader`] during each term in which this agent is elected, forever.
@@ -95,8 +97,8 @@ async fn changed(term: &mut watch::Receiver<Option<Term>>) {
     }
 }
 
-/// Services lose no address until the pools have stayed the same for this long: replaced pools arrive one after the
-/// other.
+/// How long the pools must stay unchanged before Services lose addresses: if an administrator replaces pools, the agent
+/// receives the changes one by one.
 const QUIET: Duration = Duration::from_secs(5);
 
 struct Leader<'a> {
@@ -112,7 +114,13 @@ struct Leader<'a> {
     /// The watch of Services; `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
-    /// When the pools will have stayed as they are for [`QUIET`]; `None` if they have.
+    /// The watch of Nodes, because no pool may overlap the networks of their pods.
+    nodes: Option<Watch<NodeOfPods>>,
+    /// The networks of the pods of each Node.
+    pod_networks: BTreeMap<ObjectName, Vec<IpNet>>,
+    /// The zero of the controller's clock.
+    start: Instant,
+    /// When the pools will have been unchanged for [`QUIET`]; `None` once they have been.
     quiet_at: Option<Instant>,
     /// When failed writes are tried again; `None` if no write has failed.
     again: Option<Instant>,
@@ -141,6 +149,9 @@ impl<'a> Leader<'a> {
             pools,
             services: None,
             namespaces: None,
+            nodes: None,
+            pod_networks: BTreeMap::new(),
+            start: Instant::now(),
             quiet_at: None,
             again: None,
         }
@@ -168,10 +179,16 @@ impl<'a> Leader<'a> {
                         self.controller.set_namespace(&name.name, labels);
                     }
                 }
+                changes = next(&mut self.nodes) => {
+                    replace(&mut self.pod_networks, changes.ok_or(ENDED)?);
+                    self.reserve();
+                }
                 Ok(()) = self.service_cidrs.changed() => self.reserve(),
                 () = at(self.quiet_at) => self.quiet_at = None,
                 () = at(self.again) => self.again = None,
+                () = at(self.controller.next_expiry().map(|time| self.start + time)) => {}
             }
+            self.controller.set_time(self.start.elapsed());
             if self.knows_all() {
                 let may_reassign = self.quiet_at.is_none() && self.reads_all();
                 self.controller.set_reassign(self.options.reassign, may_reassign);
@@ -184,30 +201,35 @@ impl<'a> Leader<'a> {
     /// Tells the controller the networks (cluster IPs, pods) that no pool may overlap.
     fn reserve(&mut self) {
         let cidrs = self.service_cidrs.borrow_and_update().clone();
-        let reserved = cidrs.iter().chain(&self.options.reserved).map(|net| (*net).into()).collect();
+        let pods = self.pod_networks.values().flatten();
+        let reserved = cidrs.iter().chain(&self.options.reserved).chain(pods);
+        let reserved = reserved.map(|net| (*net).into()).collect();
         self.controller.set_reserved(reserved);
     }
 
-    /// Begins to watch Services and namespaces once there is a pool. Clusters without pools need no such watches.
+    /// Begins to watch Services, namespaces and Nodes once there is a pool. Clusters without pools need no such watches.
     fn watch_services(&mut self) {
         if self.services.is_none() && self.controller.has_pools() {
             let beginning = SystemTime::UNIX_EPOCH;
             self.services = Some(Watch::new(self.client.clone(), kind::all(), beginning));
             self.namespaces = Some(Watch::new(self.client.clone(), kind::all(), beginning));
+            self.nodes = Some(Watch::new(self.client.clone(), kind::all(), beginning));
         }
     }
 
-    /// Whether the controller has all pools, Services and namespaces. An unreadable Service may have an address, so the
-    /// controller assigns none until every Service has been readable.
+    /// Whether the controller has all pools, Services, namespaces and Nodes. An unreadable Service may have an address,
+    /// so the controller assigns none until every Service has been readable.
     fn knows_all(&self) -> bool {
         let services =
             self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());
         let namespaces = self.namespaces.as_ref().is_some_and(Watch::is_settled);
-        self.pools.is_listed() && services && namespaces
+        let nodes = self.nodes.as_ref().is_some_and(Watch::is_settled);
+        self.pools.is_listed() && services && namespaces && nodes
     }
 
-    /// Whether every pool and every namespace is known and valid. The addresses of an invalid pool seem to be in no
-    /// pool, and the selectors of a pool seem to admit no namespace whose labels are unknown.
+    /// Whether every pool and every namespace is known and valid. Otherwise Services keep addresses that no valid pool
+    /// gives them: the address may be in an invalid pool, or a pool may select the namespace by labels that are not
+    /// known yet.
     fn reads_all(&self) -> bool {
         let knows = |watch: &Watch<Namespace>| watch.is_listed() && watch.problems().next().is_none();
         self.pools.problems().next().is_none() && self.namespaces.as_ref().is_some_and(knows)
@@ -240,11 +262,12 @@ impl<'a> Leader<'a> {
     }
 
     fn publish(&mut self) {
-        let Self { pools, services, namespaces, .. } = self;
+        let Self { pools, services, namespaces, nodes, .. } = self;
         let failures = [
             pools.failure(),
             services.as_ref().and_then(Watch::failure),
             namespaces.as_ref().and_then(Watch::failure),
+            nodes.as_ref().and_then(Watch::failure),
         ];
         let problems = pools.problems().chain(services.iter().flat_map(Watch::problems));
         let mut conditions = self.server.update(failures.into_iter().flatten(), problems);
@@ -267,7 +290,7 @@ async fn send(
     if end.is_none_or(|end| end < Instant::now() + limit) {
         return Err("the term of this agent ends".to_owned());
     }
-    // Decodes only the metadata of the Service with which the API server answers.
+    // Decodes only the metadata of the Service in the API server's response.
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), &write.service.namespace);
     let patch = Patch::Merge(body(write));
     match timeout(limit, api.patch_status(&write.service.name, &PatchParams::default(), &patch)).await {
@@ -276,8 +299,8 @@ async fn send(
     }
 }
 
-/// The merge patch that carries out a write. The API server refuses it with 409 unless the Service has this
-/// `resourceVersion`.
+/// The merge patch that carries out a write. The API server rejects it with 409 unless the Service still has the
+/// `resourceVersion` in the patch.
 fn body(write: &Write) -> Value {
     let metadata = json!({"resourceVersion": write.version, "annotations": {GIVEN: write.given}});
     let Some(ingress) = &write.ingress else { return json!({"metadata": metadata}) };

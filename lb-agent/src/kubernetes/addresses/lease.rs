@@ -185,8 +185,8 @@ impl Candidate {
     }
 }
 
-/// A duration in whole seconds, as fields of a Lease have it. Rounds up, so that followers never wait for less than the
-/// lease.
+/// A duration in whole seconds, the unit of the Lease's fields. Rounds up, so that followers never take the lease to be
+/// shorter than it is.
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(i32::MAX)
 }

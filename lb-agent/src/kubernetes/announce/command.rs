@@ -1,5 +1,5 @@
 //! `lb-agent announce voters`: lists the nodes that vote on announcements, as the API server has them. With
-//! `--replace`, it removes all of them if too few have a Node for a majority.
+//! `--replace`, it removes all voters, unless a majority of them has Nodes.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ impl VotersObject {
     ///
     /// # Errors
     ///
-    /// The API server cannot be asked, or has no readable ConfigMap of voters.
+    /// The API server does not answer, refuses a request, or has no readable ConfigMap of voters.
     pub async fn read(server: ApiServer) -> anyhow::Result<Self> {
         let config = client_config(server).await?;
         let namespace = own_namespace(&config).await;

@@ -94,7 +94,7 @@ impl Kind for AnyNode {
     }
 }
 
-/// The ConfigMap with the voters, as JSON contains it.
+/// The ConfigMap with the voters, as decoded from JSON.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct VotersObject {
     #[serde(default)]

@@ -108,9 +108,10 @@ struct Follower {
     found: Option<Found>,
     /// Whether the ConfigMap of voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// Sentence that the voters have lost their majority; `None` while they have it.
+    /// The sentence that reports that the voters have lost their majority; `None` while they have one.
     lost: Option<String>,
-    /// Until when the task writes no voters, and the error of the last write; `None` if it may write at once.
+    /// The time before which the task writes no voters, with the error of the last write if it failed; `None` if the
+    /// task may write at once.
     again: Option<(Instant, Option<String>)>,
 }
 
@@ -180,8 +181,8 @@ impl Follower {
 
     fn voters_changes(&mut self, changes: Vec<Option<Found>>) {
         for change in changes {
-            // Neither a deleted ConfigMap nor an older one ends the promises of voters: the newest voters stay in
-            // force.
+            // The newest voters stay in force even if the ConfigMap is deleted or replaced by an older one, because the
+            // promises that they have made still hold.
             if let Some(voters) = change.as_ref().and_then(|found| found.voters.as_ref())
                 && self.cluster.voters.as_ref().is_none_or(|known| known.generation < voters.generation)
             {
@@ -286,8 +287,8 @@ impl Follower {
         self.pause(Some(format!("cannot write the ConfigMap {}/{VOTERS}: {why}; {hint}", self.namespace)));
     }
 
-    /// Allows no write of voters for [`AGAIN`], in which the watch can bring what was written. `why` is the error of a
-    /// failed write.
+    /// Blocks writes of voters for [`AGAIN`], so that the watch can deliver the written ConfigMap first. `why` is the
+    /// error of a failed write.
     fn pause(&mut self, why: Option<String>) {
         self.again = Some((Instant::now() + AGAIN, why));
     }

@@ -214,6 +214,35 @@ fn older_of_two_services_keeps_an_address_that_both_have_and_both_are_told() {
     told.sort();
     assert_eq!(told, ["new AddressConflict", "new IPAllocated", "old AddressConflict"]);
     assert_eq!([server.ingress("old"), server.ingress("new")], ["192.0.2.1", "192.0.2.2"]);
+    // The conflict is resolved, and stays listed for some minutes.
+    let listed = controller.conditions();
+    let [line] = &listed[..] else { panic!("{listed:?}") };
+    assert!(
+        line.starts_with("Services default/old and default/new both had 192.0.2.1")
+            && line.contains("10 minutes"),
+        "{line}"
+    );
+    let expiry = controller.next_expiry().unwrap();
+    controller.set_time(expiry - Duration::from_secs(1));
+    assert_eq!(controller.conditions(), listed);
+    controller.set_time(expiry);
+    assert_eq!((controller.conditions(), controller.next_expiry()), (vec![], None));
+}
+
+#[test]
+fn conflict_stays_listed_while_its_write_fails_and_goes_with_a_deleted_service() {
+    let mut server = Server::default();
+    ["old", "new"].iter().for_each(|name| server.set_ingress(name, json!([{"ip": "192.0.2.1"}])));
+    let mut controller = with_pool(&["192.0.2.1-192.0.2.2"]);
+    server.show(&mut controller);
+    for minute in 1..30 {
+        controller.set_time(Duration::from_secs(60 * minute));
+        controller.pass().writes.iter().for_each(|write| controller.failed(&write.service));
+        assert_eq!(controller.conditions().len(), 1, "{:?}", controller.conditions());
+    }
+    server.services.remove(&name("new"));
+    server.show(&mut controller);
+    assert_eq!(controller.conditions(), [""; 0]);
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
     let routes: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(routes.len(), 4, "{routes:?}");
     assert_eq!(routes[1]["services"][0], "default/web");
+    assert_list_names_bgp(&bed);
     let output = bed.agent(1).ask(&["announce", "bird-config"]).unwrap();
     let config = String::from_utf8(output.stdout).unwrap();
     assert!(
@@ -79,6 +80,34 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
     assert!(bed.birdc("router", &["show", "protocols", "n2"]).contains("Established"));
 }
 
+/// Asserts that `announce list`, `service show` and `explain` on node 1 say that it announces the addresses by BGP.
+fn assert_list_names_bgp(bed: &Bed) {
+    let output = |arguments: &[&str]| String::from_utf8(bed.agent(1).ask(arguments).unwrap().stdout).unwrap();
+    let list: Vec<Value> = serde_json::from_str(&output(&["announce", "list", "-o", "json"])).unwrap();
+    let addresses: Vec<&str> = list.iter().map(|it| it["address"].as_str().unwrap()).collect();
+    assert_eq!(addresses, [VIP, VIP6], "{list:?}");
+    for it in &list {
+        assert_eq!(
+            (&it["by"], &it["node"], &it["here"]),
+            (&"bgp".into(), &"n1".into(), &true.into()),
+            "{it}"
+        );
+        assert_eq!(
+            it["advertisements"],
+            serde_json::json!(["metallb-system/aggregate", "metallb-system/hosts"])
+        );
+        assert_eq!((&it["pool"], &it["services"][0]), (&"pool".into(), &"default/web".into()), "{it}");
+    }
+    let by = "by BGP (metallb-system/aggregate, metallb-system/hosts)";
+    let page = output(&["service", "show", "default/web"]);
+    assert!(
+        page.contains(&format!("Announced  {VIP} by n1 (this node, since")) && page.contains(by),
+        "{page}"
+    );
+    let explained = output(&["explain", "--from", "10.9.0.254:40000", "--to", &format!("{VIP}:80")]);
+    assert!(explained.contains("announcement: n1 (this node") && explained.contains(by), "{explained}");
+}
+
 #[test]
 fn metrics_count_sessions_that_are_established_and_down() {
     let mut bed = Bed::new(1, 1080);
@@ -98,7 +127,7 @@ fn metrics_count_sessions_that_are_established_and_down() {
         assert!(wait_for(2 * SOON, has_all).is_some(), "{wanted:?}: {}", shown(bed.metrics(1)));
     };
     wait(&bed, 2, 0, 0);
-    // BIRD ends. The next configuration cannot be checked.
+    // BIRD ends, so it cannot check the next configuration.
     bed.daemons.pop();
     bed.folders[0].write("bgp", &OBJECTS.replace("64500:100", "64500:200")).unwrap();
     wait(&bed, 0, 2, 1);
@@ -197,7 +226,7 @@ fn restart_withdraws_no_route_even_with_invalid_manifests() {
     let (config, table) = (fs::read_to_string(bed.path("bird-1.conf")).unwrap(), bed.table(1));
     let monitor = bed.monitor(1);
     bed.restart(1);
-    // When the agent starts, it cannot read the file of the Service; in the second round, that of the objects for BGP.
+    // The agent starts while a file is invalid: first that of the Service, then that of the objects for BGP.
     for (file, last) in [
         ("web", fs::read_to_string(bed.folders[0].folder().join("web.yaml")).unwrap()),
         ("bgp", OBJECTS.to_owned()),
@@ -323,7 +352,7 @@ fn packets_that_no_service_takes_end_on_the_node() {
         );
         assert!(bed.ask(vip).starts_with('n'));
     }
-    // An address in an aggregate route that no Service has.
+    // Sends to an address that an aggregate route covers, but that no Service has.
     let before = bed.forwarded(VIP);
     bed.send("203.0.113.7", 80, 10);
     sleep(Duration::from_secs(1));

@@ -1,0 +1,68 @@
+//! The task that reports load balancers' addresses that no advertisement covers.
+
+use std::{convert::Infallible, future, sync::Arc};
+
+use anyhow::Context as _;
+use lb_core::announce::{
+    advertisement::Advertised,
+    coverage::{Protocols, Uncovered, uncovered},
+};
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::HolderMap;
+use crate::{daemon::state::State, metrics::Metrics};
+
+/// The task that reports addresses which no advertisement covers, as conditions and as a metric.
+#[derive(Debug)]
+pub struct Coverage {
+    /// Pools and advertisements at layer 2; `None` if this agent announces nothing at layer 2.
+    pub layer_2: Option<watch::Receiver<Advertised>>,
+    /// Pools and objects for BGP; `None` if this agent announces nothing by BGP.
+    pub bgp: Option<watch::Receiver<Advertised>>,
+    /// The Services that have a load balancer's address.
+    pub holders: watch::Receiver<HolderMap>,
+}
+
+impl Coverage {
+    /// Runs the task.
+    ///
+    /// # Errors
+    /// Another task has ended.
+    pub async fn run(mut self, (state, metrics): (Arc<State>, Arc<Metrics>)) -> anyhow::Result<Infallible> {
+        let mut conditions: Vec<String> = Vec::new();
+        loop {
+            let found = self.find();
+            metrics.set_uncovered(found.iter().map(|pool| pool.addresses.len()).sum());
+            let now: Vec<String> = found.iter().map(ToString::to_string).collect();
+            for condition in now.iter().filter(|condition| !conditions.contains(condition)) {
+                warn!("{condition}");
+            }
+            conditions.clone_from(&now);
+            state.set_coverage_conditions(now);
+            let Self { layer_2, bgp, holders } = &mut self;
+            let changed = tokio::select! {
+                changed = changed(layer_2) => changed,
+                changed = changed(bgp) => changed,
+                changed = holders.changed() => changed,
+            };
+            changed.context("the source of Services has ended")?;
+        }
+    }
+
+    fn find(&mut self) -> Vec<Uncovered> {
+        let Self { layer_2, bgp, holders } = self;
+        let layer_2 = layer_2.as_mut().map(watch::Receiver::borrow_and_update);
+        let bgp = bgp.as_mut().map(watch::Receiver::borrow_and_update);
+        let protocols = Protocols { layer_2: layer_2.as_deref(), bgp: bgp.as_deref() };
+        uncovered(protocols, &holders.borrow_and_update())
+    }
+}
+
+/// Waits for a change of an optional channel; without a channel, forever.
+async fn changed(channel: &mut Option<watch::Receiver<Advertised>>) -> Result<(), watch::error::RecvError> {
+    match channel {
+        Some(channel) => channel.changed().await,
+        None => future::pending().await,
+    }
+}

@@ -1,0 +1,127 @@
+//! Finds load balancers' addresses that no advertisement covers, so that no node announces them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::{advertisement::Advertised, holders::Holder};
+use crate::{load_balancer::Pool, model::ObjectName};
+
+/// Number of addresses that the text of an [`Uncovered`] names.
+const NAMED: usize = 5;
+
+/// What this agent announces: `None` for a protocol by which it announces nothing. The two may have read their objects
+/// at different times.
+#[derive(Clone, Copy, Debug)]
+pub struct Protocols<'a> {
+    /// The pools and the advertisements at layer 2.
+    pub layer_2: Option<&'a Advertised>,
+    /// The pools and the objects for BGP.
+    pub bgp: Option<&'a Advertised>,
+}
+
+/// A pool that no advertisement covers, with its addresses that Services have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uncovered {
+    /// Name of the pool.
+    pub pool: Arc<str>,
+    /// The addresses, each with its Services.
+    pub addresses: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
+    /// The kind of advertisement that is missing, in words.
+    missing: &'static str,
+}
+
+/// The pools that no advertisement covers, with their addresses that Services have. Empty without advertisements: then
+/// nothing shall be announced. Leaves out addresses in no pool, because other software may have given them, and pools
+/// that one of the protocols has not read yet.
+pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Uncovered> {
+    if !protocols.advertise() {
+        return Vec::new();
+    }
+    let known = protocols.known();
+    let mut pools: BTreeMap<Arc<str>, BTreeMap<IpAddr, BTreeSet<ObjectName>>> = BTreeMap::new();
+    for (service, holder) in holders {
+        for address in &holder.addresses {
+            let Some(pool) = uncovered_pool(&known, *address) else { continue };
+            let addresses = pools.entry(Arc::clone(pool)).or_default();
+            addresses.entry(*address).or_default().insert(service.clone());
+        }
+    }
+    let missing = protocols.missing();
+    pools.into_iter().map(|(pool, addresses)| Uncovered { pool, addresses, missing }).collect()
+}
+
+/// What is announced by one protocol.
+struct Known<'a> {
+    advertised: &'a Advertised,
+    /// For each pool of `advertised`, whether an advertisement of the protocol covers it.
+    is_covered: Vec<bool>,
+}
+
+/// Name of the pool that contains the address, if every protocol knows that pool and none announces it.
+fn uncovered_pool<'a>(known: &[Known<'a>], address: IpAddr) -> Option<&'a Arc<str>> {
+    let mut pool = None;
+    for Known { advertised, is_covered } in known {
+        let index = advertised.index_of(address)?;
+        if is_covered[index] {
+            return None;
+        }
+        pool = Some(&advertised.pools[index].name);
+    }
+    pool
+}
+
+impl<'a> Protocols<'a> {
+    /// Whether there is any advertisement.
+    fn advertise(&self) -> bool {
+        let at_layer_2 = self.layer_2.is_some_and(|known| !known.advertisements.is_empty());
+        at_layer_2 || self.bgp.is_some_and(|known| !known.bgp.advertisements.is_empty())
+    }
+
+    fn known(&self) -> Vec<Known<'a>> {
+        let of = |advertised: &'a Advertised, covers: &dyn Fn(&Pool) -> bool| Known {
+            advertised,
+            is_covered: advertised.pools.iter().map(covers).collect(),
+        };
+        let layer_2 = self
+            .layer_2
+            .map(|known| of(known, &|pool| known.advertisements.iter().any(|it| it.covers(pool))));
+        let bgp = self.bgp.map(|known| {
+            let all = &known.bgp.advertisements;
+            of(known, &|pool| all.values().any(|it| it.announces(pool, &known.pools)))
+        });
+        layer_2.into_iter().chain(bgp).collect()
+    }
+
+    const fn missing(&self) -> &'static str {
+        match (self.layer_2, self.bgp) {
+            (Some(_), Some(_)) => "no L2Advertisement and no BGPAdvertisement",
+            (None, Some(_)) => "no BGPAdvertisement",
+            (Some(_) | None, None) => "no L2Advertisement",
+        }
+    }
+}
+
+impl fmt::Display for Uncovered {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, addresses, missing } = self;
+        let named = |(ip, services): (&IpAddr, &BTreeSet<ObjectName>)| {
+            let services: Vec<String> = services.iter().map(ToString::to_string).collect();
+            format!("{ip} ({})", services.join(", "))
+        };
+        let texts: Vec<String> = addresses.iter().take(NAMED).map(named).collect();
+        let more = match addresses.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        write!(
+            formatter,
+            "pool \"{pool}\": {missing} covers it, so no node announces {}{more}: name the pool in an advertisement, unless \
+             routers have routes to it",
+            texts.join(", ")
+        )
+    }
+}
