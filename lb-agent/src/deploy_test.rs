@@ -19,7 +19,7 @@ use k8s_openapi::{
         networking::v1::ServiceCIDR,
         rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding},
     },
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -334,7 +334,7 @@ fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
 }
 
 #[test]
-fn configuration_is_accepted_and_probes_match_its_ports() {
+fn configuration_is_accepted_and_its_port_is_declared() {
     let map: ConfigMap = only("lb-agent.yaml");
     let daemon_set: DaemonSet = only("lb-agent.yaml");
     let (key, text) = map.data.as_ref().unwrap().first_key_value().unwrap();
@@ -347,27 +347,41 @@ fn configuration_is_accepted_and_probes_match_its_ports() {
     let kernel = KernelArgs { config: Some(dir.path().join(key)), ..KernelArgs::default() };
     let run = RunArgs { manifests: Some("/".into()), ..RunArgs::default() };
     let config = Config::new(kernel, run).unwrap();
-    assert_probed(&daemon_set, config.healthz.unwrap().port());
+    assert_declares(&daemon_set, config.healthz.unwrap().port());
 }
 
-/// The configuration file that kubeadm writes for kube-proxy does not set the port, so the default applies.
+/// The configuration file that kubeadm writes for kube-proxy sets no health check port, so the default applies.
 #[test]
-fn kube_proxy_configuration_is_probed_at_the_default_port() {
-    assert_probed(&only("kubeadm.yaml"), 10256);
+fn default_port_is_declared_for_the_configuration_of_kube_proxy() {
+    assert_declares(&only("kubeadm.yaml"), 10256);
 }
 
-fn assert_probed(daemon_set: &DaemonSet, healthz: u16) {
-    let container = container(daemon_set);
-    let port = &container.ports.as_ref().unwrap()[0];
-    assert_eq!(port.container_port, i32::from(healthz));
-    for (probe, path) in [
-        (&container.startup_probe, "/livez"),
-        (&container.liveness_probe, "/livez"),
-        (&container.readiness_probe, "/healthz"),
-    ] {
-        let request = probe.as_ref().unwrap().http_get.as_ref().unwrap();
-        assert_eq!(request.path.as_deref(), Some(path));
-        assert_eq!(request.port, IntOrString::String(port.name.clone().unwrap()));
+fn assert_declares(daemon_set: &DaemonSet, healthz: u16) {
+    let ports = container(daemon_set).ports.unwrap();
+    assert_eq!(ports[0].container_port, i32::from(healthz));
+}
+
+/// A probe by HTTP could reach another process that has the agent's port.
+#[test]
+fn probes_ask_the_agent_of_the_container() {
+    for file in FILES {
+        let container = container(&only(file));
+        let live = [(&container.startup_probe, true), (&container.liveness_probe, true)];
+        for (probe, live) in live.into_iter().chain([(&container.readiness_probe, false)]) {
+            let probe = probe.as_ref().unwrap();
+            assert_eq!((&probe.http_get, &probe.tcp_socket, &probe.grpc), (&None, &None, &None), "{file}");
+            let words = probe.exec.as_ref().unwrap().command.as_ref().unwrap();
+            let Cli { kernel, command } = Cli::try_parse_from(words).unwrap();
+            let Command::Ready(ready) = command else { panic!("{file}: parsed as {command:?}") };
+            assert_eq!((words[0].as_str(), ready.live), ("/usr/local/bin/lb-agent", live), "{file}");
+            // Without the path in flags or environment, a mistake in the file of --config would make the probe fail.
+            let variables = container.env.as_ref().unwrap();
+            assert!(
+                kernel.bpffs.is_some() || variables.iter().any(|variable| variable.name == "LB_AGENT_BPFFS")
+            );
+            // The command itself waits for the agent up to 2 s.
+            assert!(probe.timeout_seconds.is_some_and(|seconds| seconds >= 5), "{file}");
+        }
     }
 }
 
@@ -385,7 +399,7 @@ fn packaged_unit_and_configuration_serve_the_packaged_folder() {
     assert_eq!(kernel.config.as_deref(), Some(Path::new("/etc/lb-agent/config.yaml")));
     let Command::Run(run) = command else { panic!("parsed as {command:?}") };
 
-    // The configured folder must exist for the agent to accept it, and this machine may not have the package.
+    // The agent rejects a folder that does not exist, and the package may not be installed on this machine.
     let dir = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(deploy("debian/config.yaml")).unwrap();
     assert!(text.contains("\nmanifests: /etc/lb-agent/services\n"));

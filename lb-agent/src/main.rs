@@ -12,6 +12,8 @@ use lb_agent::{
 
 /// File name of this binary under which kubectl finds it as its plugin `lb`.
 const PLUGIN: &str = "kubectl-lb";
+/// The configuration file that the package installs, which every command reads without `--config`.
+const DEFAULT_CONFIG: &str = "/etc/lb-agent/config.yaml";
 
 fn main() -> ExitCode {
     let done = match plugin_arguments() {
@@ -22,7 +24,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", explain(&error));
-            // Exit code 2 for an invalid configuration, as clap exits for bad usage.
+            // 2 for an invalid configuration: clap also exits with 2 if the usage is wrong.
             ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
         }
     }
@@ -41,6 +43,7 @@ fn kubectl(arguments: Vec<OsString>) -> anyhow::Result<()> {
 }
 
 fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
+    let kernel = kernel.or_config_file(Path::new(DEFAULT_CONFIG));
     match command {
         Command::Run(typed) => {
             let file = ConfigFile {
@@ -51,7 +54,8 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
             daemon::logging::init(config.log_filter.as_deref(), "info", config.log_format);
             daemon::run(config, file, commands::web_pages)
         }
-        Command::Status(args) => commands::status(&paths(kernel)?, args.output),
+        Command::Ready(args) => commands::ready(&KernelPaths::only_bpffs(kernel)?, args.live),
+        Command::Status(args) => commands::status(&paths(kernel)?, &args),
         Command::Announce(command) => commands::announce(&paths(kernel)?, &command),
         Command::Service(command) => commands::service(&paths(kernel)?, command),
         Command::Exec(args) => commands::exec(&paths(kernel)?, &args),

@@ -1,4 +1,5 @@
-//! The request to stop: a task that gets it hands over what this agent does for the cluster, and drops its receiver.
+//! The request that the agent stop. A task that gets the request first hands over what this agent does for the cluster
+//! (such as announced addresses or a Lease), and then drops its receiver to report that it is done.
 
 use std::future;
 

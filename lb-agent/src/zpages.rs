@@ -22,8 +22,8 @@ use serde_json::Value;
 
 use crate::metrics::Metrics;
 
-/// The body of `/proxyMode`. kube-proxy answers `iptables`, `ipvs` or `nftables`; for one of these, tools would search
-/// for rules that do not exist.
+/// The body of `/proxyMode`. kube-proxy answers `iptables`, `ipvs` or `nftables`. If the agent answered with one of
+/// these, tools would look for rules that do not exist.
 pub const PROXY_MODE: &str = "ebpf";
 
 const COMPONENT: &str = "lb-agent";

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
@@ -74,7 +74,8 @@ pub struct Reconciler {
     mirror: Mirror,
     /// Frontends found at the start whose records are invalid: the first plan replaces or deletes them.
     distrusted: BTreeSet<ServiceKey>,
-    /// Ids found at the start that are 0, or whose name has another id: the first plan deletes their labels.
+    /// Invalid ids found at the start (0, or a further id of a service port that has one): the first plan deletes their
+    /// labels.
     stale_ids: BTreeSet<u32>,
     /// Source ranges, found at the start, of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
@@ -111,7 +112,7 @@ pub struct Reconciler {
 /// Service again when it needs them.
 const FEW: usize = Reconciler::PART;
 
-/// The Services of the last plan, as long as not all of its steps are applied.
+/// The Services of the last plan, until all its steps are applied.
 #[derive(Clone, Debug, Default)]
 struct InFlight {
     steps: usize,
@@ -436,15 +437,15 @@ impl Reconciler {
         if is_room { self.due.pop_first() } else { None }
     }
 
-    /// The other Services that must own frontends which this Service has in the maps. If they are due, they belong in
-    /// the same plan, which then passes the frontends on in one step.
+    /// The other Services that now own frontends which the maps still have for this Service. If they are due, they
+    /// belong in the same plan, which then moves each frontend to its owner in one step.
     fn heirs(&self, service: &ObjectName) -> Vec<ObjectName> {
         let owners = self.frontends_of(service).filter_map(|key| self.claims.owner(key));
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
-    /// The Services that are not in this plan, wait for room in a map, and have in the maps some of the `wanted`
-    /// frontends, which other Services own now. (Any other Service that loses a frontend is in the plan.)
+    /// The Services outside this plan that wait for room in a map, and for which the maps still have some of the
+    /// `wanted` frontends, now owned by other Services. (Any other Service that loses a frontend is in the plan.)
     fn losers(&self, wanted: &BTreeSet<ServiceKey>, planned: &[ObjectName]) -> Vec<ObjectName> {
         let waits = |conditions: &[Condition]| conditions.iter().any(|it| it.waits_for().is_some());
         let waiting = self.problems.iter().filter(|(_, conditions)| waits(conditions));
@@ -454,8 +455,8 @@ impl Reconciler {
         losers.cloned().collect()
     }
 
-    /// Frees memory that is allocated but unused. Takes time for every object, so it should be called when most objects
-    /// have changed.
+    /// Frees memory that is allocated but unused. Takes time in proportion to the number of objects, so it should be
+    /// called only when most of them have changed.
     pub fn compact(&mut self) {
         self.labels.compact();
         self.vips.compact();
@@ -542,8 +543,8 @@ impl Reconciler {
         self.vips.failed();
     }
 
-    /// Returns the UDP frontends that have lost endpoints since the last call. Must be called only when their plan is
-    /// applied: before that, new flows may still go to the lost endpoints.
+    /// Returns the UDP frontends that have lost endpoints since the last call. Must be called only after the last plan
+    /// was applied: before that, new flows may still go to the lost endpoints.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }
@@ -652,6 +653,18 @@ impl Reconciler {
             self.holders.set_here(&service, &served);
         }
         self.holders.take_changed()
+    }
+
+    /// The families with a backend, in the maps, at an address that this node does not have: its packets are routed.
+    pub fn routed(&self) -> Families {
+        // The map is sorted, IPv4 first, and has few addresses of the node itself, so both searches end early.
+        let known = &self.mirror.contents().endpoint_labels;
+        let first_v6 = IpAddr::from(Ipv6Addr::UNSPECIFIED);
+        let is_elsewhere = |(address, _): (&IpAddr, &_)| !self.node.addresses.is_own(address);
+        Families {
+            v4: known.range(..first_v6).any(is_elsewhere),
+            v6: known.range(first_v6..).any(is_elsewhere),
+        }
     }
 
     /// Whether the sources have sent everything that they can read, and no Service stays as the agent found it
@@ -776,8 +789,8 @@ impl Reconciler {
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
-    /// How many map entries a Service with these targets adds, and how many frontends it frees, without the entries of
-    /// `VIPS` and slots of arenas; `steps` set the names and limits of its ports.
+    /// How many map entries a Service with these targets adds, not counting those of `VIPS` and slots of arenas, and
+    /// how many frontends it frees; `steps` set the names and limits of its ports.
     fn demand(
         &self,
         service: &ObjectName,
@@ -801,8 +814,8 @@ impl Reconciler {
         }
     }
 
-    /// Starts the list of conditions of a Service with those of its annotations: invalid ones, those without effect, and
-    /// the PROXY protocol if it may break probes of kubelet.
+    /// Starts the list of conditions of a Service with those of its annotations: invalid ones, those without effect,
+    /// and the PROXY protocol if it may break kubelet's probes.
     fn note_annotations(&mut self, service: &ObjectName) {
         let known = self.store.service(service);
         let settings = known.and_then(|service| service.settings.as_ref());
@@ -867,8 +880,8 @@ impl Reconciler {
         id
     }
 
-    /// Adds a step that sets the limits of the service port with this id in `LIMITS` if a frontend asks for them and
-    /// they differ.
+    /// Adds a step that sets the limits of the service port with this id in `LIMITS`, if a frontend uses limits and the
+    /// map has no or other ones.
     fn limit(&self, id: u32, port: &Port, steps: &mut Vec<Step>) {
         if port.is_limited() && self.mirror.contents().limits.get(&id) != Some(&port.limits) {
             steps.push(Step::PutLimits(id, port.limits));

@@ -21,7 +21,7 @@ use lb_tests::{
     agent::{Agent, Settings, binary},
     cleanup::{Cleanup, Resource},
     netns::{Netns, unique_prefix},
-    wait_for,
+    server, wait_for,
 };
 use serde_json::Value;
 
@@ -354,8 +354,70 @@ fn status_works_with_and_without_the_agent() {
     let status = bed.json(&["status"]);
     assert_eq!(status["agent"]["running"], false);
     assert_eq!(status["programs"].as_array().unwrap().len(), programs.len(), "the data plane is kept");
-    assert!(bed.text(&["status"]).starts_with("Agent     not running"));
+    let text = bed.text(&["status"]);
+    assert!(text.starts_with("Agent      not running"), "{text}");
+    assert!(text.ends_with(" outcomes with 0 packets: --all\n"), "{text}");
+    let all = bed.text(&["status", "--all"]);
+    assert!(!all.contains("--all") && all.contains("\nno_source_port "), "{all}");
     assert_eq!(bed.json(&["service", "list"]).as_array().unwrap().len(), 2);
+}
+
+/// The first block of commands in the section `Stand-alone` of README.md.
+fn stand_alone_commands() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let readme = fs::read_to_string(path).unwrap();
+    let (_, section) = readme.split_once("\n## Stand-alone\n").unwrap();
+    let (_, block) = section.split_once("\n```sh\n").unwrap();
+    block.split_once("```").unwrap().0.to_owned()
+}
+
+/// A namespace that is connected to that of the bed, and has the addresses of the web servers in README.md.
+fn web_servers(bed: &Bed) -> Netns {
+    let netns = Netns::create(&format!("{}web", unique_prefix())).unwrap();
+    bed.netns.ip(&format!("link set wire1 netns {}", netns.name())).unwrap();
+    netns
+        .ip("link set wire1 up\naddress add 192.0.2.42/24 dev wire1\naddress add 192.0.2.43/24 dev wire1")
+        .unwrap();
+    netns
+}
+
+#[test]
+fn stand_alone_example_of_the_readme_ends_without_a_problem() {
+    let bed = Bed::new();
+    bed.netns.sysctls(&[("ipv4/ip_forward", "0"), ("ipv6/conf/all/forwarding", "0")]).unwrap();
+    let servers = web_servers(&bed);
+    let _server = server::http(&servers, "hello", 9376).unwrap();
+    fs::create_dir_all(bed.folder.join("target/release")).unwrap();
+    std::os::unix::fs::symlink(binary(), bed.folder.join("target/release/lb-agent")).unwrap();
+    let script = format!("trap 'kill $!; wait $!' EXIT\n{}", stand_alone_commands());
+    let mut shell = bed.netns.command("timeout");
+    shell.arg(LIMIT.as_secs().to_string()).args(["bash", "-euc", &script]).current_dir(&bed.folder);
+    let output = shell.env("LB_AGENT_BPFFS", bed.bpffs()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", stderr(&output));
+    let (answer, status) = text.split_once("Problems   none\n").unwrap_or_else(|| panic!("{text}"));
+    assert!(answer.contains("hello"), "{text}");
+    assert!(status.contains("\nServices   1 service ports, 2 backends\n"), "{text}");
+}
+
+#[test]
+fn disabled_forwarding_is_a_problem_only_while_a_backend_is_elsewhere() {
+    let bed = Bed::new();
+    bed.netns.sysctls(&[("ipv4/ip_forward", "0"), ("ipv6/conf/all/forwarding", "0")]).unwrap();
+    let put = |endpoint: &str| {
+        let text = WEB.replace("198.51.100.1", "192.0.2.1").replace("198.51.100.2", endpoint);
+        fs::write(bed.manifests().join("web.yaml"), text).unwrap();
+    };
+    put("192.0.2.1");
+    let agent = Agent::start(&bed.netns, bed.settings("bpf", &[])).unwrap();
+    let problems = || bed.json(&["status"])["agent"]["problems"].to_string();
+    put("192.0.2.9");
+    let named = || problems().contains("sysctl -w net.ipv4.ip_forward=1").then_some(());
+    wait_for(LIMIT, named).unwrap_or_else(|| panic!("{}", problems()));
+    assert!(!problems().contains("ipv6"), "no backend has an IPv6 address: {}", problems());
+    put("192.0.2.1");
+    wait_for(LIMIT, || (problems() == "[]").then_some(())).unwrap_or_else(|| panic!("{}", problems()));
+    assert_eq!(agent.log().matches("ip_forward is 0").count(), 1, "not before: {}", agent.log());
 }
 
 #[test]

@@ -22,12 +22,23 @@ pub struct StatusArgs {
     /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: TableOrJson,
+    /// Also show counters that are 0, empty maps, and all devices of long lists; JSON always has them
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// Arguments of `ready`.
+#[derive(Debug, Args)]
+pub struct ReadyArgs {
+    /// Ask only whether the agent is alive, as /livez does: it answers, and no change waits for longer than a minute
+    #[arg(long)]
+    pub live: bool,
 }
 
 /// The commands of `announce`.
 #[derive(Debug, Subcommand)]
 pub enum AnnounceCommand {
-    /// List load balancers' addresses that are announced: by which node, on which interfaces, since when
+    /// List load balancers' addresses that are announced: by which protocol, advertisements and node, since when
     List {
         /// Output format
         #[arg(short, long, value_name = "FORMAT", default_value = "table")]

@@ -13,7 +13,8 @@ pub use self::{
     commands::{
         AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, EnvironmentArgs,
         EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, FlowsArgs, HookContext, MonitorArgs,
-        ProfileArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs, TopFlows, WebArgs,
+        ProfileArgs, ReadyArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs, TopFlows,
+        WebArgs,
     },
     settings::{
         AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, FlowLogServices, Forwarding,
@@ -44,8 +45,13 @@ pub enum Command {
     /// Services come from a directory (--manifests) or from an API server (--kubeconfig). In a Pod the default is the
     /// API server of the cluster. SIGTERM stops the agent; its programs and maps stay in the kernel and keep serving.
     Run(Box<RunArgs>),
-    /// Show the state of the agent, attached programs, map fill and packet counters
+    /// Show what is wrong and what to do, then the agent, attached programs, map fill and packet counters
     Status(StatusArgs),
+    /// Exit with 0 if the agent is ready, else print why not and exit with 1; for probes
+    ///
+    /// Ready means: all Services are in the kernel, no change waits for longer than a minute, and the agent itself
+    /// listens on --healthz-bind-address. Asks the agent at its socket, because another process may answer on its port.
+    Ready(ReadyArgs),
     /// Show the addresses that nodes announce, at layer 2 and by BGP
     #[command(subcommand)]
     Announce(AnnounceCommand),

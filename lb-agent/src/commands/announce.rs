@@ -4,12 +4,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
+use comfy_table::Table;
 use lb_datapath::AnnouncedRoutes;
 
 use super::output::{NOTHING, print, print_json, print_table, table};
 use crate::{
     announce::{
-        AnnouncementReport,
+        AnnouncedBy, AnnouncementReport,
         bgp::{BgpReport, RouteReport, fence},
     },
     cli::{AnnounceCommand, TableOrJson},
@@ -21,9 +22,9 @@ use crate::{
 /// Runs `announce`.
 ///
 /// # Errors
-/// No agent runs, its report cannot be read or has no routes, standard output cannot be written, the fence fails, or
-/// the kernel refuses to remove a route. For the voters: the API server cannot be asked, or refuses or does not need
-/// the change.
+/// No agent runs, its report cannot be read, the agent announces nothing by BGP, standard output cannot be written, the
+/// fence fails, or the kernel refuses to remove a route. For `announce voters`: the API server cannot be reached or
+/// refuses the change, or the voters need no replacement or cannot be replaced.
 pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Result<()> {
     match command {
         AnnounceCommand::List { output } => {
@@ -33,7 +34,7 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
             )?;
             match output {
                 TableOrJson::Json => print_json(&report.announcements),
-                TableOrJson::Table => list(&report.announcements),
+                TableOrJson::Table => print_table(&list(&report.announcements)),
             }
         }
         AnnounceCommand::Routes { output } => {
@@ -84,11 +85,14 @@ fn routes(routes: &[RouteReport]) -> anyhow::Result<()> {
     print_table(&table)
 }
 
-fn list(announcements: &[AnnouncementReport]) -> anyhow::Result<()> {
+/// The columns that only layer 2 has are empty for BGP.
+fn list(announcements: &[AnnouncementReport]) -> Table {
     let mut table = table(&[
         "ADDRESS",
         "POOL",
         "SERVICES",
+        "BY",
+        "ADVERTISEMENTS",
         "NODE",
         "HERE",
         "INTERFACES",
@@ -99,6 +103,7 @@ fn list(announcements: &[AnnouncementReport]) -> anyhow::Result<()> {
     ]);
     let or_nothing = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
     for it in announcements {
+        let at_layer_2 = it.by == AnnouncedBy::Layer2;
         let conflicts = match &it.conflict_mac {
             Some(mac) => format!("{} (last: {mac})", it.conflicts),
             None => it.conflicts.to_string(),
@@ -107,14 +112,58 @@ fn list(announcements: &[AnnouncementReport]) -> anyhow::Result<()> {
             it.address.to_string(),
             it.pool.clone(),
             it.services.join(" "),
+            it.by.to_string(),
+            it.advertisements.join(" "),
             or_nothing(it.node.clone()),
             if it.here { "yes" } else { "no" }.to_owned(),
-            it.interfaces.join(" "),
+            or_nothing(at_layer_2.then(|| it.interfaces.join(" "))),
             or_nothing(it.since.map(|since| since.strftime("%FT%TZ").to_string())),
             or_nothing(it.expires_in_ms.map(|left| format!("{left} ms"))),
-            it.answers.to_string(),
-            conflicts,
+            or_nothing(at_layer_2.then(|| it.answers.to_string())),
+            or_nothing(at_layer_2.then_some(conflicts)),
         ]);
     }
-    print_table(&table)
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn list_says_by_what_each_address_is_announced() {
+        let layer_2 = AnnouncementReport {
+            address: "203.0.113.1".parse().unwrap(),
+            pool: "production".to_owned(),
+            services: vec!["default/web".to_owned()],
+            by: AnnouncedBy::Layer2,
+            advertisements: vec!["m/all".to_owned(), "m/one".to_owned()],
+            node: Some("n2".to_owned()),
+            here: false,
+            interfaces: vec!["eth0".to_owned()],
+            since: None,
+            expires_in_ms: None,
+            answers: 3,
+            conflicts: 0,
+            conflict_mac: None,
+        };
+        let bgp = AnnouncementReport {
+            by: AnnouncedBy::Bgp,
+            advertisements: vec!["m/routes".to_owned()],
+            node: Some("n1".to_owned()),
+            here: true,
+            interfaces: Vec::new(),
+            since: Some(Timestamp::UNIX_EPOCH),
+            answers: 0,
+            ..layer_2.clone()
+        };
+        let expected = "
+ADDRESS      POOL        SERVICES     BY      ADVERTISEMENTS  NODE  HERE  INTERFACES  SINCE                 EXPIRES  ANSWERS  CONFLICTS
+203.0.113.1  production  default/web  layer2  m/all m/one     n2    no    eth0        -                     -        3        0
+203.0.113.1  production  default/web  bgp     m/routes        n1    yes   -           1970-01-01T00:00:00Z  -        -        -
+";
+        assert_eq!(super::super::output::render(&list(&[layer_2, bgp])), expected.trim_start());
+    }
 }

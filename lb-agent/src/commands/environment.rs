@@ -13,9 +13,9 @@ use crate::{
     daemon::environment::{self, Variables},
 };
 
-/// Exit code of `exec`, as of shells, if the program exists but cannot be started.
+/// Exit code of `exec` if the program exists but cannot be started; shells use the same code.
 const CANNOT_RUN: i32 = 126;
-/// Exit code of `exec`, as of shells, if there is no such program.
+/// Exit code of `exec` if there is no such program; shells use the same code.
 const NOT_FOUND: i32 = 127;
 
 /// Prints the variables of a namespace.

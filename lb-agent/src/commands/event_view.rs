@@ -21,10 +21,10 @@ pub(super) struct EventView {
     /// When the program emitted the event, in UTC.
     pub(super) time: Timestamp,
     pub(super) verdict: EventVerdict,
-    /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. Like `client` and `vip`, `None` for `rewrite_failed`.
+    /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. `None`, like `client` and `vip`, if the reason is `rewrite_failed`.
     pub(super) protocol: Option<&'static str>,
-    /// Address and port of the client. A system call has no source yet: its port is 0, and its address is the node's,
-    /// or one of `100::/64` for another network namespace.
+    /// Address and port of the client. A system call has no source yet: the port is 0, and the address is the node's
+    /// or, for a socket of another network namespace, one of `100::/64`.
     pub(super) client: Option<SocketAddr>,
     /// The virtual address and port that the client uses.
     pub(super) vip: Option<SocketAddr>,
@@ -65,7 +65,7 @@ fn is_false(value: &bool) -> bool {
 
 impl EventView {
     /// Makes the view of an event. `labels` are those of the event's service port; `device` returns the name of the
-    /// interface with an index.
+    /// interface with the given index.
     pub(super) fn new(
         event: &Event,
         time: Timestamp,

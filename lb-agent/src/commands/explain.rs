@@ -6,12 +6,14 @@ use anyhow::{Context as _, bail};
 use lb_common::{Address, conntrack::Tuple};
 use serde::Serialize;
 
-use super::output::{print, print_json};
+use super::{
+    output::{print, print_json},
+    report_of_agent,
+};
 use crate::{
     announce::AnnouncementReport,
     cli::{ExplainArgs, HookContext, TableOrJson},
     config::KernelPaths,
-    daemon::socket,
     explain::{
         self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, step_in_words,
         verdict_in_words,
@@ -124,13 +126,16 @@ impl Answer {
     }
 }
 
-/// The step that names the node which announces the address at layer 2; `None` if no agent answers, or the agent does
-/// not report the address.
-fn announced(paths: &KernelPaths, address: IpAddr) -> Option<TraceStep> {
-    let report = socket::ask(&paths.bpffs).ok().flatten()?;
-    let announcement = report.announcements.into_iter().find(|it| it.address == address)?;
-    let AnnouncementReport { node, here, since, .. } = announcement;
-    Some(TraceStep::Announced { address, node, here, since })
+/// The steps that name the announcers of the address, at layer 2 and by BGP; none if no agent answers, or the agent
+/// does not report the address.
+fn announced(paths: &KernelPaths, address: IpAddr) -> Vec<TraceStep> {
+    let report = report_of_agent(&paths.bpffs, "announcers");
+    let announcements = report.into_iter().flat_map(|report| report.announcements);
+    let step = |it: AnnouncementReport| {
+        let AnnouncementReport { node, here, since, by, advertisements, .. } = it;
+        TraceStep::Announced { address, node, here, since, by, advertisements }
+    };
+    announcements.filter(|it| it.address == address).map(step).collect()
 }
 
 /// The interface that the packet arrives on: the given one, or the one that the route to its source uses. 0 if there is
@@ -145,7 +150,8 @@ fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     }
 }
 
-/// Which programs are attached to one interface (`known`: there is one) and to system calls.
+/// Whether programs are attached: `xdp`, `ingress` and `egress` to the interface of the packet, if that interface is
+/// `known`, and `sockets` to a cgroup.
 struct Attached {
     known: bool,
     xdp: bool,

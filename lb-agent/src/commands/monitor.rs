@@ -71,7 +71,7 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     }
 }
 
-/// Prints to standard error how many events were lost, if more than `before`. Returns the total of lost events.
+/// Prints to standard error how many events were lost since the total was `before`, if any. Returns the new total.
 fn tell_lost(monitor: &Monitor, before: u64) -> Result<u64, DatapathError> {
     let lost = monitor.lost()?;
     if lost > before {

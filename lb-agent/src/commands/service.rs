@@ -10,7 +10,7 @@ use super::{
     service_view::{AnnouncedView, BackendView, FrontendView, ServiceView},
 };
 use crate::{
-    announce::announcer,
+    announce::{AnnouncedBy, announcer, means},
     cli::{ServiceOutput, split_name},
     probe::{CheckReport, EndpointReport},
 };
@@ -144,9 +144,11 @@ fn heading(service: &ServiceView, wide: bool) -> String {
         lines.push(("Health", health(check)));
     }
     for frontend in &service.frontends {
-        if let Some(AnnouncedView { node, here, since }) = &frontend.announced {
-            let by = announcer(node.as_deref(), *here, *since);
-            lines.push(("Announced", format!("{} by {by}", frontend.address)));
+        let FrontendView { address, announced, announced_by_bgp, .. } = frontend;
+        for (view, by) in [(announced, AnnouncedBy::Layer2), (announced_by_bgp, AnnouncedBy::Bgp)] {
+            let Some(AnnouncedView { node, here, since, advertisements }) = view else { continue };
+            let (node, means) = (announcer(node.as_deref(), *here, *since), means(by, advertisements));
+            lines.push(("Announced", format!("{address} by {node} {means}")));
         }
     }
     if wide {
@@ -280,7 +282,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::commands::service_view::{self, testdata};
+    use crate::{
+        announce::AnnouncementReport,
+        commands::service_view::{self, testdata},
+    };
 
     #[test]
     fn service_table_has_one_line_per_port() {
@@ -385,6 +390,42 @@ PROBED         HEALTH     SINCE                 LAST-FAILURE
 10.1.0.8:8080  unhealthy  2026-11-25T23:00:00Z  status 503; it flaps: held until 2026-11-25T23:02:00Z
 ";
         assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn announcers_of_an_address_are_named_with_their_advertisements() {
+        let mut services = service_view::services(&testdata::contents());
+        let announcement = |by, node: &str, advertisement: &str| AnnouncementReport {
+            address: services[0].frontends[0].address,
+            pool: "a".to_owned(),
+            services: vec!["default/web".to_owned()],
+            by,
+            advertisements: vec![advertisement.to_owned()],
+            node: Some(node.to_owned()),
+            here: by == AnnouncedBy::Bgp,
+            interfaces: Vec::new(),
+            since: None,
+            expires_in_ms: None,
+            answers: 0,
+            conflicts: 0,
+            conflict_mac: None,
+        };
+        let layer_2 = announcement(AnnouncedBy::Layer2, "n2", "m/l2");
+        let bgp = announcement(AnnouncedBy::Bgp, "n1", "m/bgp");
+        let address = layer_2.address;
+        service_view::name_announcers(&mut services, &[layer_2, bgp]);
+        let text = page(&services[..1], false);
+        for line in [
+            format!("Announced  {address} by n2 at layer 2 (m/l2)\n"),
+            format!("Announced  {address} by n1 (this node) by BGP (m/bgp)\n"),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+        let json = serde_json::to_value(&services[0].frontends[0]).unwrap();
+        assert_eq!(
+            (&json["announced"]["node"], &json["announcedByBgp"]["node"]),
+            (&"n2".into(), &"n1".into())
+        );
     }
 
     #[test]

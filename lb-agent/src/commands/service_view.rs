@@ -17,7 +17,10 @@ use serde::Serialize;
 
 use lb_datapath::Connection;
 
-use crate::{announce::AnnouncementReport, probe::CheckReport};
+use crate::{
+    announce::{AnnouncedBy, AnnouncementReport},
+    probe::CheckReport,
+};
 
 /// One service port, as `service` shows it. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -66,7 +69,8 @@ pub(super) struct ServiceView {
     /// Weights of the backends whose weight is not 1, by `ADDRESS:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) weights: BTreeMap<SocketAddr, u32>,
-    /// Results of the endpoints' health check; only in `service show` and on the web pages, and while an agent runs.
+    /// Results of the endpoints' health check. Present only in `service show` and on the web pages, while an agent
+    /// runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) health_check: Option<CheckReport>,
     /// Id of the service port in the BPF maps.
@@ -95,31 +99,39 @@ pub(super) struct FrontendView {
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
-    /// Which node announces the address at layer 2; only in `service show` and on the web page of one Service, and
+    /// Which node announces the address at layer 2. Present only in `service show` and on the web page of one Service,
     /// while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced: Option<AnnouncedView>,
+    /// Whether this node announces the address by BGP; `None` if no BGPAdvertisement applies. Present likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) announced_by_bgp: Option<AnnouncedView>,
 }
 
-/// Which node announces an address at layer 2.
+/// Which node announces an address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct AnnouncedView {
     /// Name of the announcing node, as far as the agent of this node knows; `None` if it knows of none.
     pub(super) node: Option<String>,
-    /// Whether this node answers for the address now.
+    /// Whether this node announces the address now.
     pub(super) here: bool,
     /// Since when this node announces the address; `None` if it does not.
     pub(super) since: Option<Timestamp>,
+    /// `namespace/name` of the advertisements that cover the address.
+    pub(super) advertisements: Vec<String>,
 }
 
-/// Sets, for each load balancer's address, which node announces it.
+/// Sets, for each load balancer's address, which node announces it at layer 2, and whether this node does by BGP.
 pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[AnnouncementReport]) {
     for frontend in services.iter_mut().flat_map(|service| &mut service.frontends) {
-        let announcement = announcements.iter().find(|it| it.address == frontend.address);
-        frontend.announced = announcement.map(|it| {
-            let AnnouncementReport { node, here, since, .. } = it;
-            AnnouncedView { node: node.clone(), here: *here, since: *since }
-        });
+        let view = |by| {
+            let mut of_address = announcements.iter().filter(|it| it.address == frontend.address);
+            of_address.find(|it| it.by == by).map(|it| {
+                let AnnouncementReport { node, here, since, advertisements, .. } = it.clone();
+                AnnouncedView { node, here, since, advertisements }
+            })
+        };
+        (frontend.announced, frontend.announced_by_bgp) = (view(AnnouncedBy::Layer2), view(AnnouncedBy::Bgp));
     }
 }
 
@@ -142,8 +154,8 @@ pub(super) struct BackendView {
     /// Zone of the backend's node.
     pub(super) zone: Option<String>,
     pub(super) pod: Option<String>,
-    /// Number of live flows to the backend, and of sockets of the node's processes connected to it; only in
-    /// `service show`.
+    /// Number of live flows to the backend plus sockets of the node's processes that are connected to it. Present only
+    /// in `service show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) flows: Option<u64>,
     /// Traffic of all tracked flows to the backend, live or closed; only in `service show`.
@@ -297,6 +309,7 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
         },
         without_backends: if has(service_flags::DROP_WITHOUT_BACKENDS) { "drop" } else { "reject" },
         announced: None,
+        announced_by_bgp: None,
     }
 }
 

@@ -1,6 +1,8 @@
 //! The command `status`: shows the state of the kernel, read from the pins, and the state of the agent, read from its
 //! status socket.
 
+use std::collections::BTreeMap;
+
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;
 use lb_common::{Outcome, Verdict};
@@ -11,7 +13,7 @@ use lb_output::age;
 
 use super::output::{Mood, NOTHING, cell, print, print_json, render, table};
 use crate::{
-    cli::TableOrJson,
+    cli::{StatusArgs, TableOrJson},
     config::KernelPaths,
     daemon::{
         shortage::ShortageReport,
@@ -59,7 +61,7 @@ struct Agent {
     running: bool,
     /// The process that holds the lock of the data plane, such as `pid 17 lb-agent`.
     process: Option<String>,
-    /// Why the agent's report could not be read; `None` if it was, or if no agent listens on the status socket.
+    /// Why the agent's report could not be read; `None` if it could, or if no agent listens on the status socket.
     silent: Option<String>,
     #[serde(flatten)]
     report: Option<Report>,
@@ -85,7 +87,7 @@ struct DegradedView {
 #[serde(rename_all = "camelCase")]
 struct ProgramView {
     device: String,
-    /// Kind of the interface: `wire`, `workload` or `catch`; known only if the agent reports.
+    /// Kind of the interface: `wire`, `workload` or `catch`; `None` if no agent reports it.
     kind: Option<String>,
     direction: &'static str,
     /// How the program is attached: `tcx`, `clsact`, `xdp native` or `xdp generic`.
@@ -94,7 +96,7 @@ struct ProgramView {
     program_id: u32,
 }
 
-/// A program that is attached to a cgroup and translates system calls of its sockets.
+/// A program that is attached to a cgroup and translates Service addresses in its processes' socket system calls.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SocketProgramView {
@@ -122,11 +124,11 @@ struct OutcomeView {
 ///
 /// # Errors
 /// There is no data plane, or it cannot be read.
-pub fn status(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
+pub fn status(paths: &KernelPaths, args: &StatusArgs) -> anyhow::Result<()> {
     let status = look(paths, &Pinned::open(&paths.bpffs)?)?;
-    match output {
+    match args.output {
         TableOrJson::Json => print_json(&Page { conditions: problems(&status, Timestamp::now()), status }),
-        TableOrJson::Table => print(&page(&status, Timestamp::now())),
+        TableOrJson::Table => print(&page(&status, Timestamp::now(), args.all)),
     }
 }
 
@@ -179,7 +181,7 @@ pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
     for found in leftovers::advice(kube_proxy).iter().chain(kube_proxy_errors) {
         add(Severity::Warning, "Leftovers", found.clone());
     }
-    if socket_programs.iter().all(|program| program.cgroup == 0) {
+    if !serves_sockets(socket_programs) {
         add(Severity::Note, "Sockets", socket_line(socket_programs));
     }
     for DegradedView { name, detail } in degraded {
@@ -192,17 +194,14 @@ pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
 /// Adds the problems that the agent reports.
 fn report_problems(report: &Report, now: Timestamp, add: &mut impl FnMut(Severity, &'static str, String)) {
     if !report.healthy {
-        let last =
-            report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", age(last, now)));
+        let last = last_sync(report, now);
         add(Severity::Error, "Sync", format!("not healthy, last change written {last}: see the agent's log"));
     }
     for failure in &report.failures {
         add(Severity::Error, "Failure", failure.clone());
     }
     for shortage in &report.shortages {
-        let line = shortage_line(shortage, now);
-        let text = line.strip_prefix("Shortage").map_or(&*line, str::trim);
-        add(Severity::Error, "Shortage", text.to_owned());
+        add(Severity::Error, "Shortage", shortage_text(shortage, now));
     }
     for problem in &report.problems {
         add(Severity::Warning, "Problem", problem.clone());
@@ -305,28 +304,47 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
     }
 }
 
-fn page(status: &Status, now: Timestamp) -> String {
-    let line = |label: &str, value: &str| format!("{label:<9} {value}\n");
-    let missing = missing_line(&status.missing, status.agent.running).map(|text| line("Missing", &text));
-    let mut text = missing.unwrap_or_default() + &heading(&status.agent, now);
-    text.push_str(&line("Sockets", &socket_line(&status.socket_programs)));
-    for DegradedView { name, detail } in &status.degraded {
-        text.push_str(&line("Degraded", &format!("{name}: {detail}")));
-    }
-    for found in leftovers::advice(&status.kube_proxy).iter().chain(&status.kube_proxy_errors) {
-        text.push_str(&line("Leftovers", found));
-    }
-    text.push_str(&line("Pins", &status.folder));
-    text.push('\n');
-    if status.programs.is_empty() {
-        text.push_str("No programs on the devices of this network namespace.\n");
+/// The text of `status`: first what is wrong and what to do, then the state, without repeating the former. Without `all`,
+/// it leaves out counters that are 0, empty maps, and devices that make a list long.
+fn page(status: &Status, now: Timestamp, all: bool) -> String {
+    let (notes, wrong): (Vec<Problem>, Vec<Problem>) =
+        problems(status, now).into_iter().partition(|problem| problem.severity == Severity::Note);
+    let problems = if wrong.is_empty() { line("Problems", "none") } else { lines(&wrong) };
+    let programs = if status.programs.is_empty() {
+        "No programs on the devices of this network namespace.\n".to_owned()
     } else {
-        text.push_str(&render(&program_table(&status.programs)));
+        render(&program_table(&status.programs, all))
+    };
+    let maps = shortened(&status.maps, all, |map| map.entries > 0, map_table, "maps without entries");
+    let has_packets = |outcome: &OutcomeView| outcome.packets > 0;
+    let outcomes = shortened(&status.outcomes, all, has_packets, outcome_table, "outcomes with 0 packets");
+    [problems, summary(status, &notes, now), programs, maps, outcomes].join("\n")
+}
+
+/// A line of `status`: a label and its value.
+fn line(label: &str, value: &str) -> String {
+    format!("{label:<10} {value}\n")
+}
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(|Problem { topic, text, .. }| line(topic, text)).collect()
+}
+
+/// The table of the items to show, and how many others there are; `others` names these.
+fn shortened<T>(
+    items: &[T],
+    all: bool,
+    is_shown: impl Fn(&T) -> bool,
+    table: impl Fn(&[&T]) -> Table,
+    others: &str,
+) -> String {
+    let shown: Vec<&T> = items.iter().filter(|item| all || is_shown(item)).collect();
+    let mut text = if shown.is_empty() { String::new() } else { render(&table(&shown)) };
+    match (shown.len(), items.len() - shown.len()) {
+        (_, 0) => {}
+        (0, hidden) => text.push_str(&format!("{hidden} {others}: --all\n")),
+        (_, hidden) => text.push_str(&format!("{hidden} more {others}: --all\n")),
     }
-    text.push('\n');
-    text.push_str(&render(&map_table(&status.maps)));
-    text.push('\n');
-    text.push_str(&render(&outcome_table(&status.outcomes)));
     text
 }
 
@@ -351,6 +369,11 @@ fn missing_line(
     (!lists.is_empty()).then(|| format!("{}: {advice}", lists.join("; ")))
 }
 
+/// Whether some program translates system calls. A program whose cgroup was removed is attached to nothing.
+fn serves_sockets(programs: &[SocketProgramView]) -> bool {
+    programs.iter().any(|program| program.cgroup != 0)
+}
+
 /// The line of `status` about all programs on sockets.
 fn socket_line(programs: &[SocketProgramView]) -> String {
     match programs.iter().filter(|program| program.cgroup != 0).count() {
@@ -362,80 +385,71 @@ fn socket_line(programs: &[SocketProgramView]) -> String {
     }
 }
 
-fn heading(agent: &Agent, now: Timestamp) -> String {
-    let Some(report) = &agent.report else {
-        let process = agent.process.as_deref().unwrap_or("not running; the data plane works without it");
-        let silent =
-            agent.silent.as_ref().map_or_else(String::new, |why| format!(", sends no report: {why}"));
-        return format!("Agent     {process}{silent}\n");
+/// The lines about the agent, the node and the sockets, without what is wrong; `notes` are the problems that only inform.
+fn summary(status: &Status, notes: &[Problem], now: Timestamp) -> String {
+    let Status { agent, socket_programs, folder, .. } = status;
+    let mut text = match (&agent.report, &agent.process) {
+        (Some(report), _) => report_lines(report, now),
+        (None, Some(process)) => line("Agent", process),
+        (None, None) => String::new(),
     };
-    let mut text = format!(
-        "Agent     running, pid {}, version {}, node {}, up {}\n",
-        report.pid,
-        report.version,
-        report.node_name,
-        age(report.started, now)
-    );
-    let state = if report.healthy { "healthy" } else { "not healthy" };
-    let last = report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", age(last, now)));
-    let Report { services, endpoints, pending, .. } = report;
-    let lines = [
-        format!("Sync      {state}, last change written {last}"),
-        format!("Services  {services} service ports, {endpoints} backends"),
-    ];
-    let gone = (!report.node_eligible).then(|| {
-        "Healthz   503: the node is being deleted, or the cluster autoscaler is about to remove it".to_owned()
-    });
-    let node = node_lines(&report.node);
-    let pending = (*pending > 0 || report.pending_since.is_some()).then(|| {
-        let since =
-            report.pending_since.map_or_else(String::new, |since| format!(", since {}", age(since, now)));
-        format!("Pending   {pending} map updates{since}")
-    });
-    let failures = report.failures.iter().map(|failure| format!("Failure   {failure}"));
-    let problems = report.problems.iter().map(|problem| format!("Problem   {problem}"));
-    let addresses = report.load_balancers.as_ref().map(addresses_line);
-    let dns = report.dns.as_ref().map(dns_line);
-    let shortages = report.shortages.iter().map(|shortage| shortage_line(shortage, now));
-    for line in lines
-        .into_iter()
-        .chain(gone)
-        .chain(node)
-        .chain(addresses)
-        .chain(dns)
-        .chain(pending)
-        .chain(failures)
-        .chain(problems)
-        .chain(shortages)
-    {
-        text.push_str(&line);
-        text.push('\n');
+    if serves_sockets(socket_programs) {
+        text.push_str(&line("Sockets", &socket_line(socket_programs)));
+    }
+    text + &lines(notes) + &line("Pins", folder)
+}
+
+/// The lines of what the agent reports, without problems.
+fn report_lines(report: &Report, now: Timestamp) -> String {
+    let Report { pid, version, node_name, services, endpoints, pending, .. } = report;
+    let up = age(report.started, now);
+    let mut text =
+        line("Agent", &format!("running, pid {pid}, version {version}, node {node_name}, up {up}"));
+    if report.healthy {
+        text.push_str(&line("Sync", &format!("healthy, last change written {}", last_sync(report, now))));
+    }
+    text.push_str(&line("Services", &format!("{services} service ports, {endpoints} backends")));
+    text.push_str(&node_lines(&report.node));
+    if let Some(report) = &report.load_balancers {
+        text.push_str(&line("Addresses", &addresses_text(report)));
+    }
+    if let Some(report) = &report.dns {
+        text.push_str(&line("DNS", &dns_text(report)));
+    }
+    if *pending > 0 || report.pending_since.is_some() {
+        let since = report.pending_since.map(|since| format!(", since {}", age(since, now)));
+        text.push_str(&line("Pending", &format!("{pending} map updates{}", since.unwrap_or_default())));
     }
     text
 }
 
-fn shortage_line(ShortageReport { of, since, refused, text }: &ShortageReport, now: Timestamp) -> String {
-    let count = if *refused > 0 { format!(", {refused} times") } else { String::new() };
-    format!("Shortage  {of}, for {}{count}: {text}", age(*since, now))
+/// How long ago the agent last wrote a change.
+fn last_sync(report: &Report, now: Timestamp) -> String {
+    report.last_sync.map_or_else(|| "never".to_owned(), |last| format!("{} ago", age(last, now)))
 }
 
-/// The line of `status` about the agent that assigns addresses to load balancers, with the use of the pools.
-fn addresses_line(report: &LoadBalancerReport) -> String {
+fn shortage_text(ShortageReport { of, since, refused, text }: &ShortageReport, now: Timestamp) -> String {
+    let count = if *refused > 0 { format!(", {refused} times") } else { String::new() };
+    format!("{of}, for {}{count}: {text}", age(*since, now))
+}
+
+/// Which agent assigns addresses to load balancers, with the use of the pools.
+fn addresses_text(report: &LoadBalancerReport) -> String {
     let pools: Vec<String> = report
         .pools
         .iter()
         .map(|pool| format!("pool {}: {} of {} in use", pool.name, pool.used, pool.total))
         .collect();
     match (&report.leader, report.is_here) {
-        (_, true) if pools.is_empty() => "Addresses given by this agent; there is no pool".to_owned(),
-        (_, true) => format!("Addresses given by this agent; {}", pools.join(", ")),
-        (Some(leader), false) => format!("Addresses given by the agent of node {leader}"),
-        (None, false) => "Addresses given by no agent yet: the agents are electing one".to_owned(),
+        (_, true) if pools.is_empty() => "given by this agent; there is no pool".to_owned(),
+        (_, true) => format!("given by this agent; {}", pools.join(", ")),
+        (Some(leader), false) => format!("given by the agent of node {leader}"),
+        (None, false) => "given by no agent yet: the agents are electing one".to_owned(),
     }
 }
 
-/// The line of `status` about the DNS server.
-fn dns_line(report: &DnsReport) -> String {
+/// What the DNS server serves, and where.
+fn dns_text(report: &DnsReport) -> String {
     let DnsReport { addresses, unserved, domain, upstreams, loops, intercept } = report;
     let served: Vec<_> = addresses.iter().filter(|address| !unserved.contains_key(address)).collect();
     let (served, upstreams) = (some_of(&served), some_of(upstreams));
@@ -445,7 +459,7 @@ fn dns_line(report: &DnsReport) -> String {
         loops => format!("; not asked, because they lead back here: {}", some_of(loops)),
     };
     let intercept = intercept.as_ref().map(intercept_text).unwrap_or_default();
-    format!("DNS       {domain} at {served}, other names from {upstreams}{loops}{errors}{intercept}")
+    format!("{domain} at {served}, other names from {upstreams}{loops}{errors}{intercept}")
 }
 
 /// Text about what answers the queries that pods of this node send to the DNS Service: the agent or the endpoints.
@@ -458,7 +472,7 @@ fn intercept_text(report: &InterceptReport) -> String {
     }
 }
 
-fn node_lines(node: &NodeReport) -> Vec<String> {
+fn node_lines(node: &NodeReport) -> String {
     let inside = match (node.inside_networks.is_empty(), node.inside_devices.is_empty()) {
         (false, _) => some_of(&node.inside_networks),
         (true, false) => format!("devices {}", some_of(&node.inside_devices)),
@@ -467,21 +481,19 @@ fn node_lines(node: &NodeReport) -> Vec<String> {
     let NodeReport { addresses, nodeport_addresses, primary, detect_local, .. } = node;
     let (mode, tunnel) = (&node.north_south_mode, &node.dsr_encapsulation);
     let (first, last) = (node.masquerade_first_port, node.masquerade_last_port);
+    let peers = some_of(&node.dsr_peers);
     let mut lines = vec![
-        format!("Node      {}", some_of(addresses)),
-        format!("NodePorts {}", some_of(nodeport_addresses)),
-        format!("Internal  {inside} (detect-local-mode {detect_local})"),
-        format!("Masq      from {}, ports {first}-{last}", some_of(primary)),
-        format!(
-            "External  {mode} (north-south-mode), tunnels {tunnel}, from peers {}",
-            some_of(&node.dsr_peers)
-        ),
+        line("Node", &some_of(addresses)),
+        line("NodePorts", &some_of(nodeport_addresses)),
+        line("Internal", &format!("{inside} (detect-local-mode {detect_local})")),
+        line("Masquerade", &format!("from {}, ports {first}-{last}", some_of(primary))),
+        line("External", &format!("{mode} (north-south-mode), tunnels {tunnel}, from peers {peers}")),
     ];
     let denied = &node.denied_sources;
     if !denied.is_empty() {
-        lines.push(format!("Denied    external clients from {}", some_of(denied)));
+        lines.push(line("Denied", &format!("external clients from {}", some_of(denied))));
     }
-    lines
+    lines.concat()
 }
 
 /// The first items of a list as text, and how many more there are.
@@ -495,16 +507,22 @@ fn some_of<T: ToString>(list: &[T]) -> String {
     }
 }
 
-fn program_table(programs: &[ProgramView]) -> Table {
-    let mut table = table(&["DEVICE", "KIND", "DIRECTION", "LAYER", "PROGRAM", "ID"]);
+/// One row for each program and kind of attachment; without `all`, long lists of devices end early.
+fn program_table(programs: &[ProgramView], all: bool) -> Table {
+    let mut rows: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     for ProgramView { device, kind, direction, layer, program, program_id } in programs {
         let kind = kind.as_deref().unwrap_or(NOTHING);
-        table.add_row([device, kind, direction, layer, program, &program_id.to_string()]);
+        rows.entry((kind, direction, layer, program, program_id)).or_default().push(device);
+    }
+    let mut table = table(&["KIND", "DIRECTION", "LAYER", "PROGRAM", "ID", "DEVICES"]);
+    for ((kind, direction, layer, program, program_id), devices) in rows {
+        let devices = if all { devices.join(", ") } else { some_of(&devices) };
+        table.add_row([kind, direction, layer, program, &program_id.to_string(), &devices]);
     }
     table
 }
 
-fn map_table(maps: &[MapView]) -> Table {
+fn map_table(maps: &[&MapView]) -> Table {
     let mut table = table(&["MAP", "ENTRIES", "CAPACITY", "FILL"]);
     for MapView { name, entries, capacity } in maps {
         let percent = *entries as u64 * 100 / u64::from(*capacity).max(1);
@@ -523,7 +541,7 @@ fn map_table(maps: &[MapView]) -> Table {
     table
 }
 
-fn outcome_table(outcomes: &[OutcomeView]) -> Table {
+fn outcome_table(outcomes: &[&OutcomeView]) -> Table {
     let mut table = table(&["OUTCOME", "VERDICT", "PACKETS"]);
     for OutcomeView { outcome, verdict, packets } in outcomes {
         let mood = if *verdict == "drop" && *packets > 0 { Mood::Odd } else { Mood::Good };
@@ -541,9 +559,9 @@ mod tests {
     fn line_names_who_gives_addresses() {
         let pools = vec![PoolReport { name: "a".into(), used: 3, total: 16 }];
         let mut report = LoadBalancerReport { leader: Some("b".into()), is_here: false, pools };
-        assert_eq!(addresses_line(&report), "Addresses given by the agent of node b");
+        assert_eq!(addresses_text(&report), "given by the agent of node b");
         report.is_here = true;
-        assert_eq!(addresses_line(&report), "Addresses given by this agent; pool a: 3 of 16 in use");
+        assert_eq!(addresses_text(&report), "given by this agent; pool a: 3 of 16 in use");
     }
 
     const NOW: &str = "2026-11-21T03:00:00Z";
@@ -558,6 +576,8 @@ mod tests {
             started: "2026-11-20T01:00:00Z".parse().unwrap(),
             synchronised: true,
             healthy: true,
+            alive: true,
+            healthz: None,
             node_eligible: true,
             last_sync: Some("2026-11-21T02:59:57Z".parse().unwrap()),
             services: 2,
@@ -631,37 +651,112 @@ mod tests {
         }
     }
 
+    fn page_of(status: &Status) -> String {
+        page(status, NOW.parse().unwrap(), false)
+    }
+
     #[test]
-    fn page_shows_agent_node_programs_maps_and_outcomes() {
+    fn page_shows_problems_agent_node_programs_maps_and_outcomes() {
         let agent = Agent { running: true, process: None, silent: None, report: Some(report()) };
         let expected = "\
-Agent     running, pid 17, version 0.1.0, node a, up 1d02h
-Sync      healthy, last change written 3s ago
-Services  2 service ports, 3 backends
-Node      10.244.0.1, 192.0.2.1, 2001:db8::1
-NodePorts 127.0.0.1, 192.0.2.1
-Internal  10.244.0.0/16 (detect-local-mode ClusterCIDR)
-Masq      from 192.0.2.1, 2001:db8::1, ports 10000-29999
-External  hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
-Denied    external clients from 203.0.113.0/24, 2001:db8:bad::/48
-Problem   a.yaml, document 2 (line 9): bad
-Shortage  CONNTRACK, for 1m02s, 7 times: full: raise it
-Sockets   served by 1 programs on the cgroup with inode 1234
-Degraded  tcx: filters instead
-Leftovers cannot tell: `nft` fails
-Pins      /sys/fs/bpf/lb/v1
+Shortage   CONNTRACK, for 1m02s, 7 times: full: raise it
+Problem    a.yaml, document 2 (line 9): bad
+Leftovers  cannot tell: `nft` fails
 
-DEVICE  KIND  DIRECTION  LAYER  PROGRAM     ID
-eth0    wire  ingress    tcx    tc_ingress  70
+Agent      running, pid 17, version 0.1.0, node a, up 1d02h
+Sync       healthy, last change written 3s ago
+Services   2 service ports, 3 backends
+Node       10.244.0.1, 192.0.2.1, 2001:db8::1
+NodePorts  127.0.0.1, 192.0.2.1
+Internal   10.244.0.0/16 (detect-local-mode ClusterCIDR)
+Masquerade from 192.0.2.1, 2001:db8::1, ports 10000-29999
+External   hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
+Denied     external clients from 203.0.113.0/24, 2001:db8:bad::/48
+Sockets    served by 1 programs on the cgroup with inode 1234
+Degraded   tcx: filters instead
+Pins       /sys/fs/bpf/lb/v1
+
+KIND  DIRECTION  LAYER  PROGRAM     ID  DEVICES
+wire  ingress    tcx    tc_ingress  70  eth0
 
 MAP       ENTRIES  CAPACITY  FILL
 SERVICES  3        4         75%
 
-OUTCOME     VERDICT  PACKETS
-forward     pass     12
-no_backend  drop     0
+OUTCOME  VERDICT  PACKETS
+forward  pass     12
+1 more outcomes with 0 packets: --all
 ";
-        assert_eq!(page(&status(agent), NOW.parse().unwrap()), expected);
+        assert_eq!(page_of(&status(agent)), expected);
+    }
+
+    #[test]
+    fn page_without_problems_says_so_first() {
+        let report = Report { problems: Vec::new(), shortages: Vec::new(), ..report() };
+        let agent = Agent { running: true, process: None, silent: None, report: Some(report) };
+        let text = page_of(&Status { kube_proxy_errors: Vec::new(), ..status(agent) });
+        assert!(text.starts_with("Problems   none\n\nAgent      running, pid 17"), "{text}");
+        assert!(text.contains("\nDegraded   tcx: filters instead\n"), "a note is no problem: {text}");
+    }
+
+    #[test]
+    fn page_never_repeats_a_problem() {
+        let ill = Report { healthy: false, failures: vec!["refused".into()], ..report() };
+        let agents = [
+            Agent { running: true, process: None, silent: None, report: Some(ill) },
+            Agent {
+                running: true,
+                process: Some("pid 17".into()),
+                silent: Some("mute".into()),
+                report: None,
+            },
+            Agent { running: false, process: None, silent: None, report: None },
+        ];
+        for status in agents.map(status) {
+            let text = page_of(&status);
+            for Problem { topic, text: problem, .. } in problems(&status, NOW.parse().unwrap()) {
+                assert_eq!(text.matches(&problem).count(), 1, "{problem} in {text}");
+                let lines = text.lines().filter(|line| line.split_whitespace().next() == Some(topic));
+                let is_process = |line: &&str| *line == "Agent      pid 17";
+                assert_eq!(lines.filter(|line| !is_process(line)).count(), 1, "{topic} in {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn zero_counters_and_empty_maps_are_shown_only_with_all() {
+        let agent = Agent { running: false, process: None, silent: None, report: None };
+        let mut status = status(agent);
+        status.outcomes = outcomes([0; Outcome::COUNT]);
+        status.maps.push(MapView { name: "LIMITS", entries: 0, capacity: 4 });
+        let text = page_of(&status);
+        let hidden = format!("\n\n{} outcomes with 0 packets: --all\n", Outcome::COUNT);
+        assert!(text.ends_with(&hidden), "{text}");
+        assert!(text.contains("75%\n1 more maps without entries: --all\n"), "{text}");
+        let text = page(&status, NOW.parse().unwrap(), true);
+        assert!(!text.contains("--all") && text.contains("\nLIMITS "), "{text}");
+        assert_eq!(text.lines().filter(|line| line.ends_with(" 0")).count(), Outcome::COUNT, "{text}");
+    }
+
+    #[test]
+    fn devices_with_the_same_program_share_a_line() {
+        let program = |device: &str, direction| ProgramView {
+            device: device.to_owned(),
+            kind: Some("workload".into()),
+            direction,
+            layer: "tcx",
+            program: "tc".into(),
+            program_id: 7,
+        };
+        let names: Vec<String> = (0..9).map(|number| format!("veth{number}")).collect();
+        let mut programs: Vec<ProgramView> = names.iter().map(|name| program(name, "ingress")).collect();
+        programs.push(program("veth0", "egress"));
+        let expected = "\
+KIND      DIRECTION  LAYER  PROGRAM  ID  DEVICES
+workload  egress     tcx    tc       7   veth0
+workload  ingress    tcx    tc       7   veth0, veth1, veth2, veth3, veth4, veth5 and 3 more
+";
+        assert_eq!(render(&program_table(&programs, false)), expected);
+        assert!(render(&program_table(&programs, true)).contains(&names.join(", ")));
     }
 
     #[test]
@@ -689,21 +784,21 @@ no_backend  drop     0
     fn page_shows_why_a_healthy_agent_answers_503() {
         let going = Report { node_eligible: false, ..report() };
         let agent = Agent { running: true, process: None, silent: None, report: Some(going) };
-        let text = page(&status(agent), NOW.parse().unwrap());
-        assert!(
-            text.contains("\nSync      healthy, ") && text.contains("\nHealthz   503: the node is"),
-            "{text}"
-        );
+        let text = page_of(&status(agent));
+        assert!(text.contains("\nSync       healthy, "), "{text}");
+        assert!(text.contains("\nHealthz    the node is being deleted, "), "{text}");
+        assert!(text.contains("/healthz answers 503\n"), "{text}");
     }
 
     #[test]
     fn node_lines_show_addresses_and_settings() {
         let none = NodeReport { detect_local: "none".into(), inside_networks: Vec::new(), ..node_report() };
-        assert_eq!(node_lines(&none)[2], "Internal  none (detect-local-mode none)");
+        assert!(node_lines(&none).contains("\nInternal   none (detect-local-mode none)\n"));
         let devices = NodeReport { inside_devices: vec!["cni0".into(), "veth1".into()], ..none };
-        assert_eq!(node_lines(&devices)[2], "Internal  devices cni0, veth1 (detect-local-mode none)");
+        let line = "\nInternal   devices cni0, veth1 (detect-local-mode none)\n";
+        assert!(node_lines(&devices).contains(line), "{}", node_lines(&devices));
         let admitting = NodeReport { denied_sources: Vec::new(), ..node_report() };
-        assert!(!node_lines(&admitting).iter().any(|line| line.starts_with("Denied")));
+        assert!(!node_lines(&admitting).contains("Denied"));
         assert_eq!(some_of(&[1, 2, 3, 4, 5, 6, 7, 8]), "1, 2, 3, 4, 5, 6 and 2 more");
         assert_eq!(some_of::<u8>(&[]), "none");
     }
@@ -711,11 +806,11 @@ no_backend  drop     0
     #[test]
     fn page_without_an_agent_shows_the_kernel() {
         let agent = Agent { running: false, process: None, silent: None, report: None };
-        let text = page(&status(agent), NOW.parse().unwrap());
-        assert!(
-            text.starts_with("Agent     not running; the data plane works without it\nSockets "),
-            "{text}"
-        );
+        let text = page_of(&status(agent));
+        let first =
+            "Agent      not running: the data plane works without it, but follows no changes. Start it\n";
+        assert!(text.starts_with(first), "{text}");
+        assert!(text.contains("\n\nSockets    served by 1 "), "{text}");
         assert!(text.contains("SERVICES  3 "), "{text}");
     }
 
@@ -729,9 +824,9 @@ no_backend  drop     0
                 hooks: vec!["eth0 ingress".into(), "eth0 egress".into()],
                 sockets: vec!["sock_connect4"],
             };
-            let text = page(&Status { missing, ..status(agent) }, NOW.parse().unwrap());
+            let text = page_of(&Status { missing, ..status(agent) });
             let expected = format!(
-                "Missing   pins of maps EVENTS; pins of programs tc_egress; programs on eth0 ingress, eth0 egress; programs on \
+                "Missing    pins of maps EVENTS; pins of programs tc_egress; programs on eth0 ingress, eth0 egress; programs on \
                  sockets: sock_connect4: {advice}"
             );
             assert!(text.starts_with(&expected), "{text}");

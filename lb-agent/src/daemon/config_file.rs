@@ -22,7 +22,7 @@ pub struct ConfigFile {
 
 impl ConfigFile {
     /// Waits until the file holds a valid configuration other than `running`; returns the file's path. Waits forever
-    /// without a regular file.
+    /// if there is no file, or the file is not a regular one.
     pub(super) async fn changed(self, running: &Config) -> PathBuf {
         self.changed_within(running, PERIOD).await
     }
@@ -31,7 +31,7 @@ impl ConfigFile {
         // A pipe can be read only once.
         let Some(path) = self.path.filter(|path| path.is_file()) else { return future::pending().await };
         let mut last = fs::read(&path).await.ok();
-        // The file may have changed while the agent loaded its programs, so the first read is compared as well.
+        // The text of the first read is judged as well, because the file may have changed while the agent started.
         let mut judged = None;
         loop {
             time::sleep(period).await;

@@ -115,10 +115,10 @@ struct GarbageCollection {
     /// Whether the node may have lost addresses: set when a list of addresses arrives, including the first, because the
     /// node may have lost some while no agent ran.
     checks_addresses: bool,
-    /// Frontends whose flows must be checked. Flows are deleted first, after a grace period: from then on no program
-    /// connects a socket to an old backend.
+    /// Frontends whose flows must be checked. Their flows are deleted before their sockets are closed. The deletion
+    /// waits for a grace period, after which no program connects a socket to an old backend.
     packets_of: StaleFrontends,
-    /// Frontends whose sockets must be checked, because their flows have been.
+    /// Frontends whose flows have been checked, and whose sockets must be checked next.
     sockets_of: StaleFrontends,
 }
 
@@ -341,8 +341,9 @@ async fn delete_flows(
     }))
 }
 
-/// Deletes connections that are masqueraded with an address that the node has lost, as the kernel does: replies of
-/// their backends can no longer arrive. First waits for a grace period, because programs may still use the address.
+/// Deletes connections that are masqueraded with an address that the node has lost, because replies to that address can
+/// no longer arrive. The kernel's masquerading does the same. First waits for a grace period, because programs may
+/// still use the address.
 async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), DatapathError>> {
     let deleted = task::spawn_blocking(move || {
         grace::wait()?;

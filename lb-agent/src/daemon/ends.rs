@@ -58,8 +58,8 @@ impl Ends {
             };
             let closed = sockets.destroy_tcp(end, &mut of_sockets);
             of_sockets.into_iter().for_each(|end| ended.count(Some(end)));
-            // A failed pass may not have found all connections, so it does not count as a complete one. (Where the
-            // kernel cannot close sockets, only the flows count.)
+            // A pass over the flows that failed may not have found all connections, so it is not complete. (`closed` is
+            // ignored here, because closing sockets always fails on kernels that do not support it.)
             if result.is_ok() {
                 drains.end_pass(now);
             }

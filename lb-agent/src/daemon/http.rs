@@ -21,11 +21,12 @@ const BACKLOG: u32 = 1024;
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: the agent logs one warning
-/// and retries until it can listen.
+/// and retries until it can listen. `attempted` receives the result of each attempt.
 pub(super) async fn serve(
     what: &'static str,
     address: SocketAddr,
     router: Router,
+    attempted: impl Fn(Result<(), &io::Error>),
 ) -> anyhow::Result<Infallible> {
     let mut warned = false;
     loop {
@@ -33,6 +34,7 @@ pub(super) async fn serve(
             Ok(listener) => {
                 info!(%address, "serving {what}");
                 warned = false;
+                attempted(Ok(()));
                 match axum::serve(listener, router.clone()).await {
                     Ok(()) => continue,
                     Err(error) => error,
@@ -40,6 +42,7 @@ pub(super) async fn serve(
             }
             Err(error) => error,
         };
+        attempted(Err(&error));
         if !warned {
             warned = true;
             warn!(%address, %error, "cannot serve {what}: free the address or configure another one; retrying");
@@ -52,8 +55,12 @@ pub(super) async fn serve(
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match address {
         SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
-            // Without IPv6 in the kernel, the agent serves IPv4 only.
-            bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()).or_else(|_| bind(address))
+            match bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()) {
+                // Without IPv6 in the kernel, the agent serves IPv4 only. But if a process has the port only for IPv6, it
+                // would answer there in place of the agent.
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => bind(address),
+                result => result,
+            }
         }
         SocketAddr::V4(_) | SocketAddr::V6(_) => bind(address),
     }
@@ -75,9 +82,43 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpStream;
+    use tokio::{net::TcpStream, sync::mpsc};
 
     use super::*;
+
+    /// The result of the first attempt of [`serve`] to listen at the address.
+    async fn first_attempt(address: SocketAddr) -> Result<(), io::ErrorKind> {
+        let (sender, mut attempts) = mpsc::unbounded_channel();
+        let attempted =
+            move |result: Result<(), &io::Error>| sender.send(result.map_err(io::Error::kind)).unwrap();
+        tokio::select! {
+            served = serve("/test", address, Router::new(), attempted) => panic!("{served:?}"),
+            attempt = attempts.recv() => attempt.unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn each_attempt_to_listen_is_reported() {
+        let taken = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = taken.local_addr().unwrap();
+        assert_eq!(first_attempt(address).await, Err(io::ErrorKind::AddrInUse));
+        drop(taken);
+        assert_eq!(first_attempt(address).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn address_that_is_busy_in_one_family_is_not_served_in_the_other() {
+        for taken in ["127.0.0.1:0", "[::1]:0"] {
+            let taken = listen(taken.parse().unwrap()).unwrap();
+            let port = taken.local_addr().unwrap().port();
+            for every in
+                [SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), (Ipv6Addr::UNSPECIFIED, port).into()]
+            {
+                let error = listen(every).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{every}, {taken:?}");
+            }
+        }
+    }
 
     /// Whether a connection to the address succeeds over IPv4, and whether it does over IPv6.
     async fn reached(address: &str) -> [bool; 2] {

@@ -1,4 +1,4 @@
-//! Sets the log up, which goes to standard error.
+//! Sets up the log, which goes to standard error.
 
 use std::io::{self, IsTerminal as _};
 
@@ -8,7 +8,8 @@ use crate::cli::LogFormat;
 
 /// Log filter for lines of the BPF programs: passes all, because the loader has set the programs' level.
 const BPF: &str = "lb::=trace";
-/// Silences the client of the API server, which logs every failed attempt: the source of Services logs each error once.
+/// Silences the API server's client library, which logs every failed attempt. The source of Services logs each error
+/// once.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
 /// Silences the parser of DNS messages: it logs invalid ones, so any client could fill the log.
 const DNS: &str = "hickory_proto=off";

@@ -53,18 +53,18 @@ use crate::{
 
 /// Threads of the Tokio runtime. Tasks mostly wait; a second thread lets `/healthz` answer while the writer works.
 const THREADS: usize = 2;
-/// How long a stopping agent waits for tasks to hand over what it does for the cluster (announcements, leadership). A
-/// task that has handed over drops its receiver of `stop`.
+/// How long a stopping agent waits for its tasks to hand over their roles in the cluster (announcer, leader). A task
+/// that has handed over drops its receiver of `stop`.
 const HANDOVER: Duration = Duration::from_secs(3);
 /// How long blocking threads may take to finish after the tasks have ended.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
-/// Makes the HTTP routes of the web pages. The pages show what commands show, and the commands depend on this module:
-/// so the caller passes this function in.
+/// Makes the HTTP routes of the web pages. The caller passes this function in, because the pages depend on the
+/// commands, and the commands depend on this module.
 pub type Pages = fn(KernelPaths, lb_web::Access) -> axum::Router;
 
-/// Runs the agent until a signal or an error stops it. The data plane stays in place. `pages` are those of
-/// `--web-bind-address`.
+/// Runs the agent until a signal or an error stops it. The data plane stays in place. `pages` makes the web
+/// pages of `--web-bind-address`.
 ///
 /// # Errors
 /// The agent cannot start, a task has failed, the configuration file has changed, or the kernel refuses to remove a

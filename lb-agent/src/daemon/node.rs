@@ -55,7 +55,8 @@ pub(super) struct NodeOptions {
     pub(super) drops_unknown_vips: bool,
     /// Range of source ports for masqueraded packets.
     pub(super) ports: RangeInclusive<u16>,
-    /// Networks (`--dsr-peers`) of further machines that may send tunnelled packets to backends on this node.
+    /// Networks (`--dsr-peers`) of machines, other than the nodes, that may send tunnelled packets to backends on this
+    /// node.
     pub(super) peers: Vec<IpNet>,
     /// Networks (`--deny-source`) whose external clients may use no Service.
     pub(super) denied_sources: Vec<IpNet>,
@@ -71,16 +72,18 @@ pub(super) struct NodeOptions {
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) network: watch::Receiver<Network>,
-    /// What the Node object of this node says.
+    /// The data in the Node object of this node.
     pub(super) info: watch::Receiver<NodeInfo>,
     /// Ranges of cluster IPs that the API server names; empty until it has named them.
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
     /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub(super) synchronised: watch::Receiver<bool>,
-    /// Addresses of other nodes that may send tunnelled packets, besides `--dsr-peers`; `None` until they are known.
+    /// Addresses of other nodes that may send tunnelled packets, in addition to `--dsr-peers`; `None` until known.
     pub(super) peers: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     /// The interface index of the catch device while its programs are attached, else `None`.
     pub(super) catch: watch::Receiver<Option<u32>>,
+    /// The families with backends at addresses that this node does not have.
+    pub(super) routed: watch::Receiver<Families>,
 }
 
 /// The facts about the node that the writer needs to plan.
@@ -155,6 +158,7 @@ impl Node {
         let synchronised = *self.sources.synchronised.borrow_and_update();
         let catch = *self.sources.catch.borrow_and_update();
         let peers = self.sources.peers.borrow_and_update().clone();
+        let routed = *self.sources.routed.borrow_and_update();
 
         let named = preferred(&info, self.options.has_api_server, &earlier);
         let preferred: Vec<IpAddr> = self.options.node_ip.into_iter().chain(named).collect();
@@ -181,8 +185,8 @@ impl Node {
         conditions.extend(self.reserve_ports());
         conditions.extend(self.catch_untranslated(&settings, catch));
         let in_use = families_in_use(&addresses.node.own, &networks(&settings.service_ranges));
-        conditions.extend(not_forwarding(in_use));
-        conditions.extend(network.links.iter().filter(|link| link.is_unserved()).map(unserved));
+        conditions.extend(not_forwarding(in_use.intersection(routed)));
+        conditions.extend(network.links.iter().filter_map(Link::unserved));
         conditions.extend(overlaps(&network, &addresses.primary, &networks(&settings.service_ranges)));
         let NodeOptions { name, detect, .. } = &self.options;
         let detects_inside = detect.families(&networks(&settings.internal));
@@ -211,13 +215,15 @@ impl Node {
     ) -> anyhow::Result<Infallible> {
         let mut pause = ROUTINE;
         loop {
-            let Sources { network, info, service_cidrs, synchronised, peers, catch } = &mut self.sources;
+            let Sources { network, info, service_cidrs, synchronised, peers, catch, routed } =
+                &mut self.sources;
             tokio::select! {
                 () = changed(network) => {}
                 () = changed(info) => {}
                 () = changed(service_cidrs) => {}
                 () = changed(synchronised) => {}
                 () = changed(catch) => {}
+                () = changed(routed) => {}
                 () = changed(peers) => {}
                 () = self.kernel.ipsec.changed() => {}
                 () = time::sleep(pause) => {}
@@ -254,9 +260,9 @@ impl Node {
         ))
     }
 
-    /// Admits tunnelled packets from these nodes and from those in the settings, and from no others. While `peers` is
-    /// `None`, the nodes that an earlier agent admitted stay admitted. Returns a condition if the map cannot be
-    /// written.
+    /// Admits tunnelled packets only from the nodes `peers`, in addition to the networks of `--dsr-peers`, which are in
+    /// the settings. While `peers` is `None`, the nodes that an earlier agent admitted stay admitted. Returns a
+    /// condition if the map cannot be written.
     fn admit_tunnels_of(&mut self, peers: Option<&BTreeSet<IpAddr>>) -> Option<String> {
         let peers = peers?.iter().copied().map(Address::from).collect();
         let error = self.kernel.peers.set(&peers).err()?;
@@ -265,10 +271,11 @@ impl Node {
         ))
     }
 
-    /// If packets to unassigned cluster IPs may be dropped, adds the catch device and unreachable routes, which apply
-    /// while the device is missing. Once the device has its programs (`served` is its index then), routes untranslated
-    /// packets to cluster IPs to it. If such packets may not be dropped, removes the device and the routes. Returns a
-    /// condition for each part that fails.
+    /// Handles packets to cluster IPs that no program has translated. If the settings let the agent drop packets to
+    /// unassigned cluster IPs, adds the catch device, and unreachable routes that apply while the device is missing.
+    /// `served` is the device's index once its programs are attached; from then on, routes to the device send it the
+    /// untranslated packets. Otherwise removes the device and all these routes. Returns a condition for each part that
+    /// fails.
     fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
@@ -327,27 +334,21 @@ fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
     if service_ranges.is_empty() { of_node } else { of_node.intersection(of_services) }
 }
 
-fn not_forwarding(in_use: Families) -> Vec<String> {
+/// A condition for each of these families that the kernel does not forward: packets of pods and other machines do not
+/// reach the backends.
+fn not_forwarding(routed: Families) -> Vec<String> {
     let mut conditions = Vec::new();
     let sysctls = [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")];
     for (family, sysctl) in sysctls {
         let ipv4 = family == Family::V4;
-        if in_use.contains(family) && forwards(ipv4).is_ok_and(|forwards| !forwards) {
+        if routed.contains(family) && forwards(ipv4).is_ok_and(|forwards| !forwards) {
             conditions.push(format!(
-                "{sysctl} is 0: the kernel does not route packets to pods and other nodes; set it to 1, or let the CNI \
-                 plugin do it"
+                "{sysctl} is 0: the kernel does not route packets to pods and other machines; run `sysctl -w {sysctl}=1`, \
+                 or let the CNI plugin do it"
             ));
         }
     }
     conditions
-}
-
-fn unserved(link: &Link) -> String {
-    let Link { name, hardware, .. } = link;
-    format!(
-        "device {name} gets no programs, because they cannot parse its link layer (hardware type {hardware}): its clients \
-         reach no Service; lead them to the node through an Ethernet device or a tunnel"
-    )
 }
 
 fn texts(list: &Networks) -> Vec<String> {

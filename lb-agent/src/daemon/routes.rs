@@ -28,15 +28,16 @@ pub(super) struct Inputs {
 }
 
 /// Spawns the tasks if announcements by BGP are configured. First removes the routes that the earlier agent of this
-/// data plane announced, unless they are in the table of this agent.
+/// data plane announced, unless they are in the routing table in which this agent announces. Returns the channel with
+/// what is announced by BGP; `None` if nothing is.
 pub(super) fn spawn(
     config: &Config,
     inputs: Inputs,
     (state, metrics): (Arc<State>, Arc<Metrics>),
     tasks: &mut Tasks,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Option<watch::Receiver<Advertised>>> {
     bgp::leave_other_table(&config.kernel.bpffs, config.bgp.as_ref())?;
-    let Some(options) = config.bgp.clone() else { return Ok(()) };
+    let Some(options) = config.bgp.clone() else { return Ok(None) };
     let name: Arc<str> = config.node_name.as_str().into();
     let Inputs { advertised, holders, synchronised, complete } = inputs;
     let (problem_sender, problems) = watch::channel(Vec::new());
@@ -58,8 +59,9 @@ pub(super) fn spawn(
             advertised
         }
     };
-    let sources = bgp::Sources { advertised, holders, synchronised, complete, node, problems };
+    let sources =
+        bgp::Sources { advertised: advertised.clone(), holders, synchronised, complete, node, problems };
     let announcer = RouteAnnouncer::new(name, options, sources, (state, metrics))?;
     tasks.spawn("routes for BGP", announcer.run());
-    Ok(())
+    Ok(Some(advertised))
 }

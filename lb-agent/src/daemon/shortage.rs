@@ -40,8 +40,7 @@ pub(super) struct Shortages {
 #[derive(Debug)]
 struct Shortage {
     since: Timestamp,
-    /// When the shortage ends unless it is recorded again; `None` from a call of [`Shortages::lasts`] with a text until
-    /// one with `None`.
+    /// When the shortage ends unless it is recorded again; `None` while it has no end, see [`Shortages::lasts`].
     until: Option<Instant>,
     refused: u64,
     /// The part of `refused` that the agent has not logged yet.
@@ -61,8 +60,8 @@ impl Shortages {
         }
     }
 
-    /// Sets whether the shortage `of` lasts. With a `text`, it lasts until a call with `None`, which ends it: at once,
-    /// or in a minute if entries have been refused.
+    /// Sets whether the shortage `of` lasts. With a `text`, the shortage has no end until a call without a `text`. That
+    /// call ends it: at once, or in a minute if the shortage has refused packets or entries.
     pub(super) fn lasts(&mut self, of: &'static str, text: Option<&str>, now: Instant) {
         match text {
             Some(text) => self.note(of, text).until = None,

@@ -58,7 +58,8 @@ fn identity(bpffs: &Path) -> io::Result<String> {
     Ok(format!("{:x}-{:x}", pins.dev(), pins.ino()))
 }
 
-/// Path of a file in which the agent of `bpffs` keeps something for the next one. It stays until the machine restarts.
+/// Path of a file in which the agent of `bpffs` keeps data for the next agent. The file stays until the machine
+/// restarts.
 ///
 /// # Errors
 /// The directory of pins cannot be read.

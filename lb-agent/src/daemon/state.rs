@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -15,7 +16,7 @@ use super::shortage::{ShortageReport, Shortages};
 use crate::{
     announce::{AnnouncementReport, bgp::BgpReport},
     health::{Freshness, Health, Moment},
-    metrics::ConditionCounts,
+    metrics::AgentState,
     probe::{Board, CheckReport},
 };
 
@@ -36,6 +37,13 @@ pub struct Report {
     /// Whether the agent has synchronised at least once, and no change has waited for too long. If the node is also
     /// eligible, `/healthz` answers 200.
     pub healthy: bool,
+    /// Whether no change has waited for too long: `/livez` answers 200. Older agents do not report it.
+    #[serde(default = "yes")]
+    pub alive: bool,
+    /// State of the server of `/healthz` and `/livez`; `None` without `--healthz-bind-address`. Older agents do not
+    /// report it.
+    #[serde(default)]
+    pub healthz: Option<HealthzReport>,
     /// Whether load balancers may send traffic to the node: it is neither being deleted nor about to be removed.
     #[serde(default = "yes")]
     pub node_eligible: bool,
@@ -45,8 +53,8 @@ pub struct Report {
     pub services: usize,
     /// Number of backends of all service ports in the kernel.
     pub endpoints: usize,
-    /// Number of map updates that the last synchronisation left undone, plus number of Services that it did not plan or
-    /// that wait for room.
+    /// What the last synchronisation left undone: the number of map updates, plus the number of Services that it did
+    /// not plan or that wait for room in a map.
     pub pending: usize,
     /// When the oldest change that is not in the kernel yet arrived.
     pub pending_since: Option<Timestamp>,
@@ -59,7 +67,8 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
-    /// The addresses that members announce, or should announce, at layer 2. Older agents do not report them.
+    /// The addresses that members announce, or should announce, at layer 2, and those that this node announces by BGP.
+    /// Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
     /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
@@ -79,6 +88,39 @@ pub struct Report {
     /// The health checks of endpoints, with their results on this node. Older agents do not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health_checks: Vec<CheckReport>,
+}
+
+/// State of the server of `/healthz` and `/livez`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthzReport {
+    /// The address of `--healthz-bind-address`.
+    pub address: SocketAddr,
+    /// Whether this agent listens at the address.
+    pub listens: bool,
+    /// Why the agent cannot listen there, and what to do; `None` if it listens or has not tried yet.
+    pub problem: Option<String>,
+}
+
+impl HealthzReport {
+    /// The state before the first attempt to listen.
+    pub(super) const fn untried(address: SocketAddr) -> Self {
+        Self { address, listens: false, problem: None }
+    }
+
+    /// The state after an attempt to listen.
+    pub(super) fn after(address: SocketAddr, attempt: Result<(), &io::Error>) -> Self {
+        let problem = attempt.err().map(|error| {
+            let advice = if error.kind() == io::ErrorKind::AddrInUse {
+                "another process, probably kube-proxy, answers health checks in place of this agent: stop it, or set \
+                 --healthz-bind-address to a free port"
+            } else {
+                "set --healthz-bind-address to an address of this node"
+            };
+            format!("/healthz: cannot listen on {address}: {error}: {advice}; the agent keeps trying")
+        });
+        Self { address, listens: problem.is_none(), problem }
+    }
 }
 
 /// State of the DNS server, as `status` shows it.
@@ -151,7 +193,7 @@ pub struct NodeReport {
     pub primary: Vec<IpAddr>,
     /// How the agent recognises internal clients: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
-    /// Networks whose addresses are those of internal clients.
+    /// Networks whose clients are internal.
     pub inside_networks: Vec<String>,
     /// Interfaces through which packets of internal clients enter.
     pub inside_devices: Vec<String>,
@@ -175,7 +217,7 @@ pub struct NodeReport {
     pub masquerade_last_port: u16,
 }
 
-/// The default of `node_eligible`, which older agents do not report.
+/// The default of `alive` and `node_eligible`, which older agents do not report.
 const fn yes() -> bool {
     true
 }
@@ -200,11 +242,13 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// Number of map updates that are left undone, plus number of Services that were not planned or that wait for room.
+    /// What is left undone: the number of map updates, plus the number of Services that were not planned or that wait
+    /// for room in a map.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,
     pub(super) conflicts: Vec<String>,
-    /// Conditions that are only advice about Services: they may stay although nothing is wrong.
+    /// Conditions that only give advice about Services. They can stay permanently, and do not mean that anything is
+    /// wrong.
     pub(super) advice: Vec<String>,
 }
 
@@ -226,6 +270,7 @@ struct Inner {
     device_conditions: Vec<String>,
     address_conditions: Vec<String>,
     announce_conditions: Vec<String>,
+    healthz: Option<HealthzReport>,
     load_balancers: Option<LoadBalancerReport>,
     dns: Option<DnsReport>,
     devices: Vec<DeviceReport>,
@@ -233,12 +278,15 @@ struct Inner {
     shortages: Shortages,
     announcements: Vec<AnnouncementReport>,
     bgp: Option<BgpReport>,
+    bgp_announcements: Vec<AnnouncementReport>,
     bgp_conditions: Vec<String>,
+    bound_conditions: Vec<String>,
+    coverage_conditions: Vec<String>,
 }
 
 impl Inner {
-    /// The conditions of all sources, each with what they are about: the label of the metric `lb_conditions`.
-    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 7] {
+    /// All conditions, grouped by what they are about; the name of a group is a label of the metric `lb_conditions`.
+    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 8] {
         let Self {
             progress,
             source_conditions,
@@ -247,17 +295,28 @@ impl Inner {
             address_conditions,
             announce_conditions,
             bgp_conditions,
+            bound_conditions,
+            coverage_conditions,
+            healthz,
             ..
         } = self;
         [
             ("services", source_conditions.iter().chain(&progress.conflicts).collect()),
-            ("advice", progress.advice.iter().collect()),
+            ("advice", progress.advice.iter().chain(coverage_conditions).collect()),
             ("node", node_conditions.iter().collect()),
             ("devices", device_conditions.iter().collect()),
             ("addresses", address_conditions.iter().collect()),
-            ("layer2", announce_conditions.iter().collect()),
+            ("layer2", announce_conditions.iter().chain(bound_conditions).collect()),
             ("bgp", bgp_conditions.iter().collect()),
+            ("healthz", healthz.iter().filter_map(|healthz| healthz.problem.as_ref()).collect()),
         ]
+    }
+
+    /// The reports on all announced addresses, by address; layer 2 comes before BGP.
+    fn all_announcements(&self) -> Vec<AnnouncementReport> {
+        let mut all: Vec<_> = self.announcements.iter().chain(&self.bgp_announcements).cloned().collect();
+        all.sort_by_key(|report| (report.address, report.by));
+        all
     }
 
     fn conditions(&self) -> Vec<String> {
@@ -311,6 +370,11 @@ impl State {
         self.lock().announce_conditions = conditions;
     }
 
+    /// Replaces the state of the server of `/healthz`.
+    pub(super) fn set_healthz(&self, healthz: HealthzReport) {
+        self.lock().healthz = Some(healthz);
+    }
+
     /// Replaces the addresses and settings of the node.
     pub(super) fn set_node(&self, node: NodeReport) {
         self.lock().node = node;
@@ -321,10 +385,27 @@ impl State {
         self.lock().announcements = announcements;
     }
 
-    /// Replaces the report on announcements by BGP, and their conditions.
-    pub(crate) fn set_bgp(&self, report: BgpReport, conditions: Vec<String>) {
+    /// Replaces the conditions about announced addresses that a device of this node has.
+    pub(crate) fn set_bound_conditions(&self, conditions: Vec<String>) {
+        self.lock().bound_conditions = conditions;
+    }
+
+    /// Replaces the conditions about addresses that no advertisement covers.
+    pub(crate) fn set_coverage_conditions(&self, conditions: Vec<String>) {
+        self.lock().coverage_conditions = conditions;
+    }
+
+    /// Replaces the report on announcements by BGP, those on the announced addresses, and the conditions of these
+    /// announcements.
+    pub(crate) fn set_bgp(
+        &self,
+        report: BgpReport,
+        announcements: Vec<AnnouncementReport>,
+        conditions: Vec<String>,
+    ) {
         let mut inner = self.lock();
-        (inner.bgp, inner.bgp_conditions) = (Some(report), conditions);
+        (inner.bgp, inner.bgp_announcements) = (Some(report), announcements);
+        inner.bgp_conditions = conditions;
     }
 
     /// Replaces the list of interfaces that have BPF programs.
@@ -366,13 +447,16 @@ impl State {
     pub fn report(&self, node_eligible: bool) -> Report {
         let inner = self.lock();
         let Inner { freshness, progress, .. } = &*inner;
+        let health = freshness.health(Moment::now());
         Report {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: self.node_name.clone(),
             started: self.started,
             synchronised: freshness.is_synchronised(),
-            healthy: freshness.health(Moment::now()).healthy,
+            healthy: health.healthy,
+            alive: health.alive,
+            healthz: inner.healthz.clone(),
             node_eligible,
             last_sync: freshness.last_updated(),
             services: progress.services,
@@ -383,7 +467,7 @@ impl State {
             problems: inner.conditions(),
             devices: inner.devices.clone(),
             node: inner.node.clone(),
-            announcements: inner.announcements.clone(),
+            announcements: inner.all_announcements(),
             bgp: inner.bgp.clone(),
             shortages: inner.shortages.report(Instant::now()),
             load_balancers: inner.load_balancers.clone(),
@@ -393,7 +477,11 @@ impl State {
     }
 }
 
-impl ConditionCounts for Arc<State> {
+impl AgentState for Arc<State> {
+    fn is_healthy(&self) -> bool {
+        self.health().healthy
+    }
+
     fn condition_counts(&self) -> Vec<(&'static str, usize)> {
         let inner = self.lock();
         let by_subject = inner.conditions_by_subject().into_iter();
@@ -418,6 +506,34 @@ mod tests {
         assert!(state.health().healthy);
         assert!(state.report(true).last_sync.is_some());
         assert_eq!(state.report(true).pending_since, None);
+    }
+
+    #[test]
+    fn failure_to_serve_healthz_is_a_condition_until_the_agent_listens() {
+        let address = "0.0.0.0:10256".parse().unwrap();
+        let state = Arc::new(State::new("a".to_owned()));
+        let conditions = || {
+            let counted =
+                state.condition_counts().into_iter().find(|(about, _)| *about == "healthz").unwrap();
+            (state.report(true).problems, counted.1)
+        };
+        assert_eq!(state.report(true).healthz, None);
+        state.set_healthz(HealthzReport::untried(address));
+        assert_eq!(conditions(), (vec![], 0));
+        for (kind, parts) in [
+            (io::ErrorKind::AddrInUse, ["kube-proxy", "stop it", "free port"]),
+            (io::ErrorKind::AddrNotAvailable, ["not available", "an address of this node", "keeps trying"]),
+        ] {
+            state.set_healthz(HealthzReport::after(address, Err(&kind.into())));
+            let (problems, count) = conditions();
+            let [problem] = &problems[..] else { panic!("{problems:?}") };
+            assert_eq!(count, 1);
+            for part in ["/healthz", "0.0.0.0:10256"].iter().chain(&parts) {
+                assert!(problem.contains(part), "{part}: {problem}");
+            }
+        }
+        state.set_healthz(HealthzReport::after(address, Ok(())));
+        assert_eq!(conditions(), (vec![], 0));
     }
 
     #[test]

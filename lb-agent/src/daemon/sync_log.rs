@@ -47,7 +47,7 @@ impl SyncLog {
         Some(last + APART)
     }
 
-    /// Writes the log line, and begins to sum up again.
+    /// Writes the log line, and resets the sums.
     pub(super) fn flush(&mut self) {
         let Self { synchronisations, changes, steps, slowest, services, endpoints, .. } = *self;
         let milliseconds = slowest.as_secs_f64() * 1e3;

@@ -1,4 +1,5 @@
-//! Traffic of Services for the metrics. The connection tracking task counts it; each scrape looks up the names.
+//! Counts the traffic of Services for the metrics. The connection tracking task adds it up from the flow table; each
+//! scrape looks up the names of the Services.
 
 use std::{
     collections::BTreeMap,
@@ -43,7 +44,7 @@ impl ServiceTraffic {
         Ok(Some(Self { ledger: Arc::new(Mutex::new(ledger)), maps: datapath.maps().clone(), of_backends }))
     }
 
-    /// The sums of traffic, locked, to which a walk through the flow table adds.
+    /// Locks the sums of traffic. A walk through the flow table adds to them.
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // A panic while the lock is held leaves the sums valid, so poisoning is ignored.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,8 +1,9 @@
 //! The only task that writes Services to the kernel.
 //!
-//! It receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace period
-//! before it reuses slots. Once the source has sent all readable objects, it applies a change immediately, unless a
-//! refused update waits for its retry. It applies the changes that arrive meanwhile together.
+//! The task receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace
+//! period before it reuses slots. Once the source has sent all readable objects, the task applies each change
+//! immediately, unless the retry of a refused update is pending. The changes that arrive until then, or while the task
+//! is busy, are applied together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +18,7 @@ use lb_core::{
     active_flow_slots::ServiceEndpoint,
     arena::{Arena, Epoch},
     connection_rules::ConnectionRules,
-    family::Family,
+    family::{Families, Family},
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
     plan::{Condition, Contents, Plan, Step},
@@ -76,8 +77,11 @@ pub(super) struct Listeners {
     /// Whether at least one synchronisation has completed: Services are in the kernel. `holders` is up to date before
     /// this becomes true.
     pub(super) synchronised: watch::Sender<bool>,
-    /// Whether the source has sent every object, apart from those of Services that no earlier agent served, and a
-    /// synchronisation since has completed. `holders` is up to date before this becomes true.
+    /// The families with backends at addresses that this node does not have.
+    pub(super) routed: watch::Sender<Families>,
+    /// Whether the source has sent every object, and a synchronisation since then has completed. Objects of unreadable
+    /// Services do not count if no earlier agent served these Services. `holders` is up to date before this becomes
+    /// true.
     pub(super) complete: watch::Sender<bool>,
 }
 
@@ -94,7 +98,8 @@ pub(super) struct Writer {
     source_ready: bool,
     /// Whether the writer has made a plan; the first one is due even without a change.
     planned: bool,
-    /// Steps that the last synchronisation left undone, plus Services that it did not plan or that wait for room.
+    /// What the last synchronisation left undone: the number of steps, plus the number of Services that it did not plan
+    /// or that wait for room in a map.
     pending: usize,
     /// Which Services the next plan covers: the changed ones, or all.
     next_extent: Extent,
@@ -319,6 +324,7 @@ impl Writer {
         self.report(failure.map(|error| error.to_string()));
         self.publish_health_checks();
         self.publish_targets();
+        self.publish_routed();
         if is_large || extent == Extent::Full {
             memory::return_unused();
         }
@@ -468,8 +474,8 @@ impl Writer {
         }
     }
 
-    /// Publishes which Services have endpoints on this node, even after the kernel refused steps: a refusal makes the
-    /// agent unhealthy soon, and must not leave other Services out of date.
+    /// Publishes which Services have endpoints on this node. Does so even if the kernel has refused steps: the refusal
+    /// makes the agent unhealthy soon, but the health checks of all other Services must stay up to date.
     fn publish_health_checks(&mut self) {
         if self.reconciler.take_health_checks_changed() {
             self.listeners.checks.send_replace(self.reconciler.health_checks().clone());
@@ -486,6 +492,12 @@ impl Writer {
         if !targets.is_empty() && self.listeners.targets.send(targets).is_err() {
             debug!("endpoints are not probed: the agent is stopping");
         }
+    }
+
+    /// Publishes to the node task for which families the kernel must forward.
+    fn publish_routed(&self) {
+        let routed = self.reconciler.routed();
+        self.listeners.routed.send_if_modified(|known| std::mem::replace(known, routed) != routed);
     }
 
     /// Sends the frontends with stale UDP flows to the task that deletes these flows. The first call covers all UDP

@@ -49,7 +49,7 @@ pub use self::{
 const PERIOD: Duration = Duration::from_millis(50);
 /// Number of flows that a GC pass finds between two readings of events.
 const ROOM_EACH: u32 = 4096;
-/// Maximum number of events that the collector keeps unprocessed during a GC pass: 64 MiB.
+/// Maximum number of events that the collector keeps unprocessed during a GC pass; they take 64 MiB.
 const MAX_UNREAD: usize = 1 << 19;
 /// How long a stopping agent waits for the last lines to be written.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ pub struct FlowLogConfig {
     pub interval: Duration,
     /// How many of a million connections are logged, chosen by a hash.
     pub sample: u32,
-    /// Whether only Services are logged whose annotation enables it.
+    /// Whether the agent logs only the connections of Services whose annotation enables the flow log.
     pub only_annotated: bool,
     /// When the agent rotates the file, and how many rotated files stay.
     pub rotation: Rotation,
@@ -128,7 +128,7 @@ impl FlowLog {
         Ok((log.clone(), FlowLogThreads { stop, log, written }))
     }
 
-    /// What annotations of Services say about the flow log, shared with the writer of Services.
+    /// The flow log policies of Services, which the writer of Services updates.
     pub(crate) fn policies(&self) -> Policies {
         self.policies.clone()
     }
@@ -166,7 +166,8 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 struct Collector {
     tracker: Tracker,
     events: FlowEvents,
-    /// Events that were read during a GC pass but are processed after it: the pass has seen older counters.
+    /// Events that were read during a GC pass. They wait for its end, because the pass may still show counters that are
+    /// older than these events.
     unread: VecDeque<FlowEvent>,
     /// Number of flows that GC passes have found; wraps around.
     found: u32,

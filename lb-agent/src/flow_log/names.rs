@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::tracker::{Names, Who};
 
-/// What annotations of Services say about the flow log. Clones share the same map.
+/// The flow log policy of each Service whose annotations set one. Clones share the same map.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policies(Arc<RwLock<BTreeMap<ObjectName, FlowLogPolicy>>>);
 
@@ -44,7 +44,7 @@ impl Policies {
 pub(super) struct MapNames {
     maps: ServiceMaps,
     policies: Policies,
-    /// Whether only Services are logged whose annotation enables it.
+    /// Whether the agent logs only the connections of Services whose annotation enables the flow log.
     only_annotated: bool,
     interval: Duration,
     known: HashMap<(u32, Address), Arc<Who>>,

@@ -82,7 +82,7 @@ pub struct Record<'a> {
     /// When the connection began; `None` if it is older than the log, or the event of its start was lost.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub start: Option<Timestamp>,
-    /// Seconds from the start to the last packet, or in an intermediate line to `time`; `None` without a start.
+    /// Seconds from `start` to the last packet; in an intermediate line, to `time`. `None` if `start` is `None`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub duration: Option<f64>,
     /// Why the connection has ended; `None` in an intermediate line.
@@ -124,8 +124,8 @@ pub enum EndReason {
     /// A new connection from the same client port, or one that needed the same source port towards the backend,
     /// replaced it.
     Replaced,
-    /// Deleted by a command or the agent, such as by `conntrack flush`, by a timeout of its Service, or as a UDP flow
-    /// to a removed endpoint.
+    /// Deleted by a command or the agent: for example by `conntrack flush`, after a timeout that its Service sets, or
+    /// because the endpoint of a UDP flow was removed.
     Deleted,
 }
 

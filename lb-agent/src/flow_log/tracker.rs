@@ -114,8 +114,9 @@ struct Known {
     flags: u8,
     choice: Option<(u8, u8)>,
     start: Option<u64>,
-    /// The counters from which the connection's traffic counts, up to `now`: those when it began, or, if it is older
-    /// than the log, those in the first GC pass. Zero if the event about its beginning was not read.
+    /// The counters when the connection began; its traffic is the difference between `now` and these. If the connection
+    /// is older than the log, the counters in the first GC pass; if the event about its beginning was not read, zero
+    /// packets and bytes.
     base: Pair,
     now: Pair,
     /// The counters in the connection's last line; `None` before the first line.
@@ -262,7 +263,8 @@ impl Tracker {
         self.pass += 1;
     }
 
-    /// Processes a flow that the GC pass has found; `now` is the time on the clock of the programs.
+    /// Processes a flow that the GC pass has found. `tick` and `now` are the time of the pass, in ticks of the programs
+    /// and in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) fn found(
         &mut self,
         from: &Tuple,
@@ -330,8 +332,8 @@ impl Tracker {
         self.lines.push(known.line(from, Some(reason), now));
     }
 
-    /// Ends a GC pass. If two passes in a row have not shown a connection, its line says that another program deleted
-    /// it.
+    /// Ends a GC pass. A connection that two passes in a row have not shown gets its last line; the reason is
+    /// [`EndReason::Deleted`], unless the connection was closed or reset before.
     pub(super) fn end_pass(&mut self, now: u64) {
         let (pass, lines) = (self.pass, &mut self.lines);
         self.flows.retain(|from, known| {

@@ -132,7 +132,7 @@ impl Writer {
                     text.push(b'\n');
                     lines += 1;
                 }
-                // Only if the types break an invariant.
+                // Cannot happen unless a type of the record has a bug: writing to memory never fails.
                 Err(_invalid) => {
                     text.truncate(begin);
                     self.counters.dropped_lines.inc();

@@ -79,7 +79,8 @@ impl Body {
     }
 }
 
-/// Go's zero time, `0001-01-01T00:00:00Z`: clients of kube-proxy's responses expect a time.
+/// Stands for a synchronisation that has not happened yet: Go's zero time, `0001-01-01T00:00:00Z`, as in kube-proxy's
+/// responses, whose clients expect a time.
 fn never() -> Timestamp {
     let midnight = civil::date(1, 1, 1).to_datetime(civil::Time::midnight());
     jiff::tz::Offset::UTC.to_timestamp(midnight).unwrap_or(Timestamp::UNIX_EPOCH)
@@ -140,8 +141,8 @@ mod tests {
         metrics::NoPackets,
     };
 
-    /// The age at which a waiting change makes the agent unhealthy; at the age [`NOT_LATE`] it does not yet. The tests
-    /// follow those of kube-proxy (`TestHealthzServer`, `TestLivezServer`), whose limit is 10 s.
+    /// A change that has waited for this time makes the agent unhealthy; one that has waited for [`NOT_LATE`] does not.
+    /// The tests follow those of kube-proxy (`TestHealthzServer`, `TestLivezServer`), which use a limit of 10 s.
     const LATE: Duration = Duration::from_secs(60);
     const NOT_LATE: Duration = Duration::from_secs(5);
 

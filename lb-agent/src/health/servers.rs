@@ -37,7 +37,7 @@ pub type Checks = BTreeMap<ObjectName, HealthCheck>;
 /// Callback that reports a Service whose server cannot be started, and why.
 pub type ReportFailure = dyn Fn(&ObjectName, &str) + Send + Sync;
 
-/// What the servers need to answer, and where they report failures and numbers.
+/// The servers' view of the agent: its health, its node's name, and where the servers report failures and metrics.
 pub struct Report {
     /// Returns whether the agent is healthy.
     pub healthy: Arc<dyn Fn() -> bool + Send + Sync>,
@@ -118,7 +118,7 @@ impl Servers {
         self.failing.retain(|place, _| wanted.contains(place));
         let closing: Vec<_> = self.running.extract_if(.., |place, _| !wanted.contains(place)).collect();
         if !closing.is_empty() {
-            // Retries failed servers at once: one that is closed may have freed their port.
+            // Retries failed servers at once, because a server that is closing may free the port that they need.
             self.failing.values_mut().for_each(|failure| failure.retry = Instant::now());
             join_all(closing.into_iter().map(|(place, server)| server.close(place))).await;
         }

@@ -13,9 +13,17 @@ const OF_KUBE_PROXY: &str = "kube-proxy";
 
 /// The rules in a ruleset that are meant for packets to Services and never match them. `without_iptables` leaves out
 /// tables of iptables-nft.
-pub(super) fn flawed(text: &str, without_iptables: bool) -> Vec<HostRule> {
-    let ruleset: Value = serde_json::from_str(text).unwrap_or_default();
-    let objects = || ruleset["nftables"].as_array().into_iter().flatten();
+///
+/// # Errors
+/// Why the text is no ruleset. An empty text is the ruleset of a kernel without nftables.
+pub(super) fn flawed(text: &str, without_iptables: bool) -> Result<Vec<HostRule>, String> {
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let ruleset: Value =
+        serde_json::from_str(text).map_err(|error| format!("its output is no JSON: {error}"))?;
+    let objects = ruleset["nftables"].as_array().ok_or("its output has no list `nftables`")?;
+    let objects = || objects.iter();
     let text = |object: &Value, field: &str| object[field].as_str().unwrap_or_default().to_owned();
     let chain_of =
         |object: &Value, name: &str| (text(object, "family"), text(object, "table"), text(object, name));
@@ -31,14 +39,15 @@ pub(super) fn flawed(text: &str, without_iptables: bool) -> Vec<HostRule> {
         if is_iptables || table == OF_KUBE_PROXY {
             continue;
         }
-        // A chain without a hook may be the target of a jump from any hook, so it counts as one of every hook.
+        // A chain without a hook may be the target of a jump from any hook, so the search treats it as a chain of
+        // every hook.
         let hook = hooks.get(&key).map_or("", String::as_str);
         if let Some(flaw) = flaw(hook, rule["expr"].as_array().map_or(&[], Vec::as_slice)) {
             let rule = format!("nft {family} {table} {chain}, rule with handle {}", rule["handle"]);
             found.push(HostRule { rule, flaw });
         }
     }
-    found
+    Ok(found)
 }
 
 fn flaw(hook: &str, statements: &[Value]) -> Option<Flaw> {
@@ -126,11 +135,23 @@ mod tests {
             ("prerouting", compare(local, "==", r#""local""#, "mangle"), Some(Flaw::LocalDestination)),
             ("prerouting", compare(local, "==", r#""local""#, "accept"), None),
         ] {
-            let found = flawed(&ruleset(hook, &expr), true);
+            let found = flawed(&ruleset(hook, &expr), true).unwrap();
             assert_eq!(found.first().map(|rule| rule.flaw), expected, "{hook}: {expr}");
             let rule = "nft inet t c, rule with handle 7";
             assert!(found.iter().all(|found| found.rule == rule), "{found:?}");
         }
-        assert_eq!(flawed("", true), []);
+    }
+
+    #[test]
+    fn text_that_is_no_ruleset_is_an_error() {
+        assert_eq!(flawed("", true), Ok(Vec::new()), "a kernel without nftables");
+        for (text, expected) in [
+            ("table inet t {}", "no JSON"),
+            (r#"{"nftables": ["#, "no JSON"),
+            (r#"{"tables": []}"#, "no list"),
+        ] {
+            let error = flawed(text, true).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
     }
 }

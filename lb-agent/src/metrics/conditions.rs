@@ -1,4 +1,4 @@
-//! The metric `lb_conditions{about="…"}`: how many conditions `lb-agent status` lists.
+//! The metrics `lb_healthy`, and `lb_conditions{about="…"}`: how many conditions `lb-agent status` lists.
 
 use std::fmt;
 
@@ -8,18 +8,24 @@ use prometheus_client::{
     metrics::gauge::ConstGauge,
 };
 
-/// A source of the numbers of conditions.
-pub(crate) trait ConditionCounts: fmt::Debug + Send + Sync + 'static {
+/// The agent's state, as far as metrics show it.
+pub(crate) trait AgentState: fmt::Debug + Send + Sync + 'static {
+    /// Whether the agent has synchronised at least once, and no change has waited for too long.
+    fn is_healthy(&self) -> bool;
+
     /// For each subject, the number of its conditions now.
     fn condition_counts(&self) -> Vec<(&'static str, usize)>;
 }
 
-/// Exports the numbers of conditions, which it reads at each scrape.
+/// Exports the health and the numbers of conditions, which it reads at each scrape.
 #[derive(Debug)]
-pub(super) struct Conditions<C>(pub(super) C);
+pub(super) struct Conditions<S>(pub(super) S);
 
-impl<C: ConditionCounts> Collector for Conditions<C> {
+impl<S: AgentState> Collector for Conditions<S> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 if all Services are in the kernel and no change waits for longer than a minute, else 0";
+        let healthy = ConstGauge::new(i64::from(self.0.is_healthy()));
+        healthy.encode(encoder.encode_descriptor("lb_healthy", help, None, healthy.metric_type())?)?;
         let help = "Conditions that `lb-agent status` lists, by what they are about";
         let kind = ConstGauge::new(0i64).metric_type();
         let mut family = encoder.encode_descriptor("lb_conditions", help, None, kind)?;

@@ -3,7 +3,7 @@
 //! ```text
 //! kube_proxy   kubeproxy_…               those of kube-proxy, under its names
 //! packets      lb_packets_total          packets by outcome
-//! conditions   lb_conditions             what `lb-agent status` lists
+//! conditions   lb_conditions lb_healthy  what `lb-agent status` lists, and the agent's health
 //! traffic      lb_service_… lb_backend_… flows, packets and bytes of Services
 //! own          lb_…                      all others, except those of the DNS server (crate lb-dns)
 //! slis         kubernetes_healthcheck…   the page /metrics/slis
@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use lb_dns::Stats;
 use prometheus_client::{encoding::text, registry::Registry};
 
-pub(crate) use self::conditions::ConditionCounts;
+pub(crate) use self::conditions::AgentState;
 pub(crate) use self::kube_proxy::Extent;
 pub(crate) use self::traffic::{TrafficLabels, TrafficSource};
 use self::{kube_proxy::KubeProxy, own::Own, slis::Slis};
@@ -58,9 +58,9 @@ impl Metrics {
         Self { registry, kube_proxy, own, dns, slis: Slis::new() }
     }
 
-    /// Adds the numbers of conditions, which are read at each scrape.
-    pub(crate) fn with_conditions(mut self, conditions: impl ConditionCounts) -> Self {
-        self.registry.register_collector(Box::new(conditions::Conditions(conditions)));
+    /// Adds the agent's health and the numbers of its conditions, which are read at each scrape.
+    pub(crate) fn with_state(mut self, state: impl AgentState) -> Self {
+        self.registry.register_collector(Box::new(conditions::Conditions(state)));
         self
     }
 

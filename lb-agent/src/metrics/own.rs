@@ -79,6 +79,7 @@ pub(super) struct Own {
     pool_addresses_used: Family<Pool, Gauge>,
     announce_wanted: Gauge,
     announced: Gauge,
+    announce_uncovered: Gauge,
     announce_takeovers: Counter,
     bgp_routes: Gauge,
     bgp_fence: Gauge,
@@ -113,6 +114,7 @@ impl Default for Own {
             pool_addresses_used: Family::default(),
             announce_wanted: Gauge::default(),
             announced: Gauge::default(),
+            announce_uncovered: Gauge::default(),
             announce_takeovers: Counter::default(),
             bgp_routes: Gauge::default(),
             bgp_fence: Gauge::default(),
@@ -170,6 +172,9 @@ impl Own {
         registry.register("announce_wanted_addresses", help, self.announce_wanted.clone());
         let help = "Addresses of load balancers that this node announces at layer 2";
         registry.register("announced_addresses", help, self.announced.clone());
+        let help =
+            "Addresses of load balancers in pools that no advertisement covers; 0 without advertisements";
+        registry.register("announce_uncovered_addresses", help, self.announce_uncovered.clone());
         let help = "Addresses of load balancers that this node began to announce at layer 2";
         registry.register("announce_takeovers", help, self.announce_takeovers.clone());
         let help = "Routes that this node offers its BGP daemon";
@@ -272,6 +277,11 @@ impl Metrics {
         self.own.announced.set(gauge(here));
     }
 
+    /// Sets how many addresses of Services are in pools that no advertisement covers.
+    pub(crate) fn set_uncovered(&self, addresses: usize) {
+        self.own.announce_uncovered.set(gauge(addresses));
+    }
+
     /// Sets how many routes this node offers its BGP daemon, and whether a fence process runs.
     pub(crate) fn set_routes(&self, routes: usize, fence: bool) {
         self.own.bgp_routes.set(gauge(routes));
@@ -285,7 +295,7 @@ impl Metrics {
         }
     }
 
-    /// Sets whether BIRD does not use the configuration that the agent has for it.
+    /// Sets whether the agent has failed to make BIRD use the configuration that it wants.
     pub(crate) fn set_bird_failed(&self, failed: bool) {
         self.own.bird_config_failed.set(i64::from(failed));
     }

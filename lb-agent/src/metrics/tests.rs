@@ -43,7 +43,11 @@ impl TrafficSource for Fixed {
     }
 }
 
-impl ConditionCounts for Fixed {
+impl AgentState for Fixed {
+    fn is_healthy(&self) -> bool {
+        true
+    }
+
     fn condition_counts(&self) -> Vec<(&'static str, usize)> {
         vec![("bgp", 3)]
     }
@@ -66,7 +70,7 @@ fn sums_of_services_and_backends_have_their_labels() {
 
 /// Metrics in which every series that these tests look for has a value.
 fn everything() -> Metrics {
-    let metrics = Metrics::new(Fixed, Some(Fixed)).with_conditions(Fixed);
+    let metrics = Metrics::new(Fixed, Some(Fixed)).with_state(Fixed);
     metrics.count_healthz(503);
     metrics.count_livez(200);
     metrics.count_changes(2, 3);
@@ -85,6 +89,7 @@ fn everything() -> Metrics {
     metrics.set_health_check_servers(2, 1);
     metrics.set_pools(&[lb_core::load_balancer::PoolUsage { pool: "a".into(), used: 3, total: 256 }]);
     metrics.set_announced(3, 2);
+    metrics.set_uncovered(1);
     metrics.count_takeovers(4);
     metrics.set_routes(5, true);
     metrics.set_sessions(crate::announce::bgp::Sessions { established: 2, down: 1 });
@@ -237,6 +242,7 @@ fn recorded_values_are_exported() {
         "lb_pool_addresses{pool=\"a\"} 256",
         "lb_pool_addresses_used{pool=\"a\"} 3",
         "lb_conditions{about=\"bgp\"} 3",
+        "lb_healthy 1",
         "lb_bgp_sessions{state=\"established\"} 2",
         "lb_bgp_sessions{state=\"down\"} 1",
         "lb_bird_config_failed 1",

@@ -8,7 +8,8 @@ use lb_core::model::NodeAddresses;
 
 use lb_datapath::{DefaultRoute, Link, LinkAddress, Network};
 
-/// Interfaces on which kube-proxy in mode ipvs, or kube-router, puts every cluster IP, and which they leave behind.
+/// Interfaces to which kube-proxy (in mode ipvs) and kube-router add every cluster IP. They stay on the node after that
+/// software has stopped.
 const LEFT_BY_IPVS: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -82,7 +83,8 @@ impl Primary {
 /// The addresses of this node and their uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Addresses for the plan. A family without an address of the node serves no node ports.
+    /// Addresses that the plan uses. If the node has no address of a family, `node_ports` has none either, not even
+    /// loopback.
     pub node: NodeAddresses,
     /// Sources of masqueraded packets whose routes name no source. With `--nodeport-addresses primary`, only these
     /// addresses serve node ports.
@@ -208,8 +210,8 @@ mod tests {
         Network { links, default_routes, ..Network::default() }
     }
 
-    /// A node without default routes, with a pod behind a single gateway address, an interface that is down, and an
-    /// interface that other software has left.
+    /// A node without default routes. It has loopback, an interface that is down, the device of a pod, two Ethernet
+    /// interfaces, and an interface that kube-proxy has left behind.
     fn node() -> Network {
         let links = vec![
             link(1, "lo", &["~127.0.0.1/8", "~::1/128", "192.0.2.77/32"]),

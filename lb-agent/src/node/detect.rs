@@ -61,8 +61,8 @@ impl DetectLocal {
         }
     }
 
-    /// Conditions that the Node object has no pod network in a family that is `in_use`. `pod_cidrs` is `None` until the
-    /// Node object was read; `inside` are the families of the current networks of internal clients.
+    /// A condition for each family in `in_use` in which the Node object has no pod network. `pod_cidrs` is `None` until
+    /// the agent has read the Node object; `inside` are the families of the current networks of internal clients.
     pub fn problems(
         &self,
         node_name: &str,

@@ -5,9 +5,9 @@ use ipnet::IpNet;
 use super::{Primary, addresses::addresses_of};
 use lb_datapath::Network;
 
-/// The conditions of cluster IP ranges that overlap networks of the node's interfaces or its primary address: cluster
-/// IPs may then be addresses of other machines. Other single addresses do not count: a node-local DNS cache has the
-/// cluster IP of the DNS Service.
+/// A condition for each network of an interface that overlaps a range of cluster IPs: machines in that network may have
+/// cluster IPs as addresses. Networks of a single address (`/32`, `/128`) count only if it is a primary address of the
+/// node: a node-local DNS cache, for example, has the cluster IP of the DNS Service.
 pub fn overlaps(network: &Network, primary: &Primary, ranges: &[IpNet]) -> Vec<String> {
     let mut problems = BTreeSet::new();
     for link in &network.links {

@@ -22,7 +22,7 @@ pub struct SettingsInputs {
     pub ports: RangeInclusive<u16>,
     /// Networks of the nodes that may send packets to backends on this node through a tunnel.
     pub peers: Vec<IpNet>,
-    /// Networks (`--deny-source` and others) whose external clients may use no Service.
+    /// Networks whose external clients may use no Service: those of `--deny-source`, and those behind IPsec policies.
     pub denied_sources: Vec<IpNet>,
     /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,

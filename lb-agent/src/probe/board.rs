@@ -39,7 +39,7 @@ pub struct CheckReport {
     pub healthy: usize,
     /// Number of unhealthy targets.
     pub unhealthy: usize,
-    /// Number of targets whose probes have shown nothing yet.
+    /// Number of targets that have no verdict yet.
     pub unknown: usize,
     /// The targets that are unhealthy, or whose last probe has failed.
     pub failing: Vec<EndpointReport>,
@@ -60,7 +60,7 @@ pub struct EndpointReport {
     pub verdict: String,
     /// Since when the target has this verdict.
     pub since: Timestamp,
-    /// Until when the target stays unhealthy although its probes succeed, because it flaps; `None` if it does not.
+    /// Until when the target stays unhealthy, even if its probes succeed, because it flaps; `None` if it does not flap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_until: Option<Timestamp>,
     /// Why the last failed probe failed.

@@ -1,5 +1,5 @@
-//! Probes by `grpc.health.v1.Health/Check`, as kubelet sends them. The messages are encoded by hand: each has one
-//! field, which takes less code than the input of a generator.
+//! Probes by `grpc.health.v1.Health/Check`, as kubelet sends them. This module encodes the messages itself: each has
+//! only one field, so that this takes less code than a code generator would need as input.
 
 use std::net::SocketAddr;
 
@@ -36,7 +36,7 @@ pub(super) async fn check(stream: TcpStream, server: SocketAddr, service: &str) 
         return Err(Failure::new(Reason::Status, format!("status {}", head.status.as_u16())));
     }
     let body = Limited::new(body, LONGEST).collect().await.map_err(|error| protocol(&error))?;
-    // A server that fails at once has sent the gRPC status in its first headers.
+    // A server that fails without sending a message has put the gRPC status into the response headers.
     let trailers = body.trailers().cloned().unwrap_or(head.headers);
     verdict(&trailers, &body.to_bytes())
 }

@@ -1,5 +1,5 @@
-//! The unhealthy targets, in a file for the next agent. Without it, new flows would go to sick endpoints after a
-//! restart of the agent, until it has probed them. The maps do not show which endpoints are unhealthy: if all endpoints
+//! The unhealthy targets, in a file for the next agent. Without the file, a restarted agent would send new flows to
+//! unhealthy endpoints until it has probed them. The maps do not show which endpoints are unhealthy: if all endpoints
 //! of a Service are unhealthy, the maps contain all of them. The file is in `/run`, so that it is gone after a restart
 //! of the machine.
 

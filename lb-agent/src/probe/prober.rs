@@ -35,7 +35,8 @@ const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// Interval at which the task looks for backends that leave SYNs unanswered.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Targets whose users have changed, each with the Services that use it now; without a Service it is no longer probed.
+/// Targets whose users have changed, each with the Services that use it now. A target without Services is no longer
+/// probed.
 pub(crate) type Targets = Vec<(Target, Vec<ObjectName>)>;
 
 /// What receives verdicts in addition to the writer.
@@ -58,7 +59,8 @@ pub(crate) struct Prober {
     written: Option<Instant>,
     started: Instant,
     running: JoinSet<(Target, Result<(), Failure>)>,
-    /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, which finds them.
+    /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`: then the programs do not look
+    /// for them.
     unanswered: Option<UnansweredBackends>,
     /// Verdicts (true: unhealthy) that were not sent to the writer yet.
     verdicts: Vec<(Target, bool)>,
@@ -74,7 +76,7 @@ struct Note {
 
 impl Prober {
     /// Creates the task. Also returns the targets that an earlier agent has found unhealthy, which the writer must know
-    /// before its first plan. `file` is the path that keeps them.
+    /// before its first plan. `file` is the path of the file that keeps unhealthy targets.
     pub(crate) fn new(
         node: &str,
         file: PathBuf,
@@ -159,7 +161,7 @@ impl Prober {
         self.changed();
     }
 
-    /// Makes the next probe of healthy endpoints that have left SYNs unanswered due at once: see [`Monitor::suspect`].
+    /// Schedules an immediate probe of each healthy endpoint that has left SYNs unanswered: see [`Monitor::suspect`].
     fn suspect(&mut self) {
         let Some(unanswered) = &mut self.unanswered else { return };
         if self.observers.board.lock().is_empty() {

@@ -31,7 +31,8 @@ async fn ask(check: &Check, server: SocketAddr) -> Result<(), Failure> {
     }
 }
 
-/// A PROXY protocol header, version 2, of the command LOCAL: the connection is the sender's own.
+/// A PROXY protocol header, version 2, with the command LOCAL: the sender has opened the connection for itself, not for
+/// a client.
 const LOCAL: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
 /// Connects, and sends a PROXY protocol header if the server expects one. Closing the socket sends a RST: otherwise,

@@ -20,7 +20,7 @@ use lb_core::{
     {capacity::Capacity, reconciler::Reconciler},
 };
 
-/// Number of plans after which no further step may be necessary.
+/// Number of plans after which another plan must have no step.
 const ROUNDS: usize = 10;
 /// Maximum number of addresses of the node in these tests. The agent writes them to `VIPS` even if Services have used
 /// up their capacity.
@@ -55,7 +55,7 @@ pub(crate) struct Lead {
     /// The scheduler's table of positions in `backends`; empty if there is none.
     pub(crate) table: Vec<u32>,
     pub(crate) inside_table: Vec<u32>,
-    /// The limits, if the frontend has the flag.
+    /// The limits, if the frontend has the flag [`service_flags::LIMITED`].
     pub(crate) limits: Option<ConnectionLimits>,
 }
 
@@ -490,7 +490,8 @@ impl Node {
         let now = self.kernel.resolved();
         for key in before.0.keys().chain(after.0.keys()) {
             let (state, old, new) = (now.get(key), before.0.get(key), after.0.get(key));
-            // Whether it has limits, not which: `assert_limits_are_old_or_new` compares these.
+            // Compares only whether a frontend has limits; `assert_limits_are_old_or_new` compares the limits
+            // themselves.
             let with_any = |limits: Option<ConnectionLimits>| limits.map(|_| ConnectionLimits::default());
             let reduced =
                 |lead: Option<&Lead>| lead.map(|lead| Lead { limits: with_any(lead.limits), ..lead.clone() });

@@ -572,6 +572,33 @@ fn pod_renamed_on_its_address_changes_only_labels() {
 }
 
 #[test]
+fn families_of_backends_that_are_not_the_node_itself_are_routed() {
+    let v6 = |of: &str| {
+        let Change::EndpointSlice(of, Some(mut slice)) = slice_named("a-2", of, &[1]) else { unreachable!() };
+        slice.endpoints[0].address = "2001:db8::1".parse().unwrap();
+        Change::EndpointSlice(of, Some(slice))
+    };
+    let v6_service = |of: &str| {
+        let Change::Service(of, Some(mut service)) = service(of, 1) else { unreachable!() };
+        service.cluster_ips.push("fd00::1".parse().unwrap());
+        Change::Service(of, Some(service))
+    };
+    let mut node = node(100, vec![service("a", 1)]);
+    let own = vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
+    node.reconciler.set_addresses(NodeAddresses { own, ..NodeAddresses::default() });
+    let mut routed = |changes| {
+        node.reconciler.handle(changes);
+        node.settle();
+        node.reconciler.routed()
+    };
+    assert_eq!(routed(vec![]), Families::NONE, "without endpoints");
+    assert_eq!(routed(vec![slice("a", &[1, 2])]), Families::NONE, "own addresses");
+    assert_eq!(routed(vec![slice("a", &[1, 2, 3])]), Families { v4: true, v6: false });
+    assert_eq!(routed(vec![v6_service("a"), v6("a")]), Families::BOTH);
+    assert_eq!(routed(vec![slice("a", &[1])]), Families { v4: false, v6: true });
+}
+
+#[test]
 fn proxy_protocol_warns_of_kubelet_probes_of_its_pods() {
     let with_header = |last| {
         let Change::Service(of, Some(mut service)) = service("a", last) else { unreachable!() };

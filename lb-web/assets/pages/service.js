@@ -66,7 +66,7 @@ function picture(port, width) {
   column(x.frontends, "Frontends");
   frontends.forEach((frontend, at) => {
     const y = middle(frontends.length, at);
-    const announced = frontend.announced ? `, at ${frontend.announced.node ?? "no node"}` : "";
+    const announced = announcers(frontend).map((by) => `, at ${by}`).join("");
     node(x.frontends, y, box, socket(frontend.address, frontend.port), frontend.kind + announced);
     line(x.frontends + box, y, hub.x, centre, 0);
   });
@@ -105,11 +105,17 @@ function facts(port) {
   return h("dl", { className: "facts wide" }, list.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, String(value)))));
 }
 
+// The nodes that announce the frontend's address, at layer 2 and by BGP. `mark` follows the name of this node.
+function announcers({ announced, announcedByBgp }, mark = "") {
+  const name = (by) => `${by.node ?? "no node"}${by.here ? mark : ""}`;
+  return [announced && name(announced), announcedByBgp && `${name(announcedByBgp)} by BGP`].filter(Boolean);
+}
+
 function frontendTable(port) {
   const row = (frontend) => h("tr", null, h("td", { className: "mono" }, socket(frontend.address, frontend.port)), h("td", null, frontend.kind),
     h("td", null, frontend.slots === 0 ? h("span", { className: "tag bad" }, "none") : frontend.insideSlots === undefined ? frontend.slots : `${frontend.slots}, internal clients ${frontend.insideSlots}`),
     h("td", null, { all: "all clients", outsiders: "external clients", none: "no" }[frontend.masquerade]), h("td", null, frontend.withoutBackends),
-    h("td", null, frontend.announced ? `${frontend.announced.node ?? "no node"}${frontend.announced.here ? " (this node)" : ""}` : "–"));
+    h("td", null, announcers(frontend, " (this node)").join(", ") || "–"));
   return h("table", null, heads("Frontend", "Kind", "Backends", "Masquerade", "Without backends", "Announced by"), h("tbody", null, port.frontends.map(row)));
 }
 

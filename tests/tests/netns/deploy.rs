@@ -131,7 +131,8 @@ fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     agent
 }
 
-/// Runs a command of lb-agent in the container by the program `starter`, as `kubectl exec` does; returns its output.
+/// Runs lb-agent with `arguments` in the container, through the command `starter`, as `kubectl exec` does; returns the
+/// output of lb-agent.
 fn exec_by(bed: &Bed, agent: &Agent, starter: &[String], arguments: &[&str]) -> Vec<u8> {
     let pod = pod();
     let dir = pod["containers"][0]["workingDir"].as_str().unwrap_or("/");
@@ -159,6 +160,22 @@ fn status_in_the_pod_shows_the_sync_state_and_problems() {
     let status = shown.unwrap_or_else(|| panic!("no problem is shown: {:#}", status()["agent"]));
     assert_eq!(status["agent"]["synchronised"], true, "{status:#}");
     assert_eq!(status["agent"]["silent"], Value::Null, "{status:#}");
+}
+
+#[test]
+fn probes_of_the_daemon_set_succeed_in_the_pod() {
+    let bed = bed();
+    let agent = start_in_container(&bed, &[]);
+    let pod = pod();
+    for (probe, answer) in
+        [("startupProbe", "alive"), ("livenessProbe", "alive"), ("readinessProbe", "ready")]
+    {
+        let command = pod["containers"][0][probe]["exec"]["command"].as_array().unwrap();
+        let [_program, arguments @ ..] = &command[..] else { panic!("{probe}: {command:?}") };
+        let arguments: Vec<&str> = arguments.iter().map(text).collect();
+        let output = String::from_utf8(exec(&bed, &agent, &arguments)).unwrap();
+        assert!(output.starts_with(&format!("{answer}: pid {}, ", agent.pid())), "{probe}: {output}");
+    }
 }
 
 #[test]

@@ -3,14 +3,17 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    process::Output,
     time::Duration,
 };
 
 use lb_tests::{
+    agent::{Agent, binary, is_healthy},
     client::REFUSED,
+    cluster::ClientLink,
     http::{self, Answer},
     manifests::{Endpoint, Exposure, Service, Type},
-    wait_for,
+    server, wait_for,
 };
 
 use crate::bed::{Bed, METRICS, WEB};
@@ -22,6 +25,8 @@ const NODE1: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x198, 0x51, 0x100, 0, 0, 0, 1)),
 ];
 const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
+/// How long the agent may take to start, and to listen on a port that has become free: it tries every 5 s.
+const AGENT_START: Duration = Duration::from_secs(15);
 /// How long a change of the manifests may take until the health check reports it.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
@@ -144,6 +149,58 @@ fn text(bed: &Bed, server: SocketAddr, path: &str) -> String {
     let answer = http::get(&bed.cluster.node1, server, path).unwrap();
     assert_eq!(answer.code, 200, "{path}: {answer:?}");
     answer.body
+}
+
+/// Runs `lb-agent ready` with these arguments on node1.
+fn ready(bed: &Bed, arguments: &[&str]) -> Output {
+    let mut command = bed.cluster.node1.command(binary());
+    command.arg("ready").args(arguments).arg("--bpffs").arg(bed.cluster.bpffs(1));
+    command.output().unwrap()
+}
+
+fn assert_not_ready(bed: &Bed, parts: &[&str]) {
+    let output = ready(bed, &[]);
+    let reason = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(1), &b""[..]), "{reason}");
+    for part in parts {
+        assert!(reason.contains(part), "{part} is missing in: {reason}");
+    }
+}
+
+#[test]
+fn agent_is_not_ready_while_another_process_answers_at_its_health_port() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let foreign = server::http(&bed.cluster.node1, "kube-proxy", HEALTHZ.port()).unwrap();
+    let agent = Agent::spawn(&bed.cluster.node1, bed.cluster.agent_settings(1)).unwrap();
+    bed.agent = Some(agent);
+    let log = |bed: &Bed| bed.agent.as_ref().unwrap().log();
+    let synchronised = || {
+        let alive = ready(&bed, &["--live"]).status.success();
+        (alive && bed.status()["agent"]["synchronised"] == true).then_some(())
+    };
+    wait_for(AGENT_START, synchronised).unwrap_or_else(|| panic!("{}", log(&bed)));
+
+    let address = HEALTHZ.to_string();
+    assert!(is_healthy(&bed.cluster.node1).unwrap(), "the other process answers 200");
+    assert_not_ready(&bed, &[&address, "another process", "stop it"]);
+    let conditions = |bed: &Bed| -> Vec<String> {
+        let status = bed.status();
+        let conditions = status["conditions"].as_array().unwrap();
+        let texts = conditions.iter().map(|condition| condition["text"].as_str().unwrap().to_owned());
+        texts.filter(|text| text.contains(&address)).collect()
+    };
+    assert_eq!(conditions(&bed).len(), 1, "{:#}", bed.status()["conditions"]);
+    assert_eq!(metric(&bed, "lb_conditions{about=\"healthz\"}"), 1.0);
+    assert_eq!(metric(&bed, "lb_healthy"), 1.0);
+
+    drop(foreign);
+    let is_ready = || ready(&bed, &[]).status.success().then_some(());
+    wait_for(AGENT_START, is_ready).unwrap_or_else(|| panic!("{}", log(&bed)));
+    assert!(text(&bed, HEALTHZ, "/healthz").contains("nodeEligible"), "the agent answers");
+    assert_eq!(conditions(&bed), [""; 0]);
+    assert_eq!(metric(&bed, "lb_conditions{about=\"healthz\"}"), 0.0);
+    assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    assert_not_ready(&bed, &["no agent", "start it"]);
 }
 
 /// The value of a metric, given by its name with labels.

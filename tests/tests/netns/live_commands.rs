@@ -2,9 +2,12 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, SocketAddr},
+    os::unix::{fs::MetadataExt as _, net::UnixListener},
+    path::Path,
     process::{Child, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -13,6 +16,7 @@ use lb_tests::{
     client::{ask_http, ask_udp},
     cluster::CLIENT,
     http::get,
+    netns::Netns,
     terminal::Terminal,
     wait_for,
 };
@@ -85,7 +89,7 @@ impl Piped {
     fn first(&mut self, again: impl Fn() + Sync) -> Value {
         let stdout = self.0.stdout.take().unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(|| {
                 let arrived = wait_for(LIMIT, || {
                     again();
@@ -255,4 +259,38 @@ fn flows_packets_and_bytes_are_counted_by_service_and_backend() {
     });
     let ours: Vec<&str> = last.lines().filter(|line| line.contains("web")).collect();
     assert!(counted.is_some(), "{wanted:#?} is not in {ours:#?}");
+}
+
+/// The agent is replaced by one that answers on its status socket with something else than a report, as an agent of another
+/// version may.
+#[test]
+fn command_warns_if_it_cannot_read_the_report_of_the_agent() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let (node1, bpffs) = (bed.cluster.node1.clone(), bed.cluster.bpffs(1));
+    let [to, client] = [http(WEB[0]), SocketAddr::new(CLIENT[0], 40_000)].map(|socket| socket.to_string());
+    let commands = [&["explain", "--from", &client, "--to", &to][..], &["service", "show", "default/web"]];
+    let warnings = || commands.map(|command| stderr_of(&node1, &bpffs, command));
+    assert_eq!(warnings(), ["", ""], "the agent answers");
+    bed.agent.take().unwrap().kill().unwrap();
+    assert_eq!(warnings(), ["", ""], "no agent runs");
+
+    let pins = fs::metadata(bpffs.join("lb")).unwrap();
+    let path = format!("/run/lb-agent/{:x}-{:x}.sock", pins.dev(), pins.ino());
+    fs::remove_file(&path).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    let answering = thread::spawn(move || {
+        for _ in 0..2 {
+            listener.accept().unwrap().0.write_all(b"not now").unwrap();
+        }
+    });
+    for warning in warnings() {
+        assert!(warning.contains("cannot read the report of the agent"), "{warning}");
+    }
+    answering.join().unwrap();
+    fs::remove_file(&path).unwrap();
+}
+
+/// What a command that succeeds prints on standard error.
+fn stderr_of(netns: &Netns, bpffs: &Path, command: &[&str]) -> String {
+    String::from_utf8(agent::ask(netns, bpffs, command).unwrap().stderr).unwrap()
 }

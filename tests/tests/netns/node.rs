@@ -12,7 +12,7 @@ use lb_common::{Address, Settings};
 use lb_datapath::Pinned;
 use lb_tests::{
     agent::{self, Agent},
-    client::{Connection, REFUSED, ask_http, limit},
+    client::{Connection, PATIENCE, REFUSED, ask_http, limit},
     cluster::{CLIENT, ClientLink, PodLink, Wiring},
     icmp::ping,
     manifests::{Exposure, Type},
@@ -231,8 +231,9 @@ fn disabled_forwarding_is_reported() {
     bed.agent.take().unwrap().terminate().unwrap();
     bed.cluster.node1.sysctl("ipv4/ip_forward", "0").unwrap();
     start(&mut bed, &[]);
-    let problems = problems(&bed);
-    assert!(problems.contains("net.ipv4.ip_forward is 0") && !problems.contains("ipv6"), "{problems}");
+    let reported = || problems(&bed).contains("net.ipv4.ip_forward is 0").then_some(());
+    wait_for(PATIENCE, reported).unwrap_or_else(|| panic!("{}", problems(&bed)));
+    assert!(!problems(&bed).contains("ipv6"), "{}", problems(&bed));
     assert!(bed.agent.as_ref().unwrap().log().contains("net.ipv4.ip_forward is 0"));
     let probes = json(&bed, &["check", "-o", "json"]);
     let probe = probes.as_array().unwrap().iter().find(|probe| probe["name"] == "IPv4 forwarding").unwrap();
@@ -314,7 +315,7 @@ fn check_and_start_list_rules_that_service_packets_bypass() {
     start(&mut bed, &[]);
     let log = || bed.agent.as_ref().unwrap().log();
     let all = || named.iter().all(|rule| log().contains(rule)).then_some(());
-    assert!(wait_for(lb_tests::client::PATIENCE, all).is_some(), "{}", log());
+    assert!(wait_for(PATIENCE, all).is_some(), "{}", log());
 }
 
 /// Replies are translated after the kernel has looked up xfrm policies.
@@ -365,7 +366,7 @@ fn no_reply_bypasses_an_ipsec_policy_for_its_virtual_address() {
     change("add", through.each_ref().map(String::as_str));
     let conditions = || json(&bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
     let named = || CLIENT.iter().all(|client| conditions().contains(&format!("{client}/"))).then_some(());
-    assert!(wait_for(lb_tests::client::PATIENCE, named).is_some(), "{}", conditions());
+    assert!(wait_for(PATIENCE, named).is_some(), "{}", conditions());
     for (vip, connection) in WEB.into_iter().zip(&mut connections) {
         assert!(connection.ask().is_err(), "a reply of a connection from before, {vip}");
         assert_eq!(ask_briefly(client, vip), None, "{vip}");
@@ -373,5 +374,5 @@ fn no_reply_bypasses_an_ipsec_policy_for_its_virtual_address() {
     }
     change("delete", ["", ""]);
     let served = || WEB.into_iter().all(|vip| ask_briefly(client, vip).is_some()).then_some(());
-    assert!(wait_for(lb_tests::client::PATIENCE, served).is_some(), "{}", conditions());
+    assert!(wait_for(PATIENCE, served).is_some(), "{}", conditions());
 }

@@ -53,8 +53,8 @@ impl Drop for Screen {
     }
 }
 
-/// Restores the terminal before one of these signals ends the process. The thread is separate, because reading keys
-/// blocks after the terminal is closed.
+/// Starts a thread that restores the terminal before a signal ends the process. The thread that reads keys cannot do
+/// so: its read blocks once the terminal is closed.
 fn give_back_at_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     thread::Builder::new().spawn(move || {

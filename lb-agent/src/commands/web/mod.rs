@@ -30,7 +30,8 @@ pub fn pages(paths: KernelPaths, access: Access) -> Router {
 /// # Errors
 /// There is no data plane, the address is taken, or the token cannot be read.
 pub fn web(paths: &KernelPaths, args: &WebArgs) -> anyhow::Result<()> {
-    // The pages can also show that there is no data plane, but at the start that is probably a mistyped path: an error.
+    // The pages can show that there is no data plane. At the start, however, that is an error: the path is probably
+    // mistyped.
     Pinned::open(&paths.bpffs)?;
     let (access, note) = access(args)?;
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

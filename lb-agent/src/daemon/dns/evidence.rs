@@ -1,13 +1,13 @@
-//! Whether queries that the programs redirect to the server reach it: a firewall of the node may drop them, and the
-//! agent's own queries do not show that.
+//! Detects that queries which the programs redirect to the server do not reach it: a firewall of the node may drop
+//! them, but let the agent's own queries pass.
 
 use std::time::{Duration, Instant};
 
-/// How long the programs may redirect queries to the server before one must have reached it.
+/// Time in which at least one redirected query must reach the server; else the queries count as lost.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Number of redirected queries, none of which the server received, that prove a loss; fewer prove nothing.
+/// How many queries the programs must have redirected, and the server not received, before they count as lost.
 const ENOUGH: u64 = 4;
-/// How long the programs redirect no queries to a server that has received none of them.
+/// How long the programs redirect no queries to the server after redirected queries were lost.
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// Compares how many queries the programs have redirected to the server with how many it has received.
@@ -17,7 +17,8 @@ pub(super) struct Evidence {
     blocked_until: Option<Instant>,
 }
 
-/// The counts at the last call that found a received query, or no redirected query since the call before it.
+/// The period in which the server has received no query although the programs redirected some: its begin, and the two
+/// counts at that time.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     begin: Instant,
@@ -26,9 +27,9 @@ struct Window {
 }
 
 impl Evidence {
-    /// Whether the queries are lost, judged by the counts at `now`: of redirected queries (`led`; `None` if unknown),
-    /// and of received ones. Returns true for [`PAUSE`] once at least [`ENOUGH`] queries were redirected over at least
-    /// [`WINDOW`] and none was received.
+    /// Whether redirected queries are lost. `led` is the number of queries that the programs have redirected so far
+    /// (`None` if unknown), and `received` the number that the server has received. Once [`ENOUGH`] queries were
+    /// redirected within at least [`WINDOW`] and the server received none, returns true for [`PAUSE`].
     pub(super) fn blocked(&mut self, led: Option<u64>, received: u64, now: Instant) -> bool {
         if self.blocked_until.is_some_and(|until| now < until) {
             self.window = None;
@@ -50,7 +51,8 @@ impl Evidence {
 mod tests {
     use super::*;
 
-    /// The results of `calls` calls, one every 100 ms; `counts` gives the two counts for the number of a call.
+    /// Calls `blocked` every 100 ms, `calls` times, and returns the results; `counts` gives the two counts for each
+    /// call.
     fn run(counts: impl Fn(u64) -> (Option<u64>, u64), calls: u64) -> Vec<bool> {
         let (start, mut evidence) = (Instant::now(), Evidence::default());
         let at = |call| start + Duration::from_millis(100 * call);

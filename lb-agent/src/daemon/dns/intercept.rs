@@ -1,10 +1,11 @@
 //! Node-local DNS (`--dns-intercept`): while this agent answers, the programs redirect to it the queries that this
 //! node's pods send to the cluster IP of the DNS Service.
 //!
-//! The server listens at the node's addresses, on a port of its own. Every [`ROUND`] the task asks each address; an
-//! answer within [`PATIENCE`] renews the entry of the programs for [`LEASE`], counted from the moment of the question.
-//! So a server that hangs gets no more queries after that time. (One that has crashed has no socket, which the programs
-//! notice with the next packet.)
+//! The server listens at the node's addresses, on a port of its own. Every [`ROUND`] the task sends each
+//! address a query. If the answer comes within [`PATIENCE`], the task renews the map entry that makes the programs
+//! redirect queries; the entry expires [`LEASE`] after the task's query was sent. So a server that hangs gets no more
+//! queries after that time. (If the agent has crashed, its socket is gone; the programs notice this at the next
+//! packet.)
 
 use std::{
     collections::BTreeMap,
@@ -36,9 +37,9 @@ use crate::daemon::state::{InterceptReport, State};
 const ROUND: Duration = Duration::from_millis(100);
 /// How long the agent waits for the answer to one of its own queries.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long the programs redirect queries to the server, from the time of the agent's last query that it answered.
+/// How long the programs redirect queries to the server after the agent sent the last query that the server answered.
 const LEASE: Duration = Duration::from_millis(300);
-/// If more time than this lies between two rounds, the agent's process was stopped.
+/// A longer pause between two rounds means that the agent's process was stopped.
 const STOPPED: Duration = Duration::from_millis(500);
 /// How long an agent that was stopped waits until it renews entries again: first it has to learn what has changed.
 const CATCH_UP: Duration = Duration::from_secs(1);
@@ -54,7 +55,7 @@ pub(super) struct Intercept {
     pub(super) names: Arc<Names>,
     /// The forwarder, if its upstream servers are the endpoints of the Service.
     pub(super) forwarder: Option<Arc<Forwarder>>,
-    /// Other addresses at which the agent answers.
+    /// The addresses of `--dns-bind-address`, at which the agent answers as well.
     pub(super) own: Vec<SocketAddr>,
     pub(super) map: DnsIntercepts,
     /// The programs' counters, one of which counts the queries that they redirect to this agent.
@@ -78,8 +79,8 @@ impl Drop for Listener {
 }
 
 impl Intercept {
-    /// Runs the task; `server_for` makes a server for an address of the node, which also accepts queries from that
-    /// address: the agent's own.
+    /// Runs the task. `server_for` makes the server for an address of the node. This server also accepts queries from
+    /// that address, because the agent's own queries come from there.
     pub(super) async fn run(self, server_for: impl Fn(IpAddr) -> Server) -> anyhow::Result<Infallible> {
         let mut listeners = Listeners::default();
         let mut until = BTreeMap::new();
@@ -240,8 +241,8 @@ impl Listener {
     }
 }
 
-/// The entries of the programs. For each server whose family has a cluster IP: where queries to that IP go and until
-/// when, and the source address that answers of the server get.
+/// The entries of the map `DNS_INTERCEPT`, for each server whose family has a cluster IP: one redirects queries for
+/// that IP to the server until the lease expires, the other makes the IP the source address of the server's answers.
 fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<ServiceKey, DnsIntercept> {
     let mut entries = BTreeMap::new();
     for (server, until) in until {
@@ -259,7 +260,7 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
     entries
 }
 
-/// The same servers, with the time that tells the programs that a server stops.
+/// The same servers, each with [`dns::WITHDRAWN`], which tells the programs that the server is stopping.
 fn withdrawn(until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<SocketAddr, u64> {
     until.keys().map(|address| (*address, dns::WITHDRAWN)).collect()
 }

@@ -104,16 +104,16 @@ pub(super) fn spawn(
     tasks.spawn("node-local DNS", intercept.run(move |own| server(access_of_pods(access.clone(), own))));
 }
 
-/// Access to the server that listens at `own` for this node's pods. An IPv6 network of pods has many clients, so each
-/// address has its own rate limit.
+/// Which clients the node-local server at `own` answers: also the agent itself, which queries from `own`. Each IPv6
+/// address has its own rate limit, because a /64 of pods has many clients.
 fn access_of_pods(mut access: Access, own: IpAddr) -> Access {
     access.allowed.push(own.into());
     access.hosts.push(ALL_IPV6.into());
     access
 }
 
-/// Answers queries at the address. An address that is taken or missing does not stop the agent, which also serves
-/// packets: the agent logs one warning and retries.
+/// Answers queries at the address. If the address is taken or missing, the agent logs one warning and retries. It does
+/// not stop, because Services work without the DNS server.
 async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> anyhow::Result<Infallible> {
     let mut warned = false;
     loop {

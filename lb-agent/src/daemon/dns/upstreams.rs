@@ -32,7 +32,7 @@ const PROBE: Duration = Duration::from_secs(30);
 pub(super) enum Upstreams {
     /// `--dns-upstream`
     Fixed(Vec<SocketAddr>),
-    /// The endpoints of the DNS Service, whose clients this server answers in its place.
+    /// The endpoints of the DNS Service, if node-local DNS answers the clients of that Service.
     Cluster(Arc<Names>, ObjectName),
     /// `/etc/resolv.conf`
     Host,
@@ -110,8 +110,8 @@ async fn host_servers() -> Result<Vec<SocketAddr>, String> {
     choose(conf, fs::read(RESOLVED_CONF).await)
 }
 
-/// The servers in `resolv.conf`. If it names none but systemd-resolved's stub, those in [`RESOLVED_CONF`], if there are
-/// any.
+/// The servers in `resolv.conf`; or the servers in [`RESOLVED_CONF`], if that file names any, and `resolv.conf` names
+/// no server other than systemd-resolved's stub.
 fn choose(conf: io::Result<Vec<u8>>, resolved: io::Result<Vec<u8>>) -> Result<Vec<SocketAddr>, String> {
     let conf = conf.map_err(|error| format!("cannot read {RESOLV_CONF}: {error}"))?;
     let servers = upstreams_of(&conf);

@@ -6,13 +6,14 @@ use tokio::sync::watch;
 
 use super::opened::Opened;
 use crate::{
-    announce::{self, Announcer, Key, Members, Who},
-    config::{AnnounceConfig, Config},
+    announce::{self, Announcer, Coverage, Key, Members, Who},
+    config::{AnnounceConfig, Config, Source},
     daemon::{routes, tasks::Tasks},
 };
 
-/// Spawns the tasks that announce at layer 2 and by BGP. `complete` says whether every object is in the kernel, apart
-/// from those of unreadable Services that no earlier agent served.
+/// Spawns the tasks that announce at layer 2 and by BGP, and the one that reports what they do not announce. `complete`
+/// says whether every object is in the kernel. Objects of unreadable Services do not count if no earlier agent served
+/// these Services.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
@@ -27,8 +28,13 @@ pub(super) fn spawn(
         synchronised: sources.synchronised.clone(),
         complete,
     };
+    // With an API server, the agent reads advertisements at layer 2 only if `--announce` is set.
+    let at_layer_2 = matches!(config.source, Source::Manifests(_)) || config.announce.port.is_some();
+    let (holders, layer_2) = (sources.holders.clone(), at_layer_2.then(|| sources.advertised.clone()));
     spawn_at_layer_2(config, opened, sources, ballots, tasks)?;
-    routes::spawn(config, by_bgp, opened.observers(), tasks)
+    let bgp = routes::spawn(config, by_bgp, opened.observers(), tasks)?;
+    tasks.spawn("advertised pools", Coverage { layer_2, bgp, holders }.run(opened.observers()));
+    Ok(())
 }
 
 fn spawn_at_layer_2(

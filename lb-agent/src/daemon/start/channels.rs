@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 use lb_core::{
     announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot},
+    family::Families,
     model::{NodeAddresses, SourceEvent},
     stale_udp::StaleFrontends,
 };
@@ -50,8 +51,10 @@ pub(super) struct Channels {
     pub(super) peers: Latest<Option<BTreeSet<IpAddr>>>,
     /// Whether the first synchronisation is complete: from the writer to the tasks that wait for it.
     pub(super) synchronised: Latest<bool>,
-    /// Whether every object, apart from those of unreadable Services that no earlier agent served, is in the kernel: from
-    /// the writer to the task that announces by BGP.
+    /// The families with backends at addresses that this node does not have: from the writer to the node task.
+    pub(super) routed: Latest<Families>,
+    /// Whether every object is in the kernel: from the writer to the task that announces by BGP. Objects of unreadable
+    /// Services do not count if no earlier agent served these Services.
     pub(super) complete: Latest<bool>,
     /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     pub(super) listen: Latest<BTreeSet<IpAddr>>,
@@ -90,6 +93,7 @@ impl Channels {
             service_cidrs: latest(),
             peers: watch::channel(peers).into(),
             synchronised: latest(),
+            routed: latest(),
             complete: latest(),
             listen: latest(),
             addresses: latest(),

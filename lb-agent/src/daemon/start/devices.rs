@@ -1,4 +1,4 @@
-//! Starts what follows the node: its devices, addresses and settings.
+//! Starts the tasks that watch the node's devices and addresses, and update the programs and the settings.
 
 use std::{
     collections::BTreeSet,
@@ -22,9 +22,9 @@ use crate::{
     },
 };
 
-/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs there.
-/// Returns the node task with its first facts, and the network. The caller spawns the node task once the writer's
-/// channel has the facts.
+/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs attached.
+/// Returns the node task, the first facts for the writer, and the receiver of network changes. The caller sends the
+/// facts to the writer, and then spawns the node task.
 pub(super) fn spawn(
     config: &Config,
     opened: &mut Opened,
@@ -73,7 +73,7 @@ fn node_options(config: &Config) -> NodeOptions {
     }
 }
 
-/// The nodes that may send tunnelled packets, besides those of `--dsr-peers`: the members that announce addresses.
+/// The nodes that may send tunnelled packets, in addition to `--dsr-peers`: the members that announce addresses.
 /// Empty if the programs do not decapsulate; `None` if the API server will name the nodes.
 pub(super) fn known_peers(config: &Config) -> Option<BTreeSet<IpAddr>> {
     match &config.source {

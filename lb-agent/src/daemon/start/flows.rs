@@ -1,4 +1,4 @@
-//! Starts the writer of Services, and the tasks that look after flows.
+//! Starts the writer of Services, connection tracking, and the task that detects shortages.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     probe,
 };
 
-/// The channels to these tasks and between them. ([`Listeners`] has those from the writer.)
+/// The channels to the tasks of this module and between them. ([`Listeners`] has the channels from the writer.)
 pub(super) struct FlowChannels {
     pub(super) events: mpsc::Receiver<SourceEvent>,
     pub(super) environments: mpsc::Receiver<environment::Request>,
@@ -31,7 +31,7 @@ pub(super) struct FlowChannels {
     pub(super) flow_counts: Latest<FlowCounts>,
 }
 
-/// Spawns the writer, connection tracking, and the task that finds full maps. `unhealthy` are the endpoints that an
+/// Spawns the writer, connection tracking, and the task that detects shortages. `unhealthy` are the endpoints that an
 /// earlier agent has found unhealthy.
 pub(super) fn spawn(
     opened: Opened,

@@ -63,7 +63,7 @@ fn spawn(
     stop: &watch::Sender<bool>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let Channels { node_info, service_cidrs, peers, synchronised, complete, .. } = channels;
+    let Channels { node_info, service_cidrs, peers, synchronised, complete, routed, .. } = channels;
     let Channels { listen, addresses, holders, advertised, cluster, ballots, .. } = channels;
     let Channels { checks, stale_udp, counters, flow_counts, targets, events, environments, .. } = channels;
 
@@ -74,6 +74,7 @@ fn spawn(
         service_cidrs: service_cidrs.receiver.clone(),
         peers: peers.receiver,
         synchronised: synchronised.receiver.clone(),
+        routed: routed.receiver,
     };
     let (node, facts, network) =
         devices::spawn(config, &mut opened, sources, (listen.sender, addresses.sender), tasks)?;
@@ -84,7 +85,8 @@ fn spawn(
     addresses::spawn(config, ranges.clone(), emitted.clone(), opened.observers(), stop, tasks);
     let report = servers::health_report(emitted.clone(), config, &opened);
     tasks.spawn("health checks of Services", Servers::new(checks.receiver, listen.receiver, report).run());
-    for event in facts.events() {
+    let zone = config.zone.as_deref().map(|zone| SourceEvent::Zone(Some(zone.into())));
+    for event in facts.events().into_iter().chain(zone) {
         events.sender.try_send(event)?;
     }
     tasks.spawn("node", node.run(facts, events.sender.clone()));
@@ -123,6 +125,7 @@ fn spawn(
         holders: holders.sender,
         flow_log: opened.flow_log.as_ref().map(FlowLog::policies),
         synchronised: synchronised.sender,
+        routed: routed.sender,
         complete: complete.sender,
     };
     let channels = flows::FlowChannels {
@@ -146,7 +149,7 @@ fn spawn_dns(
     let Opened { datapath, metrics, state, .. } = opened;
     let kernel = dns::Kernel { intercepts: datapath.dns_intercepts()?, packets: datapath.stats()? };
     if config.dns.intercept.is_none() {
-        // An earlier agent may have answered pods.
+        // Removes the entries of an earlier agent that had node-local DNS.
         kernel.intercepts.set(&BTreeMap::new())?;
     }
     if let Some(names) = &opened.names {

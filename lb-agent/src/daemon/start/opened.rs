@@ -50,7 +50,7 @@ impl Opened {
         info!(bpffs = %config.kernel.bpffs.display(), services = adopted, "opened the data plane");
         let traffic = ServiceTraffic::begin(config.service_metrics, &datapath)?;
         let state = Arc::new(State::new(config.node_name.clone()));
-        let metrics = Metrics::new(datapath.stats()?, traffic.clone()).with_conditions(Arc::clone(&state));
+        let metrics = Metrics::new(datapath.stats()?, traffic.clone()).with_state(Arc::clone(&state));
         let flow_log = start_flow_log(config, &mut datapath, &metrics, tasks)?;
         Ok(Self {
             contents,

@@ -1,6 +1,6 @@
 //! Starts the servers of the agent.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, io, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::opened::Opened;
 use crate::{
     config::{Config, WebConfig},
-    daemon::{Pages, bpffs, http, socket, supervisor, tasks::Tasks},
+    daemon::{Pages, bpffs, http, socket, state::HealthzReport, supervisor, tasks::Tasks},
     health,
     kubernetes::{Events, NodeInfo},
     metrics,
@@ -30,10 +30,14 @@ pub(super) fn spawn(
     let pins = bpffs::Pins { anchor: datapath.anchor()?, sockets: datapath.socket_attacher(), synchronised };
     tasks.spawn("BPF file system", bpffs::run(pins, Arc::clone(state), Arc::clone(metrics)));
     if let Some(address) = config.healthz {
-        let (state, node_info) = (Arc::clone(state), node_info.clone());
+        state.set_healthz(HealthzReport::untried(address));
+        let (reported, state, node_info) = (Arc::clone(state), Arc::clone(state), node_info.clone());
+        let attempted = move |result: Result<(), &io::Error>| {
+            reported.set_healthz(HealthzReport::after(address, result));
+        };
         let eligible = move || node_info.borrow().eligible;
         let router = health::router(move || state.health(), eligible, Arc::clone(metrics));
-        tasks.spawn("healthz", http::serve("/healthz", address, router));
+        tasks.spawn("healthz", http::serve("/healthz", address, router, attempted));
     }
     if let Some(address) = config.metrics {
         let about = About {
@@ -43,7 +47,7 @@ pub(super) fn spawn(
             metrics: Arc::clone(metrics),
         };
         let router = metrics::router(Arc::clone(metrics)).merge(zpages::router(about));
-        tasks.spawn("metrics", http::serve("/metrics", address, router));
+        tasks.spawn("metrics", http::serve("/metrics", address, router, |_| {}));
     }
     let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
     tasks.spawn("status socket", socket);
@@ -63,11 +67,11 @@ pub(super) fn spawn_pages(config: &Config, pages: Pages, tasks: &mut Tasks) -> a
     let access = Access::new(*address, token)
         .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))?;
     let router = pages(config.kernel.clone(), access);
-    tasks.spawn("pages for a browser", http::serve("the pages for a browser", *address, router));
+    tasks.spawn("pages for a browser", http::serve("the pages for a browser", *address, router, |_| {}));
     Ok(())
 }
 
-/// How the `healthCheckNodePort` servers learn whether the agent is healthy, and report their errors.
+/// The functions by which the `healthCheckNodePort` servers ask whether the agent is healthy, and report their errors.
 pub(super) fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
     let state = Arc::clone(&opened.state);
     health::Report {
