@@ -115,6 +115,7 @@ pub fn is_of_cloud(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || OF_TKE.contains(&name)
         || IGNORED.iter().any(|(known, ..)| *known == name)
+        || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
 /// The annotations that have no effect here.
