@@ -90,9 +90,9 @@ pub enum ClientLink {
     PriorityTagged,
     /// By a TUN device, whose packets have no Ethernet header.
     Layer3,
-    /// A veth to a router, whose bridge connects the nodes, as in a rack: each node has one device to other machines,
-    /// `eth0`, with the default route, and the client's route to node2 bypasses node1. A second client is connected to
-    /// the router.
+    /// By a veth to a router, which also connects the nodes by a bridge, as in a rack. Each node has one device to
+    /// other machines, `eth0`, with the default route. The client's route to node2 bypasses node1. A second client is
+    /// connected to the router.
     Lan,
 }
 
@@ -466,8 +466,8 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Makes the router spread packets to cluster IPs and [`EXTERNAL`] addresses over these nodes, connection by
-    /// connection if its `fib_multipath_hash_policy` is 1. Only with [`ClientLink::Lan`].
+    /// Makes the router spread packets to cluster IPs and [`EXTERNAL`] addresses over these nodes: by connection if the
+    /// router's sysctl `fib_multipath_hash_policy` is 1. Only with [`ClientLink::Lan`].
     pub fn spread_services_over(&self, nodes: &[u8]) -> Result<()> {
         let router = self.router.as_ref().context("the clients have no router")?;
         let mut commands = String::new();
@@ -483,8 +483,8 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Like [`Self::spread_services_over`], but by resilient nexthop groups, as routers with resilient hashing do: a node
-    /// that is added gets only buckets through which no packet has gone for this time.
+    /// Like [`Self::spread_services_over`], but with resilient nexthop groups, as routers with resilient hashing do: an
+    /// added node gets only hash buckets through which no packet has gone for `idle`.
     pub fn spread_services_resiliently(&self, nodes: &[u8], idle: Duration) -> Result<()> {
         let router = self.router.as_ref().context("the clients have no router")?;
         let mut commands = String::new();
@@ -508,8 +508,8 @@ impl Cluster {
         router.ip(&commands)
     }
 
-    /// Sets the device of a node up again, and restores the IPv6 address and the routes that the kernel deleted when
-    /// the device went down. Only with [`ClientLink::Lan`].
+    /// Sets the device `eth0` of a node up again, and restores the IPv6 address and the routes that the kernel deleted
+    /// when the device went down. Only with [`ClientLink::Lan`].
     pub fn reconnect_lan_node(&self, number: u8) -> Result<()> {
         let node = self.node(number);
         node.ip(&format!(
@@ -592,8 +592,8 @@ fn address_client(client: &Netns, device: &str) -> Result<()> {
     ))
 }
 
-/// Creates a namespace without duplicate address detection and without rate limits for ICMP errors to one destination,
-/// so that no test waits for either, and without reverse path filters.
+/// Creates a namespace without reverse path filters. Duplicate address detection and the rate limits for ICMP errors to
+/// one destination are off, so that tests need not wait for them.
 fn host(name: &str) -> Result<Netns> {
     let netns = Netns::create(name)?;
     netns.sysctls(&[

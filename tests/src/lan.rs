@@ -1,10 +1,20 @@
-//! Connects machines by one bridge, without a router, for tests of announcements.
+//! Connects network namespaces by one bridge, without a router, for the tests of layer 2 announcements.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
 use crate::{
     netns::{self, Netns},
     server::{self, Server},
+    sniffer::{Asker, Sniffer},
+};
+
+/// The bridge as the sender of questions; no other machine has these addresses.
+const BRIDGE: Asker = Asker {
+    mac: [2, 0, 0, 0, 0, 0xfa],
+    v4: Ipv4Addr::new(192, 0, 2, 250),
+    v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0xfa),
 };
 
 /// A bridge in a namespace of its own. Its ports lead to devices in other namespaces.
@@ -22,8 +32,16 @@ pub fn mac(port: usize) -> String {
 impl Lan {
     /// Creates the bridge `br0`, without ports, in this namespace.
     pub fn new(bridge: Netns) -> Result<Self> {
-        bridge.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n")?;
+        bridge.ip(&format!(
+            "link add br0 address {} type bridge mcast_snooping 0\nlink set br0 up\n",
+            mac(BRIDGE.mac[5].into())
+        ))?;
         Ok(Self { bridge })
+    }
+
+    /// Starts to record which machines claim these addresses, and to ask for them, see [`Sniffer`].
+    pub fn watch(&self, addresses: &[IpAddr]) -> Result<Sniffer> {
+        Sniffer::start(&self.bridge, "br0", &BRIDGE, addresses)
     }
 
     /// Gives a namespace a device `eth0` at this port of the bridge, with these addresses (with prefix lengths).

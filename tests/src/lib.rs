@@ -34,6 +34,7 @@ pub mod resolver;
 pub mod server;
 pub mod site;
 pub mod skip;
+pub mod sniffer;
 pub mod socket;
 pub mod stopwatch;
 pub mod terminal;
@@ -45,7 +46,7 @@ use std::{thread::sleep, time::Duration};
 
 use self::stopwatch::Stopwatch;
 
-/// [`wait_for`] ends at the latest after this many times its limit plus [`GRACE`], however busy the machine is.
+/// Bounds the wall-clock time of [`wait_for`] on a busy machine: at most this factor times the limit, plus [`GRACE`].
 const LONGEST: u32 = 10;
 /// The constant part of the longest wait, see [`LONGEST`].
 const GRACE: Duration = Duration::from_secs(30);

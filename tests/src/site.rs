@@ -1,4 +1,4 @@
-//! A site that announces addresses: three nodes with two pods each, and two clients.
+//! A site whose agents can announce addresses: three nodes with two pods each, and two clients.
 //!
 //! ```text
 //!  far ─── router ═══ lan: node1 (pod1, pod2)   node2 (pod3, pod4)   node3 (pod5, pod6)
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The router spreads packets to [`FAR`] over the nodes, by static routes or by routes that it learns by BGP. If the
-//! site announces addresses, one node answers for [`NEAR`] at layer 2. The Services `far` and `near` have these
+//! agents announce addresses, one node answers for [`NEAR`] at layer 2. The Services `far` and `near` have these
 //! addresses; all pods are their endpoints until [`Site::serve_from`] selects nodes.
 
 use std::{
@@ -33,8 +33,9 @@ use crate::{
 
 /// Load balancer addresses that the router spreads over the nodes, IPv4 first.
 pub const FAR: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
-/// Load balancer addresses that one node answers for at layer 2, IPv4 first.
-pub const NEAR: [&str; 2] = ["172.18.0.100", "fd00:172:18::64"];
+/// Load balancer addresses that one node answers for at layer 2, IPv4 first. MetalLB's hash ranks the nodes in the same
+/// order for both, so they move together.
+pub const NEAR: [&str; 2] = ["172.18.0.100", "fd00:172:18::6f"];
 /// Numbers of the nodes.
 pub const NODES: [u8; 3] = [1, 2, 3];
 /// Number of the routing table with the routes that BIRD announces.
@@ -60,7 +61,7 @@ pub enum Announcement {
     Both,
 }
 
-/// The nodes, clients and router of a site. Fields are dropped in order: `agents` stays first.
+/// The nodes, clients and router of a site. `agents` must stay the first field, so that agents are dropped first.
 #[derive(Debug)]
 pub struct Site {
     agents: BTreeMap<u8, Agent>,
@@ -95,7 +96,7 @@ impl Site {
         router.sysctls(&[
             ("ipv4/fib_multipath_hash_policy", "1"),
             ("ipv6/fib_multipath_hash_policy", "1"),
-            // A shorter time, because otherwise the router continues to send to a dead neighbour that it knows.
+            // The default is 30 s. While the router considers a neighbour reachable, it sends to it even if it is dead.
             ("ipv4/neigh/lan/base_reachable_time_ms", "5000"),
             ("ipv6/neigh/lan/base_reachable_time_ms", "5000"),
         ])?;
@@ -142,7 +143,7 @@ impl Site {
         Ok(manifests.put(&self.service("near", NEAR, 2))?)
     }
 
-    /// Makes the pods of these nodes the endpoints of both Services, and waits until the agents know it.
+    /// Makes the pods of these nodes the endpoints of both Services, and waits until each running agent serves them.
     ///
     /// # Errors
     /// A file cannot be written, or an agent does not follow in time.
@@ -282,7 +283,7 @@ impl Site {
         Ok(())
     }
 
-    /// Brings the wire of a killed node up again, with its routes, and starts its agent.
+    /// Sets the link of a killed node up again, restores its routes, and starts its agent.
     ///
     /// # Errors
     /// `ip` fails, or the agent does not become healthy.
@@ -291,7 +292,7 @@ impl Site {
         self.start(&[node])
     }
 
-    /// What a command with `-o json` prints.
+    /// The parsed output of an `lb-agent` command, run with `-o json` for the agent of a node.
     ///
     /// # Errors
     /// The command fails, or prints no JSON.
@@ -300,15 +301,17 @@ impl Site {
         serde_json::from_slice(&output.stdout).with_context(|| format!("in the output of {arguments:?}"))
     }
 
-    /// The node that announces the IPv4 address of [`NEAR`]; `None` while no node does.
+    /// The node that announces both addresses of [`NEAR`]; `None` while no node does.
     ///
     /// # Errors
     /// `announce list` fails.
     pub fn announcer(&self) -> Result<Option<u8>> {
         for node in self.live() {
             let list = self.json(node, &["announce", "list"])?;
-            let entries = list.as_array().into_iter().flatten();
-            if entries.into_iter().any(|entry| entry["address"] == NEAR[0] && entry["here"] == true) {
+            let entries = || list.as_array().into_iter().flatten();
+            let is_here =
+                |vip: &&str| entries().any(|entry| entry["address"] == *vip && entry["here"] == true);
+            if NEAR.iter().all(is_here) {
                 return Ok(Some(node));
             }
         }
@@ -409,7 +412,7 @@ impl Site {
 }
 
 impl Site {
-    /// For each client connection to [`FAR`], the pods' addresses and ports to which nodes forward it.
+    /// For each client connection to [`FAR`]: the addresses and ports of the pods to which nodes forward it.
     ///
     /// # Errors
     /// `conntrack list` fails.

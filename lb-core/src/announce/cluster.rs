@@ -26,8 +26,9 @@ pub struct Member {
     pub labels: Labels,
     /// The address at which the node receives the other members' messages; `None` if the Node has none.
     pub address: Option<IpAddr>,
-    /// Whether the node may announce addresses. It may not if it has the label `exclude-from-external-load-balancers`,
-    /// is being deleted, or has no network, but then still votes. It may if it is cordoned or tainted, as in MetalLB.
+    /// Whether the node may announce addresses. A node that has the label `exclude-from-external-load-balancers`, is
+    /// being deleted, or has no network may not announce, but still votes. A cordoned or tainted node may, as in
+    /// MetalLB.
     pub may_announce: bool,
 }
 

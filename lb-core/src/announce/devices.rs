@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::lease::Nanos;
 
-/// Nanoseconds for which a device that has gone still counts, so that an address does not move to another node when a
-/// cable is replugged or a driver resets a card.
+/// Nanoseconds for which a device still counts after it has disappeared, so that an address does not move to another
+/// node when a cable is replugged or a driver resets a card.
 const PATIENCE: Nanos = 5_000_000_000;
 
-/// The devices of a node, including those that have gone a moment ago, each with the last time that it was there.
+/// The devices of a node, including those that disappeared a moment ago, each with the last time when it was present.
 #[derive(Clone, Debug, Default)]
 pub struct LastingDevices(BTreeMap<String, Nanos>);
 

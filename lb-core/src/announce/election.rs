@@ -1,8 +1,8 @@
 //! The nodes that may announce an address, the best first.
 //!
 //! Rendezvous hashing ranks the nodes for each address, not for each Service, because Services that share an address
-//! need one announcer. The hash is MetalLB's, so the only address of a Service stays on its node when this agent
-//! replaces MetalLB.
+//! need one announcer. The hash is MetalLB's, so an address that is the only one of its Service stays on its node when
+//! this agent replaces MetalLB.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,6 +27,8 @@ pub struct Candidacy {
     pub pool: Arc<str>,
     /// The Services that have the address.
     pub services: Vec<ObjectName>,
+    /// The L2Advertisements that cover the pool.
+    pub advertisements: Vec<ObjectName>,
     /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive announces
     /// it.
     pub nodes: Vec<Arc<str>>,
@@ -89,8 +91,11 @@ pub fn candidacies(
             nodes.get(this).map_or_else(nowhere, |node| interfaces(advertised, address, &node.labels));
         let services = holders.iter().map(|(service, _)| (*service).clone()).collect();
         let pool = pool.name.clone();
-        advertised.of(address).next()?;
-        Some(Candidacy { address, pool, services, nodes: nodes_ranked, interfaces })
+        let advertisements: Vec<ObjectName> = advertised.of(address).map(|it| it.name.clone()).collect();
+        let is_advertised = !advertisements.is_empty();
+        let candidacy =
+            Candidacy { address, pool, services, advertisements, nodes: nodes_ranked, interfaces };
+        is_advertised.then_some(candidacy)
     };
     by_address.into_iter().filter_map(candidacy).collect()
 }

@@ -42,8 +42,8 @@ impl Evidence {
         }
     }
 
-    /// The latest time for which `quorum` voters have granted a question that was sent then or later; `None` if fewer
-    /// voters have granted one.
+    /// The latest time such that at least `quorum` voters have granted a question sent at that time or later; `None` if
+    /// fewer voters have granted a question.
     pub(super) fn since(&self, address: IpAddr, quorum: usize) -> Option<Nanos> {
         let mut times = self.times.get(&address)?.clone();
         let rank = times.len().checked_sub(quorum)?;

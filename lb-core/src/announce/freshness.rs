@@ -1,14 +1,15 @@
 //! Distinguishes a new question from a copy of an earlier one, which an attacker without the key may have recorded.
 //!
-//! A question has the random number of its sender's start (its *incarnation*) and a number that grows with each
-//! question since. A receiver accepts a question of the incarnation that it knows if the number is greater than all
-//! before. It accepts another incarnation only if the question echoes the receiver's *challenge*, which the receiver
-//! has given in an answer and replaces as soon as a question has echoed it. So no question from before the receiver's
-//! own start is accepted, and none of an incarnation that another one has followed.
+//! A question has a random number that its sender chose at its start (its *incarnation*), and a number that grows with
+//! each question since then. A receiver accepts a question of the incarnation that it knows if the question's number is
+//! greater than those of all earlier questions. It accepts another incarnation only if the question echoes the
+//! receiver's *challenge*. The receiver gives the challenge in an answer, and replaces it as soon as a question has
+//! echoed it. So the receiver accepts no question from before its own start, and none of an incarnation that it has
+//! since replaced by another.
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a question among all questions that a member has ever sent, also before its last start.
+/// Identifies a question among all questions that a member has ever sent, including those before its last start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuestionId {
     /// A random number that the member chose at its start.
@@ -20,7 +21,7 @@ pub struct QuestionId {
 /// A number that a member must echo before another member accepts questions of its incarnation.
 pub type Challenge = u64;
 
-/// Generates challenges, each of them once.
+/// Generates challenges, none of them twice.
 #[derive(Clone, Debug)]
 pub(super) struct Challenges(Challenge);
 

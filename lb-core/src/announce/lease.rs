@@ -13,8 +13,8 @@
 //! was paused wakes up with a right that has expired for all other members; it loses that right when it receives the
 //! new owner's announcement (`lb_ebpf::rules::announce`).
 //!
-//! The belief of a member about which others are alive only determines whether it asks, and which voters it proposes. A
-//! wrong belief delays a takeover, but never gives two members the right (apart from the exception above).
+//! A member's view of which other members are alive determines only whether it asks for an address, and which voters it
+//! proposes. A wrong view delays a takeover, but never gives two members the right (apart from the exception above).
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -40,7 +40,7 @@ const MILLISECOND: Nanos = 1_000_000;
 pub struct Timing {
     /// Interval at which a candidate sends its questions.
     pub interval: Nanos,
-    /// How long a candidate has a right, from the time that it sent the question which a majority has granted.
+    /// How long a right lasts, counted from when the candidate sent the question that a majority has granted.
     pub right: Nanos,
     /// How long a voter keeps a promise.
     pub promise: Nanos,
@@ -378,7 +378,7 @@ impl Leases {
         parts.into_iter().map(ask).collect()
     }
 
-    /// The question with what is specific to the receiver `to`: its challenge.
+    /// Returns the question as it is sent to the member `to`: with the last challenge that `to` has given.
     pub fn addressed(&self, ask: &Ask, to: &str) -> Ask {
         Ask { echo: self.others.get(to).and_then(|peer| peer.echo), ..ask.clone() }
     }
@@ -427,8 +427,8 @@ impl Leases {
         self.count(from, answer, now);
     }
 
-    /// Adopts voters of a newer generation from an answer. A member that has just started must first read voters from
-    /// the API server: another member's could be older than those that it knew before.
+    /// Adopts voters of a newer generation from an answer. A member that has just started must first read the voters
+    /// from the API server, because the voters in an answer could be older than those that it knew before its start.
     fn learn(&mut self, answer: &Answer, now: Nanos) {
         let Some(part) = answer.voters.as_ref().filter(|_| self.voters.generation > 0) else { return };
         if let Some(voters) = self.parts.add(part).cloned() {

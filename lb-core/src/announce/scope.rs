@@ -18,8 +18,8 @@ pub(super) struct Scope {
     nodes: Nodes,
 }
 
-/// `spec.nodeSelectors`: the nodes that announce, which are all nodes if there is no selector, else the nodes that any
-/// of the selectors selects.
+/// `spec.nodeSelectors`: the nodes that announce. Without selectors these are all nodes, otherwise the nodes that at
+/// least one selector selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Nodes(Vec<Selector>);
 

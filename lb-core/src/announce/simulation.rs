@@ -1,6 +1,7 @@
-//! Simulates members that lose, delay and reorder messages, pause, die and restart, with clocks of different rates.
-//! Each may lose the API server, in which Nodes are created and deleted and the object with the voters changes. An
-//! attacker replays messages. Two members must never have the right to announce one address at the same time.
+//! Simulates members with clocks of different rates that pause, die and restart, and whose messages are lost, delayed
+//! and reordered. A member may lose its connection to the API server, where Nodes are created and deleted and the
+//! object with the voters changes. An attacker replays messages. Two members must never have the right to announce one
+//! address at the same time.
 
 use std::{
     cmp::Reverse,
@@ -96,6 +97,8 @@ struct World {
     /// The side of the partition that each member is on. Members on different sides receive no messages from each
     /// other.
     side: Vec<u64>,
+    /// The directions, from a sender to a receiver, in which all messages are lost.
+    blocked: BTreeSet<(usize, usize)>,
     prefer: Prefer,
     /// The voters in the API server; `None` after their deletion.
     object: Option<Voters>,
@@ -134,6 +137,7 @@ impl World {
             loss: 0,
             delay: 5 * MILLISECOND,
             side: vec![0; count],
+            blocked: BTreeSet::new(),
             prefer,
             time: 0,
         };
@@ -202,7 +206,8 @@ impl World {
 
     fn send(&mut self, from: usize, to: usize, body: Body) {
         self.recorded.push((to, from, body.clone()));
-        if self.side[from] != self.side[to] || self.random.chance(self.loss) {
+        let is_apart = self.side[from] != self.side[to] || self.blocked.contains(&(from, to));
+        if is_apart || self.random.chance(self.loss) {
             return;
         }
         let at = self.time + self.random.below(self.delay.max(1));
@@ -288,8 +293,8 @@ impl World {
         }
     }
 
-    /// Whether a member that is not paused knows the newest voters and reaches the API server: it writes them back at
-    /// once.
+    /// Whether a member that is not paused knows the newest voters and reaches the API server. Such a member restores
+    /// the voters in the API server at once.
     fn voters_can_be_restored(&self) -> bool {
         let knows = |member: &Member| {
             let is_up = member.alive && member.paused_until <= self.time && member.has_api;
@@ -382,6 +387,49 @@ fn partitions_leave_one_owner_with_a_majority_and_none_without() {
     }
 }
 
+/// Tests every combination of directions in which messages of three members are lost. Member 0 is the best candidate. It
+/// announces while another member hears it and it hears that member's answers. Another member replaces it only if
+/// no member hears it: a member that hears it waits for it, or has promised the address to it.
+#[test]
+fn messages_lost_in_one_direction_leave_at_most_one_owner() {
+    const LINKS: [(usize, usize); 6] = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];
+    for combination in 0..1_u64 << LINKS.len() {
+        let is_blocked = |index: &usize| (combination >> index) & 1 == 1;
+        let blocked: BTreeSet<_> = (0..LINKS.len()).filter(is_blocked).map(|index| LINKS[index]).collect();
+        let reach_each_other = |a, b| !blocked.contains(&(a, b)) && !blocked.contains(&(b, a));
+        let is_heard = !blocked.contains(&(0, 1)) || !blocked.contains(&(0, 2));
+        let expected: &[usize] = if reach_each_other(0, 1) || reach_each_other(0, 2) {
+            &[0]
+        } else if !is_heard && reach_each_other(1, 2) {
+            &[1]
+        } else {
+            &[]
+        };
+        let mut world = World::new(3, combination, Prefer::Single, 5);
+        world.run(5 * SECOND);
+        world.blocked = blocked.clone();
+        world.run(5 * SECOND);
+        assert_eq!(world.answering(), expected, "{blocked:?}");
+        world.blocked.clear();
+        world.run(15 * SECOND);
+        assert_eq!(world.answering(), [0], "after {blocked:?}");
+    }
+}
+
+#[test]
+fn one_of_two_members_that_prefer_availability_announces_while_one_hears_the_other() {
+    for (direction, expected) in [((0, 1), 1), ((1, 0), 0)] {
+        let mut world = World::new(2, 3, Prefer::Availability, 5);
+        world.run(5 * SECOND);
+        world.blocked = BTreeSet::from([direction]);
+        world.run(10 * SECOND);
+        assert_eq!(world.answering(), [expected], "{direction:?}");
+        world.blocked.clear();
+        world.run(15 * SECOND);
+        assert_eq!(world.answering(), [0], "after {direction:?}");
+    }
+}
+
 #[test]
 fn two_members_that_prefer_availability_both_announce_while_they_hear_nothing() {
     let mut world = World::new(2, 3, Prefer::Availability, 5);
@@ -447,8 +495,9 @@ fn voters_follow_the_nodes() {
 /// Tests the rest of the table of docs/announce.md: partitions while nodes come and go.
 #[test]
 fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_go() {
-    // n0 and n1, two of the three voters, lose the others and the API server; in the second run, their Nodes are
-    // deleted as well. The others must not add voters until n0 and n1 are a minority, nor remove them.
+    // n0 and n1, two of the three voters, lose contact with the other members and the API server; in the second run,
+    // their Nodes are deleted as well. The other members must neither remove n0 and n1 from the voters nor add voters,
+    // which would make n0 and n1 a minority.
     for deleted in [false, true] {
         let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
         world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
@@ -464,8 +513,8 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
         world.run(40 * SECOND);
         assert_eq!(world.voters.names, world.nodes);
     }
-    // n0 loses the API server only, and the three voters become nine. Then n0 and n1, a majority of the three, lose the
-    // rest.
+    // n0 loses contact only with the API server, and the three voters become nine. Then n0 and n1, a majority of the
+    // former three, lose contact with the other members.
     let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
     world.members[0].has_api = false;
     world.run(40 * SECOND);
@@ -474,8 +523,9 @@ fn side_without_a_majority_of_the_voters_never_gets_one_by_nodes_that_come_and_g
     world.side = vec![0, 0, 1, 1, 1, 1, 1, 1, 1];
     world.run(10 * SECOND);
     assert_eq!(world.answering(), [2]);
-    // n0 loses the API server only, and the three voters become nine. Then n0 and n1 lose the rest, and n1 starts again
-    // without the API server: it does not know the voters, so it must not help n0 to a majority of the three.
+    // n0 loses contact only with the API server, and the three voters become nine. Then n0 and n1 lose contact with the
+    // other members, and n1 restarts without access to the API server. n1 does not know the voters, so it must not give
+    // n0 a majority of the former three.
     let mut world = World::with_voters(9, 3, 17, Prefer::Single, 5);
     world.members[0].has_api = false;
     world.run(40 * SECOND);
@@ -506,7 +556,7 @@ fn node_that_is_apart_from_two_of_three_voters_never_becomes_one_of_two() {
         world.run(60 * SECOND);
         assert_eq!(world.answering(), [0], "{prefer:?}");
     }
-    // The two still hear one other voter, so they may continue.
+    // n0 dies and its Node is deleted. n1 and n2 still hear each other, so they may become the only two voters.
     let mut world = World::new(3, 5, Prefer::Availability, 5);
     world.run(8 * SECOND);
     world.kill(0);
@@ -632,7 +682,7 @@ proptest! {
                 continue;
             }
             let index = usize::try_from(world.random.below(count as u64)).unwrap();
-            match world.random.below(11) {
+            match world.random.below(12) {
                 0 => world.kill(index),
                 1 if !world.members[index].alive || world.members[index].paused_until <= world.time => {
                     // `restart` empties the data plane's map, as a restarted agent does first.
@@ -651,13 +701,23 @@ proptest! {
                     }
                 }
                 // The voters are deleted, or replaced by older ones, only while a member can write them back: an agent
-                // that starts before that, and reaches no other member, would believe the older ones.
+                // that starts before they are written back, and reaches no other member, would believe the older ones.
                 8 if world.voters_can_be_restored() => world.object = None,
                 9 if world.voters_can_be_restored() => {
                     let old = world.random.below(world.history.len() as u64);
                     world.object = world.history.get(usize::try_from(old).unwrap()).cloned();
                 }
-                _ => world.side = vec![0; count],
+                10 => {
+                    // Messages in this direction get lost from now on, or no longer.
+                    let to = usize::try_from(world.random.below(count as u64)).unwrap();
+                    if !world.blocked.remove(&(index, to)) {
+                        world.blocked.insert((index, to));
+                    }
+                }
+                _ => {
+                    world.side = vec![0; count];
+                    world.blocked.clear();
+                }
             }
             if world.random.chance(20) {
                 // Members learn of changed candidates at different times.

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 use super::{
     advertisement::{Advertised, Advertisement, labels_of},
+    bgp::BgpAdvertisement,
+    coverage::{Protocols, uncovered},
     election::{Candidacy, Candidate, Interfaces, candidacies},
     holders::Holder,
     schedule::due,
@@ -202,6 +204,56 @@ fn announcements_follow_the_schedule() {
     ] {
         assert_eq!(due(elapsed), number, "{elapsed}");
     }
+}
+
+#[test]
+fn address_in_a_pool_without_advertisement_is_named_once_there_is_an_advertisement() {
+    let by_bgp = |spec: Value| {
+        let object = json!({"metadata": {"name": "b", "namespace": "metallb-system"}, "spec": spec});
+        let it = BgpAdvertisement::new(&serde_json::from_value(object).unwrap()).unwrap();
+        let mut advertised = advertised(&[]);
+        advertised.bgp.advertisements.insert(it.name.clone(), it);
+        advertised
+    };
+    let services = holders(&[
+        holder(&["192.0.2.1", "198.51.100.1"], None),
+        holder(&["2001:db8::1"], Some(&[])),
+        holder(&["192.0.2.1"], None),
+    ]);
+    let texts = |layer_2: Option<&Advertised>, bgp: Option<&Advertised>| -> Vec<String> {
+        let found = uncovered(Protocols { layer_2, bgp }, &services);
+        found.iter().map(ToString::to_string).collect()
+    };
+    let (none, all) = (advertised(&[]), advertised(&[json!({})]));
+    let (one, two) = (
+        advertised(&[json!({"ipAddressPools": ["one"]})]),
+        advertised(&[json!({"ipAddressPools": ["two"]})]),
+    );
+    let (bgp_none, bgp_one) = (advertised(&[]), by_bgp(json!({"ipAddressPools": ["one"]})));
+    for nothing in [
+        texts(None, None),
+        texts(Some(&none), None),
+        texts(Some(&all), None),
+        texts(Some(&none), Some(&bgp_none)),
+        texts(Some(&two), Some(&bgp_one)),
+    ] {
+        assert_eq!(nothing, [""; 0]);
+    }
+    let advice = "name the pool in an advertisement, unless routers have routes to it";
+    let of_two = format!("so no node announces 2001:db8::1 (default/s1): {advice}");
+    assert_eq!(texts(Some(&one), None), [format!("pool \"two\": no L2Advertisement covers it, {of_two}")]);
+    assert_eq!(
+        texts(None, Some(&bgp_one)),
+        [format!("pool \"two\": no BGPAdvertisement covers it, {of_two}")]
+    );
+    let of_one = format!("so no node announces 192.0.2.1 (default/s0, default/s2): {advice}");
+    let neither = "no L2Advertisement and no BGPAdvertisement covers it";
+    assert_eq!(texts(Some(&two), Some(&bgp_none)), [format!("pool \"one\": {neither}, {of_one}")]);
+    // A route that would be wider than the pool is refused, so nothing announces the pool.
+    let too_wide = by_bgp(json!({"aggregationLength": 24, "ipAddressPools": ["one"]}));
+    assert_eq!(texts(Some(&two), Some(&too_wide)), [format!("pool \"one\": {neither}, {of_one}")]);
+    // The objects for BGP have not been read yet: they may cover the pool.
+    assert_eq!(texts(Some(&two), Some(&Advertised::default())), [""; 0]);
 }
 
 proptest! {

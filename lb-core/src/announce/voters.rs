@@ -13,8 +13,9 @@
 //!    generation before it can have a majority: one of those voters refuses.
 //!
 //! Members learn a generation from the API server, or in [`Part`]s from a member that knows it, at different times. By
-//! 1, two generations in a row cannot both elect; by 2 and 3 all older ones cannot elect at all. A side of a partition
-//! that sees nodes disappear can change nothing unless it has a majority of the voters from before.
+//! rule 1, two consecutive generations cannot both elect a member; by rules 2 and 3, older generations cannot elect
+//! any. A side of a partition that sees nodes disappear can change nothing unless it has a majority of the voters from
+//! before.
 //!
 //! The rules need members that never return to an older generation. An agent that starts knows none, so it votes only
 //! after it has read one from the API server. If the object was deleted or replaced by an older one, the agents that
@@ -81,9 +82,9 @@ impl Voters {
         self.names.len() / 2 + 1
     }
 
-    /// The next generation: without a voter whose node is gone, else with a member that lives and has no vote yet;
-    /// `None` if there is nothing to change, or after [`Self::LAST`]. `exists` returns whether a node exists; `alive`
-    /// are the members that are heard.
+    /// The next generation. Removes a voter whose node does not exist (`exists`). If there is none to remove, adds one
+    /// of the members that are `alive` and have no vote yet. `None` if there is nothing to change, or after
+    /// [`Self::LAST`].
     pub fn next<'a>(
         &self,
         exists: impl Fn(&str) -> bool,
@@ -106,8 +107,8 @@ impl Voters {
         self.generation.checked_add(1).filter(|next| *next <= Self::LAST)
     }
 
-    /// What an agent that knows these voters must write to the API server, which has `found`: the same voters in a new
-    /// generation, if `found` is `None`, older, or different in the same generation. `None` otherwise, after
+    /// What an agent that knows these voters must write to the API server: these voters in a new generation, if the
+    /// voters `found` there are missing (`None`), older, or different in the same generation. `None` otherwise, after
     /// [`Self::LAST`], and for an agent that knows no voters (generation 0).
     pub fn restored(&self, found: Option<&Self>) -> Option<Self> {
         let is_valid = found.is_some_and(|found| found.generation > self.generation || found == self);

@@ -1,19 +1,19 @@
-//! Which connections survive when another node gets their packets: a node dies, comes, or hands its addresses over.
+//! Which connections survive when another node gets their packets: a node dies, joins, or hands over its addresses.
 
 use std::{collections::BTreeMap, env, net::SocketAddr, thread::sleep, time::Duration};
 
 use lb_tests::{
     cluster::Cluster,
-    netns::unique_prefix,
+    netns::{Netns, unique_prefix},
     site::{Announcement, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
     stopwatch::Stopwatch,
     transfers::{Download, Transfers},
     wait_for,
 };
 
-/// A download without a byte for this time is lost.
+/// A download that receives no byte for this time counts as broken.
 const STALLED: Duration = Duration::from_secs(20);
-/// Bytes of a download: more than it receives before [`Transfers::finish`], and than buffers hold.
+/// Bytes of a download: more than the client receives before [`Transfers::finish`], and more than the buffers hold.
 const BYTES: u64 = 512 << 10;
 
 fn site(announcement: Announcement, flags: &[&str]) -> Site {
@@ -35,17 +35,21 @@ fn http(vips: [&str; 2]) -> [SocketAddr; 2] {
     vips.map(|vip| SocketAddr::new(vip.parse().unwrap(), 80))
 }
 
-/// How many downloads the tests behind ECMP run. More take long: `LB_SURVIVAL_DOWNLOADS=1000` gives the figures in
-/// docs/announce.md.
+/// Number of downloads in the tests with a dead or an added node. `LB_SURVIVAL_DOWNLOADS=1000`, which takes long, gives
+/// the figures in docs/announce.md.
 fn count() -> usize {
     env::var("LB_SURVIVAL_DOWNLOADS").map_or(120, |text| text.parse().unwrap())
 }
 
-/// Starts downloads by the client behind the router. The more there are, the longer it takes to open all of them, so
-/// each then has more bytes.
+/// Starts downloads by the client behind the router.
 fn far_downloads(site: &Site, count: usize) -> Transfers {
+    downloads(&site.cluster.client, FAR, count)
+}
+
+/// The more downloads there are, the longer it takes to open all of them, so each then has more bytes.
+fn downloads(client: &Netns, vips: [&str; 2], count: usize) -> Transfers {
     let bytes = BYTES * (count as u64 / 250).max(1);
-    Transfers::begin(&site.cluster.client, &http(FAR), count, bytes).unwrap()
+    Transfers::begin(client, &http(vips), count, bytes).unwrap()
 }
 
 /// The nodes that tunnel downloads to pods on other nodes, by the address of the client.
@@ -170,7 +174,7 @@ fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
         );
         assert_eq!((of_pods, broken.len()), (0, 0), "{broken:?}");
         // Without resilient hashing the router moves about a third to the added node.
-        assert!(if resilient { moved * 20 < count } else { moved > count / 10 }, "{moved} of {count}");
+        assert!(if resilient { moved * 100 < count } else { moved > count / 10 }, "{moved} of {count}");
         let next = far_downloads(&site, 60);
         let paths = Paths::of(&site);
         let through_added = next.downloads().iter().filter(|it| paths.forwarder(&site, it) == 3).count();
@@ -181,10 +185,11 @@ fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
 
 #[test]
 fn connections_survive_a_layer_2_takeover_from_a_dead_node() {
-    const COUNT: usize = 60;
     let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
+    site.wait_for_announcer(|_| true).unwrap();
+    let transfers = downloads(&site.near, NEAR, count());
+    // This node announces the addresses of both families, so every download moves to another node.
     let owner = site.wait_for_announcer(|_| true).unwrap();
-    let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, BYTES).unwrap();
     site.kill(owner).unwrap();
     let next = site.wait_for_announcer(|node| node != owner).unwrap();
     let is_lost = |download: &Download| site.node_of(&download.server) == Some(owner);
@@ -192,24 +197,28 @@ fn connections_survive_a_layer_2_takeover_from_a_dead_node() {
     let (lost, rest): (Vec<Download>, Vec<Download>) = downloads.into_iter().partition(is_lost);
     let pause = rest.iter().map(|download| download.longest_pause).max().unwrap_or_default();
     println!(
-        "{COUNT} downloads moved from node{owner} to node{next}, {} had their pods on the dead node; longest pause {pause:?}",
+        "{} downloads moved from node{owner} to node{next}, {} had their pods on the dead node; longest pause {pause:?}",
+        rest.len() + lost.len(),
         lost.len()
     );
     assert_eq!(broken(&rest).len(), 0, "{:?}", broken(&rest));
-    assert!(!rest.is_empty() && !lost.is_empty());
+    let of_v4 = |downloads: &[Download]| downloads.iter().filter(|it| it.to.is_ipv4()).count();
+    for downloads in [&lost, &rest] {
+        assert!((1..downloads.len()).contains(&of_v4(downloads)), "both families: {downloads:?}");
+    }
 }
 
 #[test]
 fn planned_handover_under_mh_and_dsr_ends_no_connection() {
     const COUNT: usize = 60;
     let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
-    // The best node takes over once it has settled.
+    // If another node has announced first, it yields to the best node once that node has been alive for 5 s.
     sleep(Duration::from_secs(6));
     let owner = site.wait_for_announcer(|_| true).unwrap();
     let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, BYTES).unwrap();
     assert!(site.take_agent(owner).unwrap().terminate().unwrap().success());
     site.wait_for_announcer(|node| node != owner).unwrap();
-    // The pods of the node that hands over go on as well: its programs stay.
+    // Connections to pods on the node that hands over also continue, because its programs stay attached.
     sleep(Duration::from_secs(1));
     site.start(&[owner]).unwrap();
     site.wait_for_announcer(|node| node == owner).unwrap();

@@ -28,7 +28,7 @@ pub struct BgpAdvertisement {
     pub(super) peers: BTreeSet<String>,
 }
 
-/// All routes with the prefix length `length` inside `network`, whose prefix length is not greater.
+/// All networks inside `network` with the prefix length `length`, which is at least the prefix length of `network`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RouteSet {
     pub(super) network: IpNet,
@@ -92,7 +92,7 @@ impl BgpAdvertisement {
     }
 
     /// Whether `pool`, one of `pools`, is announced: it is in scope, and there is no [`Self::refusal`] of its routes.
-    pub(super) fn announces(&self, pool: &Pool, pools: &[Pool]) -> bool {
+    pub(in crate::announce) fn announces(&self, pool: &Pool, pools: &[Pool]) -> bool {
         self.scope.covers(pool) && self.refusal(pool, pools).is_none()
     }
 
@@ -113,7 +113,7 @@ impl BgpAdvertisement {
         Some((field(net.addr().is_ipv4()), why))
     }
 
-    /// A range of the pool that is smaller than each route to it would be.
+    /// A range of the pool that is too small for even one route of the configured prefix length.
     fn too_wide(&self, pool: &Pool) -> Option<AddressRange> {
         let fits = |range: &&AddressRange| {
             let length = self.length(range.first());

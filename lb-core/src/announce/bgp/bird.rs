@@ -1,8 +1,8 @@
 //! The configuration of BIRD 2.
 //!
-//! The export filter of each peer sets communities and local preference. Equal options of the agent, labels of the node
-//! and MetalLB objects give equal text (sessions that are held back stay as the file has them), so that no change of a
-//! Service makes BIRD reconfigure.
+//! The export filter of each peer sets communities and local preference. The text depends only on the agent's options,
+//! the node's labels and MetalLB's objects, and for sessions that are held back, on the text in the file. So no change
+//! of a Service makes BIRD reconfigure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -70,9 +70,9 @@ pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Co
 
 impl Configuration {
     /// The text of the file, which may contain passwords. A session that is held back stays as it is in `last`, the
-    /// text in use. If `last` lacks that session, the new text has it without the parts that have errors, or leaves it
-    /// out if the peer itself has an error. Unless every object has been read (`is_complete`), all sessions of `last`
-    /// are held back, because they may come from objects that have not been read.
+    /// text in use. If `last` lacks the session, the new text contains the session without the parts that have errors,
+    /// or omits it if the peer itself has an error. Unless every object has been read (`is_complete`), all sessions of
+    /// `last` are held back, because they may come from objects that have not been read.
     pub fn text(&self, last: &str, is_complete: bool) -> String {
         let known = sessions_of(last);
         let mut sessions: BTreeMap<String, &str> =
@@ -151,8 +151,9 @@ impl<'a> Builder<'a> {
         resolved
     }
 
-    /// Looks up the values of an advertisement's communities. `None` if one has no value: without it, routes could
-    /// spread further than they may. An error holds back the peers of the advertisement.
+    /// Looks up the values of an advertisement's communities. Returns `None` if a community has no value, because
+    /// routes without that community could spread further than they may. An error holds back the peers of the
+    /// advertisement.
     fn resolve(&mut self, advertisement: &'a BgpAdvertisement) -> Option<Resolved<'a>> {
         let object = Object::new("BGPAdvertisement", &advertisement.name);
         let mut errors = Vec::new();

@@ -5,7 +5,7 @@
 //! advertisement  BGPAdvertisement: which pools are announced, as which routes, with which attributes
 //! community      values of communities, and their names
 //! objects        the valid objects of these kinds
-//! peer           BGPPeer and BFDProfile: to whom
+//! peer           BGPPeer and BFDProfile: the routers that get the routes, and how their failure is detected
 //! routes         the routes that this node offers
 //! bird           the configuration of BIRD
 //! token          names and texts of objects in that configuration
@@ -30,5 +30,5 @@ pub use self::{
     community::Community,
     objects::{Object, Objects},
     peer::{BfdProfile, Peer},
-    routes::{Adopted, Offer, routes},
+    routes::{Adopted, AnnouncedAddress, Offer, announced, routes},
 };

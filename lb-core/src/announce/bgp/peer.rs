@@ -43,7 +43,7 @@ pub struct Peer {
     pub(super) connect: u64,
     pub(super) router_id: Option<Ipv4Addr>,
     pub(super) password: Option<Quoted>,
-    /// The Secret whose key `password` is the password; `None` if it is in the BGPPeer, or there is none.
+    /// The Secret whose key `password` holds the password; `None` if the BGPPeer itself holds it, or there is none.
     pub password_secret: Option<ObjectName>,
     pub(super) bfd_profile: Option<String>,
     pub(super) graceful_restart: bool,

@@ -14,14 +14,14 @@ use crate::{load_balancer::Labels, model::ObjectName};
 /// Why a node offers a route.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// The Services with an address that the route leads to.
-    pub services: BTreeSet<ObjectName>,
+    /// The addresses that the route leads to and that this node serves, each with its Services.
+    pub addresses: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
     /// The advertisements that announce the route.
     pub advertisements: BTreeSet<ObjectName>,
 }
 
-/// The routes that the node `this`, with these labels, offers: those to addresses that the kernel of the node serves,
-/// of Services with an endpoint; under `externalTrafficPolicy: Local`, an endpoint on this node.
+/// The routes that the node `this`, with these labels, offers. They lead to addresses that the node's kernel serves and
+/// whose Service has an endpoint (under `externalTrafficPolicy: Local`, an endpoint on this node).
 pub fn routes(
     advertised: &Advertised,
     holders: &BTreeMap<ObjectName, Holder>,
@@ -38,12 +38,44 @@ pub fn routes(
             let Some(index) = advertised.index_of(*address) else { continue };
             for advertisement in &announcing[index] {
                 let offer = routes.entry(advertisement.route(*address)).or_default();
-                offer.services.insert(service.clone());
+                offer.addresses.entry(*address).or_default().insert(service.clone());
                 offer.advertisements.insert(advertisement.name.clone());
             }
         }
     }
     routes
+}
+
+impl Offer {
+    /// The Services with an address that the route leads to.
+    pub fn services(&self) -> BTreeSet<&ObjectName> {
+        self.addresses.values().flatten().collect()
+    }
+}
+
+/// An address that a node announces by BGP.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct AnnouncedAddress {
+    /// The Services that have the address.
+    pub services: BTreeSet<ObjectName>,
+    /// The routes that lead to the address.
+    pub routes: BTreeSet<IpNet>,
+    /// The advertisements that announce these routes.
+    pub advertisements: BTreeSet<ObjectName>,
+}
+
+/// The addresses that a node with these routes announces.
+pub fn announced(routes: &BTreeMap<IpNet, Offer>) -> BTreeMap<IpAddr, AnnouncedAddress> {
+    let mut all: BTreeMap<IpAddr, AnnouncedAddress> = BTreeMap::new();
+    for (route, Offer { addresses, advertisements }) in routes {
+        for (address, services) in addresses {
+            let announced = all.entry(*address).or_default();
+            announced.services.extend(services.iter().cloned());
+            announced.routes.insert(*route);
+            announced.advertisements.extend(advertisements.iter().cloned());
+        }
+    }
+    all
 }
 
 fn serves(holder: &Holder, this: &Arc<str>, address: IpAddr) -> bool {
@@ -52,8 +84,8 @@ fn serves(holder: &Holder, this: &Arc<str>, address: IpAddr) -> bool {
         && holder.nodes.as_ref().is_none_or(|nodes| nodes.contains(this))
 }
 
-/// Routes that an earlier agent has left in the table, as long as it is unknown whether this agent offers them: an
-/// object that is not read yet may ask for them.
+/// Routes that an earlier agent has left in the table, and that this agent cannot judge yet: objects that it has not
+/// read yet may call for them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Adopted(BTreeSet<IpNet>);
 
@@ -63,9 +95,9 @@ impl Adopted {
         Self(found)
     }
 
-    /// Drops the routes whose fate is now known: those that are `wanted`; those to a single address that some Services
-    /// have, if the node `this` serves none of these Services at it; and all routes once every object has been read
-    /// (`complete`).
+    /// Removes the routes that this agent can now judge: those that are `wanted`; a route to a single address, if some
+    /// Services have the address and the node `this` serves none of them at it; and all routes once every object has
+    /// been read (`complete`).
     pub fn settle(
         &mut self,
         wanted: &BTreeMap<IpNet, Offer>,

@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    Adopted, BfdProfile, BgpAdvertisement, Community, Offer, Peer, bird::sessions_of, configuration, routes,
-    without_passwords,
+    Adopted, AnnouncedAddress, BfdProfile, BgpAdvertisement, Community, Offer, Peer, announced,
+    bird::sessions_of, configuration, routes, without_passwords,
 };
 use crate::{
     announce::{
@@ -528,6 +528,33 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&with(json!({})), &local(&["n1", "n2"])), "203.0.113.1/32");
     // The aggregate route stays as long as this node serves one of its addresses.
     assert_eq!(found(&aggregate, &[local(&["n2"]), holder(&["203.0.113.9"], None)]), "203.0.113.0/28");
+}
+
+#[test]
+fn announced_address_has_its_services_routes_and_advertisements() {
+    let objects = [
+        pool("one", &["203.0.113.0/28"]),
+        advertisement("host", json!({})),
+        advertisement("net", json!({"aggregationLength": 28})),
+    ];
+    let service = |address: &str| holder(&[address], None);
+    let name = |name: &str| ObjectName::new("default", name);
+    let services = [("a", "203.0.113.1"), ("b", "203.0.113.1"), ("c", "203.0.113.2"), ("d", "192.0.2.1")];
+    let holders = services.map(|(of, address)| (name(of), service(address))).into();
+    let routes = routes(&advertised(&objects), &holders, &n1(), &labels());
+    let services_of_net = routes[&"203.0.113.0/28".parse().unwrap()].services().into_iter().cloned();
+    assert_eq!(services_of_net.collect::<Vec<_>>(), ["a", "b", "c"].map(name));
+    let found = announced(&routes);
+    let expected = |services: &[&str], host: &str| AnnouncedAddress {
+        services: services.iter().copied().map(name).collect(),
+        routes: [host, "203.0.113.0/28"].map(|net| net.parse().unwrap()).into(),
+        advertisements: ["host", "net"].map(|name| ObjectName::new("metallb-system", name)).into(),
+    };
+    let expected = [
+        ("203.0.113.1".parse().unwrap(), expected(&["a", "b"], "203.0.113.1/32")),
+        ("203.0.113.2".parse().unwrap(), expected(&["c"], "203.0.113.2/32")),
+    ];
+    assert_eq!(found, expected.into());
 }
 
 #[test]
