@@ -1,6 +1,6 @@
-//! Fuzzes the reader of the configuration file, in our format and as kube-proxy's KubeProxyConfiguration: it never
-//! panics, reading a text twice gives the same configuration or the same error, and an error names the file, or the
-//! setting whose value is invalid.
+//! Fuzzes the reader of configuration files, both in our format and as kube-proxy's KubeProxyConfiguration: the reader
+//! never panics, reading a text twice gives the same configuration or the same error, and an error names the file, or
+//! the setting whose value is invalid.
 #![no_main]
 
 use std::{fs::File, io::Write as _, os::fd::AsRawFd as _, path::PathBuf};

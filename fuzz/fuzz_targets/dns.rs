@@ -1,7 +1,7 @@
-//! Fuzzes the DNS server: neither the bytes of a query nor those of an upstream server's answer make it panic. Its
-//! answer can be parsed and has the query's ID; if it has a question, that is the query's, and the answer has at most
-//! `LIMIT` bytes. The input is two bytes with the length of the query, the query, and the answer of the upstream
-//! server.
+//! Fuzzes the DNS server: neither the bytes of a query nor those of an upstream server's answer make it panic. The DNS
+//! server's answer can be parsed and has the query's ID. If the answer contains a question, that question is the
+//! query's, and the answer has at most `LIMIT` bytes. The input is two bytes with the length of the query, the query,
+//! and the answer of the upstream server.
 #![no_main]
 
 use std::sync::LazyLock;

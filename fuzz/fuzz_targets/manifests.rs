@@ -31,7 +31,8 @@ fuzz_target!(|text: &str| {
 
     folder.write((BASE.0, text));
     assert!(folder.holds(&good), "the other file has not changed");
-    // A text that names an object (perhaps with an escape) may rightly replace it, even by one that is not served.
+    // A text that names an object (perhaps with an escape) may rightly replace that object, even with one that the
+    // agent does not serve.
     let may_name = text.contains("web") || text.contains('\\');
     if folder.has_unreadable_document() && !may_name {
         assert!(base.0.keys().all(|name| folder.services.contains_key(name)), "{:?}", folder.update);
@@ -65,6 +66,7 @@ impl Folder {
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,
+            has_members: false,
             load_balancer_reassign: false,
             names: None,
             node_port_range: DEFAULT_NODE_PORTS,
@@ -105,7 +107,7 @@ impl Folder {
             && slices.iter().all(|(name, slice)| self.slices.get(name) == Some(slice))
     }
 
-    /// Whether a document may define objects that the source cannot read.
+    /// Whether the last update reports an error without an object: a document is unreadable, and may define any object.
     fn has_unreadable_document(&self) -> bool {
         let unreadable = |severity, object: &Option<String>| severity == Severity::Error && object.is_none();
         self.update.problems.iter().any(|problem| unreadable(problem.severity, &problem.object))

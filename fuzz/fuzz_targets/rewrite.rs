@@ -170,8 +170,8 @@ fn checksums(bytes: &[u8]) -> Option<(Option<u16>, u16)> {
     })
 }
 
-/// Writes the checksums of a packet whose transport checksum the device is to finish: the sum over the pseudo header
-/// in the transport header, and the whole header checksum for IPv4.
+/// Writes the checksums of a packet with a partial transport checksum, which a device would complete: the transport
+/// header gets the sum over the pseudo header only, an IPv4 header its complete header checksum.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "sums are folded; the length has 16 bits in the pseudo header"

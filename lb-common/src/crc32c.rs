@@ -60,8 +60,8 @@ impl Change {
     /// Steps until [`Self::result`] is complete.
     pub const STEPS: u32 = 16;
 
-    /// The change for a packet of `length` bytes (below 2^16) whose first four change by `delta`: old exclusive or new,
-    /// as a little-endian word.
+    /// The change for a packet of `length` bytes (below 2^16) whose first four bytes change by `delta`: the exclusive
+    /// or of their old and new values, as a little-endian word.
     #[inline(always)]
     pub const fn new(delta: u32, length: u32) -> Self {
         Self { change: delta, length, done: 0 }

@@ -29,8 +29,8 @@ impl DeviceInfo {
 
 /// Bits of [`DeviceInfo::flags`].
 pub mod device_flags {
-    /// A wire device, which leads to other machines, on which packets may bypass the stack: it runs the XDP program, or
-    /// the node forwards directly. Packets of routed flows pass between such devices
+    /// A wire device (it leads to other machines) on which packets may bypass the stack, because it runs the XDP
+    /// program or the node forwards directly. Packets of routed flows pass between such devices
     /// ([`crate::conntrack::flow_flags::ROUTED`]).
     pub const WIRE: u32 = 1;
     /// The device transmits frames that XDP programs on other devices redirect to it.
@@ -46,7 +46,8 @@ pub mod device_flags {
     /// its ingress. It gets the packets to cluster IPs that no program has translated.
     pub const CATCH: u32 = 32;
     /// A bridge of pods, on a node with a catch device. Packets to cluster IPs come in here only if the pod's port has
-    /// no programs. Replies to the pod's address would be bridged past this device.
+    /// no programs. Their flows are [caught](crate::conntrack::flow_flags::CAUGHT), because the bridge would deliver
+    /// replies to the pod's address past this device.
     pub const BRIDGES_PODS: u32 = 64;
     /// A workload device: what enters the node here comes from a pod of the node.
     pub const WORKLOAD: u32 = 128;

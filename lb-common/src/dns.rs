@@ -68,7 +68,7 @@ pub const WITHDRAWN: u64 = 1;
 pub enum Lease {
     /// The server answers.
     Live = 0,
-    /// The server stops: it answers what is on its way, and nothing new goes to it.
+    /// The server stops: it still answers queries that are on their way, and gets no new ones.
     Withdrawn = 1,
     /// The server does not answer any more.
     Over = 2,

@@ -21,8 +21,8 @@ pub struct Event {
     pub service: u32,
     /// Interface index of the packet's device; for a system call, the process id.
     pub origin: u32,
-    /// For a new flow, [`crate::Outcome::NewFlow`] or [`crate::Outcome::NewRoutedFlow`], whatever the packet counts as;
-    /// otherwise the counted outcome.
+    /// For a new flow, [`crate::Outcome::NewFlow`] or [`crate::Outcome::NewRoutedFlow`], even if the packet itself is
+    /// counted under another outcome; otherwise, the outcome under which it is counted.
     pub outcome: u8,
     /// Why this backend was chosen: a [`Choice`].
     pub choice: u8,

@@ -26,8 +26,8 @@ use crate::{
 };
 
 const WORD_BITS: u32 = 15;
-/// Words of 64 bits in each array: 256 KiB, which fit into a second-level cache. With 20,000 frontends 0.1 % of other
-/// destinations look like one, with 65,536 marks 0.6 %.
+/// Words of 64 bits in each array: 256 KiB, which fit into a second-level cache. With 20,000 frontends, 0.1 % of all
+/// other destinations are false positives; with 65,536 frontends, 0.6 %.
 pub const WORDS: usize = 1 << WORD_BITS;
 
 /// The value of [`Filter::active`] that makes programs look up every packet. Zeroed memory is a valid filter.
@@ -170,10 +170,10 @@ impl Mark {
     }
 
     /// The marks of an entry of the flow table with these [`flow_flags`]: for the client's direction, the destination
-    /// in `Front`; for the reply direction, the source in `Back`. Replies of a routed or hairpin flow go to an address
-    /// that sockets of the node may also have. So their source is also marked in `Front`: packets that these sockets
-    /// send to the same backend then need the lookup. (A masqueraded flow that is not routed has another entry with
-    /// that mark.)
+    /// in `Front`; for the reply direction, the source in `Back`. For a routed or hairpin flow, the source of replies
+    /// (the backend) is also marked in `Front`: a socket of the node may send to the same backend from the address and
+    /// port that those replies go to, so the programs must look up packets to the backend. (A masqueraded flow that is
+    /// not routed has another entry, which adds that mark.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;

@@ -33,7 +33,7 @@ pub struct FlowEvent {
     pub flags: u8,
     /// The index of the flow's phase in [`crate::conntrack::Phase::ALL`].
     pub phase: u8,
-    /// Always 0. (Two fields, because LLVM fills three bytes by a call to `memset`.)
+    /// Padding, always 0. (Apart from `zeros`, because LLVM would fill one field of three bytes by a call to `memset`.)
     pub zero: u8,
     /// Padding, always 0.
     pub zeros: u16,
@@ -50,9 +50,9 @@ pub enum FlowEventKind {
     /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are
     /// meaningful: the other fields describe one direction, and the last packets are still to be counted.
     Closed = 1,
-    /// A new flow has taken the place of an entry, because the table was full there.
+    /// A new flow has taken the slot of one of this flow's entries, because none of the new flow's places was free.
     Evicted = 2,
-    /// A new flow of the same client port, or one that needs the same source port, has replaced it.
+    /// Another flow has replaced this one: it comes from the same client port, or needs the same source port.
     Replaced = 3,
 }
 

@@ -89,23 +89,23 @@ const _: () = assert!(size_of::<FragmentedDatagram>() == 24);
 describe!(FragmentedDatagram { boundaries, source, destination, seen, device, protocol, zero, zeros });
 
 impl FragmentedDatagram {
-    /// Ticks within which the fragments of a datagram follow the first one: about 30 s, as Linux waits for them
-    /// (`net.ipv4.ipfrag_time`).
+    /// Ticks for which later fragments of a datagram may follow the first one: about 30 s, for which Linux keeps an
+    /// incomplete datagram (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
     /// Ticks for which a later fragment waits for the first one, and for which later fragments are dropped once the
-    /// first one was dropped: 1 to 2 s. The network reorders fragments within milliseconds. The shorter the time, the
-    /// more rarely a fragment meets another datagram with a reused identification.
+    /// first one was dropped: 1 to 2 s. The network reorders fragments within milliseconds. A longer time would only
+    /// make it more likely that a fragment is taken for one of another datagram, which reuses the identification.
     const SHORT_LIFETIME: u32 = 1;
 
     /// The protocol of a datagram that no program translates at this hook: its fragments pass.
     pub const UNTOUCHED: u8 = 0;
 
-    /// The protocol of a datagram whose first fragment was dropped or answered: its fragments are dropped. (A reserved
-    /// number.)
+    /// The protocol of a datagram whose first fragment was dropped or answered: its later fragments are dropped. (255
+    /// is a reserved protocol number.)
     pub const DROPPED: u8 = 255;
 
-    /// The datagram whose first fragment was seen now.
+    /// The datagram whose first fragment was seen at the tick `seen`.
     #[inline(always)]
     pub const fn new(
         source: u16,
@@ -132,8 +132,8 @@ impl FragmentedDatagram {
     }
 }
 
-/// Whether no more than `ticks` have passed since `seen`, which may be a moment after `now`: two CPUs have read the
-/// clock.
+/// Whether at most `ticks` have passed since `seen`. `seen` may be slightly later than `now`, because two CPUs may have
+/// read the clock.
 #[inline(always)]
 const fn is_within(ticks: u32, seen: Tick, now: Tick) -> bool {
     now.0.wrapping_sub(seen.0).cast_signed() <= ticks.cast_signed()
@@ -151,7 +151,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// No unit has this number: the end of any datagram.
+    /// The number for the end of every datagram. No unit has it.
     const END: u64 = 1 << 32;
 
     /// [`Self::boundaries`] of all fragments of a datagram together.
@@ -160,8 +160,8 @@ impl Span {
     /// A number for both ends of the part. Where two parts meet, their numbers cancel each other, so the exclusive or
     /// of the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A fragment that is
     /// seen twice before the datagram is complete cancels itself, and the datagram then never seems complete. A
-    /// fragment that is seen again after the datagram is complete may be held as an early one, and then counts as a
-    /// part of another datagram with the same key that follows within 2 s.
+    /// duplicate that arrives after the datagram is complete may be held like an early fragment. It then counts as a
+    /// part of the next datagram with the same key, if that one follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })

@@ -89,12 +89,12 @@ pub mod handover {
     pub const CREATES_FLOWS: u32 = 2;
 }
 
-/// Default sizes of the maps, in entries (of `EVENTS` and `FLOW_EVENTS`, in bytes); the agent may override them when it
-/// creates the maps. Most comments say how much kernel memory an entry takes: some when the map is created, the rest
-/// only if the entry exists.
+/// Default sizes of the maps, in entries (`EVENTS` and `FLOW_EVENTS`: in bytes). The agent may override them when it
+/// creates the maps. Most comments say how much kernel memory an entry takes: "at start" is what the kernel allocates
+/// when the agent creates the map; the rest is allocated when the entry is inserted.
 pub mod capacity {
-    /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest for those
-    /// that exist.
+    /// Frontends (`SERVICES`) and names of service ports (`SERVICE_NAMES`): 16 bytes each at start, the rest on
+    /// insertion.
     pub const SERVICES: usize = 131_072;
     /// Slots of the backend arena (`BACKENDS`), all allocated at start, 32 bytes each as the kernel rounds them; and
     /// slots of `ACTIVE`, 8 bytes each.
@@ -105,11 +105,11 @@ pub mod capacity {
     /// Slots of the flow table (`FLOWS`), all allocated at start, 128 bytes each: see
     /// [`flow_slots`](super::conntrack::flow_slots).
     pub const FLOWS: usize = 524_288;
-    /// Entries of `CONNTRACK`, the overflow of the flow table: 16 bytes each at start, the rest for those that exist.
-    /// It alone can hold 131,072 connections with two entries each.
+    /// Entries of `CONNTRACK`, the overflow of the flow table: 16 bytes each at start, the rest on insertion. The
+    /// overflow alone can hold 131,072 connections with two entries each.
     pub const CONNTRACK: usize = 262_144;
-    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest for those that exist. A frontend has one
-    /// address, so as many entries as frontends suffice.
+    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest on insertion. A frontend has one address, so as
+    /// many entries as frontends suffice.
     pub const VIPS: usize = SERVICES;
     /// The smallest size of `VIPS`, which also holds the addresses of the node.
     pub const MIN_VIPS: u32 = 4_096;
@@ -119,27 +119,27 @@ pub mod capacity {
     pub const SOURCE_RANGES: usize = 262_144;
     /// Devices through which packets of internal clients enter (`INSIDE_DEVICES`).
     pub const INSIDE_DEVICES: usize = 4_096;
-    /// Addresses of other nodes that may send tunnelled packets (`PEERS`): 16 bytes each at start, the rest for those
-    /// that exist. Enough for 8,192 nodes with an address of each family.
+    /// Addresses of other nodes that may send tunnelled packets (`PEERS`): 16 bytes each at start, the rest on
+    /// insertion. Enough for 8,192 nodes with an address of each family.
     pub const PEERS: usize = 16_384;
     /// Endpoints of node-local DNS (`DNS_INTERCEPT`): for each cluster IP of the DNS Service and each protocol, one for
     /// queries and one for answers.
     pub const DNS_INTERCEPT: usize = 64;
     /// Devices with programs (`DEVICES`).
     pub const DEVICES: usize = 4_096;
-    /// Next hops of packets that bypass the stack (`NEXT_HOPS`), a power of two: 80 bytes each for every CPU, so 160
-    /// KiB of its cache, and 20 MiB on a machine with 128 CPUs. A CPU that sends to more destinations within a tick
-    /// looks some routes up more than once.
+    /// Next hops of packets that bypass the stack (`NEXT_HOPS`), for each CPU; a power of two. An entry takes 80 bytes,
+    /// so the map takes 160 KiB of the cache of each CPU, and 20 MiB on a machine with 128 CPUs. If a CPU sends to more
+    /// destinations within a tick, it looks up some routes more than once.
     pub const NEXT_HOPS: usize = 2_048;
     /// Addresses that the node announces (`ANNOUNCED`, `ANNOUNCE_HEARD`), each counted once for every device: 16 bytes
-    /// each at start, the rest for those that exist.
+    /// each at start, the rest on insertion.
     pub const ANNOUNCED: usize = 8_192;
     /// Clients of services with affinity (`AFFINITY`), all allocated at start: 112 bytes each.
     pub const AFFINITY: usize = 32_768;
-    /// Service ports with limits on new connections (`LIMITS`): 16 bytes each at start, the rest for those that exist.
+    /// Service ports with limits on new connections (`LIMITS`): 16 bytes each at start, the rest on insertion.
     pub const LIMITS: usize = 16_384;
-    /// Buckets of these limits (`LIMIT_BUCKETS`), all allocated at start: 96 bytes each; more with many CPUs, see
-    /// [`LRU_PER_CPU`].
+    /// Token buckets for the limits on new connections (`LIMIT_BUCKETS`), all allocated at start: 96 bytes each; more
+    /// with many CPUs, see [`LRU_PER_CPU`].
     pub const LIMIT_BUCKETS: usize = 8_192;
     /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start; more with many CPUs, see [`LRU_PER_CPU`].
     pub const FRAGMENTS: usize = 8_192;
@@ -150,21 +150,21 @@ pub mod capacity {
     /// Backends that left a client's SYNs unanswered (`UNANSWERED`), all allocated at start; more with many CPUs, see
     /// [`LRU_PER_CPU`].
     pub const UNANSWERED: usize = 1_024;
-    /// Backends of service ports that sockets of processes are connected to (`SOCKET_COUNTS`): 16 bytes each at start,
-    /// the rest for those that exist.
+    /// Backends that sockets of processes are connected to, counted once for each service port (`SOCKET_COUNTS`): 16
+    /// bytes each at start, the rest on insertion.
     pub const SOCKET_COUNTS: usize = 16_384;
-    /// The fewest entries of `FRAGMENTS`, of `LIMIT_BUCKETS`, of `UNANSWERED` and of the maps of sockets for each CPU.
+    /// The minimum size of `FRAGMENTS`, `LIMIT_BUCKETS`, `UNANSWERED` and the maps of sockets, in entries for each CPU.
     ///
     /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,
-    /// `LOCAL_FREE_TARGET`). A map with fewer than 128 for each CPU evicts entries in use while other CPUs have free
-    /// ones. This number is twice those 128.
+    /// `LOCAL_FREE_TARGET`). A map with fewer than 128 entries for each CPU evicts entries in use while other CPUs have
+    /// free ones. This number is twice those 128.
     pub const LRU_PER_CPU: u32 = 256;
     /// Bytes of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000 events.
     pub const EVENTS: usize = 1 << 20;
-    /// Bytes of the ring buffer of the flow log (`FLOW_EVENTS`), all allocated if the agent keeps one: room for 123,000
-    /// events, those of two seconds with 20,000 connections per second.
+    /// Bytes of the ring buffer of the flow log (`FLOW_EVENTS`), all allocated if the agent keeps a flow log. There is
+    /// room for 123,000 events, those of two seconds at 20,000 connections per second with three events each.
     pub const FLOW_EVENTS: u32 = 1 << 24;
-    /// Endpoints with a name (`ENDPOINT_NAMES`): 16 bytes each at start, the rest for those that exist. Each endpoint
-    /// also has a slot of `BACKENDS`, so the sizes are equal.
+    /// Endpoints with a name (`ENDPOINT_NAMES`): 16 bytes each at start, the rest on insertion. Each endpoint also has
+    /// a slot of `BACKENDS`, so the sizes are equal.
     pub const ENDPOINT_NAMES: usize = BACKENDS;
 }

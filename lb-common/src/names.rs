@@ -22,13 +22,13 @@ pub struct ServiceName {
     pub port_name: [u8; NAME_SIZE],
     /// IP protocol number of the service port.
     pub protocol: u8,
-    /// `nodePort` of the service port, host byte order; 0 if it has none. Kept here so that an allocated one outlives
-    /// the agent.
+    /// `nodePort` of the service port, host byte order; 0 if it has none. Kept here so that a node port that the agent
+    /// allocated survives a restart of the agent.
     pub node_port: u16,
 }
 
-// The kernel adds 56 bytes and the key, which takes 8, to a value, and rounds the sum up to a power of two. Here the
-// sum is 256, so another byte would double the memory.
+// An element takes 56 bytes for the kernel's own data, 8 for the key, and the value; the kernel rounds the sum up to a
+// power of two. Here the sum is 256, so another byte would double the memory.
 const _: () = assert!(size_of::<ServiceName>() == 192);
 
 describe!(ServiceName { namespace, name, port_name, protocol, node_port });
@@ -45,7 +45,7 @@ pub struct EndpointName {
     pub pod: [u8; NAME_SIZE],
 }
 
-// As for `ServiceName`: 256 bytes with the kernel's 56 and the key.
+// As for `ServiceName`: 56 bytes for the kernel's own data, 16 for the key, and the value make 256.
 const _: () = assert!(size_of::<EndpointName>() == 184);
 
 describe!(EndpointName { node, zone, pod });

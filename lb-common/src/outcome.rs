@@ -48,19 +48,19 @@ pub enum Outcome {
     /// A packet of a hairpin flow (a pod reaches itself through a VIP), in either direction, or an ICMP error about
     /// one: translated and sent back.
     Hairpin = 11,
-    /// A TCP segment that is answered with RST: to a service without backends; to a port of a cluster IP that no
-    /// service has; unless it is a SYN, of no tracked flow to a service with
-    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN); or of a connection to the agent's DNS server if that
-    /// server no longer answers.
+    /// A TCP segment that is answered with RST: a segment to a service without backends, or to a port of a cluster IP
+    /// that no service has; a segment of no tracked flow to a service with
+    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN), unless it is a SYN; or a segment of a connection to the
+    /// agent's DNS server, if that server no longer answers.
     RejectTcp = 12,
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
     RejectUdp = 13,
     /// Dropped: a TCP RST or SCTP ABORT of no tracked flow, sent to a VIP. There is no connection to reset.
     StrayReset = 14,
-    /// Dropped: the flow table has no place for the flow and its overflow (`CONNTRACK`) is full; the kernel has no
-    /// memory for another entry; another CPU was interrupted while it inserted the same flow, or has already removed
-    /// it; or a socket hook could not store its entry.
+    /// Dropped: the flow table and its overflow (`CONNTRACK`) have no place for the flow; the kernel has no memory for
+    /// another entry; another CPU has not yet finished inserting the same flow, or has already removed the flow; or a
+    /// socket hook could not store its entry.
     ConntrackFull = 15,
     /// Dropped: no source port was free towards the chosen backend, or the node has no source address for masquerading.
     NoSourcePort = 16,
@@ -70,8 +70,8 @@ pub enum Outcome {
     NoBackend = 18,
     /// Dropped: a kernel helper failed to rewrite or redirect the packet.
     RewriteFailed = 19,
-    /// A packet of a masqueraded connection between this node and the backend: the client's address was translated.
-    /// Also a packet of a connection of the node itself whose source port was translated.
+    /// A packet of a masqueraded connection, on the way between this node and the backend: the client's address was
+    /// translated. Also a packet of a connection of the node itself whose source port was translated.
     Masquerade = 20,
     /// An ICMP echo request to a VIP, answered.
     Echo = 21,
@@ -96,13 +96,13 @@ pub enum Outcome {
     /// A packet of a routed or tunnelled flow that is larger than the MTU: answered with an ICMP error that names the
     /// MTU.
     TooBig = 30,
-    /// Dropped: no route for a packet of a routed or tunnelled flow; a later fragment that is too large for the tunnel;
-    /// or an ICMP error for a tunnel whose hop limit is used up.
+    /// Dropped: a packet of a routed or tunnelled flow to which no route leads; a later fragment that is too large for
+    /// the tunnel; or an ICMP error that should go through a tunnel, but whose TTL or hop limit is used up.
     NoRoute = 31,
     /// First packet of a tunnelled flow (direct server return): a backend on another node was chosen, and the packet
     /// was sent there in a tunnel.
     NewTunnelledFlow = 32,
-    /// A further packet of a tunnelled flow, or an ICMP error about a packet of its backend.
+    /// A further packet of a tunnelled flow; or an ICMP error about a packet that the flow's backend has sent.
     Tunnelled = 33,
     /// A further packet for a backend on this node that another node sent here in a tunnel. (The first one counts as
     /// `new_flow`.)
@@ -110,7 +110,8 @@ pub enum Outcome {
     /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is neither a node of the cluster
     /// nor in `--dsr-peers`.
     TunnelRefused = 35,
-    /// First packet of any other flow that bypasses the stack (`--forwarding direct`): a backend was chosen.
+    /// First packet of a flow that bypasses the stack (`--forwarding direct`) and is neither routed nor tunnelled: a
+    /// backend was chosen.
     NewDirectFlow = 36,
     /// A further packet of a flow that bypasses the stack, in either direction.
     Direct = 37,
@@ -123,8 +124,8 @@ pub enum Outcome {
     /// as FIN without ACK.
     InvalidFlags = 40,
     /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
-    /// the device of the VLAN, or drops it. (If [`crate::filter`] rules out a flow and a Service, it counts as
-    /// `no_service`.)
+    /// the device of the VLAN, or drops it. (If [`crate::filter`] shows that no flow and no Service has the packet, the
+    /// frame counts as `no_service` instead.)
     OtherHost = 41,
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
     /// room for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
@@ -135,19 +136,21 @@ pub enum Outcome {
     /// A packet of a caught flow, in either direction, or an ICMP error about one. The client's device has no programs,
     /// so the programs at the catch device translate the flow.
     Caught = 44,
-    /// Dropped: the stack has routed a packet from the catch device into it again, because the programs there did not
-    /// translate it: for example a packet to a cluster IP of a protocol without ports.
+    /// Dropped: a packet that came in through the catch device and that the stack has routed to this device again,
+    /// because the programs there did not translate it: for example a packet to a cluster IP of a protocol without
+    /// ports.
     Untranslated = 45,
-    /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered, or one that has waited for
-    /// the first one and whose datagram is complete without it.
+    /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered; or a later fragment that
+    /// has waited for the first one, but whose datagram has no entry any more, usually because it is complete.
     FragmentDropped = 46,
-    /// Refused: a process of the node connects to a Service with the PROXY protocol at an address that is no cluster
-    /// IP. The packets of the process bypass the programs that send the header.
+    /// Refused: a process of the node calls `connect(2)` for a Service with
+    /// [`PROXY_PROTOCOL`](crate::service_flags::PROXY_PROTOCOL), at an address that is not a cluster IP. The packets of
+    /// such a connection would bypass the programs that send the PROXY protocol header.
     NoProxyHeader = 47,
     /// Dropped: the first packet of a connection beyond a limit on new connections of its Service.
     ConnectionLimited = 48,
-    /// A DNS query of a pod to the cluster IP of the DNS Service, led to the agent on this node: a datagram, or a SYN.
-    /// (Further segments of that connection count as `forward`.)
+    /// A DNS query of a pod to the cluster IP of the DNS Service that is redirected to the agent on this node: a UDP
+    /// datagram, or the SYN of a TCP connection. (Further segments of the connection count as `forward`.)
     DnsQuery = 49,
     /// A packet of the agent's answer to such a query, which leaves with the cluster IP as its source.
     DnsAnswer = 50,

@@ -29,7 +29,7 @@ impl ServiceKey {
 
 /// The kind of a frontend's address. The agent derives flags from it. Programs read it only in
 /// [`Service::requires_syn`], for the source port of hairpin flows, for packets that leave a tunnel, and for sockets of
-/// the node that connect to a Service with the PROXY protocol.
+/// the node that connect to a Service whose backends get a PROXY protocol header.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
@@ -92,7 +92,7 @@ pub struct Service {
     pub internal_base: u32,
     /// With [`service_flags::SHORT_CIRCUIT`], the number of backends for internal clients; else 0.
     pub internal_count: u32,
-    /// First slot of the scheduler's table in `TABLES`. A table holds numbers of backends, counted from
+    /// First slot of the scheduler's table in `TABLES`. The table holds indices of backends relative to
     /// `backends_base`.
     pub table_base: u32,
     /// Number of slots of the table; 0 if the scheduler needs none.
@@ -142,12 +142,12 @@ pub mod service_flags {
     /// that a load balancer in front moves the traffic to another node instead of failing its clients.
     pub const DROP_WITHOUT_BACKENDS: u16 = 1;
     /// Internal clients (processes of the node, sources in [`crate::Settings::internal`], and those whose packets enter
-    /// through `INSIDE_DEVICES`) get the slice `internal_base, internal_count`: the frontend is an external address
+    /// through `INSIDE_DEVICES`) get a backend of the slice `internal_base, internal_count`. Set for external addresses
     /// under `externalTrafficPolicy: Local`.
     pub const SHORT_CIRCUIT: u16 = 2;
-    /// Internal and external clients are masqueraded, except on the ways to a backend that need no masquerading
-    /// (`rules/forwarding.rs` of lb-ebpf). [`SHORT_CIRCUIT`] overrides this bit and [`MASQUERADE_EXTERNAL`]: no client
-    /// is masqueraded.
+    /// Internal and external clients are masqueraded, unless the way to the backend needs no masquerading, such as a
+    /// tunnel (`rules/forwarding.rs` of lb-ebpf). [`SHORT_CIRCUIT`] overrides this bit and [`MASQUERADE_EXTERNAL`]: no
+    /// client is masqueraded.
     pub const MASQUERADE: u16 = 4;
     /// External clients are masqueraded.
     pub const MASQUERADE_EXTERNAL: u16 = 8;
@@ -156,16 +156,17 @@ pub mod service_flags {
     /// Only sockets of the node are translated, never packets: a node port on a loopback address.
     pub const SOCKETS_ONLY: u16 = 32;
     /// Direct server return: backends on other nodes get the packets of external clients unchanged, through a tunnel,
-    /// and answer the client directly. Only together with [`MASQUERADE`], which applies to internal clients, and to
-    /// backends on other nodes that no tunnel leads to.
+    /// and answer the client directly. Set only together with [`MASQUERADE`], which then applies to internal clients,
+    /// and to backends on other nodes that no tunnel leads to.
     pub const DSR: u16 = 64;
-    /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port: the Service has an address of this
-    /// node, so segments of the node's connections, and of those that netfilter masquerades, may be sent to this port.
-    /// At ports from 1024 on, all load balancer addresses and external IPs of such a Service have this bit.
+    /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port. The Service has an address of this
+    /// node, so the node's own connections, and those that netfilter masquerades, may have this port as source port;
+    /// other segments to the port may belong to them. At ports from 1024 on, all load balancer addresses and external
+    /// IPs of such a Service have this bit.
     pub const SYN_ONLY: u16 = 128;
-    /// A TCP segment of no flow is answered with a RST unless it is a SYN: the agent ends connections of the Service,
-    /// which must not go on as flows to whichever backend the scheduler chooses. Never together with [`DSR`], under
-    /// which a connection may have no entry on this node.
+    /// A TCP segment of no flow is answered with a RST unless it is a SYN. The agent ends connections of the Service,
+    /// and further segments of such a connection must not begin a flow to whichever backend the scheduler chooses.
+    /// Never together with [`DSR`], under which a connection may have no entry on this node.
     pub const RESET_UNKNOWN: u16 = 256;
     /// Backends get a PROXY protocol header, version 2, before the client's first byte. Only at frontends of TCP.
     /// Always together with [`RESET_UNKNOWN`], because only the flow knows by how much the client's sequence numbers
@@ -319,17 +320,18 @@ describe!(Vip { flags });
 pub mod vip_flags {
     /// A cluster IP: packets to ports that no Service has are rejected.
     pub const CLUSTER_IP: u32 = 1;
-    /// The programs answer ICMP echo requests to the address. Never set for an address of this node, which the stack
-    /// answers for, nor for one that is only an external IP, which may belong to another machine.
+    /// The programs answer ICMP echo requests to the address. Never set for an address of this node, because the stack
+    /// answers those requests, nor for an address that is only an external IP, because it may belong to another
+    /// machine.
     pub const ECHO: u32 = 2;
 }
 
-/// Key of `SOURCE_RANGES` (LPM trie): one source range of a service port. Only frontends with the flag
-/// [`service_flags::SOURCE_RANGES`] look it up; they admit only clients in a range of their service port.
+/// Key of `SOURCE_RANGES` (LPM trie): one source range of a service port. The programs look it up only for frontends
+/// with the flag [`service_flags::SOURCE_RANGES`], which admit only clients in a range of their service port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRangeKey {
-    /// Significant bits of `range`: 32 more than the (v4-mapped) prefix has.
+    /// Significant bits of `range`: the 32 bits of `service_and_family`, and the prefix of the (v4-mapped) network.
     pub prefix_length: u32,
     /// The network of clients, and the service port that admits it.
     pub range: SourceRange,
@@ -339,9 +341,9 @@ const _: () = assert!(size_of::<SourceRangeKey>() == 24);
 
 describe!(SourceRangeKey { prefix_length, range.service_and_family, range.address });
 
-/// One source range of a service port: a network of clients that its frontends with the flag
-/// [`service_flags::SOURCE_RANGES`] admit. The kernel matches it byte by byte from the start, so the service port comes
-/// first and always matches as a whole.
+/// One source range of a service port: a network of clients that the port's frontends with the flag
+/// [`service_flags::SOURCE_RANGES`] admit. The kernel matches the range byte by byte from the start, so the service
+/// port comes first and always matches as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SourceRange {

@@ -14,18 +14,18 @@ pub const MAX_NETWORKS: usize = 16;
 pub struct Settings {
     /// Sources of internal clients: the traffic that kube-proxy's `--detect-local-mode` calls local.
     pub internal: Networks,
-    /// Ranges of cluster IPs. Packets to a cluster IP in them are rejected if no Service has the port. Packets to an
-    /// address in them that no Service has may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
+    /// Ranges of cluster IPs. Packets to an address in them are rejected if a Service has the address but none has the
+    /// port. If no Service has the address, they may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
     pub service_ranges: Networks,
     /// Nodes that may send packets through a tunnel to backends on this node, besides those in `PEERS`.
     pub peers: Networks,
     /// Networks whose external clients may use no frontend (`--deny-source`).
     pub denied: Networks,
-    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel. Source
-    /// ranges and affinity use it as the client address of the node's sockets.
+    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel. Also the
+    /// client address of the node's sockets, by which the programs check source ranges and apply affinity.
     pub source_v4: Address,
-    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel. Source
-    /// ranges and affinity use it as the client address of the node's sockets.
+    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel. Also the
+    /// client address of the node's sockets, by which the programs check source ranges and apply affinity.
     pub source_v6: Address,
     /// First source port of masqueraded packets, host byte order.
     pub first_port: u16,
@@ -118,8 +118,8 @@ impl Network {
         self.address.is_v4() && self.mask.words()[..3] == [u32::MAX; 3]
     }
 
-    /// Whether the network contains IPv4 addresses: it is an IPv4 network, or an IPv6 network around all v4-mapped
-    /// addresses.
+    /// Whether the network contains IPv4 addresses: it is an IPv4 network, or an IPv6 network that contains all
+    /// v4-mapped addresses.
     pub(crate) fn reaches_v4(&self) -> bool {
         self.is_v4() || self.contains(&Address::from_v4([0; 4]))
     }

@@ -52,8 +52,8 @@ describe!(SocketConnection {
     backend.zeros,
 });
 
-/// Key of `SOCKET_COUNTS`, and value of `COUNTED_SOCKETS` (storage of a connected socket): the counters that the
-/// connection of a socket adds to.
+/// Key of `SOCKET_COUNTS`, and value of `COUNTED_SOCKETS` (storage of a connected socket): identifies the counters that
+/// include the socket's connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct SocketCounter {

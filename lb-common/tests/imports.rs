@@ -163,7 +163,8 @@ impl<'a> Visit<'a> for Reader<'_> {
     }
 }
 
-/// The modules that each module imports, re-exports followed. The declaration of a child module is no import.
+/// The modules that each module imports. An item that is imported through re-exports counts for the module that defines
+/// it. The declaration of a child module is no import.
 fn imports(modules: &BTreeMap<Names, Module>) -> BTreeMap<&Names, BTreeSet<&Names>> {
     let of_module = |(name, module): (_, &Module)| {
         let targets = module.paths.iter().filter_map(|path| target(modules, path));
@@ -175,7 +176,7 @@ fn imports(modules: &BTreeMap<Names, Module>) -> BTreeMap<&Names, BTreeSet<&Name
 /// The module that defines what `path` names.
 fn target<'a>(modules: &'a BTreeMap<Names, Module>, path: &[String]) -> Option<&'a Names> {
     let mut path = path.to_vec();
-    // A chain of re-exports is short.
+    // Every chain of re-exports is shorter than this; the limit ends a circle of them.
     for _ in 0..8 {
         let length = (0..=path.len()).rev().find(|length| modules.contains_key(&path[..*length]))?;
         let (name, module) = modules.get_key_value(&path[..length])?;
@@ -187,7 +188,7 @@ fn target<'a>(modules: &'a BTreeMap<Names, Module>, path: &[String]) -> Option<&
     None
 }
 
-/// The imports between files of different folders whose target leads back to their source, with the way back.
+/// The circles of imports that contain an import between files of different folders, as text: one for each such import.
 fn circles_between_folders(
     modules: &BTreeMap<Names, Module>,
     imports: &BTreeMap<&Names, BTreeSet<&Names>>,

@@ -55,7 +55,7 @@ impl ActiveFlowSlots {
         }
     }
 
-    /// The counter of an endpoint, which gets a new one if it has none; `None` if all counters are taken.
+    /// Returns the counter of an endpoint. Allocates one if the endpoint has none; `None` if all counters are taken.
     pub(crate) fn get_or_allocate(&mut self, counted: ServiceEndpoint) -> Option<u32> {
         if let Some(counter) = self.of.get(&counted) {
             return Some(*counter);
@@ -73,9 +73,9 @@ impl ActiveFlowSlots {
         Some(counter)
     }
 
-    /// Frees each counter that neither a backend nor a flow uses now or used at the previous call. One check is not
-    /// enough: a program that still reads a removed backend may start a flow to it right afterwards. Returns whether
-    /// any counter was freed.
+    /// Frees each counter that was unused at the previous call and still is: neither a backend nor a flow uses it. One
+    /// check is not enough: a program that still reads a removed backend may start a flow to it right afterwards.
+    /// Returns whether any counter was freed.
     pub(crate) fn free_unused(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
         let before = self.taken.len();
         let unused: BTreeSet<u32> = self.taken.keys().copied().filter(|counter| !is_used(*counter)).collect();

@@ -29,7 +29,7 @@ pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 pub struct Allocation {
     /// The cluster IPs, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
-    /// Node ports by name of the service port and protocol as Kubernetes spells it.
+    /// Node ports, by the service port's name and its protocol as Kubernetes spells it.
     pub node_ports: BTreeMap<(String, String), u16>,
     /// The port for load balancers' health checks of the node. No map holds it: after a restart, the allocator computes
     /// it again from a hash of the Service's name, which usually gives the same port.
@@ -79,9 +79,9 @@ pub struct Allocator {
 
 impl Allocator {
     /// An allocator of addresses from the first range of each family in `ranges`. A single-stack Service that requests
-    /// no family gets that of the very first range. `known` holds the allocations of existing Services, see
-    /// [`known_allocations`]; a value that is out of range is dropped, and one that two Services have stays with the
-    /// first by name.
+    /// no family gets the family of the first element of `ranges`. `known` holds the allocations of existing Services,
+    /// see [`known_allocations`]. The allocator drops a value that is out of range. If two Services have the same
+    /// value, the first one by name keeps it.
     pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),
@@ -144,8 +144,8 @@ impl Allocator {
         });
         let mut errors = BTreeMap::new();
         order.iter().for_each(|index| self.record(*index, &mut errors, |s| s.reserve(&services[*index])));
-        // A Service may request a value that another Service releases in this call, and that one may wait for a third.
-        // So the loop repeats until no further Service succeeds.
+        // A Service may request a value that another Service releases in this call, and the other Service may be
+        // waiting for a third. So the loop repeats until no further Service succeeds.
         let mut refused = usize::MAX;
         while errors.len() < refused {
             refused = errors.len();
@@ -516,7 +516,7 @@ impl Request<'_> {
     }
 }
 
-/// The addresses of a network that can be allocated, by offset from 0. They are computed, not stored.
+/// The addresses of a network that can be allocated, numbered from 0. They are computed, not stored.
 #[derive(Clone, Copy, Debug)]
 struct IpRange {
     net: IpNet,

@@ -136,7 +136,7 @@ impl Arena {
         !self.released.is_empty()
     }
 
-    /// Ends the current epoch and returns it. Arenas whose epochs always end together have the same epochs.
+    /// Ends the current epoch and returns it. If two arenas always end their epochs together, their epochs are equal.
     pub fn end_epoch(&mut self) -> Epoch {
         let epoch = Epoch(self.next_epoch);
         self.next_epoch += 1;
@@ -146,8 +146,8 @@ impl Arena {
         epoch
     }
 
-    /// Frees the ranges that were released up to the end of `epoch`. Must be called only when a grace period that began
-    /// after that end is over.
+    /// Frees the ranges that were released in `epoch` or before. Must be called only after a grace period that began
+    /// after the end of `epoch`.
     pub fn grace_elapsed(&mut self, epoch: Epoch) {
         let later = self.quarantine.split_off(&Epoch(epoch.0 + 1));
         for range in std::mem::replace(&mut self.quarantine, later).into_values().flatten() {

@@ -54,7 +54,7 @@ pub(crate) enum Full {
     Vips,
 }
 
-/// Numbers of entries of hash maps that a plan adds, and deletes, for one Service.
+/// Numbers of entries that a plan adds to hash maps, and deletes from them, for one Service.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) frontends: usize,
@@ -80,7 +80,7 @@ pub(crate) struct Remaining {
 }
 
 impl Remaining {
-    /// `vips` is the number of addresses in `VIPS` if no Service changed in this plan.
+    /// `vips` is the number of addresses that `VIPS` would have after this plan if the plan changed no Service.
     pub(crate) fn new(capacity: Capacity, contents: &Contents, vips: usize) -> Self {
         let left = |capacity: u32, used: usize| (capacity as usize).saturating_sub(used);
         Self {

@@ -89,8 +89,8 @@ fn backends(port: &Port) -> BTreeSet<EndpointKey> {
     port.slices.iter().flatten().map(endpoint).collect()
 }
 
-/// The backends that Services have lost but that still have connections, each with the time at which a pass first found
-/// it lost. A new agent counts from its first pass.
+/// The backends that Services have lost but that still have connections, each with the time of the pass that first
+/// noticed the loss. After a restart, the agent counts the drain timeout of backends lost earlier from its first pass.
 #[derive(Clone, Debug, Default)]
 pub struct Drains(BTreeMap<(u32, EndpointKey), Drain>);
 
@@ -134,8 +134,8 @@ impl Drains {
         idle.is_some_and(|idle| is_over(timeouts.idle, idle)).then_some(End::Idle)
     }
 
-    /// Ends a pass over all connections: drops the backends to which it found no connection, or that their Service has
-    /// again.
+    /// Ends a pass over all connections: drops the backends to which the pass found no connection, and those that are
+    /// backends of their Service again.
     pub fn end_pass(&mut self, now: Tick) {
         self.0.retain(|_, drain| drain.seen == now);
     }

@@ -1,4 +1,4 @@
-//! What identifies an endpoint among those of a service port.
+//! The key of an endpoint, unique among the endpoints of a service port.
 
 use lb_common::Address;
 

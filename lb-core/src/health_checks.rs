@@ -73,7 +73,8 @@ impl HealthChecks {
         self.total[family as usize]
     }
 
-    /// Sets the endpoints of a Service, or removes a deleted one.
+    /// Sets the health check of a Service and its numbers of ports without local endpoints. For a deleted Service,
+    /// `service` is `None` and `ports` is empty.
     pub(crate) fn set<'a>(
         &mut self,
         name: &ObjectName,
@@ -115,8 +116,8 @@ fn health_check<'a>(
     Some(HealthCheck { port, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// Addresses of ready endpoints on this node, in slices that have any port. Terminating endpoints are not ready (except
-/// by `publishNotReadyAddresses`), although they may still be used: the load balancer should choose another node.
+/// Addresses of ready endpoints on this node, from slices that have a port. A terminating endpoint is not ready (unless
+/// `publishNotReadyAddresses` is set): this node may still use it, but the load balancer should choose another node.
 fn local_ready<'a>(slices: impl Iterator<Item = &'a EndpointSlice>, node: &Node) -> Vec<IpAddr> {
     let mut endpoints: BTreeMap<IpAddr, &Endpoint> = BTreeMap::new();
     for endpoint in slices.filter(|slice| !slice.ports.is_empty()).flat_map(|slice| &slice.endpoints) {

@@ -1,5 +1,6 @@
-//! Keeps endpoints that the API server does not deliver now: the last usable ones of the API server itself, and those
-//! of slices that cannot be read, as an earlier run of the agent left them in the kernel.
+//! Keeps endpoints that the agent does not get from the API server now: the last usable endpoints of
+//! `default/kubernetes`, and, for Services with a slice that cannot be read, the endpoints that an earlier run of the
+//! agent left in the maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,8 +56,8 @@ impl LastGood {
     }
 }
 
-/// Endpoints, found in the maps, of Services that have a slice which the agent could not read since it started. Without
-/// these endpoints, the Service would lose those of the unread slice.
+/// For each Service with a slice that the agent has not been able to read since it started: the endpoints that an
+/// earlier run left in the maps. Without them, the Service would lose the endpoints of the unread slice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unread(BTreeMap<ObjectName, Vec<(IpAddr, EndpointSlice)>>);
 
@@ -94,8 +95,8 @@ impl Unread {
     }
 }
 
-/// The backends that the maps have of the `wanted` Services: each as its address and a slice with only this endpoint.
-/// Leaves out frontends with invalid records.
+/// The backends of the `wanted` Services in the maps, each as its address and a slice with only this endpoint. Leaves
+/// out frontends with invalid records.
 fn found_slices(
     contents: &Contents,
     distrusted: &BTreeSet<ServiceKey>,

@@ -1,7 +1,7 @@
 //! The election of one agent that acts for the whole cluster, by a Lease of `coordination.k8s.io`.
 //!
 //! As in client-go's `leaderelection`, no agent compares its clock with that of another. A follower counts a Lease as
-//! expired when it has read the same version for as long as the Lease lasts; the leader stops earlier than that,
+//! expired when it has read the same version for as long as the Lease lasts; the leader stops after a shorter time,
 //! counted from the moment at which it *sent* its last successful renewal. All times here are readings of the agent's
 //! own monotonic clock, as durations since any fixed moment.
 //!
@@ -24,7 +24,7 @@ pub struct Timing {
 }
 
 impl Default for Timing {
-    /// Followers read the Lease every 5 s, so another leader acts at most about 20 s after the last one has stopped.
+    /// Followers read the Lease every 5 s, so a new leader takes over at most about 20 s after the old one has stopped.
     fn default() -> Self {
         let [lease, act, retry, request] = [15, 10, 5, 3].map(Duration::from_secs);
         Self { lease, act, retry, request }
@@ -63,7 +63,7 @@ pub struct Release {
     /// `metadata.resourceVersion` of the version to replace.
     pub replaces: String,
     /// The `spec.leaseDurationSeconds` to write: how long writes of this agent may still be on their way to the API
-    /// server, or, if its term has not begun, how long an earlier holder may still act.
+    /// server, or, if this agent's term has not begun, how long an earlier holder may still act.
     pub lasts: Duration,
     /// The `spec.leaseTransitions` to write.
     pub transitions: i32,
@@ -116,7 +116,7 @@ impl Election {
             // The last holder has given the Lease up; `lasts` is how long its writes may still take.
             _ if is_free => lease.lasts.min(self.timing.lease),
             // This agent holds the Lease without a term, for example because the answer to its bid was lost, so the
-            // last holder may still act.
+            // previous holder may still act.
             None if is_renewal => self.timing.lease,
             Some(_) | None => Duration::ZERO,
         };
@@ -129,7 +129,7 @@ impl Election {
         let has_led = self.term.take().is_some_and(|term| term.start <= now);
         let (lease, _) = self.seen.as_ref().filter(|(lease, _)| self.holds(lease))?;
         let (replaces, transitions) = (lease.version.clone(), lease.transitions);
-        // As long as this agent has had no term, an earlier holder may still act.
+        // If this agent's term has not begun, an earlier holder may still act.
         let lasts = if has_led { self.timing.request } else { self.timing.lease };
         Some(Release { replaces, lasts, transitions })
     }
@@ -304,8 +304,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two agents never act at once, although only the rates of their clocks are equal, requests are slow or lost,
-        /// and the Lease is sometimes deleted.
+        /// Two agents never act at once, although their clocks differ (but run at the same rate), requests are slow or
+        /// lost, and the Lease is sometimes deleted.
         #[test]
         fn no_two_agents_act_at_once(history in histories()) {
             let mut agents: Vec<Election> = ["a", "b", "c"].map(|name| Election::new(name, TIMING)).into();

@@ -82,7 +82,7 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// What its annotations set; `None` uses the settings of the node.
+    /// Settings from the Service's annotations; `None` if no annotation sets or reports anything.
     pub settings: Option<Arc<ServiceSettings>>,
 }
 
@@ -95,12 +95,12 @@ pub struct ServiceSettings {
     pub table_size: Option<TableSize>,
     /// Annotation `lb.dev/north-south-mode`: how packets reach backends on other nodes.
     pub north_south: Option<NorthSouthMode>,
-    /// Annotation `lb.dev/weights`: weights of endpoints, by what they apply to.
+    /// Annotation `lb.dev/weights`: the weight of each endpoint or group of endpoints that it names.
     pub weights: BTreeMap<Member, u32>,
     /// Annotation `lb.dev/slow-start`: how long the share of an endpoint grows after it has become usable.
     pub slow_start: Option<Duration>,
-    /// The annotation of AWS for cross-zone load balancing: `false` prefers endpoints in the zone of this node, `true` uses
-    /// those of all zones, and both override hints.
+    /// AWS's annotation for cross-zone load balancing: `false` prefers endpoints in the zone of this node, `true` uses
+    /// those of all zones. Without the annotation (`None`), topology hints apply.
     pub cross_zone: Option<bool>,
     /// How the endpoints' health is checked, from the annotation `lb.dev/health-check` or equivalent ones of clouds.
     pub check: Option<Arc<Check>>,
@@ -113,8 +113,8 @@ pub struct ServiceSettings {
     /// Annotations `lb.dev/max-connections` and `lb.dev/max-connections-per-client`: limits on new connections, on each
     /// node.
     pub limits: ConnectionLimits,
-    /// Annotation `lb.dev/proxy-protocol` and those of AWS that mean the same: whether backends of TCP ports get a PROXY
-    /// protocol header, version 2.
+    /// Annotation `lb.dev/proxy-protocol` and those of AWS that mean the same: whether backends of TCP ports get a
+    /// PROXY protocol header (version 2).
     pub proxy_protocol: bool,
     /// Invalid annotations.
     pub annotation_errors: Vec<AnnotationError>,
@@ -131,7 +131,7 @@ pub struct FlowLogPolicy {
     pub interval: Option<Duration>,
 }
 
-/// The timeouts after which the agent ends connections of a Service, from its annotations; `None` ends none.
+/// The timeouts after which the agent ends connections of a Service, from its annotations; `None` means no timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ConnectionTimeouts {
     /// Time without a packet in either direction.
@@ -217,13 +217,13 @@ impl Service {
         self.settings.as_ref().map_or(ConnectionLimits::NONE, |settings| settings.limits)
     }
 
-    /// Whether backends of a port get a PROXY protocol header. Only TCP has a connection that it could precede.
+    /// Whether backends of a port of this protocol get a PROXY protocol header, which only a TCP connection can carry.
     pub fn has_proxy_protocol(&self, protocol: Protocol) -> bool {
         let asks = self.settings.as_ref().is_some_and(|settings| settings.proxy_protocol);
         asks && protocol == Protocol::Tcp
     }
 
-    /// The slow start of the Service's endpoints; `None` without one.
+    /// Duration of the slow start of the Service's endpoints; `None` without slow start.
     pub fn slow_start(&self) -> Option<Duration> {
         self.settings.as_ref()?.slow_start
     }
@@ -279,7 +279,7 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// The Service of the slice: its namespace and the label `kubernetes.io/service-name`.
     pub service: ObjectName,
-    /// The ports that have a name, which may be empty, and a number.
+    /// The slice's ports whose `name` and `port` are set; the name may be empty.
     pub ports: Vec<EndpointPort>,
     /// The endpoints that have an address of the slice's family.
     pub endpoints: Vec<Endpoint>,
@@ -329,15 +329,17 @@ pub struct Hints {
 /// The node's settings that never change while the agent runs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Policy {
-    /// Name of this node, as endpoints have it.
+    /// Name of this node, as in `nodeName` of endpoints.
     pub node_name: Arc<str>,
     /// `--masquerade-all`: whether every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
     /// `--scheduler`: the scheduler of Services without the annotation `lb.dev/scheduler`.
     pub scheduler: Scheduler,
-    /// Parameters of Maglev tables: `--maglev-seed`, and `--maglev-table-size` for Services without the annotation.
+    /// Parameters of Maglev tables: `--maglev-seed`, and `--maglev-table-size` for Services without the annotation
+    /// `lb.dev/maglev-table-size`.
     pub maglev: Maglev,
-    /// `--north-south-mode`: how packets reach other nodes, for Services without the annotation.
+    /// `--north-south-mode`: how packets reach other nodes, for Services without the annotation
+    /// `lb.dev/north-south-mode`.
     pub north_south: NorthSouthMode,
 }
 
@@ -351,7 +353,8 @@ pub struct Node {
     /// The addresses of this node.
     pub addresses: NodeAddresses,
     /// The families in which the node can currently distinguish internal clients from external ones
-    /// (`--detect-local-mode`). Without `masquerade_all`, clients of cluster IPs are masqueraded only in these.
+    /// (`--detect-local-mode`). In these families, external clients of cluster IPs are masqueraded even without
+    /// `masquerade_all`.
     pub detects_inside: Families,
     /// The health check targets that this node has found unhealthy.
     pub unhealthy: BTreeSet<Target>,
@@ -412,9 +415,9 @@ pub enum SourceEvent {
     Unhealthy(Vec<(Target, bool)>),
     /// The source has sent every readable object at least once.
     Synchronised,
-    /// The source has sent every object except some of these Services, which it could not read: the agent may delete
+    /// The source has sent every object that it could read; the others belong to these Services. The agent may delete
     /// from the maps what belongs neither to these Services nor to an object that was sent. Comes right before
-    /// `Synchronised`, and perhaps again later with fewer and fewer Services.
+    /// `Synchronised`, and again later when the set of these Services changes.
     CompleteBut(BTreeSet<ObjectName>),
     /// The source has sent every object, so the agent may delete all others from the maps. Comes once, right before
     /// `Synchronised` or later.

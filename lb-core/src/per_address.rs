@@ -16,11 +16,11 @@ pub(crate) struct PerAddress<V> {
     by_service: BTreeMap<ObjectName, Box<[(IpAddr, V)]>>,
     /// Addresses whose value may have changed.
     dirty: BTreeSet<IpAddr>,
-    /// Whether all addresses that the map has and no Service sets count as dirty.
+    /// Whether addresses that are in the map, but that no Service sets, count as dirty.
     unclaimed_are_dirty: bool,
-    /// Whether [`Self::changes`] at present removes no address.
+    /// Whether [`Self::changes`] currently keeps addresses that no Service sets.
     keeps_unclaimed: bool,
-    /// Addresses for which the last plan has a step, as long as not all of that plan's steps are applied.
+    /// Addresses that the last plan changes; empty once the plan was applied or has failed.
     in_flight: Vec<IpAddr>,
 }
 
@@ -129,12 +129,12 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.claims.get(&address)?.all().iter().map(|claim| &claim.value).max()
     }
 
-    /// Sets whether [`Self::changes`] removes no address.
+    /// Sets whether [`Self::changes`] keeps addresses that no Service sets.
     pub(crate) const fn keep_unclaimed(&mut self, keep: bool) {
         self.keeps_unclaimed = keep;
     }
 
-    /// How many addresses the map has after [`Self::changes`] relative to `known` are applied.
+    /// How many addresses the map, whose content is `known`, will have once [`Self::changes`] is applied.
     pub(crate) fn size_after_changes(&self, known: &BTreeMap<IpAddr, V>) -> usize {
         let is_wanted = |address: &&IpAddr| self.claims.contains_key(address);
         let new = self.dirty.iter().filter(is_wanted).filter(|address| !known.contains_key(address)).count();
@@ -180,7 +180,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         compact::map(&mut self.by_service);
     }
 
-    /// Lets the next call of [`Self::changes`] that may remove addresses remove every address that no Service sets.
+    /// Makes [`Self::changes`] remove every address that no Service sets, in its next call that does not keep these.
     pub(crate) const fn remove_unclaimed(&mut self) {
         self.unclaimed_are_dirty = true;
     }
@@ -213,8 +213,8 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight = Vec::new();
     }
 
-    /// Records that some changes have failed: the next call of [`Self::changes`] returns those again that `known` does
-    /// not show.
+    /// Records that some changes have failed: the next call of [`Self::changes`] returns those of them again that
+    /// `known` lacks.
     pub(crate) fn failed(&mut self) {
         self.dirty.extend(std::mem::take(&mut self.in_flight));
     }

@@ -16,7 +16,7 @@ use crate::{
     tables::Digest,
 };
 
-/// Names about an endpoint, stored in the map `ENDPOINT_NAMES` so that commands can show them.
+/// Names of an endpoint's node, zone and pod, stored in the map `ENDPOINT_NAMES` so that commands can show them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct EndpointLabels {
     /// Name of the endpoint's node.
@@ -32,7 +32,7 @@ pub struct EndpointLabels {
 pub struct ServiceLabels {
     /// Name of the Service and of the port.
     pub name: ServicePortName,
-    /// The port's node port, stored so that an allocated one outlives the agent.
+    /// The port's node port, stored so that an allocated node port stays the same when the agent restarts.
     pub node_port: Option<u16>,
 }
 
@@ -90,9 +90,9 @@ pub enum Step {
         /// Number of slots.
         count: u32,
     },
-    /// Removes the names of a service port that has no frontend any more from `SERVICE_NAMES`.
+    /// Removes from `SERVICE_NAMES` the names of a service port that no longer has a frontend.
     DeleteServiceLabels(u32),
-    /// Removes the names of an address that no backend has any more from `ENDPOINT_NAMES`.
+    /// Removes from `ENDPOINT_NAMES` the names of an address that no backend has any more.
     DeleteEndpointLabels(IpAddr),
 }
 
@@ -262,8 +262,8 @@ pub enum Condition {
         /// Services add no address once `VIPS` has this many: its capacity without the entries reserved for the node.
         slots: u32,
     },
-    /// An annotation is invalid. The Service is served as if it were unset or, for annotations about health checks,
-    /// with the last valid ones.
+    /// An annotation is invalid. The Service is served as if the annotation were unset; if it is about health checks,
+    /// with the last valid health check.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
         name = .error.annotation, value = .error.value, why = .error.why
@@ -318,8 +318,8 @@ impl Condition {
     pub const MAPS: [&str; 7] =
         ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "LIMITS", "VIPS"];
 
-    /// Name of the full map, if the condition is that a map is full. It may end when other Services free entries of
-    /// this map.
+    /// Name of the full map, if the condition is that a map is full. The condition may end when other Services free
+    /// entries of this map.
     pub const fn waits_for(&self) -> Option<&'static str> {
         match self {
             Self::ArenaFull { .. } => Some("BACKENDS"),
@@ -336,7 +336,7 @@ impl Condition {
         }
     }
 
-    /// Whether the condition is advice, which stays although all is as it should be.
+    /// Whether the condition is only advice: it is listed although the Service is served as demanded.
     pub const fn is_advice(&self) -> bool {
         matches!(self, Self::ProbesWithoutHeader { .. })
     }

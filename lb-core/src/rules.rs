@@ -111,8 +111,8 @@ pub fn usable_ip(address: IpAddr) -> Result<(), &'static str> {
     }
 }
 
-/// Checks that one endpoint can have an address. The API server accepts a multicast address, but the programs cannot
-/// forward packets for one to a single endpoint.
+/// Checks that one endpoint can have an address. The API server accepts a multicast address, but packets to it would
+/// not go to a single endpoint.
 ///
 /// # Errors
 ///

@@ -15,11 +15,11 @@ use crate::{
     model::ObjectName,
 };
 
-/// UDP frontends that have lost endpoints. Their flows to endpoints that do not serve them at present are stale, see
-/// [`ServedUdp`].
+/// UDP frontends that have lost endpoints. A flow of such a frontend is stale if its endpoint no longer serves the
+/// frontend, see [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
-/// The endpoints that serve each UDP frontend, as of the last plan. Clones share it.
+/// The endpoints that serve each UDP frontend, as of the last plan. Clones share the same map.
 ///
 /// A new endpoint is added here before it is in the kernel, so a flow to an endpoint that is missing here is always
 /// stale. A copy would lack endpoints that were added since, and their flows would seem stale.

@@ -56,8 +56,8 @@ impl Store {
         !self.stored_slices(service).is_empty()
     }
 
-    /// Replaces labels by equal ones that an endpoint of the Service has at their address, so that these are in memory
-    /// once. `labels` are in order of their addresses.
+    /// Lets `labels` share memory with equal ones of the Service's endpoints at the same addresses. `labels` are sorted
+    /// by address.
     pub(crate) fn share_labels(&self, service: &ObjectName, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
         self.stored_slices(service).iter().for_each(|slice| slice.share_labels(labels));
     }

@@ -3,9 +3,9 @@
 //! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
 //! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
 //! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. So if walks are less
-//! than ten seconds apart, the sums lack only what entries that are deleted sooner have counted since the last walk:
-//! the entries of a closed connection whose masquerade port is taken, those of a UDP flow to a removed backend, and
-//! those that a program evicts.
+//! than ten seconds apart, the sums miss only the last counts of entries that are deleted sooner: those of a closed
+//! connection whose masquerade port is taken, those of a UDP flow to a removed backend, and those that a program
+//! evicts.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -100,8 +100,8 @@ impl AddAssign for Tally {
     }
 }
 
-/// Traffic sums of all backends. Its hasher shortens the keys of flow table entries, so clients must not be able to
-/// predict it.
+/// Traffic sums of all backends. Its hasher shortens the keys of flow table entries to 64 bits; clients must not be
+/// able to predict the results, because they could then provoke collisions.
 #[derive(Debug, Default)]
 pub struct Ledger<S> {
     hasher: S,
@@ -173,8 +173,8 @@ impl<S: BuildHasher> Ledger<S> {
         self.sockets = counts.iter().map(|(counter, counts)| (*counter, counts.begun)).collect();
     }
 
-    /// Forgets how many connections of sockets had begun at the last walk, because these counters are deleted, and count
-    /// from 0 if they come back.
+    /// Drops the counts of the last walk for these counters of sockets' connections, because the counters are deleted:
+    /// one that is created again counts from 0.
     pub fn forget_sockets(&mut self, deleted: &[SocketCounter]) {
         for counter in deleted {
             self.sockets.remove(counter);
@@ -182,8 +182,8 @@ impl<S: BuildHasher> Ledger<S> {
     }
 
     /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and expires backends
-    /// that no walk has found for [`SILENCE`] walks. The service port keeps their sums as long as it has other backends
-    /// here.
+    /// without an entry in the last [`SILENCE`] walks. The service port keeps their sums as long as it has other
+    /// backends here.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
@@ -264,7 +264,7 @@ mod tests {
 
     type Sums = Ledger<BuildHasherDefault<DefaultHasher>>;
 
-    /// Forward and reverse key and entries of a flow from this client port to this backend.
+    /// The forward key, and the forward and reverse entries, of a flow from this client port to this backend.
     fn pair(port: u16, backend: u8) -> (Tuple, Flow, Flow) {
         let (client, vip) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 96, 0, 1]));
         let from = Tuple::new(client, vip, port, 80, protocol::TCP);

@@ -19,14 +19,14 @@ const CAPACITY: usize = 10_000;
 const BYTES: usize = 16 << 20;
 /// About how many bytes an entry takes in addition to its answer and its name.
 const OVERHEAD: usize = 256;
-/// How long an answer is fresh at most: an answer with records, and a denial.
+/// Maximum time for which an answer is fresh: one with records, and a negative one.
 const LONGEST: Duration = Duration::from_secs(3600);
 const LONGEST_DENIAL: Duration = Duration::from_secs(1800);
-/// How long an expired answer serves while no upstream server answers (RFC 8767).
+/// For how long after its expiry an answer may be served while no upstream server answers (RFC 8767).
 const STALE: Duration = Duration::from_secs(3600);
 /// TTL of the records of an expired answer.
 const STALE_TTL: u32 = 30;
-/// How long after a failure of the upstream servers an expired answer serves before they are asked again.
+/// For how long after a failure of the upstream servers an expired answer is served before they are asked again.
 const RECHECK: Duration = Duration::from_secs(30);
 /// How long a failure is remembered (RFC 9520): at first, and at most. Each further failure doubles the time.
 const FIRST_FAILURE: Duration = Duration::from_secs(1);
@@ -182,8 +182,8 @@ impl Answer {
     }
 }
 
-/// How long the answer may be stored; `None` for one that is truncated, failed, a denial without SOA, or has a TTL of
-/// 0.
+/// How long the answer may be stored; `None` for a truncated answer, one that reports a failure, a negative answer
+/// without SOA record, and one with a TTL of 0.
 fn lifetime(message: &Message) -> Option<Duration> {
     let code = message.metadata.response_code;
     let is_known = [ResponseCode::NoError, ResponseCode::NXDomain].contains(&code);

@@ -15,11 +15,11 @@ use crate::lock;
 
 /// Maximum number of sources whose rate the server remembers.
 const MOST_SOURCES: usize = 16_384;
-/// A source may use the allowance of this time at once.
+/// A source may send at once as many queries as its rate allows in this time.
 const BURST: Duration = Duration::from_secs(1);
 /// Maximum number of TCP connections of a source at a time.
 const MOST_CONNECTIONS: usize = 64;
-/// Bits of an IPv6 address that make a source: a client may have all addresses of a /64.
+/// Length of the IPv6 prefix that identifies a source: one client may have all addresses of a /64.
 const V6_PREFIX: u8 = 64;
 
 /// Which clients the server answers, and at what rate.
@@ -30,7 +30,7 @@ pub struct Access {
     /// UDP queries per second that each source gets answers to; `None` for any number. A source is an IPv4 address or
     /// an IPv6 /64. Loopback addresses have no limit: no other machine can send from them.
     pub rate: Option<NonZeroU32>,
-    /// Networks in which each IPv6 address is a source of its own, because a /64 has many clients: those of pods.
+    /// The networks of pods, where many clients share a /64: each IPv6 address in them is a source of its own.
     pub hosts: Vec<IpNet>,
 }
 
@@ -110,7 +110,7 @@ impl Clients {
         bucket.excess
     }
 
-    /// A place for a connection of the client; `None` if its source has as many as it may have.
+    /// Counts a new connection of the client; `None` if its source already has [`MOST_CONNECTIONS`].
     pub(crate) fn connect(&self, client: IpAddr) -> Option<Connection> {
         let source = self.source(client);
         let mut connections = lock(&self.connections);

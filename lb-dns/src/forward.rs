@@ -22,7 +22,8 @@ use crate::{
     upstream::{Ask, exchange},
 };
 
-/// Questions that may wait for upstream servers at a time, as in the Corefile of most clusters. Each holds a socket.
+/// Maximum number of questions that wait for upstream servers at a time: `max_concurrent` in the Corefile of most
+/// clusters. Each holds a socket.
 pub const MOST_QUESTIONS: usize = 1000;
 /// Questions of clients that may wait for answers of upstream servers at a time. Equal ones are sent only once, but
 /// each of them counts here.
@@ -112,7 +113,7 @@ impl Forwarder {
         waiting.insert(key.clone(), outcome.clone());
         drop(waiting);
         let (forwarder, ask) = (Arc::clone(self), ask.clone());
-        // The task of a client may end early, and others wait for the outcome.
+        // In a task of its own, because the task of the first client may end while other clients wait for the outcome.
         tokio::spawn(async move {
             let found = forwarder.fetch(&key, &ask, patience).await;
             lock(&forwarder.waiting).remove(&key);

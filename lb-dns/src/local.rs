@@ -20,13 +20,13 @@ const MAX_LINKS: usize = 10;
 pub(crate) enum Local {
     /// The answer is complete.
     Done(Message),
-    /// Another server has to answer for this name; its records follow those of the message.
+    /// Another server has to answer for this name; that server's records are to be appended to those of the message.
     Outside(Message, Name),
 }
 
 /// Answers a query from the index. The message may have more records than fit into `limit` bytes, but their number is
-/// bounded; encoding the message leaves out the rest. For a name that is not ours, it has no records, or the aliases
-/// that lead to that name.
+/// bounded; encoding the message leaves out the rest. If the name is not ours, the message has no records, except for
+/// aliases of ours that lead to that name.
 pub(crate) fn answer(names: &Names, query: &Query, limit: u16) -> Local {
     match follow(names, query, limit) {
         Ok(local) => local,
@@ -37,7 +37,7 @@ pub(crate) fn answer(names: &Names, query: &Query, limit: u16) -> Local {
 
 fn follow(names: &Names, query: &Query, limit: u16) -> Result<Local, ProtoError> {
     let index = names.read();
-    // With one more record than can fit, the message is truncated.
+    // One more record than can fit, so that encoding sets TC if there are too many.
     let most = most_records(limit) + 1;
     let writer = Writer { zone: index.zone(), serial: names.serial(), most };
     let kind = kind(query.question.query_type);
@@ -144,7 +144,8 @@ impl Writer<'_> {
         })
     }
 
-    /// The SOA record of a zone of ours. Clients keep a denial for the smaller of its TTL and its minimum.
+    /// The SOA record of a zone of ours. Resolvers cache a negative answer for the smaller of the record's TTL and its
+    /// MINIMUM field (RFC 2308).
     fn soa(&self, zone: &str) -> Result<Record, ProtoError> {
         let server = absolute(&format!("ns.dns.{}", self.zone.name()))?;
         let mail = absolute(&format!("hostmaster.{}", self.zone.name()))?;

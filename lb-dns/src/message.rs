@@ -16,7 +16,7 @@ const SHORTEST_RECORD: usize = 12;
 /// The first two bits of a pointer to a name; its offset has the other 14.
 const POINTER: u16 = 0xc000;
 
-/// More records than this cannot be in a message of `limit` bytes.
+/// Upper bound of the number of records in a message of `limit` bytes.
 pub(crate) fn most_records(limit: u16) -> usize {
     usize::from(limit) / SHORTEST_RECORD
 }
@@ -26,9 +26,9 @@ pub(crate) fn is_truncated(bytes: &[u8]) -> bool {
     bytes.get(2).is_some_and(|flags| flags & 2 != 0)
 }
 
-/// Encodes the message in at most `limit` bytes, which are at least 512. Leaves out whole records that do not fit, but
-/// never the OPT record. Sets TC if it leaves out one of the answer section, or the proof of a denial. Additional
-/// records are all in the message, or none is (RFC 2181, section 9).
+/// Encodes the message in at most `limit` bytes; `limit` is at least 512. Leaves out whole records that do not fit, but
+/// never the OPT record. Sets TC if it leaves out a record of the answer section, or of the authority section of a
+/// negative answer. Includes either all additional records or none (RFC 2181, section 9).
 pub(crate) fn encode(message: &Message, limit: u16) -> Result<Vec<u8>, ProtoError> {
     let opt = opt(message);
     let reserved = opt.as_ref().map_or(Ok(0), |opt| opt.to_bytes().map(|bytes| bytes.len()))?;

@@ -48,7 +48,7 @@ impl Names {
         self.write().zone_mut().set_ranges(ranges);
     }
 
-    /// Replaces what is known about objects that cannot be read, whose names are neither found nor denied.
+    /// Replaces what is known about objects that cannot be read. Queries for names that these may have get SERVFAIL.
     pub fn set_unread(&self, unread: Unread) {
         self.write().set_unread(unread);
     }

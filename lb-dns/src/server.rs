@@ -68,7 +68,7 @@ pub struct BindError {
 pub(crate) enum Begun {
     Dropped,
     Answered(Message),
-    /// The records that another server has for the name follow those of the message.
+    /// Another server has to answer for this name; that server's records are to be appended to those of the message.
     Outside(Message, Name),
 }
 

@@ -37,7 +37,8 @@ struct State {
     usable: Arc<[SocketAddr]>,
 }
 
-/// A question with a random name, for which no client asks. If it comes back to us, its server leads to us.
+/// A question with a random name, for which no client asks. If it comes back, the server that we sent it to leads to
+/// us.
 #[derive(Debug)]
 struct Probe {
     name: Name,
@@ -62,8 +63,8 @@ impl Servers {
         Arc::clone(&lock(&self.state).usable)
     }
 
-    /// Sends each server a question that comes back only if the server, or one that it asks, asks us. Until the next
-    /// call, questions go only to the servers that did not send it back. Returns the others.
+    /// Sends each server a question that comes back only if the server, or one that it asks, asks us. Returns the
+    /// servers whose question came back; until the next call, no questions go to them.
     pub async fn find_loops(&self) -> Vec<SocketAddr> {
         let all = Arc::clone(&lock(&self.state).all);
         let mut asked = JoinSet::new();
@@ -86,7 +87,7 @@ impl Servers {
         loops
     }
 
-    /// Whether the question is one of our own that looks for a loop. Records that it has come back.
+    /// Whether the question is one of our probes; if so, records that it has come back.
     pub(crate) fn is_probe(&self, question: &Question) -> bool {
         if question.query_type != RecordType::HINFO {
             return false;

@@ -18,7 +18,7 @@ use crate::{
     server::{Begun, PAUSE, Server},
 };
 
-/// How long a client may send nothing, or receive nothing.
+/// Time after which a connection ends if the client sends no query, or does not read its answers.
 const IDLE: Duration = Duration::from_secs(10);
 /// Maximum number of queries of a connection whose answers are unknown or not yet sent.
 const MOST_QUERIES: usize = 32;

@@ -267,7 +267,7 @@ fn cost_of_an_answer_does_not_grow_with_the_endpoints() {
         names_of("1.0.0.10.in-addr.arpa.");
         bytes_of(&names, &question("10-0-0-1.crowd.n.svc.cluster.local.", RecordType::A));
     }
-    // Reading all endpoints takes over 10 ms in a debug build: 15 s for these answers.
+    // If each answer read all endpoints, it would take over 10 ms in a debug build, and all of them 15 s.
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
@@ -329,7 +329,8 @@ async fn serve_with(names: Arc<Names>, access: Access) -> (SocketAddr, Arc<Forwa
         let probe = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = probe.local_addr().unwrap();
         drop(probe);
-        // Another process may take the port over TCP in the meantime.
+        // Binding fails if another process has meanwhile bound the port, or uses it for TCP: then another port is
+        // tried.
         if let Ok(serving) = Arc::clone(&server).listen(address).await {
             tokio::spawn(serving);
             return (address, forwarder);
@@ -356,7 +357,8 @@ async fn read_framed(stream: &mut TcpStream) -> Message {
     Message::from_vec(&bytes).unwrap()
 }
 
-/// An upstream server that answers every question with 192.0.2.9 and this TTL; over UDP with TC alone if `truncates`.
+/// An upstream server that answers every question with 192.0.2.9 and this TTL. If `truncates`, its answers over UDP
+/// have TC set and contain no record.
 async fn upstream(ttl: u32, truncates: bool) -> (SocketAddr, tokio::task::JoinHandle<()>) {
     let (udp, tcp) = loop {
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

@@ -42,9 +42,9 @@ pub const RESTORED_V4: usize = 14 + 20 + 20;
 /// Bytes that `restore` writes for IPv6.
 pub const RESTORED_V6: usize = 14 + 40 + 20;
 
-/// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the
-/// flipped bits of the address must be 0 in the second byte and 1 in the fourth; those of the port must be 0, and those
-/// of its compensation 1.
+/// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the bits
+/// to flip must be 0 in the second byte of the address and in the port, and 1 in the bytes that compensate them: the
+/// fourth byte of the address, and the word at byte 8 of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variation {
     /// Bits to flip in the last word of the client's address: the second byte increases as the fourth decreases. Both

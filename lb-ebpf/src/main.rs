@@ -1,7 +1,7 @@
 //! The BPF object, and its entry points for packets (`sockets` has those for system calls). Each entry point except
-//! `tc_announce` maps the outcome of a packet to the verdict of its hook, and counts the outcome; XDP leaves packets
-//! that it passes on for tc to count. `datapath` decides about packets, `sockets` about system calls; the library in
-//! the same crate computes everything that needs no kernel.
+//! `tc_announce` maps the outcome of a packet to the verdict of its hook, and counts the outcome. XDP does not count
+//! packets that it passes on, because tc counts them. `datapath` decides about packets, `sockets` about system calls;
+//! the library in the same crate computes everything that needs no kernel.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -52,9 +52,9 @@ mod programs {
         run(ctx, Hook::Egress, Layer::Ip)
     }
 
-    /// Packets that leave by the catch device, because no program has translated them. The program translates packets
-    /// of caught flows. Packets that it passes on enter the node through the device, where `tc_ingress` begins flows.
-    /// The program drops a packet that leaves by the device after it has come in through it.
+    /// Packets that leave by the catch device, because no program has translated them so far. This program translates
+    /// those of caught flows. It makes those that it passes on enter the node again through the device, where
+    /// `tc_ingress` creates flows. It drops a packet that came in through the device and leaves by it once more.
     #[classifier]
     fn tc_catch(ctx: TcContext) -> i32 {
         let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);
@@ -98,7 +98,7 @@ mod programs {
         let outcome = send(&mut skb, outcome);
         stats::count(outcome);
         match outcome.verdict() {
-            // The next program on the hook, then the stack or, at egress, the device.
+            // The packet goes to the next program on the hook, then to the stack or, at egress, to the device.
             Verdict::Pass => TC_ACT_UNSPEC,
             Verdict::Bounce | Verdict::Route => TC_ACT_REDIRECT as i32,
             Verdict::Drop => {

@@ -1,5 +1,5 @@
-//! The bytes of the PROXY protocol, version 2 ([specification]), and the changes that it makes to TCP headers.
-//! [`rules::proxy_protocol`](crate::rules::proxy_protocol) decides about them.
+//! The bytes of the PROXY protocol, version 2 ([specification]), and the changes of TCP headers that it requires.
+//! [`rules::proxy_protocol`](crate::rules::proxy_protocol) decides which change a segment needs.
 //!
 //! [specification]: https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt
 
@@ -103,14 +103,14 @@ pub enum Change {
     NarrowWindow = 3,
     /// Removes TCP Fast Open from a SYN: data in a SYN would come before the PROXY protocol header.
     RemoveFastOpen = 4,
-    /// Makes the header that of a segment whose payload is the PROXY protocol header: pushed, without FIN and urgent
-    /// data.
+    /// Turns the TCP header into that of a segment whose payload is the PROXY protocol header: with PSH, without FIN
+    /// and urgent data.
     Carry = 5,
     /// Leaves the header as it is.
     Nothing = 6,
 }
 
-/// Makes the [`Change`] of this value in the fixed part of a header; [`Options`] makes its part in the options. (A BPF
+/// Applies the [`Change`] with this value to the fixed part of a header; [`Options`] applies it to the options. (A BPF
 /// subprogram takes no enum: the verifier knows only that the argument is a number.)
 #[inline(always)]
 pub fn change(header: &mut TcpBytes, change: u32, by: u32) {
@@ -150,7 +150,7 @@ pub fn clear_checksum(header: &mut TcpBytes) {
     header[CHECKSUM..CHECKSUM + 2].fill(0);
 }
 
-/// The part of a [`Change`] that is about options, step by step, so that a program can make the steps in a `bpf_loop`.
+/// Applies a [`Change`] to the options of a header, step by step, so that a program can make the steps in a `bpf_loop`.
 /// Each step handles an option, or a byte of the option that is removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -162,7 +162,7 @@ pub struct Options {
     left: u32,
     /// The kind of the option to find; [`END`] if there is none.
     kind: u32,
-    /// What to subtract from the numbers in the option; 0 removes it.
+    /// What to subtract from the numbers in the option; 0 means that the option is removed.
     by: u32,
 }
 
@@ -171,7 +171,7 @@ impl Options {
     /// remove.
     pub const STEPS: u32 = TCP_LONGEST - lengths::TCP + 1;
 
-    /// The part of the [`Change`] of this value in the options of a header of `length` bytes.
+    /// Prepares to apply the [`Change`] with this value to the options of a header of `length` bytes.
     #[inline(always)]
     pub const fn new(change: u32, length: u32, by: u32) -> Self {
         let shifts = change == Change::ShiftAck as u32;
@@ -225,8 +225,8 @@ const MOST_BLOCKS: u32 = 4;
 
 /// Subtracts from both edges of each selective acknowledgement in the option of `size` bytes at `start`.
 ///
-/// A block about a repeated PROXY protocol header (RFC 2883) then names bytes before the client's first one, which the
-/// client ignores.
+/// A block that reports a retransmitted PROXY protocol header (RFC 2883) then names bytes before the client's first
+/// one; the client ignores such a block.
 #[inline(always)]
 fn shift_blocks(header: &mut TcpBytes, start: u32, size: u32, by: u32) {
     for block in 0..MOST_BLOCKS {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     proptest! {
-        /// The programs run this on whatever clients and backends send.
+        /// The programs run this code on whatever options clients and backends send.
         #[test]
         fn any_options_are_handled(
             options in proptest::collection::vec(prop_oneof![Just(5_u8), Just(34), Just(1), Just(10), any::<u8>()], 0..=40),

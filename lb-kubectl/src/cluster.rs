@@ -61,7 +61,7 @@ impl Cluster {
                 args.selector
             );
         }
-        // The table is complete without Nodes, except for kernels and nodes without an agent.
+        // If the Nodes cannot be listed, only the kernels and the nodes without an agent are missing.
         let nodes =
             time::timeout(args.limit(), all(&Api::all(client.clone()), "kubernetes.io/os=linux")).await;
         let nodes = nodes.ok().and_then(Result::ok).unwrap_or_default();

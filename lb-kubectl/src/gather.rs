@@ -72,10 +72,11 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         .map_err(|error| NodeError::Unreadable { pod: pod.clone(), message: error.to_string() })
 }
 
-/// Checks that all nodes, given with the errors of those that failed, have answered.
+/// Checks that all nodes have answered. An item of `nodes` is the name of a node and, if it has not answered, the
+/// error.
 ///
 /// # Errors
-/// Some have not: a line for each.
+/// Some nodes have not answered: the error has a line for each of them.
 pub(crate) fn all_answered<'a>(
     nodes: impl IntoIterator<Item = (&'a str, Option<String>)>,
 ) -> anyhow::Result<()> {

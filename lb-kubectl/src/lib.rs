@@ -33,7 +33,7 @@ pub use self::{
 ///
 /// # Errors
 /// The kubeconfig or the API server cannot be used, there are no agents, or a node has not answered. The answers of the
-/// other nodes are printed before that.
+/// other nodes are printed before the error.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
@@ -46,7 +46,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
             Command::Explain(args) => explain::explain(&cli.cluster, &args).await,
         }
     });
-    // A lookup of a name, which runs on a thread, must not delay the end.
+    // A name lookup that still runs on another thread must not delay the end of the program.
     runtime.shutdown_background();
     done
 }

@@ -15,7 +15,7 @@ use crate::{
     gather::{self, Answer},
 };
 
-/// A service port as `lb-agent service list -o json` prints it, as far as it is compared.
+/// The fields of a service port, as `lb-agent service list -o json` prints it, that this command compares.
 #[derive(Debug, Deserialize)]
 struct Served {
     namespace: String,

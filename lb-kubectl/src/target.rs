@@ -140,7 +140,7 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     parsed(spec.cluster_ips.iter().flatten().map(String::as_str).chain(spec.cluster_ip.as_deref()))
 }
 
-/// The addresses in these texts; others, such as `None`, are left out.
+/// The texts that are addresses; other texts, such as `None`, are left out.
 fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }
@@ -157,7 +157,8 @@ fn pick_port<'a>(service: &'a Service, wanted: Option<&str>) -> Result<&'a Servi
     };
     let found: Vec<&ServicePort> = ports.clone().filter(is_wanted).collect();
     match (&found[..], wanted) {
-        // A number may be both a TCP and a UDP port; TCP usually comes first. Their names differ.
+        // A number may select a TCP and a UDP port: the first one is taken, which is usually TCP. A name selects one
+        // port.
         ([port], _) | ([port, ..], Some(_)) => Ok(port),
         _ => {
             let text = |port: &ServicePort| {

@@ -11,7 +11,7 @@ use crate::{
     gather::{self, Answer},
 };
 
-/// A row of `lb-agent top -o json`, as far as it is summed.
+/// The fields of a row of `lb-agent top -o json` that this command sums.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {

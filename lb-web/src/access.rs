@@ -1,9 +1,10 @@
 //! Who may see the pages: if the server has a token, users who have it; if it has none, which is possible only on
 //! loopback, every process of the node.
 //!
-//! A page of the Internet must not read ours through the user's browser. The browser keeps other origins from reading
-//! our answers, but not a name that its owner has pointed at 127.0.0.1 (DNS rebinding): so without a token, requests
-//! must name the loopback host. With a token, a request that names another host lacks our cookie.
+//! A page from the Internet must not read our pages through the user's browser. The browser keeps other origins from
+//! reading our answers, except when the owner of a domain name makes it resolve to 127.0.0.1 (DNS rebinding). So
+//! without a token, requests must name the loopback host. With a token, a request that names another host lacks our
+//! cookie.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,7 +19,7 @@ use thiserror::Error;
 const COOKIE: &str = "lb_session";
 /// How many characters a token needs.
 const SHORTEST: usize = 16;
-/// What the cookie authenticates.
+/// The text whose HMAC with the token is the cookie.
 const SESSION: &[u8] = b"lb-agent web session";
 
 /// Why a text is no token.
@@ -82,7 +83,7 @@ impl Token {
         hmac::verify(&self.key, self.text.as_bytes(), digest.as_ref()).is_ok()
     }
 
-    /// The value of the cookie: it proves the token and does not contain it.
+    /// The value of the cookie: it proves that the user had the token, and does not contain the token.
     fn session(&self) -> String {
         hex(hmac::sign(&self.key, SESSION).as_ref())
     }

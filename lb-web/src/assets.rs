@@ -65,7 +65,7 @@ fn html(status: StatusCode, text: String) -> Response {
     (status, headers, text).into_response()
 }
 
-/// A file of the binary. Browsers ask each time whether theirs is still current.
+/// A file of the binary. Browsers ask each time whether their copy is still current.
 pub(crate) fn file(name: &str, headers: &HeaderMap) -> Response {
     let Some(asset) = ASSETS.iter().find(|asset| asset.name == name) else {
         return StatusCode::NOT_FOUND.into_response();

@@ -42,12 +42,13 @@ struct Point {
 }
 
 impl History {
-    /// Adds a reading, and the point between it and the one before. The first reading, also after a gap, adds no point.
+    /// Adds a reading, and a point with the rates since the previous reading. The first reading, and the first one
+    /// after a gap, add no point.
     pub(crate) fn push(&mut self, reading: Reading) {
         if let Some(last) = &self.last {
             let seconds = to_f64(reading.time.saturating_sub(last.time)) / 1000.0;
             let rate = |outcome: usize| {
-                // A map that the agent has made again begins at 0.
+                // The counters begin at 0 again if the agent has recreated the map.
                 to_f64(reading.packets[outcome].saturating_sub(last.packets[outcome])) / seconds.max(0.001)
             };
             let rates = Some(std::array::from_fn(rate));

@@ -107,7 +107,7 @@ async fn guard<S: Source>(State(web): State<Arc<Web<S>>>, request: Request, next
     response
 }
 
-/// Whether no route has set how long browsers may keep the response.
+/// Whether the response still lacks `Cache-Control`. (Pages and files already have it.)
 fn request_is_data(response: &Response) -> bool {
     !response.headers().contains_key(header::CACHE_CONTROL)
 }

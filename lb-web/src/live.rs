@@ -19,9 +19,9 @@ use tracing::debug;
 
 use crate::source::{EventFilter, EventReader, Source};
 
-/// Events that may wait for a browser.
+/// The most events that wait for a slow browser; the oldest ones are lost first.
 const QUEUE: usize = 4096;
-/// How long the reader waits for events before it looks whether anybody listens.
+/// How long the reader waits for events before it checks whether a browser still listens.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Pause between two messages to a browser.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -43,7 +43,7 @@ enum Heard<E> {
     Failed(String),
 }
 
-// Deriving it would require that events can be cloned.
+// `derive(Clone)` would require `E: Clone`.
 impl<E> Clone for Heard<E> {
     fn clone(&self) -> Self {
         match self {
@@ -77,7 +77,7 @@ impl<E> Default for Live<E> {
 }
 
 impl<E: Send + Sync + 'static> Live<E> {
-    /// Listens to events; starts the reader if nobody listens yet.
+    /// Listens to events; starts the reader if no browser listens yet.
     ///
     /// # Errors
     /// There is no data plane, it cannot be read, or another program reads the events.
@@ -102,7 +102,7 @@ impl<E: Send + Sync + 'static> Live<E> {
     }
 }
 
-/// Reads events until nobody listens, or the reader fails.
+/// Reads events until no browser listens, or the reader fails.
 fn read<E>(
     mut reader: Box<dyn EventReader<E>>,
     sender: &Sender<Heard<E>>,

@@ -1,4 +1,4 @@
-//! Reads the counters every few seconds, and all Services while somebody looks at them.
+//! Reads the counters every few seconds, and all Services while browsers request them.
 
 use std::{
     convert::Infallible,
@@ -18,9 +18,9 @@ use crate::{
 /// The sampler reads the fill of the maps only once in this many readings of the counters, because it has to walk the
 /// maps.
 const FILL_EVERY: u32 = 5;
-/// How long Services are read after the last look at them.
+/// How long the sampler goes on reading the Services after the last request for them.
 const ATTENTION: Duration = Duration::from_secs(30);
-/// How long a status is fresh. Reading one takes a walk through the maps and requests to other programs.
+/// How old a status may be before it is read again. Each reading walks the maps and sends requests to other programs.
 const STATUS_AGE: Duration = Duration::from_secs(4);
 
 /// Reads the data plane, and keeps what the pages show: the history of the counters, the Services and the status.
@@ -38,7 +38,7 @@ struct Counted {
     readings: u32,
 }
 
-/// The Services, which are read while somebody looks at them.
+/// The Services, which the sampler reads while browsers request them.
 #[derive(Default)]
 struct Followed {
     services: Services,
@@ -94,7 +94,7 @@ impl<S: Source> Sampler<S> {
         }
     }
 
-    /// Reads the Services if somebody looks at them.
+    /// Reads the Services if a browser has requested them recently.
     fn follow(&self) {
         let mut followed = lock(&self.services);
         if followed.wanted.is_some_and(|wanted| wanted.elapsed() < ATTENTION) {
@@ -160,7 +160,7 @@ impl Followed {
     }
 }
 
-/// A panic while the lock is held leaves the readings valid.
+/// Locks a mutex, even if a thread has panicked while it held the lock: the readings are valid in any case.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -119,9 +119,9 @@ pub(crate) struct Page<'a> {
     total: usize,
     /// How many of the service ports the search finds.
     matched: usize,
-    /// How many of all have no ready backend.
+    /// How many of all service ports have no ready backend.
     unready: usize,
-    /// How many of all have endpoints that fail their health check.
+    /// How many of all service ports have endpoints that fail their health check.
     unhealthy: usize,
     /// Whether there are two readings, so that rates are known.
     rated: bool,
@@ -203,7 +203,7 @@ impl Port {
         let nothing = Tally::default();
         let backend = |(socket, tally): (&SocketAddr, &Tally)| {
             let before = earlier.as_ref().map(|earlier| earlier.port.traffic.get(socket).unwrap_or(&nothing));
-            // In the first reading of a service port there is nothing to subtract from.
+            // The first reading of a service port has no earlier totals to subtract.
             let traffic = before.map_or_else(Traffic::default, |before| tally.total - before.total);
             (*socket, traffic, tally.active)
         };

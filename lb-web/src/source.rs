@@ -31,7 +31,7 @@ pub trait Source: Send + Sync + 'static {
     /// A new flow, or a dropped or rejected packet.
     type Event: Serialize + Send + Sync + 'static;
 
-    /// The packet counters, by [`Outcome`]. Cheap: called every few seconds, whether anybody looks or not.
+    /// The packet counters, by [`Outcome`]. Must be cheap: called every few seconds, even while no browser shows them.
     ///
     /// # Errors
     /// There is no data plane, or it cannot be read.
@@ -43,7 +43,7 @@ pub trait Source: Send + Sync + 'static {
     /// There is no data plane, or it cannot be read.
     fn fill(&self) -> anyhow::Result<Vec<Fill>>;
 
-    /// A reader of all Services. Its traffic begins at 0 with its first reading.
+    /// A reader of all Services. The traffic that it returns is counted from its first reading.
     fn services(&self) -> Box<dyn ServiceReader>;
 
     /// The state of the agent and of the kernel.
@@ -83,7 +83,7 @@ pub trait Source: Send + Sync + 'static {
     fn events(&self) -> anyhow::Result<Box<dyn EventReader<Self::Event>>>;
 }
 
-/// Reads all Services again and again.
+/// Reads all Services repeatedly.
 pub trait ServiceReader: Send {
     /// The service ports and their traffic since the first reading.
     ///

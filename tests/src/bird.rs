@@ -32,7 +32,7 @@ pub struct Router<'a> {
     pub port: u16,
     /// Password of the IPv4 sessions; `None` without one.
     pub password: Option<&'a str>,
-    /// Whether BFD watches the nodes, which notices a dead one after 300 ms.
+    /// Whether the router monitors the nodes with BFD, which detects a dead node after 300 ms.
     pub bfd: bool,
 }
 

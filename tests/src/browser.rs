@@ -22,7 +22,7 @@ pub const AXE: &str = "axe-core-4.14.1";
 const DRIVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9515);
 /// Timeout of one command of chromedriver, and of its start.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Arguments of the browser: it shows only the pages of the tests, and sends no requests of its own.
+/// Arguments of the browser, which make it show only the pages of the tests and send no requests of its own.
 const ARGUMENTS: [&str; 12] = [
     "--headless=new",
     "--no-sandbox",
@@ -75,7 +75,8 @@ impl Browser {
         self.ask("/url", &json!({ "url": url })).map(drop)
     }
 
-    /// Runs `script`, the body of a function, in the page; returns its result. Waits if that is a promise.
+    /// Runs `script`, the body of a function, in the page; returns its result. If the result is a promise, waits
+    /// for its value.
     pub fn run(&self, script: &str) -> Result<Value> {
         self.ask("/execute/sync", &json!({ "script": script, "args": [] }))
     }

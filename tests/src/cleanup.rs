@@ -53,7 +53,7 @@ impl Resource {
 /// any more.
 fn remove_netns(name: &str) -> io::Result<()> {
     let path = Path::new(NETNS_FOLDER).join(name);
-    // A name on which no namespace is mounted is an ordinary file.
+    // EINVAL: no namespace is mounted on the name, which is then an ordinary file.
     match umount2(&path, MntFlags::MNT_DETACH) {
         Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
         Err(error) => return Err(error.into()),
@@ -175,7 +175,7 @@ pub fn keep_everything() {
     live().resources.clear();
 }
 
-/// Removes what test processes that no longer exist have left: namespaces with their processes, folders, cgroups.
+/// Removes the leftovers of test processes that no longer exist: namespaces with their processes, folders, cgroups.
 pub fn remove_stale() -> Result<()> {
     for name in names_in(Path::new(NETNS_FOLDER)).filter(|name| is_stale(name)) {
         remove_namespace_and_processes(&name)?;
@@ -188,8 +188,8 @@ pub fn remove_stale() -> Result<()> {
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // Processes in the cgroup may be in a namespace that has lost its name, which the loop over names does not
-        // find.
+        // Kills the processes in the cgroup whose namespace has lost its name: the loop over namespaces above has not
+        // found them.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
         }

@@ -34,7 +34,7 @@ pub const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 const SLOW_PIECE: usize = 50_000;
 const SLOW_PAUSE: Duration = Duration::from_millis(5);
 /// A slow download leaves the last 1/`HELD_BACK` of its bytes unread until [`Transfer::hurry`], so that it does not end
-/// earlier. Of 100 MB, that is more than socket buffers hold, so the rest still needs packets.
+/// earlier. In a download of 100 MB, socket buffers cannot hold this part, so the network must still transmit packets.
 const HELD_BACK: u64 = 4;
 
 /// What a server of the testbed has answered.
@@ -125,7 +125,7 @@ impl Connection {
         self.receive_answer()
     }
 
-    /// Sends this number of bytes of the [`pattern`]; the server compares each of them.
+    /// Sends this number of bytes of the [`pattern`]; the server compares all of them with the pattern.
     pub fn upload(&mut self, bytes: u64) -> io::Result<Answer> {
         self.send_head("PUT /upload", bytes)?;
         let mut sent = 0;
@@ -151,7 +151,7 @@ impl Connection {
         Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes came back changed"))
     }
 
-    /// Receives this number of bytes of the [`pattern`], and compares each; returns the server's name.
+    /// Downloads this number of bytes, and compares all of them with the [`pattern`]; returns the server's name.
     pub fn download(&mut self, bytes: u64) -> io::Result<String> {
         self.receive_content(&format!("GET /download/{bytes}"), &Progress::default())
     }

@@ -1,8 +1,8 @@
-//! DNS queries for A records, and their answers, as bytes: for tests that ask without a resolver.
+//! Encodes DNS queries for A records and decodes the answers, for tests that query a server without a resolver.
 
 use std::net::Ipv4Addr;
 
-/// A query for the A records of a name with labels of at most 63 bytes, and without a dot at its end.
+/// A query for the A records of `name`, which has labels of at most 63 bytes and no trailing dot.
 pub fn query(id: u16, name: &str) -> Vec<u8> {
     let mut query = id.to_be_bytes().to_vec();
     query.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
@@ -14,7 +14,7 @@ pub fn query(id: u16, name: &str) -> Vec<u8> {
     query
 }
 
-/// The address in the answer to a [`query`]: the last four bytes of the message, which must end with that record.
+/// The address in the answer to a [`query`]: the last four bytes of `message`, which must end with the A record.
 /// `None` unless the answer has one record and no error.
 pub fn address(message: &[u8]) -> Option<Ipv4Addr> {
     let header = message.first_chunk::<12>()?;

@@ -85,8 +85,8 @@ impl Netns {
         })
     }
 
-    /// A command that will run in the namespace, and in the cgroup of [`Self::within`] if there is one. Its mounts are
-    /// those of this process.
+    /// A command that will run in the namespace, and in the cgroup of [`Self::within`] if there is one. Unlike
+    /// `ip netns exec`, it keeps the mount namespace of this process.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let file = Arc::clone(&self.file);
         let threads = self.cgroup.as_ref().and_then(|cgroup| File::create(cgroup.threads()).ok());

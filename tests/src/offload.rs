@@ -24,8 +24,8 @@ pub enum Offload {
     TcpSegmentation = 0x1f,
     /// Generic segmentation offload of sent packets (GSO, `ETHTOOL_SGSO`).
     Segmentation = 0x24,
-    /// VLAN tags are passed beside frames instead of in them, in both directions (`ETHTOOL_SFLAGS`). [`set`] can only
-    /// switch this off.
+    /// VLAN tags of sent and received packets are in the packets' metadata, not in the frames (`ETHTOOL_SFLAGS`).
+    /// [`set`] can only switch this off: the request takes a bit mask of flags, and [`set`] passes 0 or 1.
     VlanTags = 0x26,
     /// Generic receive offload (GRO, `ETHTOOL_SGRO`). It gives a veth a NAPI context, as network cards have.
     Reception = 0x2c,

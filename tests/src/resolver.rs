@@ -1,4 +1,4 @@
-//! Resolves names as programs do, by glibc, musl and dig, with a resolv.conf of its own.
+//! Resolves names as programs do, with glibc, musl and dig, and with a resolv.conf that only they see.
 
 use std::{
     fs, io,

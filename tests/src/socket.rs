@@ -64,7 +64,7 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// Number of TCP connections in a namespace that this side has closed first, but that are not in TIME-WAIT yet.
+/// Number of TCP sockets in a namespace that were closed before the peer closed, and are not in TIME-WAIT yet.
 pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
     /// States `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` (include/net/tcp_states.h), as `/proc/net/tcp` shows
     /// them.

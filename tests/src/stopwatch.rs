@@ -44,7 +44,7 @@ impl Stopwatch {
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();
-    // The kernel averages over all CPUs, but the task under test waits for one of them.
+    // These totals are averages over all CPUs. A task waits for one CPU, so it may have waited up to their sum.
     let cpus = available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
     total * cpus
 }

@@ -170,7 +170,7 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
-            // The thread holds the client's namespace open until it has ended.
+            // Waits for the thread to end, because it keeps the client's network namespace open.
             if let Ok(tally) = client.thread.join()
                 && std::thread::panicking()
             {

@@ -18,8 +18,8 @@ use nix::sys::socket::{
 
 use crate::{client::Connection, netns::Netns, pattern, stopwatch::Stopwatch};
 
-/// Size in bytes of each connection's receive buffer; small, so that most of what a download has not read must still
-/// cross the network.
+/// Size in bytes of each connection's receive buffer. It is small, so that most bytes that a download has not read yet
+/// are not buffered at the client, but must still cross the network.
 const BUFFER: usize = 16 * 1024;
 /// Number of bytes after which a slow download stops reading until the next [`ROUND`].
 const SLOW_PIECE: usize = 2 * 1024;
@@ -81,8 +81,8 @@ pub struct Sample {
 }
 
 impl Transfers {
-    /// Opens `count` connections from `netns`, to each of the addresses in turn, and downloads `bytes` over each of
-    /// them slowly: about 20 kB/s.
+    /// Opens `count` connections from `netns`, to the addresses in turn, and slowly downloads `bytes` bytes over each
+    /// connection: about 20 kB/s.
     ///
     /// # Errors
     /// A connection cannot be opened, or its server does not begin to answer.

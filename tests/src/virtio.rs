@@ -13,7 +13,7 @@ pub const MTU: u32 = 9000;
 pub const QUEUES: u32 = 2;
 /// Suffixes of the names of a pair's two ends.
 pub const END_NAMES: [&str; 2] = ["a", "b"];
-/// Folder of the devices in the network namespace to which this mount of sysfs belongs.
+/// Folder with an entry for each device of the network namespace in which this sysfs was mounted.
 const DEVICES: &str = "/sys/class/net";
 
 /// Two cards that are connected to each other.

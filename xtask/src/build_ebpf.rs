@@ -59,7 +59,7 @@ fn show(built: &ebpf_build::Object) -> anyhow::Result<()> {
     check_stack(&file)
 }
 
-/// Fails if a chain of calls takes more stack than Linux 6.1 has: its verifier would refuse the program.
+/// Fails if a chain of calls takes more stack than the verifier of Linux 6.1 allows.
 fn check_stack(file: &object::File<'_>) -> anyhow::Result<()> {
     let Some(chain) = stack::deepest(file)? else { return Ok(()) };
     let (bytes, limit, functions) = (chain.bytes, stack::LIMIT, chain.functions.join(" → "));

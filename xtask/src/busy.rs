@@ -1,4 +1,4 @@
-//! Busy loops beside a task: the machine looks overloaded to it.
+//! Busy loops that run beside a task, so that the task runs as on an overloaded machine.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

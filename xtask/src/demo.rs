@@ -95,7 +95,7 @@ fn is_up(prefix: &str, folder: &str) -> bool {
     Path::new("/run/netns").join(format!("{prefix}-client")).exists() || Path::new(folder).exists()
 }
 
-/// Fails if a demo that cannot be kept is running, or was killed.
+/// For demos without `--keep`: fails if this demo is running, or was killed and has left something behind.
 fn ensure_not_up(prefix: &str, folder: &str) -> anyhow::Result<()> {
     ensure!(
         !is_up(prefix, folder),

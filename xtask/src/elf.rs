@@ -15,7 +15,8 @@ pub(crate) fn processor_name(architecture: Architecture) -> anyhow::Result<&'sta
     Ok(name.with_context(|| format!("no name of {architecture:?} is known: add it to elf.rs"))?.1)
 }
 
-/// The strings of a program, or a library, that is linked dynamically: names of what it needs and of what it offers.
+/// The strings for the dynamic linker (`.dynstr`) in a program or library: the names of needed libraries, and of the
+/// symbols that it imports and exports.
 pub(crate) fn names(program: &[u8]) -> anyhow::Result<Vec<&str>> {
     let file = object::File::parse(program).context("the program is not an ELF file")?;
     let strings = file.section_by_name(".dynstr").context("the program is linked statically")?.data()?;

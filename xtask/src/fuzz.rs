@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The arguments that `cargo xtask test` uses, and so CI: all targets, about a minute together.
+    /// The arguments that `cargo xtask test`, and thus CI, uses: all targets, together about a minute.
     pub(crate) fn of_ci() -> Self {
         Self { target: None, seconds: 8, seed: None }
     }
@@ -101,7 +101,7 @@ fn reproducer(log: &str) -> Option<PathBuf> {
 struct Summary {
     seed: String,
     executions: String,
-    /// Number of reached edges of the code: by the corpus, and at the end.
+    /// Number of edges of the code that inputs have reached: after libFuzzer has read the corpus, and at the end.
     coverage: [String; 2],
     /// Number of inputs that libFuzzer keeps: after it has read the corpus, and at the end.
     corpus: [String; 2],

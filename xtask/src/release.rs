@@ -66,7 +66,7 @@ pub(crate) fn gzip(content: &[u8], level: Compression) -> anyhow::Result<Vec<u8>
     Ok(encoder.finish()?)
 }
 
-/// Fails if this is not what the agent in a result has to answer to `--version`.
+/// Fails if `answer` is not the right output of `lb-agent --version` for this workspace.
 pub(crate) fn check_version(answer: &str) -> anyhow::Result<()> {
     let expected = concat!("lb-agent ", env!("CARGO_PKG_VERSION"));
     ensure!(answer.trim() == expected, "the agent in the result answers {answer:?} instead of {expected:?}");

@@ -83,8 +83,8 @@ fn functions(file: &object::File<'_>) -> anyhow::Result<BTreeMap<Place, Function
     Ok(functions)
 }
 
-/// The symbols that the relocations of these bytes of a section refer to, by offset. The flag is true for the symbol
-/// of a whole section, to which the instruction adds an offset.
+/// The symbols that the relocations in this range of the section refer to, by the offset of the relocation. The `bool`
+/// is true for the symbol of a whole section, to which the instruction adds an offset.
 fn targets(
     file: &object::File<'_>,
     section: &object::Section<'_, '_>,
@@ -114,7 +114,7 @@ const CALL: u8 = 0x85;
 const LOAD_CONSTANT: u8 = 0x18;
 const MOVE: u8 = 0xbf;
 const ADD_CONSTANT: u8 = 0x07;
-/// The source register of a call to another function of the object.
+/// Value of the source register field in a call to another function of the object (`BPF_PSEUDO_CALL`).
 const CALL_OF_FUNCTION: u8 = 1;
 const FRAME_POINTER: u8 = 10;
 

@@ -88,14 +88,14 @@ struct World {
     now: Tick,
     idle_since: Tick,
     server_first: u32,
-    /// By sender: `Side as usize`.
+    /// Indexed by sender: `Side as usize`.
     passed: [Passed; 2],
     /// Whether the node's view of the connection may differ from the ends': the attacker forged a segment other than a
     /// RST, or a RST that the node takes for an end's own; a late SYN replaced a flow that was over; the node may have
     /// misjudged a SYN-ACK of the server; or the flow expired. Most checks stop then.
     is_mixed: bool,
-    /// Whether a forged segment may have established a flow: its acknowledgement number was plausible, the attacker
-    /// forged it in the server's name, or a RST by which an end refused it was lost before the node.
+    /// Whether a forged segment may have established a flow: the segment's acknowledgement number was plausible, its
+    /// forged sender was the server, or a RST, which may have refused the segment, was lost before the node.
     is_guessed: bool,
     client_is_real: bool,
 }
@@ -380,8 +380,8 @@ impl World {
         }
     }
 
-    /// Delivers up to 1000 segments. Then no flow is established if the client never connected and no forged segment
-    /// was plausible: the ends have answered the attacker's segments with RSTs.
+    /// Delivers up to 1000 segments. Then checks that no flow is established if the client never connected and no
+    /// forged segment was plausible: the ends must have answered the attacker's segments with RSTs.
     fn settle(&mut self) {
         for _ in 0..1000 {
             self.move_one(Fate::Arrives);

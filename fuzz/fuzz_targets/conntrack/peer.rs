@@ -187,7 +187,7 @@ impl Peer {
         self.take(segment)
     }
 
-    /// Everything before `ack` has arrived at the other end.
+    /// Records that everything before `ack` has arrived at the other end; if that includes a FIN, changes the state.
     fn acknowledged(&mut self, ack: u32) {
         self.oldest = ack;
         if ack == self.next {

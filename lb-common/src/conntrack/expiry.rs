@@ -109,7 +109,8 @@ mod tests {
         assert_eq!(seconds_left_under(Pressure::MOST, &forward, &reply, NOW), 10, "half-closed");
     }
 
-    /// Otherwise forged SYNs, each followed by any ACK, would hold their entries for a day.
+    /// This node does not see the replies, so a forged SYN and any ACK look like a handshake. Without pressure, such a
+    /// flow holds its entry for a day.
     #[test]
     fn one_way_flows_give_way_under_pressure() {
         let mut flow = tunnelled(protocol::TCP);

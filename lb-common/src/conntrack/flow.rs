@@ -17,9 +17,8 @@ pub mod flow_flags {
     /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
     /// own.
     pub const SECOND_OF_MASQUERADED: u8 = 8;
-    /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter, in
-    /// one step for VIP and masquerading, and then bypass the stack. Tunnelled flows also have this bit: see
-    /// [`TUNNEL`].
+    /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter (VIP
+    /// and masquerading in one step), and then bypass the stack. Tunnelled flows also have this bit: see [`TUNNEL`].
     pub const ROUTED: u8 = 16;
     /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel.
     /// [`Flow::to`](super::Flow::to) holds the ends of the tunnel, this node's address and the backend's, and the
@@ -29,15 +28,15 @@ pub mod flow_flags {
     /// datagrams.
     pub const GUE: u8 = 64;
     /// Without [`TUNNEL`]: the backend gets a PROXY protocol header before the client's first byte, so the programs
-    /// shift the numbers of the client's bytes by the length of the header. Both entries of the flow have this bit.
-    /// Tunnelled flows never carry that header, so the two meanings share the bit.
+    /// shift the sequence numbers of the client's bytes by the length of the header. Both entries of the flow have this
+    /// bit. Tunnelled flows never carry that header, so [`GUE`] can use the same bit.
     pub const PROXY_PROTOCOL: u8 = 64;
     /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
     pub const MASQUERADED: u8 = 128;
 
     /// A caught flow: its client's device has no programs, so the stack routes its packets into the [catch
     /// device](crate::device_flags::CATCH), at whose egress both directions are translated. Translated packets have the
-    /// VIP as source, so that replies also get there.
+    /// VIP as source, so that the stack also routes replies into the catch device.
     pub const CAUGHT: u8 = HAIRPIN | AT_EGRESS;
 
     /// The flags of the reverse entry: one hook translates a flow in one direction, the other hook in the other
@@ -67,7 +66,7 @@ pub mod seen {
     pub const FIN: u8 = 8;
     /// A RST that the receiver accepts: see [`Flow::accepts_reset`](super::Flow::accepts_reset).
     pub const RST: u8 = 16;
-    /// Datagrams over more than about 2 s: more than one query and its answer.
+    /// Datagrams that span more than about 2 s, and so are more than one query and its answer.
     pub const STREAM: u8 = 32;
     /// A TCP segment without SYN: sequence numbers are no longer arbitrary, see
     /// [`Flow::observe_segment`](super::Flow::observe_segment).
@@ -105,8 +104,8 @@ pub struct Flow {
     pub flags: u8,
     /// TCP and SCTP: how many SYNs (or INITs) of this direction were recorded, retransmissions included.
     pub syns: u16,
-    /// Slot of `ACTIVE` that counts this flow while it is active; 0 means none. Only the entry of the client's
-    /// direction counts; its reverse entry has a copy of the number.
+    /// Slot of `ACTIVE` that counts this flow while it is active; 0 means none. The programs count the flow by the
+    /// entry of the client's direction; the reverse entry has only a copy of the slot number.
     pub active_flows_slot: u32,
     /// Packets of this direction, wrapping around; see [`Flow::count_packet`].
     pub packets: u32,
@@ -115,7 +114,7 @@ pub struct Flow {
     pub traffic: u64,
 }
 
-/// Number of the lower bits of [`Flow::traffic`], which count bytes.
+/// How many of the lower bits of [`Flow::traffic`] count bytes.
 const BYTE_COUNT_BITS: u32 = 48;
 
 const _: () = assert!(size_of::<Flow>() == 80 + 64 * cfg!(feature = "next-layout") as usize);
@@ -197,17 +196,19 @@ impl Flow {
         self.flags & flow_flags::TUNNEL != 0
     }
 
-    /// The tuple whose source a route lookup uses: `tuple`, that of the packet before its translation, as in the stack;
-    /// for a tunnel, the tuple of the outer packet, which this node sends.
+    /// The tuple whose source address a route lookup uses. As in the stack, it is `tuple`, which the packet has before
+    /// its translation; for a tunnelled flow, it is the tuple of the outer packet, which this node sends.
     #[inline(always)]
     pub const fn routed_from<'a>(&'a self, tuple: &'a Tuple) -> &'a Tuple {
         if self.is_tunnelled() { &self.to } else { tuple }
     }
 
-    /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack; false for tunnelled
-    /// flows, whose packets get other headers, and for flows with a PROXY protocol header, whose numbers are shifted.
-    /// `all` is whether the node lets all flows bypass the stack (`--forwarding direct`). The second translation of a
-    /// masqueraded connection happens at the egress of the device towards the backend, so its packets must get there.
+    /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack. `all` is whether
+    /// the node lets all flows bypass the stack (`--forwarding direct`).
+    ///
+    /// False for tunnelled flows, whose packets get other headers, and for flows with a PROXY protocol header, whose
+    /// sequence numbers are shifted. Also false for the second translation of a masqueraded connection: the egress
+    /// program of the device towards the backend does it, so packets must reach that program.
     #[inline(always)]
     pub const fn may_bypass_stack(&self, all: bool) -> bool {
         const SECOND_TRANSLATION: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS;

@@ -1,7 +1,7 @@
 //! Connection tracking: the entries of the flow table and the life cycle of a flow.
 //!
 //! A flow has two entries, one for each direction; a tunnelled flow has only that of the client's direction. An entry
-//! holds the whole translated tuple, so the key of its reverse entry can be computed (`entry.to.reversed()`), and only
+//! holds the whole translated tuple, which gives the key of the reverse entry (`entry.to.reversed()`). It records only
 //! what *its own direction* has sent. So a packet of an established flow needs one lookup, and the CPUs of both
 //! directions write to different cache lines. The rare events that depend on both directions (such as a RST, a SYN on
 //! an existing entry, or expiry) look at both entries.

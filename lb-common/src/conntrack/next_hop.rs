@@ -21,7 +21,7 @@ pub struct NextHop {
     /// The tick of the route lookup; 0 before the first lookup, and if the last one found no neighbour. The answer is
     /// valid in that tick only.
     pub resolved_at: Tick,
-    /// MAC address of frames for this node on the device that the packets came in through.
+    /// Destination MAC address of frames for this node, on the device that the packets came in through.
     pub entrance: [u8; 6],
     /// Padding, always 0.
     pub reserved: [u8; 2],
@@ -46,7 +46,7 @@ pub mod next_hop_flags {
     pub const XDP_REDIRECT_TARGET: u16 = 2;
     /// The device is one end of a veth pair, and packets go straight to the other end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u16 = 4;
-    /// No packet has left by this answer from tc yet.
+    /// No tc program has sent a packet to this next hop since the route lookup.
     pub const FRESH: u16 = 8;
     /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, only those
     /// that also have the same [`RouteInputs`](super::RouteInputs).

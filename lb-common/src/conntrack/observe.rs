@@ -51,8 +51,8 @@ impl Flow {
     }
 
     /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated segment of this
-    /// connection, whose numbers both lie a little behind the last ones. The entries may be those of an older
-    /// connection whose end the node has not seen: both ends no longer have that connection, and begin another one. No
+    /// connection, whose numbers both lie a little behind the last ones. The entries may belong to an older connection
+    /// that client and backend have closed without this node seeing it; the answer then begins another connection. No
     /// client can forge such a segment.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {

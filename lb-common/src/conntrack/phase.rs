@@ -13,7 +13,7 @@ pub enum Phase {
     Established,
     /// One direction has sent FIN.
     HalfClosed,
-    /// Both directions have sent FIN; of a tunnelled flow, the client has.
+    /// Both directions have sent FIN; in a tunnelled flow, only the client needs to have sent it.
     TimeWait,
     /// A RST has ended the connection.
     Closed,

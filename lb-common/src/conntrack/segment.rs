@@ -76,7 +76,7 @@ impl Segment {
         self.flags & tcp_flags::RST != 0
     }
 
-    /// Whether a flow may begin or end with the segment at once: SYN (with or without ACK) or RST.
+    /// Whether the segment may begin a flow, or end it at once: SYN (with or without ACK) or RST.
     #[inline(always)]
     pub const fn is_syn_or_rst(&self) -> bool {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0

@@ -14,7 +14,8 @@ impl Tick {
         Self((nanos >> 30) as u32)
     }
 
-    /// A number of ticks that last a little longer than `seconds`: by less than 3 s for a day.
+    /// The number of ticks in `seconds`, rounded up. They last a little longer than `seconds`: less than 3 s longer for
+    /// a day.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "fewer ticks than seconds")]
     pub const fn ticks_in(seconds: u32) -> u32 {

@@ -17,7 +17,7 @@ pub struct Tuple {
     /// IP protocol number.
     #[cfg(not(feature = "next-layout"))]
     pub protocol: u8,
-    /// Always 0. (Two fields, because LLVM fills three bytes by a call to `memset`.)
+    /// Padding, always 0. (Apart from `zeros`, because LLVM would fill one field of three bytes by a call to `memset`.)
     pub zero: u8,
     /// IP protocol number.
     #[cfg(feature = "next-layout")]

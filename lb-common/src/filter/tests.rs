@@ -196,7 +196,7 @@ proptest! {
 mod interleavings {
     use super::*;
 
-    /// A step of the agent that rebuilds the filter; [`PROTOCOL`] has their order.
+    /// A step of the agent that rebuilds the filter; [`PROTOCOL`] lists the steps in their order.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     enum Agent {
         Grace,

@@ -5,7 +5,7 @@ use super::{Control, Memory, PLACES, Places, Snapshot};
 pub struct Entry<S> {
     /// The slot of the entry.
     pub slot: S,
-    /// The control word at that moment, which identifies this use of the slot.
+    /// The control word that the reader has seen, which identifies this use of the slot.
     pub control: Control,
 }
 
@@ -32,13 +32,13 @@ pub fn find<M: Memory>(memory: &M, places: &Places, key: &M::Key) -> Option<Entr
     None
 }
 
-/// Number of attempts to read a slot that changes during each attempt.
+/// Maximum number of attempts to read a slot: an attempt fails if the slot changes meanwhile.
 const READS: u32 = 4;
 
-/// An entry with its key and value, which belong together.
+/// A consistent copy of an entry: key and value are of the same flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<S, K, V> {
-    /// The slot of the entry, and its control word at that moment.
+    /// The slot of the entry, and its control word at the time of the copy.
     pub entry: Entry<S>,
     /// The entry's key.
     pub key: K,

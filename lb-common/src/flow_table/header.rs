@@ -10,8 +10,8 @@ pub struct Header {
     /// The secret of the table. The agent sets it before it attaches a program to a new table, and never again. A
     /// multiplier of 0 shows a new table.
     pub seed: Seed,
-    /// Never less than the number of entries in the overflow: also counts inserts that have not ended, or whose agent
-    /// was killed.
+    /// At least the number of entries in the overflow. It also counts inserts that are still running, and unfinished
+    /// ones of an agent that was killed.
     pub overflow: u64,
     /// Whether new entries go to the overflow even if the table has a place for them: 1, or 0. The agent leaves it 0;
     /// tests set it.

@@ -17,7 +17,7 @@ pub enum Insert<S> {
     Full,
 }
 
-/// Number of attempts at a slot that changes during each attempt.
+/// Maximum number of attempts at a slot: an attempt fails if the slot changes meanwhile.
 pub(super) const ATTEMPTS: u32 = 3;
 
 /// Inserts an entry if its key is new: into a free place, else into one that it evicts an entry from, else into the
@@ -150,7 +150,7 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
 }
 
 /// The last part of [`insert_new`]: inserts into the overflow. A tentative entry with the same key in a slot gives way
-/// to the one in the overflow, unless only the latter is the agent's.
+/// to the one in the overflow, unless a program inserts the former and the agent the latter.
 #[inline(always)]
 pub fn insert_into_overflow<M: Overflow>(
     table: &M,

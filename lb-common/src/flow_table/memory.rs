@@ -158,8 +158,8 @@ pub trait Evict<M: Memory> {
     /// entry.
     fn verdict(&mut self, slot: M::Slot) -> Verdict;
 
-    /// Called after the slot was claimed from its entry. Key and value are still there until this returns, so that it
-    /// can delete the reverse entry and count the flow as ended.
+    /// Called after an insert has claimed the slot of an entry to evict it. Until this method returns, the slot still
+    /// holds key and value, so that the method can delete the reverse entry and count the flow as ended.
     fn evicted(&mut self, slot: M::Slot);
 }
 

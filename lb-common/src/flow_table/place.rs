@@ -58,7 +58,7 @@ pub struct Places {
     fingerprint: u32,
 }
 
-/// The lowest bit of the hash that determines the second position; the first position begins at bit 0.
+/// The second position is made of the bits of the hash from this one upwards, the first position of those from bit 0.
 const SECOND_POSITION_SHIFT: u32 = 22;
 
 impl Places {

@@ -1,4 +1,4 @@
-//! The fields of MetalLB's kinds for BGP (`metallb.io/v1beta2 BGPPeer`, else `metallb.io/v1beta1`).
+//! The fields of MetalLB's kinds for BGP: `BGPPeer` of `metallb.io/v1beta2`, and the others of `metallb.io/v1beta1`.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -14,7 +14,7 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Deserializes a text that no error may quote, such as a password.
+/// Deserializes a string that error messages must never contain, such as a password.
 pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     match Value::deserialize(deserializer)? {
         Value::Null => Ok(None),
@@ -67,7 +67,7 @@ where
     Ok(Some(map.into_iter().filter_map(text).collect()))
 }
 
-/// Deserializes whether a field has a value, of whatever type.
+/// Deserializes to true if the field has any value other than `null`.
 pub(super) fn is_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(!Value::deserialize(deserializer)?.is_null())
 }

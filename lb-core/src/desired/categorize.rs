@@ -19,7 +19,7 @@ pub(super) struct Categories<'a> {
     /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, else those on this node
     /// that still serve while they terminate.
     pub(super) local: Vec<Member<'a>>,
-    /// As `local`, with the unhealthy ones: other nodes, which may find them healthy, send flows to them.
+    /// Like `local`, but with the unhealthy endpoints: other nodes may find these healthy and send flows to them.
     pub(super) here: Vec<Member<'a>>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
@@ -69,8 +69,8 @@ pub(super) fn categorize<'a>(
     Categories { cluster, local, here, any }
 }
 
-/// The healthy ones of the members; if there are none, those of `others`. If none of these is healthy either, returns
-/// all members: the checks may be wrong. Under `fail-closed`, it returns none instead.
+/// The healthy endpoints of `members`, else those of `others`. If neither list has a healthy one, all of `members`,
+/// because the checks may be wrong; under `fail-closed`, none.
 fn healthy<'a>(
     members: Vec<Member<'a>>,
     others: impl FnOnce() -> Vec<Member<'a>>,
@@ -89,8 +89,8 @@ fn healthy<'a>(
     if chosen.is_empty() && !health.fail_closed { members } else { chosen }
 }
 
-/// Hints for nodes apply if every ready endpoint has some and at least one names this node; else hints for zones by the
-/// same rule.
+/// Hints for nodes apply if every ready endpoint has such a hint and at least one of these hints names this node.
+/// Otherwise, hints for zones apply under the same condition.
 fn topology(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
     let mut ready = endpoints.values().filter(|endpoint| endpoint.ready).peekable();
     if ready.peek().is_none() {

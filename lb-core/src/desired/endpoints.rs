@@ -96,7 +96,7 @@ pub(super) fn is_elsewhere(endpoint: &Endpoint, node: &Node) -> bool {
     endpoint.node.is_some() && !node.policy.node_name.is_empty() && !is_local(endpoint, node)
 }
 
-/// The labels of the endpoint, for commands to show, and for the agent after a restart.
+/// The labels of the endpoint. Commands show them, and the agent reads them from the maps after a restart.
 pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     EndpointLabels {
         node: endpoint.node.as_ref().and_then(as_kept::<NAME_SIZE>),
@@ -105,8 +105,8 @@ pub(super) fn labels(endpoint: &Endpoint) -> EndpointLabels {
     }
 }
 
-/// The text as the map keeps it, cut to `N` bytes, so that a restart of the agent does not write long names again;
-/// `None` if it is empty.
+/// The text as the map stores it: cut to `N` bytes; `None` if it is empty. Without the cut, a restarted agent would
+/// write long names again, because they would differ from those in the map.
 fn as_kept<const N: usize>(text: &Arc<str>) -> Option<Arc<str>> {
     if text.is_empty() {
         return None;

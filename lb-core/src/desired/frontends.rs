@@ -17,10 +17,10 @@ pub(super) struct PortFrontends {
     internal: TrafficPolicy,
     external: TrafficPolicy,
     /// Whether a load balancer address or external IP of the Service is an address of this node. If so, the Service's
-    /// other ones are usually addresses of other nodes.
+    /// other load balancer addresses and external IPs are usually addresses of other nodes.
     at_nodes: bool,
-    /// Whether segments of unknown connections are answered with a RST: the agent ends connections of the Service, or
-    /// the programs shift their sequence numbers.
+    /// Whether the programs answer segments of unknown connections with a RST, because the agent ends connections of
+    /// the Service, or because the programs shift sequence numbers of its connections.
     resets: bool,
     /// Whether backends get a PROXY protocol header.
     proxy_protocol: bool,
@@ -128,15 +128,14 @@ impl PortFrontends {
     }
 }
 
-/// Whether the port is not privileged. Outgoing connections of a node rarely have a privileged source port. So
-/// frontends at privileged ports also accept packets of established connections without a SYN: another node may have
-/// had the address before.
+/// Whether the port is not privileged. Frontends at privileged ports do not need [`service_flags::SYN_ONLY`], because
+/// outgoing connections of a node rarely have a privileged source port. Without this flag, they also accept packets of
+/// connections that began while another node had the address.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
 
-/// The backends of a frontend, by their slices; `internal_slice` is the slice for internal clients if they get another
-/// one.
+/// The backends of a frontend, as slices. With [`service_flags::SHORT_CIRCUIT`], internal clients get `internal_slice`.
 #[derive(Clone, Copy)]
 struct Route {
     slice: Option<usize>,

@@ -24,7 +24,8 @@ pub struct NamedEndpoint {
     /// `hostname`, in lower case.
     pub hostname: Option<Box<str>>,
     /// Whether the endpoint has names even without `publishNotReadyAddresses`. Always true for endpoints of an
-    /// EndpointSlice, whose writer has already applied that field; for those of Endpoints the agent applies it.
+    /// EndpointSlice, because the writer of the slice has already applied that field; for endpoints of an Endpoints
+    /// object, the agent applies it.
     pub ready: bool,
 }
 

@@ -45,7 +45,8 @@ struct Namespace {
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     pub(super) service: Option<NamedService>,
-    /// The slices by their names, in ascending order. (A Service has few, and a map has room for eleven.)
+    /// The slices, sorted by name. A map would take more memory: a Service has few slices, and one node of a `BTreeMap`
+    /// has room for eleven.
     slices: Vec<(Arc<str>, NamedSlice)>,
     pub(super) published: Published,
 }

@@ -37,8 +37,8 @@ pub enum NameChange {
     Service(ObjectName, Option<NamedService>),
     /// An EndpointSlice, or a part of an Endpoints object, has changed.
     Slice(ObjectName, Option<NamedSlice>),
-    /// A Namespace object has changed, and whether it exists. A namespace that contains a Service or a slice exists
-    /// even without one.
+    /// A Namespace object has changed; true if the object exists now. A namespace that contains a Service or a slice
+    /// exists for DNS even without such an object.
     Namespace(ObjectName, bool),
 }
 

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-/// The record types that a question may ask for, as far as names of Services depend on them.
+/// The record types in questions that the index distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// An IPv4 address.
@@ -95,14 +95,16 @@ impl From<IpAddr> for Data {
 pub enum Answer {
     /// Records of the asked name.
     Found(Found),
-    /// The asked name is an alias of this one: the answer has a CNAME record, then the records of the alias's target.
+    /// The asked name is an alias of the name in this variant. The answer has a CNAME record, then the records of that
+    /// name.
     Alias(String),
     /// The name, or a name below it, exists, but has no record of the requested type. The answer carries the SOA record
     /// of this zone.
     NoData(String),
     /// Neither the name nor any name below it exists. The answer carries the SOA record of this zone.
     NxDomain(String),
-    /// The name is in one of our zones, but an object that cannot be read may have it: neither found nor denied.
+    /// The name is in one of our zones and was not found, but an object that cannot be read may have it, so the index
+    /// does not deny it.
     Unknown,
     /// The name is in none of our zones: another server has to answer.
     NotOurs,

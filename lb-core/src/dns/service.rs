@@ -19,7 +19,8 @@ pub(super) struct Owner<'a> {
 }
 
 impl<'a> Owner<'a> {
-    /// What exists below the Service's name at `labels`, which come before that name; empty for the name itself.
+    /// What exists at the name that consists of `labels` and the Service's name. Empty `labels` mean the Service's name
+    /// itself.
     pub(super) fn node(self, labels: &[&str]) -> Option<Node<'a>> {
         match (&self.service.target, labels) {
             (Target::Name(target), []) => Some(Node::Alias(target)),

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use super::index::DEFAULT_NAMESPACE;
 use crate::model::ObjectName;
 
-/// What is known about objects that cannot be read, although they exist or may exist.
+/// The names that unreadable objects have or may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
     /// Whether there may be an object of any name, for example in a file that cannot be read.
     pub anything: bool,
-    /// Services of which some object cannot be read.
+    /// Services that cannot be read, or that have another unreadable object, such as an EndpointSlice.
     pub services: BTreeSet<ObjectName>,
     /// Words of manifests that define objects of unknown names. An object's name and namespace are among the words of
     /// its manifest.

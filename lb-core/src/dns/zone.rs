@@ -102,8 +102,8 @@ impl Zone {
         Some(rest)
     }
 
-    /// The zone of a reverse name, without a dot at its end, if one of the server's ranges contains it; else `None`,
-    /// even if an address there has names.
+    /// The zone of a reverse name, without a dot at its end, if one of the server's ranges contains the name; else
+    /// `None`, even if the index has names for the address.
     pub(super) fn reverse_zone(&self, name: &Reverse) -> Option<String> {
         let range = self.ranges.iter().find(|range| name.is_within(range))?;
         Some(reverse::zone(range, name))

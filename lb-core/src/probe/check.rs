@@ -14,8 +14,8 @@ pub struct Check {
     pub port: Option<NonZeroU16>,
     /// When probes are sent, and how many results change the verdict.
     pub timing: Timing,
-    /// Whether a probe over TCP begins with a PROXY protocol header, of the command LOCAL: the endpoint expects a header
-    /// on each connection.
+    /// Whether a probe over TCP begins with a PROXY protocol header (command LOCAL), because the endpoint expects a
+    /// header on each connection.
     pub proxy_header: bool,
 }
 
@@ -101,7 +101,7 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The shorter interval while results contradict the verdict, so that the verdict changes soon.
+    /// The interval while results contradict the verdict: shorter than usual, so that the verdict changes soon.
     pub fn fast(&self) -> Duration {
         self.interval.min(self.timeout)
     }

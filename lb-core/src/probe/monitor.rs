@@ -14,8 +14,8 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// Percentage of the interval by which a probe may be early or late. (The second probe of a target is spread over a
-/// whole interval, because at the start of a node all first probes are close together.)
+/// Percentage of the interval by which a probe may be early or late. (For the second probe of a target, it is
+/// [`FIRST_JITTER`], because all first probes are close together when the agent starts.)
 const JITTER: u64 = 10;
 const FIRST_JITTER: u64 = 50;
 
@@ -111,9 +111,10 @@ impl Monitor {
         Self { seed, remembered, ..Self::default() }
     }
 
-    /// Sets the Services that use a target; without users, it is probed no more. A new target begins with the state of
-    /// a known one that has the same address, port and kind of check, so that a changed interval changes no verdict.
-    /// Pass new targets before those without users. Returns whether a new target is unhealthy; `None` if it is not new.
+    /// Sets the Services that use a target; a target without users is no longer probed. A new target begins with the
+    /// state of a known one that has the same address, port and kind of check, so that a changed interval changes no
+    /// verdict. Pass new targets before those without users. Returns whether a new target is unhealthy; `None` if it is
+    /// not new.
     pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> Option<bool> {
         if users.is_empty() {
             self.remove(target);
@@ -169,8 +170,8 @@ impl Monitor {
         Some(target)
     }
 
-    /// Records the result of a probe, and schedules the next one. Returns the new state if the verdict has changed
-    /// between used and not used for new flows. `unix` is the time in seconds since the Unix epoch.
+    /// Records the result of a probe, and schedules the next one. Returns the new state if the target has begun or
+    /// ceased to get new flows. `unix` is the time in seconds since the Unix epoch.
     pub fn finish(
         &mut self,
         target: &Target,

@@ -6,8 +6,8 @@ use super::check::Check;
 use crate::endpoint_key::EndpointKey;
 use crate::protocol::Protocol;
 
-/// An endpoint's address and port with a check: what is probed, and what has a verdict. Services with equal checks
-/// share the targets of common endpoints.
+/// An endpoint's address and port, with the check to perform. Each target is probed, and gets a verdict, on its own.
+/// Services with equal checks share the targets of common endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
     /// Address of the endpoint.
@@ -31,8 +31,8 @@ impl Target {
     }
 }
 
-/// A target with the same address, port and kind of check as `target`, perhaps with another interval. `before` and
-/// `after` are the known targets below `target`, and those from `target` on, in sorted order.
+/// A target with the same address, port and kind of check as `target`, perhaps with another interval. `before` are the
+/// known targets below `target`, `after` those from `target` on, both sorted.
 pub(crate) fn alike<'a>(
     before: impl DoubleEndedIterator<Item = &'a Target>,
     after: impl Iterator<Item = &'a Target>,

@@ -48,7 +48,8 @@ impl StoredSlice {
         }
     }
 
-    /// Replaces labels by equal ones of an endpoint of this slice. `labels` are sorted by address.
+    /// Lets `labels` share memory with equal ones of this slice's endpoints at the same addresses. `labels` are sorted
+    /// by address.
     pub(super) fn share_labels(&self, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
         for StoredEndpoint { address, names, .. } in &self.endpoints {
             let Ok(place) = labels.binary_search_by_key(address, |(address, _)| *address) else { continue };

@@ -1,8 +1,8 @@
 //! Reads the kernel's record of a packet's checksums: `ip_summed` of its `sk_buff`.
 //!
-//! `__sk_buff` lacks the field. Since Linux 6.2 `bpf_cast_to_kern_ctx` leads to the kernel's own structure, and costs
-//! nothing: the verifier makes it a copy of the context pointer. The id of the function and the offset of the field
-//! differ from kernel to kernel, so the loader replaces four placeholder instructions
+//! `__sk_buff` lacks the field. Since Linux 6.2, `bpf_cast_to_kern_ctx` returns the kernel's own structure. The call
+//! costs nothing: the verifier turns it into a copy of the context pointer. The id of the function and the offset of
+//! the field differ from kernel to kernel, so the loader replaces four placeholder instructions
 //! (`lb-datapath/src/bpf/checksum.rs`). On a kernel without the function they stay, and the programs look at the packet
 //! instead ([`lb_ebpf::rewrite::lacks_checksum`]).
 
@@ -13,12 +13,14 @@ use aya_ebpf::bindings::__sk_buff;
 /// The state of a packet's checksums, from `ip_summed`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// The packet has its checksum, and the kernel keeps none: `CHECKSUM_NONE` or `CHECKSUM_UNNECESSARY`.
+    /// The packet contains its checksum, and the kernel keeps no sum over the frame: `CHECKSUM_NONE` or
+    /// `CHECKSUM_UNNECESSARY`.
     InPacket,
-    /// The device has also computed a sum over the frame: `CHECKSUM_COMPLETE`.
+    /// The packet contains its checksum, and the kernel keeps a sum over the frame that the device has computed:
+    /// `CHECKSUM_COMPLETE`.
     FrameSummed,
-    /// The device that sends the packet is to compute the checksum: `CHECKSUM_PARTIAL`. The field holds the sum over
-    /// the pseudo header.
+    /// The device that sends the packet is to compute the checksum: `CHECKSUM_PARTIAL`. Until then, the packet's
+    /// checksum field holds the sum over the pseudo header.
     LeftToDevice,
     /// Unknown: this kernel does not show the field.
     Unknown,

@@ -105,7 +105,7 @@ fn lookup(key: &ServiceKey) -> Option<DnsIntercept> {
     unsafe { DNS_INTERCEPT.get(key) }.copied()
 }
 
-/// Whether the device is the host side of a pod's.
+/// Whether the packet's device is the host-side interface of a pod.
 #[inline(always)]
 fn is_of_pod(skb: &Skb) -> bool {
     device::info(skb.context().device).flags & device_flags::WORKLOAD != 0

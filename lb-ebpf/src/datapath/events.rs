@@ -74,8 +74,8 @@ pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) 
 #[inline(never)]
 fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     match maps::packet() {
-        // After `RewriteFailed` the stored packet may be an earlier one: the fast path does not store a packet that it
-        // forwards. It drops such a packet for no other reason.
+        // After `RewriteFailed`, the stored packet may be an earlier one, because the fast path does not store a packet
+        // that it forwards. `RewriteFailed` is the only outcome with which it drops such a packet.
         Ok(packet) if !matches!(outcome, Outcome::RewriteFailed) => {
             emit_rejected(&packet.tuple, device, outcome, hook);
         }

@@ -54,7 +54,7 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     if skb.layer != Layer::Ethernet {
         return FastPath::NotPlain;
     }
-    // The CPU loads the address of the table while it parses the packet.
+    // Before the packet is parsed, so that the CPU loads the address of the table meanwhile.
     let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(mut plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {

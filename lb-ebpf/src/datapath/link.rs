@@ -10,7 +10,7 @@ use super::{device, skb::Skb};
 
 /// `skb->pkt_type` of a frame for the device (include/uapi/linux/if_packet.h).
 const PACKET_HOST: u32 = 0;
-/// `skb->pkt_type` of a frame for one other MAC address.
+/// `skb->pkt_type` of a frame for a unicast MAC address that is not the device's.
 const PACKET_OTHERHOST: u32 = 3;
 /// The bits of a VLAN tag that name the VLAN; 0 in a tag that only has a priority.
 const VLAN_ID: u32 = 0xfff;
@@ -49,7 +49,7 @@ fn is_for_bridge(skb: &Skb) -> bool {
     is_for_node(skb, skb.context().device)
 }
 
-/// Whether a frame on this device is for the node alone.
+/// Whether the destination of a frame on this device is the node's own MAC address.
 #[inline(always)]
 pub(crate) fn is_for_node<F: Frame>(frame: &F, device: u32) -> bool {
     let Ok([a, b, c]) = frame.header::<[[u8; 2]; 3]>(0) else { return false };

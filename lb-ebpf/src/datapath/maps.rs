@@ -97,10 +97,11 @@ pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 
-/// The packet that this CPU processes in slot 0, and the packet inside its tunnel in slot 1.
+/// The packets of this CPU: slot 0 has the packet that it processes, slot 1 the packet inside the tunnel of that
+/// packet.
 ///
-/// It is stored in a map rather than on the stack because the verifier tracks every value on the stack: it would check
-/// the rest of the program once for each combination of results of parsing.
+/// They are stored in a map rather than on the stack because the verifier tracks every value on the stack: it would
+/// check the rest of the program once for each combination of results of parsing.
 #[btf_map]
 pub(super) static PACKET: PerCpuArray<Packet, 2> = PerCpuArray::new();
 
@@ -127,7 +128,7 @@ fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     Ok(unsafe { &mut *packet })
 }
 
-/// Names of service ports by id, for the agent and its commands: the state outlives the agent. No program reads them.
+/// Names of service ports by id. Only the agent and its commands read them; a map keeps them while no agent runs.
 #[btf_map]
 pub(super) static SERVICE_NAMES: HashMap<u32, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();

@@ -2,10 +2,10 @@
 //!
 //! Both tc hooks run [`process`]. A client's packets are translated at the device through which they enter the node:
 //! DNATed at its ingress, before the stack routes them. Replies are translated back at its egress, after the stack has
-//! routed them. So packets at the device of a backend, and those that reverse path filters check, have the addresses
-//! that belong there. (Flows that begin at the catch device are [caught](lb_common::conntrack::flow_flags::CAUGHT)
-//! instead.) If the client address must not reach the backend, a second translation replaces it at the other end: see
-//! [`flow::masquerade`].
+//! routed them. So packets at the device of a backend have the backend's own address, and reverse path filters check
+//! the address of the sender itself. (Flows that begin at the catch device are
+//! [caught](lb_common::conntrack::flow_flags::CAUGHT) instead.) If the client address must not reach the backend, a
+//! second translation replaces it at the other end: see [`flow::masquerade`].
 //!
 //! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Rare parts of
 //! the slow path are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A
@@ -60,7 +60,7 @@ pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Option<Outcome> {
     }
 }
 
-/// Decides about a packet that the fast path has left over.
+/// Decides about a packet that the fast path has not handled.
 #[inline(always)]
 fn process_slow(skb: &mut Skb, hook: Hook, known: FastPath) -> Outcome {
     let packet = match maps::packet() {

@@ -83,8 +83,8 @@ pub(super) fn take_hop(skb: &mut Skb, headers: &Headers) -> Result<(), Outcome> 
 /// word.
 const ONE_HOP_LESS: u16 = !u16::from_ne_bytes([0, 1]);
 
-/// Whether the device may have to compute the checksum, as far as the packet shows: for a kernel that does not show
-/// `ip_summed`.
+/// Whether the packet looks as if the device still has to compute its checksum. This replaces `ip_summed` on kernels
+/// that do not show it.
 #[inline(always)]
 fn seems_unfinished(skb: &Skb, packet: &Packet) -> Result<bool, Outcome> {
     Ok(skb.segment_size().is_some() || lacks_checksum(skb, packet, packet.headers.length(skb)?)?)
@@ -177,8 +177,8 @@ extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
 pub(super) enum Compensation {
     /// A checksum over the pseudo header. When the helper updates it, the kernel also changes its sum over the frame
     /// (`CHECKSUM_COMPLETE`), as if the frame did not contain the addresses. So the program adds the change of the
-    /// addresses to that sum. In IPv4 the header's checksum compensates them. (With `BPF_F_IPV6`, Linux 6.16 and newer
-    /// does the same.)
+    /// addresses to that sum. In IPv4 the header's checksum compensates them. (From Linux 6.16 on, the flag
+    /// `BPF_F_IPV6` of the helper has the same effect.)
     Pseudo,
     /// The checksum of an ICMP message that quotes the addresses.
     Message,

@@ -19,7 +19,7 @@ pub(crate) fn current() -> Option<&'static Settings> {
 }
 
 /// The record of the service for this client, and whether the client is internal. If the service treats all clients
-/// alike, the function does not check, and the client counts as external.
+/// alike, the function does not check this, and the client counts as external.
 #[inline(always)]
 pub(super) fn for_client(context: &HookContext, client: &Address, service: Service) -> (Service, bool) {
     let internal = service.depends_on_client() && side(context.device, client).is_internal();

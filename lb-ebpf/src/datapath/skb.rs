@@ -136,7 +136,7 @@ impl Skb {
         Self { ctx, layer, exit: Exit::neighbour(0) }
     }
 
-    /// The buffer of a context whose kind of device does not matter.
+    /// The buffer of a context, for callers that do not need the kind of the device.
     #[inline(always)]
     pub(super) fn new_unknown(raw: *mut __sk_buff) -> Self {
         Self::new(TcContext::new(raw), Layer::Ip)
@@ -249,7 +249,7 @@ impl Skb {
             .map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Whether the packet has its checksum, or the device computes it, as far as the kernel shows it.
+    /// The state of the packet's checksums, as far as the kernel shows it.
     #[inline(always)]
     pub(super) fn checksum(&self) -> Checksum {
         Checksum::of(self.ctx.skb.skb)
@@ -288,7 +288,7 @@ impl Skb {
         self.send_back()
     }
 
-    /// Sends the frame, which has its MAC addresses, through the device that the packet came from.
+    /// Sends the frame, which already has its MAC addresses, through the device that the packet came from.
     #[inline(always)]
     pub(super) fn send_back(&self) -> Result<(), Outcome> {
         // SAFETY: the helper takes two numbers, and returns an error for a wrong one.
@@ -387,8 +387,7 @@ impl Skb {
     }
 
     /// Prepares the frame for other devices: makes room for an Ethernet header, which the kernel writes, and removes
-    /// the VLAN tag of the network that it came from. (The next network is another one, or its device tags the frame
-    /// again.)
+    /// the VLAN tag of the network that it came from. (If the next network is a VLAN, its device adds the tag.)
     #[inline(always)]
     fn frame_for_others(&mut self) -> Result<(), Outcome> {
         // SAFETY: the context is that of this program. The calls may move the packet; `&mut self` excludes borrowed

@@ -78,7 +78,8 @@ pub(super) fn process(
     }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
-        // A caught connection has ended: the next one begins where this packet enters the node again.
+        // The entry belongs to a caught connection that has ended. The next connection with this tuple begins where
+        // this packet enters the node again.
         Some(flow) if hook == Hook::Egress && !flow_flags::is_of_node(flow.flags) => {
             return Err(Outcome::NoService);
         }
@@ -130,9 +131,9 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
     }
 }
 
-/// Creates the flow of a connection of the node itself that begins with this packet, and returns the flow's entry. A
-/// connection needs one if its source port is taken, or if it had one the last time (`earlier`). Answers of the DNS
-/// server are translated without a flow.
+/// Creates the flow of a connection of the node itself that begins with this packet, and returns the flow's entry. The
+/// connection needs a flow if its source port is taken, or if an earlier connection with the same tuple had one
+/// (`earlier`). Answers of the DNS server are translated without a flow.
 #[inline(always)]
 fn create_of_node(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     if !earlier && !of_node::begins(skb, packet) {
@@ -155,7 +156,8 @@ fn translate_slow(
     hook: Hook,
     is_first: bool,
 ) -> Forwarded {
-    // A caught flow is translated at the egress of the catch device, which its first packet has passed already.
+    // A caught flow is translated at the egress of the catch device. Its first packet has already passed that hook, so
+    // this hook translates the packet in its place.
     let hook = if is_first && is_catch(&device::info(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);

@@ -5,8 +5,8 @@ use core::arch::asm;
 
 use bytemuck::Pod;
 
-/// Copies a value of whole words into a map value, one word after the other. (LLVM would load all words of an
-/// assignment before it stores the first one; those for which there is no register take stack.)
+/// Copies a value of whole words into a map value, one word after the other. (For an assignment, LLVM would load all
+/// words before it stores the first one, and would need stack for those that do not fit into registers.)
 ///
 /// # Safety
 /// The pointer leads to a writable map value of type `T`, aligned to 8 bytes.

@@ -19,8 +19,8 @@ pub enum Layer {
 
 /// A packet with a transport protocol that has ports, a later fragment, an ICMP error, or an ICMP echo request.
 ///
-/// No field is an enum with a payload: the payload of the other variants would be undefined. LLVM then stores
-/// whatever a register happens to hold, and the verifier rejects that if it is a pointer.
+/// No field is an enum with a payload: in variants without payload, its bytes would be undefined. LLVM would store
+/// whatever a register happens to hold, and the verifier would reject that if it is a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// The five-tuple. The parser sets its ports to 0 for an ICMP message or a later fragment.

@@ -114,7 +114,7 @@ fn raw(ip: IpHeaders, protocol: IpNumber, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A packet with an INIT chunk that ends after the chunk's header.
+/// A packet that ends after the header of its INIT chunk.
 fn sctp_init(ip: IpHeaders) -> Vec<u8> {
     raw(ip, IpNumber::SCTP, &[0x9c, 0x40, 0, 80, 0, 0, 0, 0, 1, 2, 3, 4, 1, 0, 0, 4])
 }
@@ -196,7 +196,7 @@ fn payload_length_comes_from_the_network_header() {
         assert_eq!((parsed.length, parsed.segment.payload), (0, 13));
         let plain = parse_plain(bytes.as_slice());
         assert!(plain == Some(parsed) || plain.is_none(), "{plain:?}");
-        // A length that does not match the frame: the payload's length follows from it all the same.
+        // If the length field does not match the frame, the payload's length still follows from the field.
         bytes[length + 1] = 41;
         assert_eq!(
             parse(bytes.as_slice(), Layer::Ethernet).map(|packet| packet.segment.payload > 40),

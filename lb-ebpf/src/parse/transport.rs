@@ -80,7 +80,7 @@ pub const ECHO_REQUEST_V6: u8 = 128;
 /// # Errors
 ///
 /// The [`Outcome`] of a quote that is too short, or of a packet that has no flow: a later fragment, a packet without
-/// ports (such as another ICMP message), or one of the other address family.
+/// ports (such as another ICMP message), or a packet of the other address family.
 #[inline(always)]
 pub fn parse_quoted<F: Frame + ?Sized>(frame: &F, headers: &Headers) -> Result<Quoted, Outcome> {
     let ip = Ip::read(frame, headers.l4 + lengths::ICMP)?;

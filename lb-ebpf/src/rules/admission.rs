@@ -14,7 +14,7 @@ pub enum Admission {
     StrayReset = 2,
     /// The frontend serves only processes of the node.
     SocketsOnly = 3,
-    /// `--deny-source` includes the client, or `loadBalancerSourceRanges` do not.
+    /// `--deny-source` includes the client, or `loadBalancerSourceRanges` does not include it.
     SourceNotAllowed = 4,
     /// The traffic policy is `Local`, and all backends are on other nodes.
     NoLocalBackend = 5,
@@ -26,7 +26,7 @@ pub enum Admission {
     InvalidFlags = 8,
     /// A TCP segment of no flow, for a Service that resets such connections.
     UnknownConnection = 9,
-    /// The backend gets a PROXY protocol header, so the programs on packets decide.
+    /// The backend gets a PROXY protocol header, so the programs on packets serve the connection, not the socket hooks.
     LeftToPackets = 10,
     /// The backend gets a PROXY protocol header, and no program on packets could send it.
     NoProxyHeader = 11,
@@ -58,8 +58,8 @@ pub const fn rejection(protocol: u8) -> Outcome {
 /// Whether a TCP or SCTP flow may begin with this segment. (A UDP flow may begin with any datagram.)
 ///
 /// Segments in the middle of a connection may begin a flow: the entries of the connection may be lost, or on another
-/// node. If the service [requires a SYN](Service::requires_syn), only a SYN may: connections of the node, and those
-/// that netfilter masquerades, may also use the service's port.
+/// node. If the service [requires a SYN](Service::requires_syn), only a SYN may: other segments may belong to a
+/// connection of the node, or one that netfilter masquerades, whose source port is the service's port.
 #[inline(always)]
 pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     if service.requires_syn() && !segment.is_syn() {
@@ -104,8 +104,8 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
     }
 }
 
-/// Whether only the programs on packets can serve a socket of another network namespace: the backend gets a PROXY
-/// protocol header; or the socket needs a source address for the rules, which it does not have yet, because the service
+/// Whether only the programs on packets can serve a socket of another network namespace. They must if the backend gets
+/// a PROXY protocol header, or if a rule depends on the source address, which the socket does not have yet: the service
 /// has source ranges or limits, or serves only processes of the node, or `--deny-source` excludes some clients.
 #[inline(always)]
 pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bool) -> bool {
@@ -115,7 +115,8 @@ pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bo
 }
 
 /// Whether a socket of the node gets a backend. If the backend gets a PROXY protocol header, the socket connects to the
-/// cluster IP, and the programs at the catch device serve its packets; other addresses are refused.
+/// cluster IP, and the programs at the catch device serve its packets; connections to the Service's other addresses
+/// fail.
 #[inline(always)]
 pub const fn socket_of_node(service: &Service) -> Admission {
     if service.flags & service_flags::PROXY_PROTOCOL == 0 {

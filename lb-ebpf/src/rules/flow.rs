@@ -75,7 +75,7 @@ pub fn relation(
     }
 }
 
-/// Whether the packet is a SYN from the client, so that the flow may be stale.
+/// Whether the packet is a SYN from the client. The flow can be stale only for such a packet.
 #[inline(always)]
 pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
     segment.is_syn() && !flow.is_reply()
@@ -124,8 +124,8 @@ pub const fn has_ended(forward: &Flow, reply: &Flow) -> bool {
     Phase::of(forward, reply).is_over()
 }
 
-/// Whether a packet that leaves the node without a flow may be the first one of a connection of the node itself, whose
-/// source port another flow [has](takes_answers_of_node).
+/// Whether a packet that leaves the node and has no flow may begin a connection of the node itself. (Such a connection
+/// needs a flow if another flow [has](takes_answers_of_node) its source port.)
 #[inline(always)]
 pub const fn may_begin_at_egress(body: Body, segment: &Segment) -> bool {
     match body {
@@ -142,9 +142,9 @@ pub const fn takes_answers_of_node(flow: &Flow) -> bool {
     flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0
 }
 
-/// Whether a packet with the tuple of this flow, a connection of the node, belongs to another flow: the one that has
-/// the source port. Such a packet was forwarded, not sent by the node. It is translated already, and bypasses the
-/// stack.
+/// Whether `flow` is a connection of the node, but this packet with its tuple belongs to the other flow with the same
+/// source port: the node forwards the packet, and has not sent it itself. Such a packet is already translated, and
+/// bypasses the stack.
 #[inline(always)]
 pub fn is_of_other_flow(flow: &Flow, egress: bool, from_node: impl FnOnce() -> bool) -> bool {
     egress && flow.flags == flow_flags::AT_EGRESS && !from_node()
@@ -174,8 +174,9 @@ pub const fn turned(flow: &Flow) -> Outcome {
     if flow.flags & flow_flags::AT_EGRESS != 0 { Outcome::Caught } else { Outcome::Hairpin }
 }
 
-/// Ticks without a datagram after which another connection may take over the source port of a UDP flow that was no
-/// stream: a resolver has given up by then. The flow itself expires later ([`Phase::timeout_seconds`]).
+/// Ticks without a datagram after which another connection may take over the source port of a UDP flow that never
+/// became a [stream](Phase::Stream). By then, a DNS resolver has stopped waiting for an answer. The flow itself expires
+/// later ([`Phase::timeout_seconds`]).
 const PORT_REUSE_AFTER_IDLE: u32 = 5;
 
 /// Ticks without a segment of the client after which another connection may take over the source port of a connection

@@ -21,8 +21,8 @@ pub enum Forwarding {
     /// The client's device has no programs. Packets get the VIP as source, so that the replies of the backend, which is
     /// on this node, come back to the catch device.
     Caught = 5,
-    /// As [`Self::Caught`], but the backend is on another node, so packets get an address of this node as source where
-    /// they leave.
+    /// As [`Self::Caught`], but the backend is on another node, so packets get an address of this node as source when
+    /// they leave the node.
     CaughtAndMasquerade = 6,
 }
 

@@ -1,4 +1,5 @@
-//! The limits on new connections of a Service: which packets they apply to, and whose bucket pays.
+//! The limits on new connections of a Service: which packets they apply to, and which buckets a connection takes tokens
+//! from.
 //!
 //! Each new connection takes a token from the bucket of its client, then one from the bucket of the service. A client
 //! whose own bucket is empty takes nothing from the latter, so that it cannot use up what other clients may have. A
@@ -43,8 +44,8 @@ pub const fn bucket(rate: ConnectionRate) -> TokenBucket {
     TokenBucket { interval, burst }
 }
 
-/// The first address of what counts as one client. An IPv4 client is its address. An IPv6 client is its /64 network,
-/// because one machine may use any address of that network.
+/// The first address of the network that counts as one client: for IPv4 the client's address alone, for IPv6 its /64
+/// network, because one machine may use any address of that network.
 #[inline(always)]
 fn network(client: &Address) -> Address {
     if client.is_v4() {

@@ -3,8 +3,8 @@
 //! The header takes the sequence numbers from that of the client's first byte (the *base*) on. So the backend sees the
 //! client's bytes later in the sequence: the programs add the length of the header to sequence numbers towards the
 //! backend, and subtract it from acknowledgements towards the client. The header travels in the ACK that completes the
-//! client's handshake: a segment without payload gets it as its payload. So a backend reads the header at once, also
-//! when the backend speaks first, and no segment of the client with a payload grows.
+//! client's handshake: it becomes the payload of this segment, which has none. A backend that speaks first thus also
+//! gets the header at once, and no segment that has a payload grows.
 //!
 //! TCP itself repairs a lost header. The backend then repeats its SYN-ACK, which the client answers with the same ACK;
 //! or the client, whose first bytes stay unacknowledged, repeats them. Either segment carries the header again, until
@@ -36,13 +36,13 @@ pub enum ToClient {
     /// Subtract the length of the header from the window, so that the client's first bytes fit behind the header.
     Accept = 1,
     /// The backend lacks the header, or part of it: acknowledge nothing but the SYN. Selective acknowledgements are
-    /// removed, because the client would take them for its first bytes.
+    /// removed, because the client would read them as acknowledgements of its own first bytes.
     AcknowledgeSyn = 2,
     /// The backend has the header: subtract its length from the acknowledgement, and from selective ones.
     Shift = 3,
 }
 
-/// The number of the client's first byte as the client counts; meaningful until the backend has acknowledged the
+/// The sequence number of the client's first byte, as the client counts; valid until the backend has acknowledged the
 /// header. The last acknowledgement towards the client has this value, because the programs acknowledge nothing but the
 /// SYN as long as the backend lacks the header.
 #[inline(always)]
@@ -51,7 +51,7 @@ const fn base(reply: &Flow) -> u32 {
 }
 
 /// Whether the flow with this entry has lost its reverse entry, and with it the knowledge whether the backend has the
-/// header: the next segment is one of an unknown connection.
+/// header: the programs treat the next segment as one of an unknown connection.
 #[inline(always)]
 pub fn is_lost(flow: &Flow, has_reverse_entry: impl FnOnce() -> bool) -> bool {
     flow.has_proxy_header() && !flow.is_reply() && !has_reverse_entry()
@@ -73,9 +73,9 @@ pub const fn to_backend(segment: &Segment, forward: &Flow, reply: &Flow) -> ToBa
         return ToBackend::Shift;
     }
     if is_rst {
-        // The client has sent no bytes. Whether the backend has the header is unknown, and it accepts only the exact
-        // number. So the first RST assumes that the backend has the header. If not, the backend answers with an ACK
-        // (RFC 5961 §3.2), which the client answers with the next RST.
+        // The client has sent no bytes. Whether the backend has the header is unknown, and the backend accepts a RST
+        // only with the exact sequence number. So the first RST assumes that the backend has the header. If not, the
+        // backend answers with an ACK (RFC 5961 §3.2), which the client answers with the next RST.
         return if forward.seen & seen::RST == 0 { ToBackend::Shift } else { ToBackend::Unchanged };
     }
     if segment.flags & tcp_flags::ACK == 0 {

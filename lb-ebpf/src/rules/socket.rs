@@ -20,7 +20,7 @@ pub const fn verdict(outcome: Outcome) -> SocketVerdict {
     match outcome.verdict() {
         Verdict::Pass => SocketVerdict::Continue,
         Verdict::Bounce | Verdict::Route => SocketVerdict::ConnectionRefused,
-        // System calls have no fragments.
+        // `Hold` is for fragments, which a system call cannot have.
         Verdict::Drop | Verdict::Hold => SocketVerdict::HostUnreachable,
     }
 }

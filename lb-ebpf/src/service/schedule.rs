@@ -22,7 +22,7 @@ pub enum Method {
     Random = 0,
     /// The entries in turn.
     Turn = 1,
-    /// The entry that a hash of the packet names.
+    /// The entry that a [hash](hashed) of the client's or the virtual address selects.
     Hash = 2,
     /// The backend with the least [`Load`].
     Load = 3,
@@ -115,7 +115,7 @@ impl Load {
         }
         // The expected delay includes the new flow.
         let one = u64::from(scheduler != Scheduler::WeightedLeastConnection);
-        // Compares a / v < b / w without a division.
+        // Compares `(active + one) / weight` of the two backends without a division.
         (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
     }
 

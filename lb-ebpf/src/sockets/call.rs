@@ -148,7 +148,7 @@ impl Call {
         self.store(&SOCKETS, connection);
     }
 
-    /// What the socket stores in this map; null if it stores nothing.
+    /// The value that the socket stores in this map; null if there is none.
     #[inline(always)]
     pub(super) fn stored<T>(&self, map: &SkStorage<T>) -> *mut T {
         // SAFETY: the context is valid for the whole run of the program, and so is its socket.

@@ -32,8 +32,8 @@ static SOCKET_COUNTS: HashMap<
 #[btf_map]
 static COUNTED_SOCKETS: SkStorage<SocketCounter> = SkStorage::new();
 
-/// Counts a connection that begins, if there is memory for its counters. The caller has ended an earlier one of the
-/// socket.
+/// Counts a connection that begins, if there is memory for its counters. The caller has already called [`end`] for the
+/// socket's previous connection.
 #[inline(never)]
 pub(super) fn begin(call: &Call, service: u32, backend: &Backend) {
     let mut counter = SocketCounter {
@@ -58,7 +58,8 @@ pub(super) fn end(call: &Call) {
     }
 }
 
-/// Counts the end of the connection of a socket that the kernel releases. Returns whether it has had one.
+/// Counts the end of the connection of a socket that the kernel releases. Returns whether the socket has had a counted
+/// connection.
 #[inline(always)]
 pub(super) fn release(ctx: &SockContext) -> bool {
     let map = ptr::from_ref(&COUNTED_SOCKETS).cast_mut().cast();
@@ -75,8 +76,8 @@ pub(super) fn release(ctx: &SockContext) -> bool {
     }
 }
 
-/// Counts the end of a connection, and clears its counter, so that it ends once. (If two threads connect the same UDP
-/// socket at once, an end may count twice. [`SocketCounts::active`] never falls below 0.)
+/// Counts the end of a connection, and clears its counter, so that the end counts only once. (If two threads connect
+/// the same UDP socket at once, an end may count twice. [`SocketCounts::active`] never falls below 0.)
 #[inline(always)]
 fn count_end(counter: &mut SocketCounter) {
     if counter.backend.port == 0 {

@@ -85,7 +85,7 @@ fn run_send(call: &Call) -> i32 {
     if call.is_served() { verdict(call, send(call)) } else { ALLOW }
 }
 
-/// Translates the sender's address. The kernel accepts no refusal from this hook.
+/// Translates the sender's address. This hook cannot make the call fail: the kernel accepts only [`ALLOW`] from it.
 #[inline(always)]
 fn run_receive(call: &Call) -> i32 {
     if call.is_served() {
@@ -94,7 +94,7 @@ fn run_receive(call: &Call) -> i32 {
     ALLOW
 }
 
-/// Translates the peer's address. The kernel accepts no refusal from this hook.
+/// Translates the peer's address. This hook cannot make the call fail: the kernel accepts only [`ALLOW`] from it.
 #[inline(always)]
 fn run_name_peer(call: &Call) -> i32 {
     if call.is_served() {

@@ -45,7 +45,8 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
             return Err(outcome);
         }
     };
-    // A socket that is connected again leaves its backend before it gets another one.
+    // When a socket connects again, its previous connection ends before the choice of a backend, which may depend on
+    // the number of connections.
     counts::end(call);
     let backend = frontend::choose(call, &key, &service)?;
     counts::begin(call, service.id, backend);
@@ -97,7 +98,7 @@ fn send(call: &Call) -> Result<Outcome, Outcome> {
 #[inline(always)]
 fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoint> {
     let backend = match call.connection() {
-        // A connected socket receives only from its own peer.
+        // A connected socket receives only from its peer, so it must also send to that backend.
         Some(connection) if connection.vip == *to => connection.backend,
         _ => {
             let kept = SOCKET_BACKENDS.get_ptr_mut(&call.socket(to))?;

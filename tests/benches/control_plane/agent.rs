@@ -1,5 +1,5 @@
 //! Measures the agent as a process: the time from its start until `/healthz` succeeds, the time from an edit of a file
-//! until the kernel has the change, and its memory.
+//! until the kernel has the change, and the agent's memory.
 
 use std::{
     fs,

@@ -139,6 +139,7 @@ impl<'a> ControlPlane<'a> {
             load_balancer_pool: Vec::new(),
             load_balancer_reassign: false,
             load_balancer_class: None,
+            has_members: false,
             names: None,
             node_port_range: DEFAULT_NODE_PORTS,
         };

@@ -1,5 +1,5 @@
 //! Measures the agent as a process with an API server: the time from the lists until `/healthz` succeeds, the time from
-//! a watch event until the kernel has the change, and its memory.
+//! a watch event until the kernel has the change, and the agent's memory.
 
 use std::{
     fs::{self, File},

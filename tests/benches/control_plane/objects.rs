@@ -13,7 +13,7 @@ const PAGE: usize = 200;
 pub(crate) const NODE: &str = "node-000";
 const PORT: u16 = 80;
 
-/// For each resource (by plural), the bodies of the pages of its list.
+/// The lists of all resources, by the plural name of the resource: the response bodies of each list, page by page.
 pub(crate) type Lists = BTreeMap<&'static str, Vec<String>>;
 
 /// The objects of a mock API server, and the changes to them.

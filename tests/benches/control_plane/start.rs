@@ -1,5 +1,5 @@
-//! Measures how long a start takes, most of which is the kernel's verifier: from the start of the process until
-//! `/healthz` succeeds, on a node with few Services.
+//! Measures how long the agent takes to start on a node with few Services: from the start of the process until
+//! `/healthz` succeeds. Most of this time is spent in the kernel's verifier.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,8 +29,8 @@ const LIMIT: f64 = 0.7;
 /// Time for the agent to finish its background work after a start.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Starts the agent `runs` times without maps, and after each of these starts once more with the maps that the first
-/// start left; adds the results. With another agent, both start in turn.
+/// In each of `runs` runs, starts the agent without maps, then again with the maps that it left; adds the results to
+/// the report. If there is an `other` agent, each run measures both, one after the other.
 pub(crate) fn measure(other: Option<&Path>, runs: u32, report: &mut Report) -> anyhow::Result<()> {
     let agents =
         [("start, 100 Services x 5", Some(binary())), ("start, other agent", other.map(PathBuf::from))];

@@ -36,7 +36,8 @@ pub(crate) fn burst(
     read(&text, kind, cpu).with_context(|| format!("{server}, {kind}: dnsperf printed:\n{text}"))
 }
 
-/// Reads the statistics that dnsperf has printed. Fails if a query was lost, or if an answer has another code.
+/// Reads the statistics that dnsperf has printed. Fails if a query was lost, or if an answer has another response code
+/// than expected for this kind of query.
 fn read(text: &str, kind: Kind, cpu: Duration) -> Result<Burst> {
     let field = |name: &str| -> Result<&str> {
         let mut lines = text.lines().filter_map(|line| line.trim().split_once(':'));

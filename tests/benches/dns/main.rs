@@ -1,5 +1,5 @@
-//! The agent's DNS server beside unbound, which serves a static zone with the same records: queries per second, CPU
-//! time for each query, memory. dnsperf sends the queries.
+//! Compares the agent's DNS server with unbound, which serves a static zone with the same records: queries per second,
+//! CPU time for each query, memory. dnsperf sends the queries.
 //!
 //! Each server runs in a namespace of its own. In each round both get one burst for each kind of query; which server is
 //! first is random.
@@ -99,7 +99,8 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Fails if a program is missing. The benchmark installs none: Debian starts unbound as a service of the machine.
+/// Fails if a program is missing. The benchmark does not install missing ones, because Debian's package also starts
+/// unbound as a service of the machine.
 fn check_programs() -> Result<()> {
     let paths: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
     let is_missing = |program: &str| !paths.iter().any(|path| path.join(program).exists());
@@ -120,7 +121,7 @@ fn unbound_version() -> Result<String> {
     Ok(text.lines().next().unwrap_or("unbound of an unknown version").replace("Version", "unbound"))
 }
 
-/// Measures the memory of the agent with the Services but without DNS, and that of unbound with an empty zone.
+/// Measures the memory of the agent with the Services but without DNS, and that of unbound with a zone of two Services.
 fn measure_baselines(args: &Args, path: &Path, memory: &mut Memory) -> Result<()> {
     let workload = Workload { services: args.services, endpoints: args.endpoints };
     for start in 0..args.starts {

@@ -23,9 +23,9 @@ pub(crate) struct Report {
 /// Resident memory in bytes, one sample for each start.
 #[derive(Default)]
 pub(crate) struct Memory {
-    /// The agent without DNS, and unbound with an empty zone.
+    /// The agent without DNS, and unbound with a zone of two Services.
     pub(crate) baseline: [Vec<f64>; 2],
-    /// Both with the names, before the first burst.
+    /// The agent with DNS and unbound, both with the names of all Services, before the first burst.
     pub(crate) begin: [Vec<f64>; 2],
     /// Both after the last burst.
     pub(crate) end: [Vec<f64>; 2],

@@ -21,16 +21,16 @@ use lb_tests::{
 
 use crate::workload::{Kind, Workload, ZONE};
 
-/// Where the agent answers.
+/// Address of the agent's DNS server.
 pub(crate) const AGENT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
-/// Where unbound answers.
+/// Address of unbound.
 pub(crate) const UNBOUND: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause before a server's memory is read.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// The agent's arguments with a DNS server, whose upstream server never answers.
+/// Arguments that enable the agent's DNS server. Nothing answers at the upstream server's address.
 const WITH_DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
 
 /// Starts the agent with the Services, with or without its DNS server.
@@ -89,14 +89,14 @@ impl Unbound {
 
 impl Drop for Unbound {
     fn drop(&mut self) {
-        // Ignores errors: it may have ended already.
+        // Ignores errors: unbound may have ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// The configuration of unbound. It has one thread, because the agent also answers the queries to one address one after
-/// the other.
+/// The configuration of unbound. It sets one thread, because the agent also processes the queries to one address
+/// sequentially.
 fn configuration(zone: &Path) -> String {
     let (ip, port) = (UNBOUND.ip(), UNBOUND.port());
     let zone = zone.display();

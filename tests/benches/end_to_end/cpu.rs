@@ -78,7 +78,7 @@ pub(crate) struct Meter {
     machine: Duration,
 }
 
-/// What was used between the start and the end of a [`Meter`].
+/// Wall-clock and CPU time between the start and the end of a [`Meter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     /// Wall-clock time of the measurement.

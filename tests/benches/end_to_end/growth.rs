@@ -69,7 +69,7 @@ struct Candidate {
 
 /// Room in the flow table beside the idle flows: connections in TIME_WAIT keep their flows for a while.
 const ACTIVE: u32 = 300_000;
-/// Size of a small flow table: what a larger table takes beyond it is the memory of flows.
+/// Size of a second, smaller flow table: the memory per flow is computed from the difference to the large table.
 const SMALL: u32 = 100_000;
 
 /// Measures without a load balancer, and with each number of idle flows in `plan`.

@@ -1,5 +1,5 @@
-//! Creates idle flows: connections in the flow table that have no sockets. Test runs send their packets through the
-//! pinned programs, which is far cheaper than real connections.
+//! Creates idle flows: connections in the flow table that have no sockets. `BPF_PROG_TEST_RUN` passes the
+//! packets of their handshakes to the pinned programs, which is far cheaper than opening real connections.
 
 use std::{
     fs, io,

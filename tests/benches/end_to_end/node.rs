@@ -83,7 +83,7 @@ fn host(name: &str) -> Result<Netns> {
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_local_port_range", "32768 65000"),
         ("ipv4/tcp_tw_reuse", "1"),
-        // The congestion control Reno does not pace segments, as the machine's default may (BBR does).
+        // Reno does not pace segments; the machine's default congestion control may (BBR does).
         ("ipv4/tcp_congestion_control", "reno"),
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),

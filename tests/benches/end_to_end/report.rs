@@ -36,7 +36,7 @@ pub(crate) struct Report {
     pub(crate) targets: Vec<Target>,
     /// Number of bursts that were repeated because something disturbed them.
     pub(crate) repeated: u32,
-    /// Number of bursts that were dropped, so that a candidate has no sample of a round.
+    /// Number of bursts that were dropped after the last attempt: their candidates have no sample for that round.
     pub(crate) dropped: u32,
     /// All accepted bursts, by candidate.
     pub(crate) bursts: Vec<Bursts>,
@@ -50,7 +50,7 @@ pub(crate) struct Bursts {
     samples: Vec<Sample>,
 }
 
-/// A quantity that the tables show, and how.
+/// A quantity that the tables show, and how they show it.
 struct View {
     title: &'static str,
     /// Selects the quantity of a comparison; `None` if its workload does not have it.

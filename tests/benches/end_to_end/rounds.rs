@@ -23,7 +23,7 @@ use crate::{
 
 /// Number of attempts at a burst in one round.
 const ATTEMPTS: u32 = 4;
-/// Maximum relative difference of the machine's speed between a burst and that of the baseline.
+/// Maximum relative difference of the machine's speed between a candidate's burst and the baseline's burst.
 const DRIFT: f64 = 0.06;
 /// Maximum share of a burst's time in which other processes may use the CPU.
 const DISTURBANCE: f64 = 0.05;
@@ -72,7 +72,7 @@ pub(crate) struct Sample {
     pub(crate) median: Option<f64>,
     /// 99th percentile of the latency in seconds; `None` for workloads without latencies.
     pub(crate) p99: Option<f64>,
-    /// Seconds that the fixed calculation took just before and after the burst, which show the machine's speed.
+    /// Seconds that the calculation which shows the machine's speed took: the mean of runs before and after the burst.
     pub(crate) probe: f64,
     /// Length of the burst in seconds.
     pub(crate) seconds: f64,
@@ -101,7 +101,7 @@ pub(crate) struct Outcome {
     pub(crate) samples: Vec<Vec<Sample>>,
     /// Number of bursts that were repeated.
     pub(crate) repeated: u32,
-    /// Number of bursts that were dropped, so that a candidate has no sample of a round.
+    /// Number of bursts that were dropped after the last attempt: their candidates have no sample for that round.
     pub(crate) dropped: u32,
 }
 

@@ -17,7 +17,7 @@ use crate::{
 
 /// The port number of every Service.
 const PORT: u16 = 80;
-/// Index, in each range of addresses, of the first unused Service.
+/// Index, in each range of addresses, of the first Service that no client uses.
 const FIRST: u32 = 256;
 /// Index of the first endpoint's address in its network.
 const FIRST_ENDPOINT: u32 = 16;

@@ -35,7 +35,7 @@ use self::{
 const PER_SERVICE: usize = 100;
 /// How long all endpoints may take to get their first probe, beyond the interval.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Smallest share of the asked rate that counts as reached.
+/// Minimum share of the requested probe rate that the agent must reach.
 const REACHED: f64 = 0.9;
 
 /// Measure health checks of many endpoints
@@ -121,7 +121,7 @@ fn measure(args: &Args, check: Check) -> Result<Row> {
             format!("only {} endpoints were probed; log:\n{}", server.probed(), agent.log())
         })?;
     }
-    // The second probes are spread over a whole interval more, and only later ones are regular.
+    // The agent makes each endpoint's second probe up to half an interval early or late; only later probes are regular.
     sleep(interval * 2);
     server.reset();
     let (start, before) = (Instant::now(), cpu_time(agent.pid())?);

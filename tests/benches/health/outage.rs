@@ -11,11 +11,11 @@ use lb_tests::{bench::cpu_time, http, netns::Netns};
 
 use crate::server::Server;
 
-/// Where the agent serves its metrics.
+/// Address at which the agent serves its metrics.
 pub(crate) const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// Interval at which the benchmark reads the metrics.
 const POLL: Duration = Duration::from_millis(250);
-/// How many intervals the agent may take.
+/// Number of probe intervals within which the agent must change the verdict of all endpoints.
 const PATIENCE: u32 = 12;
 
 /// The time until all endpoints have a new verdict, and the agent's CPU time until then, both in seconds.

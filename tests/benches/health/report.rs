@@ -20,7 +20,7 @@ pub(crate) struct Row {
     pub(crate) cpu: f64,
     pub(crate) resident: Resident,
     pub(crate) seen: Seen,
-    /// All endpoints become unhealthy, then healthy; `None` without a check.
+    /// The agent notices that all endpoints have failed, then that all have returned; `None` without a check.
     pub(crate) outage: Option<[Turn; 2]>,
     /// Peak memory of the agent in bytes, including the outage.
     pub(crate) peak: u64,

@@ -39,11 +39,11 @@ struct Shared {
     start: Instant,
     /// When each address was last probed, in microseconds since `start`; 0 means never.
     probed: Vec<AtomicU64>,
-    /// Whether connections are answered as by an HTTP server.
+    /// Whether the server answers with an HTTP response.
     is_http: bool,
-    /// Time between each probe and the last one of its address, in microseconds; 0 for the first probe of an address.
+    /// Microseconds from the previous probe of the same address to each probe; 0 for the first probe of an address.
     gaps: Vec<AtomicU64>,
-    /// Number of probes since the last [`Server::reset`], and with it the next index in `gaps`.
+    /// Number of probes since the last [`Server::reset`], which is also the next index in `gaps`.
     probes: AtomicU64,
 }
 
@@ -97,7 +97,7 @@ impl Server {
         self.shared.gaps.iter().for_each(|gap| gap.store(0, Ordering::Relaxed));
     }
 
-    /// What was seen during the last `time`, which must be the time since [`Self::reset`].
+    /// What the server has seen since [`Self::reset`]; `time` must be the time since then.
     pub(crate) fn seen(&self, time: Duration) -> Seen {
         let probes = self.shared.probes.load(Ordering::Relaxed);
         let gaps = self.shared.gaps.iter().map(|gap| gap.load(Ordering::Relaxed)).filter(|gap| *gap > 0);

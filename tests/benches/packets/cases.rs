@@ -143,7 +143,7 @@ impl Action {
     }
 }
 
-/// What the packet must be after the program, with correct checksums.
+/// The packet that the program must produce. Its checksums must also be correct.
 #[derive(Clone, Copy)]
 pub(crate) enum Becomes {
     /// The unchanged packet.
@@ -431,7 +431,8 @@ impl Cases<'_> {
         Ok(Exchange { between, outside, answer, inside })
     }
 
-    /// Runs a program of the data plane on the packet; returns the packet after it. Fails unless the program passes it.
+    /// Runs a program of the data plane on the packet, and returns the resulting packet. Fails unless the verdict is to
+    /// pass it.
     fn through(&self, program: &str, frame: &Frame) -> anyhow::Result<Vec<u8>> {
         let datapath = &self.world.datapaths[self.datapath];
         let before = datapath.counters()?;

@@ -104,7 +104,8 @@ impl Datapath {
         Ok(self.array::<Settings>("SETTINGS")?.set(0, settings, 0)?)
     }
 
-    /// Adds a Service with the policy and scheduler of `record`. `backends`, with their weights, must be sorted.
+    /// Adds a Service with the policy and scheduler of `record`. `backends`, with their weights, must be sorted by
+    /// address and port.
     pub(crate) fn service(
         &mut self,
         vip: SocketAddr,
@@ -199,7 +200,7 @@ fn layout_differs<K, V>(name: &str) -> String {
     )
 }
 
-/// Gives the flow table a random seed, as the agent does. Without a seed, flows share few places.
+/// Gives the flow table a random seed, as the agent does. Without a seed, all flows would share a few places.
 fn seed_flow_table(map: &mut Map) -> anyhow::Result<()> {
     let words = std::array::from_fn(|_| fastrand::u32(..));
     let header = Header { seed: Seed { words, multiplier: fastrand::u64(1..) }, ..Header::zeroed() };
@@ -229,8 +230,8 @@ impl Counters {
         moved.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Returns an error unless exactly `packets` packets were counted since `earlier`, all of them as `outcome` (for
-    /// `None`: unless no packet was counted).
+    /// Returns an error unless exactly `packets` packets were counted since `earlier`, all of them as `outcome`. If
+    /// `outcome` is `None`, returns an error unless no packet was counted.
     pub(crate) fn ensure_only(
         &self,
         earlier: &Self,

@@ -58,8 +58,8 @@ pub(crate) struct Row {
     pub(crate) ratio: Samples,
     /// The other baselines, with the ratio of the program's net time to theirs.
     other_baselines: Vec<Comparison>,
-    /// The other build, with the ratio of the program's net time to that of the other build's program; `None` without
-    /// one.
+    /// The other build, with the ratio of the program's net time to that of the other build's program; `None` if there
+    /// is only one build.
     earlier: Option<Comparison>,
     dropped: u32,
     #[serde(rename = "target")]

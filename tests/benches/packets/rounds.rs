@@ -1,7 +1,7 @@
 //! Measures in many short rounds. In each round the programs, their baselines and a program that returns at once (the
 //! overhead) take turns on one CPU.
 //!
-//! Machines change their speed, and virtual ones share theirs with other guests. So values to compare are measured in
+//! Machines change their speed, and virtual machines share CPUs with other guests. So values to compare are measured in
 //! the same short round, and a round is dropped if the overhead at its beginning differs from that at its end.
 
 use std::time::Duration;
@@ -73,8 +73,8 @@ enum Turn {
 }
 
 impl Runner {
-    /// Prepares measurements with packets of existing flows. With `makes_flows`, each packet creates a flow, so a
-    /// measurement sends one packet of each flow.
+    /// Prepares measurements that last `slice` and send packets of existing flows. With `makes_flows`, each packet
+    /// creates a flow instead, so a measurement sends one packet of each flow.
     fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
         if makes_flows {
@@ -101,8 +101,8 @@ impl Runner {
 }
 
 impl Contest {
-    /// Loads the programs and the baselines of a case, and checks that they return what it expects. `cases` has the case
-    /// once for each build.
+    /// Loads the programs and the baselines of a case, and checks that they do what the case expects. `cases` contains
+    /// the case once per build.
     pub(crate) fn new(world: &World, cases: Vec<Case>, plan: Plan) -> anyhow::Result<Self> {
         let case = cases.first().context("a case of no build")?;
         let (kind, makes_flows) = (case.kind(), case.makes_flows());
@@ -206,7 +206,7 @@ impl Contest {
 }
 
 impl Candidate {
-    /// Returns an error unless the baseline program returns the verdict for a packet that it has processed.
+    /// Returns an error unless the baseline program returns `TC_ACT_UNSPEC` or `XDP_TX`: it has processed the packet.
     pub(crate) fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {

@@ -1,4 +1,4 @@
-//! Two CPUs on one table: the time per packet when both run at once, against each alone.
+//! Two CPUs that use one flow table: the time per packet when both run at once, compared with each CPU alone.
 //!
 //! Every packet of an established flow writes to its entry, and new flows claim entries. So CPUs slow each other down
 //! if they write to the same cache lines or take the same locks.
@@ -28,7 +28,7 @@ struct Contest {
     program: &'static str,
     packets: &'static str,
     ip: Ip,
-    /// The program with the packets of each of the CPUs.
+    /// The program with the first CPU's packets, and with the second CPU's.
     sides: [Candidate; 2],
     /// Number of packets per CPU in one measurement.
     count: u32,
@@ -58,9 +58,9 @@ pub(crate) struct Row {
 struct Load {
     program: &'static str,
     packets: &'static str,
-    /// The packets of each of the CPUs.
+    /// The packets of the first CPU, and those of the second.
     frames: [Frame; 2],
-    /// The baseline that gets the same packets; `None` without one.
+    /// The baseline to compare with; `None` if there is none for these packets.
     baseline: Option<Baseline>,
     counted: Option<Outcome>,
 }
@@ -150,7 +150,7 @@ fn contests(world: &World, ip: Ip, plan: Plan) -> anyhow::Result<Vec<Contest>> {
             contests.push(Contest::new(world, &load, ip, Some(index), datapath.name.clone(), sides, plan)?);
         }
         if let Some(baseline) = load.baseline {
-            // The baselines have only flows from clients to the first Service.
+            // The baselines know no Service but `vip`, so they get packets from its clients whatever the load is.
             let transport = if world.population == Population::Empty { SYN } else { ACK };
             let frame = |half: usize| {
                 let frame = Frame::new(transport, Sender::Client, world.v4.vip)?;

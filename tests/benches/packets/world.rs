@@ -18,7 +18,7 @@ use crate::{
     frames::{Flags, Frame, Sender, Transport},
 };
 
-/// Number of flows that take turns, in cases with many flows.
+/// Number of flows that the packets of a case with many flows belong to.
 pub(crate) const MANY: u32 = 65_536;
 /// Number of flows that fill half of the table: each has two entries.
 pub(crate) const HALF_FULL: u32 = 131_072;
@@ -78,7 +78,7 @@ pub(crate) struct Family {
     pub(crate) empty: SocketAddr,
     /// An address that belongs to no Service.
     pub(crate) elsewhere: SocketAddr,
-    /// The backend of `vip`, which is also the first of many.
+    /// The only backend of `vip`, or the first one if `vip` has many.
     pub(crate) backend: SocketAddr,
     /// The backend that is behind another device.
     far: SocketAddr,
@@ -175,7 +175,7 @@ impl Population {
         Self::Empty,
     ];
 
-    /// Number of flows that take turns.
+    /// Number of flows that the packets of a case belong to.
     pub(crate) const fn flows(self) -> u32 {
         match self {
             Self::Few => 1,
@@ -296,8 +296,8 @@ impl World {
         Ok(())
     }
 
-    /// Creates routed flows without replies: their masqueraded ports are unknown here, and the cost of the client's
-    /// packets does not depend on replies.
+    /// Creates routed flows without replies: the benchmark does not know the masqueraded ports that replies would have
+    /// to go to, and the cost of the client's packets does not depend on replies.
     fn open_routed_flows(&self, datapath: usize, ip: Ip, flows: u32) -> anyhow::Result<()> {
         let syn = Transport::Tcp(Flags::Syn);
         let Family { routed, across, .. } = self.family(ip);

@@ -33,7 +33,7 @@ pub struct Figure {
 pub struct Target {
     /// Which sample the limit applies to.
     pub quantile: Quantile,
-    /// The limit, in the unit of the figure, which the sample must be below.
+    /// The sample must be less than this limit, which has the figure's unit.
     pub below: f64,
 }
 

@@ -136,7 +136,7 @@ impl Table {
     }
 }
 
-/// Number of endpoints, and an nftables map from a number to each endpoint.
+/// The operands of `numgen random mod`: the number of endpoints, and an nftables map from each index to an endpoint.
 fn endpoints(service: &Service, target: u16) -> String {
     let endpoints = service.endpoints.iter().enumerate();
     let endpoints = endpoints.map(|(index, address)| format!("{index} : {address} . {target}"));

@@ -133,8 +133,8 @@ fn traceroute_ends_at_the_virtual_address() {
 }
 
 /// NodeLocal DNSCache listens on the cluster IP of kube-dns, which it assigns to its device `nodelocaldns`. With
-/// kube-proxy it also needs NOTRACK rules; the agent leaves every cluster IP that the node has as an address to the
-/// node.
+/// kube-proxy it also needs NOTRACK rules. With the agent it does not: if a device of the node has a cluster IP as its
+/// address, packets to that cluster IP reach the node's own sockets.
 #[test]
 fn cluster_ip_that_the_node_has_reaches_its_own_listener() {
     for arguments in [&[][..], &RANGES, &["--forwarding", "direct"]] {

@@ -18,7 +18,7 @@ fn sticky(lan: &Lan, number: u8, pods: &[&str], seconds: u32) -> Service {
     service
 }
 
-/// The servers that answer five requests by each protocol and in each family; asserts that these do not change.
+/// The server that answers, for each protocol and family; asserts that it is the same in five requests.
 fn chosen(lan: &Lan, source: &str, number: u8, frontend: crate::lan::Frontend) -> Vec<String> {
     let of = |how| {
         let servers: BTreeSet<String> = (0..5).map(|_| lan.server(source, number, frontend, how)).collect();

@@ -23,7 +23,7 @@ use crate::{
     xdp::wires,
 };
 
-/// Pods with backends, on both nodes, so that some packets are forwarded to node2.
+/// The pods that are backends: on both nodes, so that node1 forwards some packets to node2.
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
 /// How long the kernel may take to verify the programs under traffic.
@@ -281,7 +281,7 @@ fn unmounted_bpffs_is_restored_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// An agent that cannot pin everything again must keep running, because the data plane would end with it.
+/// An agent that cannot pin everything again must keep running, because its exit would end the data plane.
 #[test]
 fn agent_that_cannot_repin_logs_it_and_keeps_running() {
     let mut bed = Bed::with_web(&PODS);

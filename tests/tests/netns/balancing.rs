@@ -93,7 +93,7 @@ fn pods_of_every_node_reach_services_when_each_node_has_an_agent() {
     let _agent = bed.cluster.start_agent(2).unwrap();
     for source in ["pod1", "pod3"] {
         for vip in WEB {
-            // A pod that is its own backend is a hairpin, which other tests cover.
+            // A request that the pod itself answers is a hairpin, which other tests cover.
             for _ in 0..20 {
                 let answer = ask_http(bed.netns(source), http(vip)).unwrap();
                 assert!(answer.server == source || answer.seen == answer.local, "{answer:?}");

@@ -96,7 +96,7 @@ impl Settled {
     }
 }
 
-/// Source addresses of UDP flows that have seen one datagram and its reply.
+/// Source addresses of UDP flows that have carried one datagram and its reply.
 struct Idle {
     clients: [SocketAddr; 2],
     since: Instant,
@@ -119,8 +119,8 @@ impl Idle {
         self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
     }
 
-    /// Asserts that the flows have not expired before their timeout, as a forward jump of the clock would cause if
-    /// their age followed the calendar clock.
+    /// Asserts that the flows have not expired before their timeout. If their age followed the calendar clock, a
+    /// forward jump of that clock would make them expire early.
     #[track_caller]
     fn assert_not_expired_early(&self, bed: &Bed, when: &str) {
         let known = self.are_known(bed);

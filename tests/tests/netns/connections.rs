@@ -114,8 +114,8 @@ fn inject(netns: &Netns, from: SocketAddr, to: SocketAddr, reset: bool) -> io::R
     })
 }
 
-/// Under kube-proxy, such segments break connections: netfilter treats them as INVALID and does not translate them, and
-/// the client answers a segment from an unknown sender with a RST.
+/// Under kube-proxy, out-of-window segments break connections: netfilter treats them as INVALID and does not translate
+/// them, so a segment reaches the client from the backend's own address, and the client answers with a RST.
 #[test]
 fn out_of_window_segments_break_no_connections() {
     let lan = Lan::with(&CLUSTER_CIDR);

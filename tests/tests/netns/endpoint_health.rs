@@ -30,7 +30,7 @@ pub(crate) const PODS: [&str; 2] = ["pod2", "pod3"];
 /// Port of the servers that report whether a pod is healthy.
 pub(crate) const HEALTH: u16 = 9000;
 
-/// Starts a server that answers every request with a status, which the test can set through the result.
+/// Starts a server that answers every request with the status in the returned variable, which the test can change.
 pub(crate) fn health_server(netns: &Netns) -> Arc<AtomicU16> {
     let listener = netns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, HEALTH))).unwrap();
     let status = Arc::new(AtomicU16::new(200));
@@ -166,7 +166,7 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     bed.cluster.manifests.put(&checked(&bed, &check, &[])).unwrap();
     wait_for_report(&bed, |report| report["healthy"] == 4);
     status.store(500, Ordering::Relaxed);
-    // A threshold of so many good results takes longer to reach than the test runs.
+    // Probes begin every 300 ms, so 100 good results take about 30 s, longer than the test runs.
     let slow = [("lb.dev/health-check-healthy-threshold", "100")];
     bed.cluster.manifests.put(&checked(&bed, &check, &slow)).unwrap();
     wait_for_servers(&bed, &["pod3"]);
@@ -208,7 +208,7 @@ fn unanswered_connections_bring_a_probe_forward() {
         "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
     run(bed.netns("pod2").command("nft").arg(silent)).unwrap();
     let client = bed.cluster.client.clone();
-    // Some of these connections wait for pod2 first.
+    // Some of these connections go to pod2 first, which does not answer.
     let clients: Vec<_> = (0..8)
         .map(|_| {
             let client = client.clone();

@@ -99,7 +99,7 @@ pub(crate) fn send(socket: &OwnedFd, to: SocketAddr, packet: &[u8]) -> io::Resul
     }
 }
 
-/// Adds routes on a node that lead replies to forged addresses to the client, which drops them.
+/// Adds routes on a node so that replies to forged addresses go to the client, which drops them.
 pub(crate) fn route_back(node: &Netns, gateways: (Ipv4Addr, Ipv6Addr)) {
     let routes = FORGED.iter().zip([gateways.0.to_string(), gateways.1.to_string()]);
     let commands: String = routes.map(|(network, via)| format!("route add {network} via {via}\n")).collect();

@@ -149,7 +149,7 @@ fn assert_exact(pods: &[&str], arguments: &[&str], is_masqueraded: bool) {
     let bed = bed(pods, arguments);
     let capture = Capture::start(&bed.cluster.client);
     let expected = connections(&bed);
-    // First the connections that TCP itself ends; then UDP flows.
+    // Waits for the lines of the four TCP connections, which end by themselves. The flush then ends the UDP flows.
     ended(&bed, 4);
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
     let ends = ended(&bed, expected.len());
@@ -202,7 +202,7 @@ fn annotation_selects_services() {
     for vip in [WEB[0], SHOP[1], WEB[1]] {
         Connection::open(client, http(vip)).unwrap().ask().unwrap();
     }
-    // Three connections: two of `ask_briefly`, and one more.
+    // `shop` has had three connections: two from `ask_briefly`, and the one to `SHOP[1]`.
     let ends = ended(&bed, 3);
     assert!(ends.iter().all(|line| line["service"] == "shop"), "{ends:#?}");
 }

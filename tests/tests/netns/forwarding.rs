@@ -33,7 +33,8 @@ fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
 fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    // Replies of a masqueraded connection are translated a second time at egress, even when they bypass the stack.
+    // Outcomes of packets that pass through the stack. For a masqueraded connection, `reply` is no such outcome: its
+    // replies are translated a second time at egress even if they bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
     for (source, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),

@@ -255,8 +255,9 @@ fn reused_identification_leads_to_the_backend_of_the_new_datagram() {
     }
 }
 
-/// A datagram can be complete before all duplicates of its fragments have come back. The programs must drop these: if
-/// they were held again, each further datagram with this identification would send all of them into the node.
+/// The programs send held fragments into the node again. They must drop duplicates that arrive there when their
+/// datagram is already complete: if the programs held these again, each further datagram with this identification would
+/// release all of them again.
 #[test]
 fn fragment_is_held_only_once() {
     const REPEATED: usize = 99;

@@ -1,5 +1,5 @@
-//! Compares the agent with IPVS: the same virtual servers and clients on one node. Only in guests, whose kernels have
-//! IPVS. docs/schedulers.md lists the intended differences.
+//! Compares the agent with IPVS: the same virtual servers and clients on one node. The tests run only in guests, whose
+//! kernels have IPVS. docs/schedulers.md lists the intended differences.
 
 use std::{
     collections::BTreeSet,
@@ -136,7 +136,7 @@ fn counts_have_the_same_effect(bed: &Bed) {
     }
 }
 
-/// The server of each client address; fails if it differs between two ports.
+/// The server of each client address; fails if two ports of an address reach different servers.
 fn by_address(bed: &Bed, vip: IpAddr) -> Vec<String> {
     let source = |last: u8| -> SocketAddr {
         let text = if vip.is_ipv6() {

@@ -1,4 +1,5 @@
-//! Leftovers of kube-proxy in mode `ipvs`, along with foreign virtual servers. Only in guests, whose kernels have IPVS.
+//! Leftovers of kube-proxy in mode `ipvs`, along with foreign virtual servers. The tests run only in guests, whose
+//! kernels have IPVS.
 
 use std::{
     fmt::Write as _,
@@ -58,7 +59,8 @@ fn endpoints(bed: &Bed, pods: &[&str], like: IpAddr) -> (Vec<SocketAddr>, Vec<So
     pods.iter().map(|name| bed.cluster.pod(name).unwrap()).map(|pod| (pod.http(like), pod.udp(like))).unzip()
 }
 
-/// Adds an administrator's virtual servers, one at a port that could be a node port, with a set and a rule.
+/// Adds what an administrator may have: two virtual servers (one of them at a port that could be a node port), a set
+/// and a rule.
 fn put_mine(bed: &Bed) {
     let node = &bed.cluster.node1;
     let at = |port| SocketAddr::new(NODE[0].parse().unwrap(), port);

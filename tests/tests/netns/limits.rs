@@ -57,7 +57,7 @@ fn client_beyond_its_limit_waits_and_others_do_not() {
         let before = limited(&bed);
         assert!(is_dropped(client, to), "{vip}: the fourth connection in a minute");
         assert!(limited(&bed) > before, "{vip}");
-        // Connections within the limit go on, other clients and processes of the node connect.
+        // Connections within the limit continue; other clients and processes of the node can still connect.
         open.iter_mut().for_each(|connection| drop(connection.ask().unwrap()));
         client::ask_http_by_first_syn(bed.netns("pod2"), to).unwrap();
         for _ in 0..5 {

@@ -32,7 +32,7 @@ fn service_is_served_only_at_the_addresses_of_its_type() {
     let mut external_only = lan.service(2, &["pod3"]);
     external_only.ports.iter_mut().for_each(|port| port.node_port = None);
     external_only.exposure = Exposure { external_ips: external(102).to_vec(), ..Exposure::default() };
-    // A load balancer in proxy mode: packets to its address go to the load balancer, also those from pods.
+    // A load balancer in proxy mode: packets to its address go to the load balancer, including those from pods.
     let mut proxied = lan.service(3, &["pod3"]);
     proxied.exposure.proxied = true;
     lan.apply(&[bare, external_only, proxied]);
@@ -66,7 +66,7 @@ fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
         service.exposure.source_ranges = ranges.iter().map(ToString::to_string).collect();
         service
     };
-    // White space around a range does not count.
+    // White space around a range is ignored.
     lan.apply(&[ranged(&[" 198.51.100.0/24 ", "fd00:198:51:100::/64"])]);
     lan.check(&["client"], 1, &[LoadBalancer], FROM_NODE1);
     // Packets of other clients, including pods, are dropped silently.
@@ -92,7 +92,7 @@ fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
     lan.check(&["client", "client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
 }
 
-/// The pool has one address of each family: the one at which `lan.check` looks for a load balancer.
+/// The pool has one address of each family: those at which `lan.check` expects the load balancer of service 1.
 #[test]
 fn load_balancer_gets_its_address_from_a_pool_and_keeps_it_over_a_restart() {
     let mut lan = Lan::with(&[]);
@@ -167,7 +167,7 @@ fn service_type_and_node_port_follow_edits() {
 }
 
 /// Load balancers without their own addresses use those of nodes. A connection of the node, or one that netfilter
-/// masquerades, may use a Service's port there as its source port.
+/// masquerades, may have the port of a Service at such an address as its source.
 #[test]
 fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;

@@ -17,8 +17,8 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend receives the node's address instead of that of the [`CLIENTS`] in `source`, and each other
-/// client's own address. pod4's node has no agent, so pod4's packets come over the wire like the external client's.
+/// Asserts that the backend receives the node's address from those [`CLIENTS`] that are in `source`, and from the
+/// others their own address. pod4's node has no agent, so pod4's packets come over the wire like the external client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));
@@ -48,9 +48,10 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
         for number in [1, 3, 4] {
             assert_masqueraded(&lan, number, "pod2", &[ClusterIp], cluster_ip);
         }
-        // (Without masquerade, replies of a remote backend bypass node 1 unless the client is a local pod.)
+        // (Clients that are not masqueraded are left out: the replies of a remote backend to them bypass node 1, unless
+        // the client is a local pod.)
         lan.check(cluster_ip, 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Node(1)));
-        // Other addresses: every client under the policy `Cluster`, none under `Local`.
+        // At other addresses, every client is masqueraded under the policy `Cluster`, and none under `Local`.
         assert_masqueraded(&lan, 1, "pod2", &EXTERNAL, &CLIENTS);
         assert_masqueraded(&lan, 2, "pod3", &EXTERNAL, &CLIENTS);
         for number in [3, 4] {

@@ -28,7 +28,7 @@ const NOBODY: &str = "02:00:00:00:00:99";
 /// A Service without endpoints, which rejects clients.
 const EMPTY: [IpAddr; 2] = vips(11);
 
-/// A cluster whose client addresses frames for node 1 by hand; it has the Services `web` and `empty`.
+/// A cluster with the Services `web` and `empty`. Node 1's device towards the client has the MAC address [`NODE`].
 fn bed() -> Bed {
     let bed = Bed::without_agent(ClientLink::Ethernet, &["pod2", "pod3"]);
     bed.put("empty", EMPTY, &[]);
@@ -36,8 +36,8 @@ fn bed() -> Bed {
     bed
 }
 
-/// Makes the client send packets for Services through `device` to this MAC address, from its usual addresses. (Nothing
-/// has the address of the next hop.)
+/// Makes the client send packets for Services through `device` to this MAC address, from its usual addresses. (No host
+/// has the IP address of the next hop.)
 fn address_frames(client: &Netns, mac: &str, device: &str) {
     let mut commands = String::new();
     for (network, via, source) in
@@ -79,7 +79,8 @@ fn frames_for_another_host_are_neither_answered_nor_forwarded() {
     }
 }
 
-/// The client has two more links to node 1. On one its frames have a priority but no VLAN, on the other VLAN 7.
+/// The client has two more links to node 1. On one, the tag of its frames has only a priority; on the other, it names
+/// VLAN 7.
 #[test]
 fn frames_of_a_vlan_that_the_node_lacks_reach_no_service() {
     let mut bed = bed();

@@ -95,7 +95,7 @@ fn assert_reaches_every_kind(bed: &Bed) {
             let pod = bed.netns("pod5");
             let answer = ask_http(pod, http(vip)).unwrap_or_else(|error| panic!("{name} at {vip}: {error}"));
             assert_eq!(answer.server, name, "{vip}");
-            // A UDP server that is bound to no address answers from the address of its route to the client.
+            // A UDP server that is bound to no address answers from the source address of its route to the client.
             if name == "node1" {
                 continue;
             }

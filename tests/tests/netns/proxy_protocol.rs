@@ -42,7 +42,8 @@ fn start(target_port: u16) -> Bed {
     bed
 }
 
-/// Serves in a namespace until the test ends: names the addresses in the header, then sends back what it gets.
+/// Starts a server in a namespace, which runs until the test ends. It sends each client a line with the addresses of
+/// the header, then all bytes that it receives after the header.
 fn serve(netns: &Netns) {
     let listener = netns.run(|| TcpListener::bind(("::", SERVER))).unwrap();
     thread::spawn(move || {
@@ -92,7 +93,7 @@ fn connect_within(netns: &Netns, to: SocketAddr, limit: Duration) -> io::Result<
     Ok(stream)
 }
 
-/// What the server says about the connection, and what it should say.
+/// The line in which the server names the addresses of the connection, and the line that is expected.
 fn named(stream: &TcpStream, reader: &mut impl BufRead, vip: SocketAddr) -> (String, String) {
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
@@ -257,7 +258,7 @@ fn connections_survive_the_loss_of_many_segments() {
     use_connections(&bed);
 }
 
-/// Starts a server that exists outside of this project; it must stay in the foreground.
+/// Starts a third-party server, which must stay in the foreground.
 fn run(netns: &Netns, program: &str, arguments: &[&str]) -> Daemon {
     Daemon::start(netns.command(program).args(arguments)).unwrap()
 }

@@ -93,7 +93,7 @@ fn rr_wrr_random_and_mh_follow_the_weights() {
         (20, "rr", "{}", [20, 20, 20], 4),
         (21, "rr", r#"{"pod1": 9}"#, [20, 20, 20], 4),
         (22, "wrr", r#"{"pod1": 3, "pod3": 2}"#, [30, 10, 20], 5),
-        // The tolerance of 23 is about 6 standard deviations of the largest share, 3.9 each.
+        // The largest share has a standard deviation of 3.9; the tolerance of 23 is about 6 times that.
         (23, "random", r#"{"pod1": 3, "pod3": 2}"#, [30, 10, 20], 23),
         (24, "mh", r#"{"pod1": 3, "pod3": 2}"#, [30, 10, 20], 23),
         (25, "rr", r#"{"pod2": 0}"#, [30, 0, 30], 4),
@@ -139,7 +139,8 @@ fn least_connection_schedulers_count_open_connections() {
     }
 }
 
-/// Sockets of the node's processes are connected directly to backends: a hook counts their connections, and their ends.
+/// The sockets of the node's processes are connected directly to backends. Socket hooks count the connections when they
+/// begin and when they end.
 #[test]
 fn connections_of_the_node_processes_count_as_those_of_clients() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -283,8 +284,8 @@ fn share_of_a_returning_backend_grows_during_its_slow_start() {
         services[0]["weights"].as_object()?.values().any(|weight| weight == 100).then_some(())
     };
     wait_for(PATIENCE, warms).expect("a hundredfold weight");
-    // The backend has 1 % of its weight, and gets about one flow in 100, until the agent's next step: after 45 s, a
-    // twentieth of the slow start.
+    // The backend begins with 1 % of its weight, so it gets about one flow in 100. The agent first raises the weight
+    // after 45 s, a twentieth of the slow start.
     for _ in 0..5 {
         assert!(short(&bed, WEB[0])[1] <= 3);
     }

@@ -1,5 +1,5 @@
-//! SCTP through a service, by the kernel's own sockets. Skipped if the kernel has no SCTP; Debian's have it (`cargo
-//! xtask vm`).
+//! SCTP through a service, with the kernel's own sockets. The tests are skipped if the kernel has no SCTP; the Debian
+//! kernels of `cargo xtask vm` have it.
 
 use std::{
     io::{self, Read as _, Write as _},

@@ -117,8 +117,8 @@ fn kinds(vips: [std::net::IpAddr; 2]) -> Vec<(Kind, std::net::SocketAddr)> {
     vips.into_iter().flat_map(of).collect()
 }
 
-/// Clients outside the cluster, in a pod and on the node: of `web` with each kind of traffic, and of `sticky` with new
-/// connections and sockets.
+/// Starts clients outside the cluster, in a pod and on the node: to `web` with each kind of traffic, to `sticky` with
+/// the kinds that use a new connection or socket each time.
 fn traffic(bed: &Bed) -> Traffic {
     let mut clients = Vec::new();
     for netns in [&bed.cluster.client, bed.netns("pod1"), &bed.cluster.node1] {

@@ -25,7 +25,7 @@ const ADDRESSES: [&str; 6] =
     ["198.51.100.1", "172.18.0.1", "fd00:198:51:100::1", "fd00:172:18::1", "127.0.0.1", "::1"];
 const EXTERNAL: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 
-/// The service `web` of another type, with node ports.
+/// The service `web` with this type and with node ports.
 fn exposed(bed: &Bed, pods: &[&str], kind: Type) -> Service {
     let mut service = bed.service("web", WEB, pods);
     for (port, node_port) in service.ports.iter_mut().zip(NODE_PORTS) {

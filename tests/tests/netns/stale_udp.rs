@@ -40,7 +40,7 @@ fn expect_reply(socket: &UdpSocket) -> io::Result<String> {
 struct Senders(Vec<(String, UdpSocket)>);
 
 impl Senders {
-    /// Sockets to every kind of address in both families, of the external client and of pods, through both nodes.
+    /// Opens sockets of the external client and of pods, to every kind of address in both families, through both nodes.
     fn everywhere(lan: &Lan, number: u8) -> Self {
         let mut all = Vec::new();
         for family in [0, 1] {

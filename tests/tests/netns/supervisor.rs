@@ -15,7 +15,7 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http};
 
-/// `WATCHDOG_USEC` of the tests, 2 s: the agent sends a heartbeat after half of it, each second.
+/// `WATCHDOG_USEC` of the tests: 2 s. The agent sends a heartbeat after half of that time, so every second.
 const WATCHDOG: &str = "2000000";
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -91,7 +91,7 @@ fn agent_is_ready_once_its_services_answer_and_says_when_it_stops() {
     for _ in 0..3 {
         assert_eq!(supervisor.next().unwrap(), "WATCHDOG=1");
     }
-    // systemd would kill an agent that needs longer than WatchdogSec for each.
+    // systemd would kill an agent that lets more than WatchdogSec pass between two heartbeats.
     assert!(ready.elapsed() < Duration::from_secs(6), "{:?}", ready.elapsed());
 
     assert!(agent.terminate().unwrap().success());

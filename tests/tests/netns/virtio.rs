@@ -1,5 +1,5 @@
 //! Native XDP on a real driver: virtio network cards with two queues, mergeable buffers and MTU 9000 are the wire
-//! between node 1 and the router. Only in guests, which have such cards.
+//! between node 1 and the router. The tests run only in guests, which have such cards.
 
 use aya::{
     programs::loaded_programs,

@@ -189,7 +189,7 @@ fn becomes(lan: &Lan, native: bool) {
     assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{:#}", status(lan, 1)["agent"]);
 }
 
-/// Whether frames that XDP sends back arrive depends on the far end of the veth.
+/// The far end of the veth decides whether frames that XDP sends back arrive there.
 #[test]
 fn native_xdp_is_not_attached_to_a_veth_that_drops_its_frames() {
     if skip::is_older_than(6, 3) {

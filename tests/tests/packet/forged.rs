@@ -202,7 +202,7 @@ impl State {
         with_data.chain(wrong.iter().copied()).collect()
     }
 
-    /// What a segment outside the window may do with the entries, apart from keeping them alive.
+    /// The changes that a segment outside the window may make to the entries, apart from keeping them alive.
     const fn exceptions(self, sender: Sender, flags: u8) -> &'static [&'static str] {
         use Sender::{Backend, Client};
         match (self, sender, flags & !URG) {
@@ -212,7 +212,7 @@ impl State {
             (Self::SynReceived, Client, SYN) => &["numbers"],
             (Self::SynReceived, Client, SYN_ACK | ACK) => &["numbers", "established"],
             (Self::SynReceived, Client, FIN_ACK) => &["numbers", "half-closed"],
-            // The first segments of the backend begin its numbers.
+            // The backend's first segments define its sequence numbers, so there is no window yet.
             (Self::SynSent, Backend, SYN | SYN_ACK | ACK | FIN_ACK) => &["accepted"],
             (Self::SynReceived, Backend, SYN | SYN_ACK) => &["numbers"],
             // The backend accepts a new connection from the same port: both ends have lost the old one.
@@ -232,7 +232,7 @@ impl State {
         let allowed = match segment {
             _ if !segment.is_valid() => DROPPED,
             _ if segment.is_rst() => NOTHING,
-            // The backend of a forged SYN repeats its SYN-ACK.
+            // A backend repeats its SYN-ACK even if the SYN was forged, so its segments keep no half-open flow alive.
             _ if matches!((self, sender), (Self::SynSent | Self::SynReceived, Sender::Backend)) => NOTHING,
             _ => DEADLINE,
         };

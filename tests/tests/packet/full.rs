@@ -16,7 +16,7 @@ use super::{
 /// An existing flow continues. A flow that does not fit leaves no entry.
 #[test]
 fn full_conntrack_drops_new_flows_and_keeps_existing_ones() {
-    // A map of 2 entries has no room for a second flow, one of 3 entries none for its second entry.
+    // Each flow needs two entries, so a map of 3 has room for one flow, and for only one entry of a second flow.
     for (entries, flows) in [(1, 0), (2, 1), (3, 1)] {
         let mut bed = Testbed::with_size("CONNTRACK", entries);
         for family in Family::BOTH {
@@ -69,7 +69,7 @@ fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(us
     places.into_iter().enumerate().map(fill).collect()
 }
 
-/// A flow whose places all have established connections goes to the overflow, and works as any other.
+/// A flow whose places all have established connections goes to the overflow, and works like any other.
 #[test]
 fn flow_without_a_free_slot_enters_the_overflow_and_evicts_no_established_connection() {
     let mut bed = Testbed::new();

@@ -302,8 +302,8 @@ fn errors_about_untracked_flows_pass_untouched() {
     });
 }
 
-/// A translated redirect would make its receiver send packets for the VIP past this node. (The programs do not parse
-/// the IPv6 redirect.)
+/// A translated redirect would make its receiver send packets for the VIP to another router, so that they bypass this
+/// node. (The programs do not parse the IPv6 redirect.)
 #[test]
 fn redirect_about_a_translated_packet_is_dropped() {
     each("ICMP redirect", |bed, family| {

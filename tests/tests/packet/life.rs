@@ -207,7 +207,7 @@ fn retransmitted_syn_reaches_the_same_backend() {
         let syn = tcp.client(1000, &[]).syn();
         bed.service(family.vip(), TCP, &[family.backend()]);
         tcp.forward(bed, &syn, Outcome::NewFlow, Phase::Opening);
-        // With many backends, a new choice would almost never be the first one.
+        // With so many backends, another random choice would hardly ever be the first backend again.
         let others: Vec<_> = (2..30).map(|port| (family.backend().ip(), 8080 + port).into()).collect();
         bed.service(family.vip(), TCP, &[&[family.backend()], &others[..]].concat());
         for _ in 0..4 {

@@ -82,8 +82,8 @@ fn xdp_leaves_frames_for_other_hosts_to_tc() {
     });
 }
 
-/// The device of the VLAN, stacked on this one, gets the frames without their tag. If there is none, the stack drops
-/// them.
+/// The VLAN device that is stacked on this one gets the frames without their tag. If there is no such device, the stack
+/// drops them.
 #[test]
 fn tagged_frames_pass_untouched() {
     const TAGS: [(&str, &[(u16, u16)]); 4] = [

@@ -123,7 +123,8 @@ fn masqueraded_clients_never_share_a_port() {
     });
 }
 
-/// A new client gets the port of an ended connection. If there is none, its packets are dropped and counted.
+/// A new client gets the port of an ended connection. As long as none has ended, the client's packets are dropped and
+/// counted.
 #[test]
 fn port_of_an_ended_connection_is_reused_when_none_is_free() {
     each_without_routes("no port left", |bed, family| {
@@ -290,8 +291,8 @@ fn another(family: Family, number: u16) -> SocketAddr {
     SocketAddr::new(family.client().ip(), 50_000 + number)
 }
 
-/// A backend keeps a connection that it has closed in TIME_WAIT and may refuse a new one from the same port. So such
-/// ports are taken last.
+/// After closing a connection, a backend keeps it in TIME_WAIT and may reject a new one from the same port. So the
+/// programs take such ports last.
 #[test]
 fn ports_of_closed_connections_are_taken_last() {
     each_without_routes("closed connections", |bed, family| {

@@ -1,5 +1,5 @@
-//! Sockets of the node that use the source port of a masqueraded client towards its backend. The programs exchange the
-//! port of their connections at egress, and change no other packets.
+//! Sockets of the node that connect to the backend of a masqueraded client from the client's masquerade port. At egress
+//! the programs give these connections another source port; they change no other packets of the node.
 
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ fn flow_of_node(bed: &mut Testbed, family: Family, source: SocketAddr) -> Socket
     seen
 }
 
-/// The programs of the VLAN device have already given the connection another port, and exchange it back at ingress.
+/// The programs of the VLAN device have already given the connection another port, and restore its own port at ingress.
 #[test]
 fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
     const TAGS: [&[(u16, u16)]; 3] = [&[(VLAN, 5)], &[(VLAN, 0xe005)], &[(QINQ, 6), (VLAN, 5)]];
@@ -50,7 +50,8 @@ fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
     });
 }
 
-/// An error that another machine sends is about the masqueraded flow, and its quote is translated already.
+/// An error that another machine sends is about the masqueraded flow, and its quote has already been translated. Only
+/// an error that the node itself sends is about the connection of its socket.
 #[test]
 fn icmp_errors_about_a_masqueraded_flow_are_not_delivered_to_the_socket_with_its_port() {
     each_without_routes("errors about the port's flow", |bed, family| {

@@ -203,7 +203,7 @@ impl Packet {
         self.with(|packet| packet.ethernet = None)
     }
 
-    /// The packet from another address and port.
+    /// The packet with this source address and port.
     #[must_use]
     pub(crate) fn from(mut self, source: SocketAddr) -> Self {
         self.set_source_ip(source.ip());
@@ -216,7 +216,7 @@ impl Packet {
         self
     }
 
-    /// The packet to another address and port.
+    /// The packet with this destination address and port.
     #[must_use]
     pub(crate) fn to(mut self, destination: SocketAddr) -> Self {
         match (&mut self.ip, destination.ip()) {
@@ -400,7 +400,7 @@ impl Packet {
     }
 }
 
-/// The fragments of a packet, each but the last with `size` bytes (a multiple of 8) of transport.
+/// The fragments of a packet. Each one but the last has `size` bytes (a multiple of 8) of transport header and payload.
 pub(crate) fn fragments(packet: &Packet, identification: u32, size: usize) -> Vec<Packet> {
     let segment = packet.segment();
     let last = (segment.len() - 1) / size;

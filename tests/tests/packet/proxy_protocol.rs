@@ -75,7 +75,7 @@ impl Connection {
         })
     }
 
-    /// What the backend gets of a segment whose numbers are shifted.
+    /// The client's segment as the backend gets it: with the sequence number shifted by the length of the header.
     fn shifted(&self, segment: &Packet) -> Packet {
         let length = self.length;
         segment.clone().to(self.backend).with(|packet| {
@@ -84,7 +84,7 @@ impl Connection {
         })
     }
 
-    /// What the client gets of a segment of the backend that acknowledges the header.
+    /// A segment with which the backend acknowledges the header, as the client gets it.
     fn reduced(&self, segment: &Packet) -> Packet {
         let length = self.length;
         segment.clone().from(self.family.vip()).with(|packet| {
@@ -93,12 +93,12 @@ impl Connection {
         })
     }
 
-    /// What the client gets of a segment of the backend that lacks the header.
+    /// A segment that the backend sends before it has the whole header, as the client gets it.
     fn clamped(&self, segment: &Packet) -> Packet {
         segment.clone().from(self.family.vip()).ack(BASE)
     }
 
-    /// A segment of the backend that lacks the header, or has only the first `had` bytes of it.
+    /// A segment that the backend sends when it has only the first `had` bytes of the header.
     fn lacking(&self, seq: u32, had: u32, payload: &[u8]) -> Packet {
         Packet::tcp(self.backend, self.family.client(), seq, payload).ack(BASE.wrapping_add(had))
     }
@@ -214,7 +214,7 @@ fn header_keeps_the_options_of_the_segment() {
     });
 }
 
-/// A server that speaks first: each ACK of the client carries the header until the backend has acknowledged it.
+/// If the server sends first, each ACK of the client carries the header until the backend has acknowledged it.
 #[test]
 fn lost_header_is_sent_again_with_each_empty_segment() {
     each_on(&RESIZED, "PROXY protocol, lost header", |bed, family| {
@@ -291,7 +291,7 @@ fn selective_acknowledgements_are_shifted() {
         };
         let segment = with_options(&tcp.backend(5001, 0, b"x"), &of(0));
         tcp.replies(bed, &segment, &with_options(&tcp.reduced(&segment), &of(tcp.length)));
-        // The client's own ones are about bytes of the backend.
+        // The client's selective acknowledgements are about bytes of the backend, whose numbers are not shifted.
         let segment = with_options(&tcp.client(0, &[]), &of(0));
         tcp.forwards(bed, &segment, &tcp.shifted(&segment));
     });
@@ -333,7 +333,8 @@ fn window_of_the_answer_has_room_for_the_header() {
     });
 }
 
-/// The backend accepts only the exact number, and whether it has the header is unknown.
+/// The backend accepts a RST only with the exact sequence number, which depends on whether it has received the header.
+/// The programs do not know that, so they shift the first RST, and not the next one.
 #[test]
 fn reset_of_a_client_without_bytes_tries_both_numbers() {
     each_on(&RESIZED, "PROXY protocol, RST", |bed, family| {

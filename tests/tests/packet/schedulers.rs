@@ -102,7 +102,7 @@ fn mh_maps_a_tuple_to_the_same_backend_on_every_node() {
     });
 }
 
-/// A node without an entry of the connection sends its packets to the same backend.
+/// A node without an entry of the connection sends the connection's packets to the same backend.
 #[test]
 fn mh_keeps_the_backend_of_a_mid_connection_segment() {
     each("mid-flow", |bed, family| {

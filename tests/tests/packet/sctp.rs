@@ -1,5 +1,5 @@
-//! SCTP: the same flows with another checksum, which covers the ports but not the addresses. A checksum of 0 leaves the
-//! computation to the device.
+//! SCTP flows. Unlike the checksums of TCP and UDP, that of SCTP covers only the packet from its ports on, not the
+//! addresses. A checksum of 0 means that the device is to compute it.
 
 use std::net::SocketAddr;
 

@@ -68,8 +68,8 @@ impl Family {
     }
 }
 
-/// Devices for tests whose result is longer or shorter than the packet. None has CHECKSUM_COMPLETE: when the length of
-/// a frame changes, the kernel drops the sum over the frame, but the test run still verifies it.
+/// Devices for tests in which a program changes the length of the packet. None has CHECKSUM_COMPLETE: when a program
+/// changes the length of a frame, the kernel discards the frame's sum, but the test run verifies it nevertheless.
 pub(crate) const RESIZED: [Device; 2] = [Device::Ethernet, Device::Bare];
 
 /// First source port of masqueraded clients.
@@ -88,8 +88,8 @@ pub(crate) fn masquerade_settings(ports: u16) -> Settings {
     }
 }
 
-/// Shared, because loading takes a second. Every case first clears the maps, including the entries that a failed case
-/// has left.
+/// The testbed, shared by all cases because loading the programs takes a second. Every case first clears the maps,
+/// including the entries that a failed case has left.
 pub(crate) static TESTBED: Mutex<Option<Testbed>> = Mutex::new(None);
 
 /// Runs `test` for both families and every kind of device, each with empty maps.
@@ -97,7 +97,8 @@ pub(crate) fn each(case: &str, test: impl Fn(&mut Testbed, Family)) {
     each_on(&Device::ALL, case, test);
 }
 
-/// Like [`each_on`]; then runs `test` again, with programs as on a kernel that does not show `sk_buff::ip_summed`.
+/// Like [`each_on`], but runs `test` a second time with programs that cannot read `sk_buff::ip_summed`, as on an old
+/// kernel.
 pub(crate) fn each_kernel(case: &str, devices: &[Device], test: impl Fn(&mut Testbed, Family)) {
     each_on(devices, case, &test);
     static OLD: Mutex<Option<Testbed>> = Mutex::new(None);

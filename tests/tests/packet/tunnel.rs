@@ -94,7 +94,7 @@ pub(crate) fn in_tunnel(kind: Kind, port: u16, from: IpAddr, to: IpAddr, packet:
     })
 }
 
-/// The tunnelled packet that leaves for `packet`, whose flow exists.
+/// The packet that the node sends into the tunnel for `packet`, whose flow must exist.
 fn sent(bed: &Testbed, kind: Kind, family: Family, packet: &Packet) -> Packet {
     let to = bed.flows()[&packet.tuple()].to;
     assert_eq!(IpAddr::from(to.source), family.node());
@@ -398,7 +398,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
             bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewTunnelledFlow, 1)]);
             let first = bed.backend_of(&syn).ip();
             both.insert(first);
-            // The node that takes over has no flow.
+            // The next packet arrives at the second node, which has no flow.
             bed.clear_flows();
             let middle = Packet::tcp(client, vip, 1001, b"more").ack(5001);
             let run = bed.arrive(Mode::Native, &middle);
@@ -410,7 +410,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
     });
 }
 
-/// No packet of a connection needs an entry, neither the first one nor a later one.
+/// The programs tunnel the first packet of a connection and later ones without an entry.
 #[test]
 fn packets_follow_the_maglev_table_while_the_flow_table_is_full() {
     each_on_wires("tunnelled, full", |bed, family| {
@@ -483,14 +483,15 @@ fn tunnelled_flow_is_active_until_the_client_finishes() {
             bed.arrive(Mode::Native, packet).check(XDP_TX, &[(Tunnelled, 1)]);
         }
         assert_eq!(bed.active_flows(2).iter().sum::<i64>(), 2);
-        // The SYN begins the ended flow of client 1 again, which is counted once.
+        // A SYN of client 1 replaces its ended flow: only the new flow is counted.
         bed.arrive(Mode::Native, &Packet::tcp(client(1), vip, 1000, b"").syn())
             .check(XDP_TX, &[(NewTunnelledFlow, 1)]);
         assert_eq!(bed.active_flows(2).iter().sum::<i64>(), 3);
     });
 }
 
-/// The mode changes while connections exist: they continue, and flows that replace them leave no entries behind.
+/// The Service changes from DSR to masquerading and back while connections exist. They continue in their own mode, and
+/// a flow that replaces one of them leaves none of its entries behind.
 #[test]
 fn existing_flows_survive_mode_changes() {
     each_on_wires("modes change", |bed, family| {

@@ -27,8 +27,9 @@ const SOCKET_PROGRAMS: [&str; 9] = [
     "sock_release",
 ];
 
-/// Loads the programs with maps of the default sizes: with logging off (as deployed) and at each level of aya-log; for
-/// sockets of the node alone and of all namespaces; through the stack and bypassing it; with a flow log.
+/// Loads the programs with maps of the default sizes: with logging off (as deployed) and at each level of aya-log. Then
+/// loads them, with logging off, for the sockets of all namespaces, for packets that bypass the stack, and with a flow
+/// log.
 #[test]
 fn every_program_loads() {
     let mut levels: Vec<u8> = (0..=5).collect();
@@ -62,8 +63,8 @@ fn every_program_loads() {
     }
 }
 
-/// Verified instructions on Linux 6.18, and some room. Every start waits for the first eleven programs: about 2 µs for
-/// each instruction.
+/// Upper bounds of the verified instructions: the numbers on Linux 6.18 and some room. Every start of the agent waits
+/// for the first eleven programs: about 2 µs for each instruction.
 const BOUNDS: [(&str, u32); 17] = [
     ("tc_ingress", 225_000),
     ("tc_egress", 175_000),

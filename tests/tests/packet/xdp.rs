@@ -148,7 +148,7 @@ fn frames_leave_through_another_wire_that_takes_them() {
         let expected = translated(bed, &syn);
         assert_eq!(IpAddr::from(expected.tuple().source), "203.0.113.253".parse::<IpAddr>().unwrap());
         run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&expected));
-        // A wire that accepts no frames gets none, neither of new flows nor of existing ones.
+        // XDP redirects no frame to a device that is no wire, whether the frame's flow exists or would be new.
         bed.remove_wire(OTHER);
         bed.expire_next_hops();
         bed.arrive(Mode::Native, &syn).stays_for_tc();
@@ -217,7 +217,7 @@ fn packets_without_route_or_neighbour_are_left_to_tc() {
         service(bed, family.vip(), TCP, &[unknown.parse().unwrap()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
         bed.arrive(Mode::Native, &syn).stays_for_tc();
-        // The flow is routed, and tc can resolve the neighbour.
+        // XDP has created the routed flow, and tc can resolve the neighbour.
         bed.assert_flows(1);
         bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(Routed, 1)]);
     });

@@ -106,8 +106,8 @@ const CODEGEN_FLAGS: [&str; 4] = [
     "-Clink-arg=--btf",
     // 32-bit registers and jumps, supported by every kernel since 5.1; rustc passes the value to the linker as `--cpu`.
     "-Ctarget-cpu=v3",
-    // By default bpf-linker lets LLVM expand a memcpy to pairs of a load and a store, which some JITs recognise; other
-    // orders take 3 % fewer instructions.
+    // By default bpf-linker makes LLVM expand a memcpy to pairs of a load and a store, which some JITs recognise. If
+    // LLVM may choose another order, the programs have 3 % fewer instructions.
     "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 

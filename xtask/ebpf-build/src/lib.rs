@@ -34,7 +34,7 @@ pub const DATAPATH: Binary = Binary { package: "lb-ebpf", name: "lb", features: 
 pub const NEXT_DATAPATH: Binary = Binary { features: &["next-layout"], ..DATAPATH };
 /// The minimal baseline programs of the packet benchmark.
 pub const BASELINES: Binary = Binary { package: "lb-ebpf-bench", name: "baselines", features: &[] };
-/// The packet benchmark's program that writes fresh packets.
+/// The packet benchmark's program that restores the packet before it calls the measured program.
 pub const RESTORE: Binary = Binary { package: "lb-ebpf-bench", name: "restore", features: &[] };
 
 /// The root of this workspace when this crate was compiled.

@@ -1,7 +1,7 @@
-//! `cargo xtask demo announce`: a node dies under downloads through announced addresses.
+//! `cargo xtask demo announce`: a node dies while clients download through announced addresses.
 //!
-//! One client is in the nodes' network, where one node answers for the address. The other one is behind a router, which
-//! spreads its connections over all nodes by the routes of BIRD.
+//! One client is in the nodes' network, where one node announces the addresses at layer 2. The other client is behind a
+//! router, which spreads its connections over all nodes, by routes that it learns from BIRD on the nodes.
 
 mod report;
 
@@ -29,7 +29,7 @@ const PREFIX: &str = "lb-announce";
 const FOLDER: &str = "/run/lb-announce";
 /// A download without a byte for this time is lost.
 const STALLED: Duration = Duration::from_secs(20);
-/// Bytes of a download: more than it receives before the node dies, and than buffers hold.
+/// Bytes of a download: more than a client receives before the node dies, and more than the buffers hold.
 const BYTES: u64 = 512 << 10;
 /// How long the clients download before the node dies, and after the addresses have moved to other nodes.
 const CALM: Duration = Duration::from_secs(2);
@@ -72,7 +72,7 @@ fn play(site: &mut Site, connections: usize) -> Result<Report> {
     site.wait_for_services()?;
     site.wait_for_hops(&NODES)?;
     site.wait_for_announcer(|_| true)?;
-    // The best node takes the address over once it has settled.
+    // The announcer yields the addresses to a better candidate once that node has been alive for 5 s.
     sleep(Duration::from_secs(6));
     let dead = site.wait_for_announcer(|_| true)?;
     let died = death(site, dead, connections)?;
@@ -111,7 +111,7 @@ impl Clients {
         self.events.push(Event { at_ms: millis(self.start.elapsed()), what });
     }
 
-    /// Lets the downloads end; returns what their clients saw. `died` is a node that is dead.
+    /// Waits until the downloads have ended; returns what the clients saw. `died` is the node that died.
     fn end(self, site: &Site, died: u8, paths: &Paths) -> Outcome {
         say("waiting for the end of the downloads");
         let Self { start, near, far, events } = self;

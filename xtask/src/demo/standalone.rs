@@ -97,8 +97,8 @@ impl Machine {
         Ok(Self { client, host, containers })
     }
 
-    /// Starts nginx in each container. It expects a PROXY protocol header and logs the addresses in it. The second one
-    /// fails its health check.
+    /// Starts nginx in each container. Each nginx expects a PROXY protocol header and logs the address in it. The nginx
+    /// in the second container fails its health check.
     fn start_servers(&self) -> Result<Vec<Daemon>> {
         let answers = ["200 ok", "503 'the database is away'"];
         let servers = self.containers.iter().zip(CONTAINERS).zip(answers);

@@ -1,5 +1,5 @@
-//! An agent for arm64 on a machine with another processor: by Debian's cross compiler and its C library for arm64, and
-//! Rust's standard library for it.
+//! Builds an agent for arm64 on a machine with another processor: with Debian's cross compiler and C library for arm64,
+//! and Rust's standard library for arm64.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use super::AGENT;
 use crate::process::{cargo, is_installed, run};
 use crate::{agent, elf, release, setup};
 
-/// Rust's name of the processor and its system.
+/// The rustc target of the agent.
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Cross compiler, its C library, and an emulator that runs the agent once.
 const PACKAGES: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static"];
@@ -25,8 +25,8 @@ const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 pub(super) const COPYRIGHTS: [&str; 2] =
     ["/usr/share/doc/libc6-arm64-cross/copyright", "/usr/share/doc/libgcc-s1-arm64-cross/copyright"];
 
-/// Builds the agent, after installing what it needs, and writes it to the folder without debug information. If
-/// `$LB_AGENT` names an agent for arm64, takes that one.
+/// Writes the agent to the folder without debug information. If `$LB_AGENT` is set, takes the agent that it names, else
+/// builds one. First installs the packages that this needs.
 pub(super) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
     setup::install_missing(&PACKAGES)?;
     let built = match std::env::var_os("LB_AGENT") {
@@ -84,7 +84,7 @@ fn needed(program: &Path) -> anyhow::Result<BTreeSet<String>> {
     elf::needed(&fs::read(program).with_context(|| format!("cannot read {}", program.display()))?)
 }
 
-/// What the agent of an unpacked image answers to `--version`, with the libraries of the image.
+/// Runs the agent of an unpacked image with the libraries of the image; returns its output for `--version`.
 pub(super) fn version_in(root: &Path) -> anyhow::Result<String> {
     let mut command = Command::new(EMULATOR);
     command.arg("-L").arg(root).arg(root.join(AGENT)).arg("--version");

@@ -14,7 +14,7 @@ pub(super) struct Layer {
     pub(super) files: Files,
 }
 
-/// What the image says about itself.
+/// The metadata of the image.
 #[derive(Debug)]
 pub(super) struct About<'a> {
     /// Go's name of the processor, such as `amd64`.

@@ -104,7 +104,8 @@ impl System {
         }
     }
 
-    /// What the agent of an unpacked image answers to `--version`, with nothing but the files of the image.
+    /// Runs the agent of an unpacked image with nothing but the files of the image; returns its output for
+    /// `--version`.
     pub(super) fn version_in(self, root: &Path) -> anyhow::Result<String> {
         match self {
             Self::Native => version_in(root),

@@ -15,7 +15,8 @@ const CONFFILES: &str = "/etc/lb-agent/config.yaml\n";
 /// The folder of manifests that the packaged configuration names. It is empty in the package.
 const SERVICES: &str = "etc/lb-agent/services";
 
-/// What the agent writes about itself, and what Cargo knows of it.
+/// Generated files of the package: the agent writes the completions and the man pages, and the bill of materials comes
+/// from Cargo's metadata.
 #[derive(Debug)]
 pub(super) struct Generated {
     /// Scripts for bash, zsh and fish.
@@ -131,7 +132,7 @@ pub(super) fn stage(root: &Path, files: &[File]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the folder, and those between it and `root`, for all to read.
+/// Creates the folder and those between it and `root`, readable by all users.
 fn create_folders(root: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let below: Vec<PathBuf> =

@@ -63,7 +63,7 @@ fn build(folder: &Path, files: &[File], source_date: u64) -> anyhow::Result<Path
     packages.into_iter().map(|entry| entry.path()).find(is_package).context("dpkg-deb has written no package")
 }
 
-/// What the packaged program answers to `--version`.
+/// Unpacks the package and runs its program; returns the output for `--version`.
 fn version_in(package: &Path, unpacked: &Path) -> anyhow::Result<String> {
     let mut extract = Command::new("dpkg-deb");
     extract.arg("--extract").arg(package).arg(unpacked);

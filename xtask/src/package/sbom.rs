@@ -41,7 +41,7 @@ struct Dependency {
     dep_kinds: Vec<Kind>,
 }
 
-/// The kind of a dependency: `None` is one of the program, not of its tests or build scripts.
+/// The kind of a dependency: `None` if the program itself needs it, not only its tests or build scripts.
 #[derive(Debug, Deserialize)]
 struct Kind {
     kind: Option<String>,
@@ -96,7 +96,7 @@ fn bill(metadata: &Metadata, program: &str) -> anyhow::Result<Value> {
     }))
 }
 
-/// The packages that a package needs to run, itself included, with those on which each depends directly.
+/// The packages that `root` needs to run, including itself; for each of them, those that it depends on directly.
 fn reachable<'a>(metadata: &'a Metadata, root: &'a str) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
     let nodes: BTreeMap<&str, &Node> =
         metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();

@@ -59,7 +59,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The arguments that `cargo xtask test --vm` uses, and so `.ci/run`.
+    /// The arguments that `cargo xtask test --vm`, and thus `.ci/run`, uses.
     pub(crate) fn of_ci() -> Self {
         Self {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),
@@ -79,7 +79,7 @@ impl Args {
     }
 }
 
-/// Runs the tests on each kernel, also after a failure.
+/// Runs the tests on every kernel, even if they failed on an earlier one.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::install(&setup::VM_TOOLS)?;
     let kernels: Vec<Kernel> =
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     docs::compare_or_write(&reports, args.write_docs)
 }
 
-/// Boots the kernel with its image; prints its summary, or the reason if there is none.
+/// Boots the kernel with its image; prints the summary of the tests, or why the guest has given no complete report.
 fn run_one(kernel: &Kernel, accelerator: Accelerator, needs_cards: bool) -> Option<Report> {
     let start = Instant::now();
     match boot(kernel, accelerator, needs_cards) {

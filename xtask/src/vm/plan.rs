@@ -185,7 +185,7 @@ fn reason_to_skip(full_name: &str) -> Option<&'static str> {
     NOT_IN_A_GUEST.iter().find(|(not, _)| full_name.starts_with(not)).map(|(_, reason)| *reason)
 }
 
-/// All tests of a binary, including those marked `#[ignore]`; with `--ignored` only those.
+/// All tests of a binary, including those marked `#[ignore]`; only the latter if `more` contains `--ignored`.
 fn list(binary: &TestBinary, more: &[&str]) -> anyhow::Result<Vec<String>> {
     let output = Command::new(&binary.path).args(["--list", "--format=terse"]).args(more).output();
     let output = output.with_context(|| format!("cannot start {}", binary.path.display()))?;

@@ -20,7 +20,7 @@ use super::wire::{self, Wires};
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
 /// Memory of a guest.
 const MEMORY: &str = "3072M";
-/// How long a guest may report no result: longer than a test may print nothing.
+/// How long a guest may report nothing before it counts as hung: longer than a test may print nothing.
 const SILENCE: Duration = Duration::from_secs(super::guest::LIMIT.as_secs() + 120);
 /// How long a kernel may take until it panics because it has no root file system.
 const PROBE: Duration = Duration::from_secs(30);
@@ -174,7 +174,7 @@ pub(super) fn boot(
     show: impl Fn(&Record),
 ) -> anyhow::Result<Outcome> {
     let (console, channel) = (folder.join("console.log"), folder.join("report.jsonl"));
-    // Unknown parameters become the environment of process 1, and those after `--` its arguments.
+    // The kernel passes parameters that it does not know to process 1 as environment, those after `--` as arguments.
     let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
     let mut command = wires.map_or_else(|| Command::new(PROGRAM), |wires| wires.command(PROGRAM));
     configure(&mut command, kernel, accelerator, &console, &init, Some(image));

@@ -1,4 +1,4 @@
-//! The guest's results: one JSON object per line. The last one closes the report.
+//! The guest's results: one JSON object per line. The last line closes the report.
 
 use std::fs;
 use std::path::Path;

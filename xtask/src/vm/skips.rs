@@ -10,8 +10,8 @@ use super::report::TestOutcome;
 /// The file. Each line has the name of a test, a tab, and a reason.
 pub(super) const SKIPS: &str = "/tmp/skips";
 
-/// The file, and lines of tests that have not ended. (The next test may have written its own before the guest reads
-/// those of the last one.)
+/// The file, and the lines read from it for tests that have no outcome yet. (When the guest reads the lines of a test
+/// that has ended, the next test may have written some already.)
 pub(super) struct Skips {
     file: File,
     lines: Lines,
@@ -24,7 +24,8 @@ impl Skips {
         Ok(Self { file, lines: Lines::default() })
     }
 
-    /// The outcome of this test, which has passed: all of it, all but some parts, or nothing, because it was skipped.
+    /// The outcome of a test that libtest reports as passed. The file tells whether the test skipped some of its parts,
+    /// or was skipped as a whole.
     pub(super) fn outcome_of(&mut self, test: &str) -> anyhow::Result<TestOutcome> {
         let mut text = String::new();
         self.file.read_to_string(&mut text).with_context(|| format!("cannot read {SKIPS}"))?;
@@ -33,7 +34,7 @@ impl Skips {
     }
 }
 
-/// Names of tests, and reasons.
+/// Names of skipped tests, each with the reason why it was skipped.
 #[derive(Default)]
 struct Lines(Vec<(String, String)>);
 

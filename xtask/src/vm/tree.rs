@@ -50,8 +50,8 @@ impl Tree {
         self.nodes.insert(path.as_ref().to_owned(), Node::Link(target.into()));
     }
 
-    /// Adds a file of this machine, or a folder with its contents, at its path without links, and the links on `path`
-    /// (such as `/lib`, a link to `usr/lib`).
+    /// Adds a file of this machine, or a folder with its contents, at its path with all symbolic links resolved. Also
+    /// adds the links on `path` (such as `/lib`, a link to `usr/lib`).
     pub(super) fn add(&mut self, path: &Path) -> anyhow::Result<()> {
         let real = self.resolve(path)?;
         if !real.is_dir() {
@@ -80,8 +80,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds the links on a path of this machine; returns the path without links. Entries must be added at that path:
-    /// the kernel unpacks an archive in order, and follows a link only if its target already exists.
+    /// Adds the symbolic links on a path of this machine; returns the path with all links resolved. Entries must be
+    /// added at the returned path: the kernel unpacks an archive in order, and follows a link only if its target
+    /// already exists.
     pub(super) fn resolve(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
         let mut resolved = PathBuf::from("/");
         for (index, component) in path.components().enumerate() {

@@ -1,4 +1,4 @@
-//! The network cards of a guest: pairs of virtio cards, each connected by a bridge of this machine.
+//! The network cards of a guest: pairs of virtio cards. A bridge on this machine connects the two cards of a pair.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -53,7 +53,7 @@ pub(super) fn arguments() -> Vec<String> {
 }
 
 fn of_pair(pair: Pair) -> Vec<String> {
-    // Segmentation offloads for received packets need the one for checksums.
+    // A card that does not accept partial checksums cannot have receive segmentation offloads either.
     let offloads = if pair.receives_partial {
         ""
     } else {

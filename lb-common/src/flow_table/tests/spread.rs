@@ -40,7 +40,7 @@ const CLIENTS: u32 = 0x0a00_0000;
 const VIP: u32 = 0x0a60_0001;
 const NET: u128 = 0x2001_0db8 << 96;
 
-/// 65,536 tuples of each kind that clients can choose, and that differ in few bits.
+/// Several kinds of tuples that clients can choose, 65,536 of each. The tuples of a kind differ in few bits.
 fn families() -> Vec<(&'static str, Vec<Tuple>)> {
     let all = 0..=u16::MAX;
     vec![
@@ -75,8 +75,8 @@ fn families() -> Vec<(&'static str, Vec<Tuple>)> {
     ]
 }
 
-/// How far the numbers of tuples in each of `buckets` are from even: chi-square minus its expectation, in standard
-/// deviations.
+/// How unevenly `hits` are distributed over `buckets`: chi-square minus its expectation, divided by its standard
+/// deviation.
 fn unevenness(buckets: usize, hits: impl Iterator<Item = usize>) -> f64 {
     let mut counts = vec![0_u32; buckets];
     let mut total = 0.0;
@@ -174,7 +174,8 @@ fn overflow(slots: u32, load: u32) -> f64 {
     f64::from(without) / f64::from(tuples)
 }
 
-/// A simulation with random numbers in place of a hash yields 0.004 %, 0.4 % and 3 %; the limits are higher.
+/// Checks the share of tuples without a place at each load. A simulation with random numbers in place of a hash yields
+/// 0.004 %, 0.4 % and 3 %; the limits leave a margin.
 #[test]
 fn few_flows_overflow() {
     for (load, at_most) in [(25, 0.000_1), (50, 0.008), (75, 0.05)] {

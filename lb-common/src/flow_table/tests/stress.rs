@@ -124,7 +124,7 @@ fn index(key: &Tuple) -> usize {
     usize::from(key.source_port)
 }
 
-/// A flow of this key whose every word follows from `number`, so that parts of two flows do not fit together.
+/// A flow of this key. Its other words follow from `number`, so that a mixture of two flows is recognised.
 fn flow(key: u64, number: u64) -> Flow {
     let low = u32::try_from(number & 0xffff_ffff).expect("32 bits");
     let mut flow = Flow::new(&tuple(key), &tuple(key), low, 0, Tick(low));
@@ -137,7 +137,7 @@ fn is_whole(key: &Tuple, found: &Flow) -> bool {
     *found == flow(u64::from(key.source_port), found.traffic)
 }
 
-/// Places of a key: some keys share the first four, some the last four, and all keys share their fingerprint.
+/// Places of a key. Some keys share the first four, some the last four. All keys have the same fingerprint.
 fn places(key: u64) -> Places {
     let position = |number: u64| u32::try_from(number % 4).expect("small") * 4;
     let (first, second) = (position(key), position(key / 4 + key + 1));

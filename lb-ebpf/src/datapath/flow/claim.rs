@@ -122,8 +122,8 @@ fn claim_entries(setup: &mut FlowSetup) -> Claim {
     reverse
 }
 
-/// Inserts the reverse entry of the client's flow. (A subprogram: its stack frame is smaller than what it would add to
-/// that of `try_claim`.)
+/// Inserts the reverse entry of the client's flow. (A subprogram: its own stack frame is smaller than what inlining it
+/// would add to the frame of `try_claim`.)
 #[inline(never)]
 fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);

@@ -51,9 +51,9 @@ pub(crate) fn stateless() -> Result<&'static mut Flow, Outcome> {
     Ok(&mut scratch()?.setup().flow)
 }
 
-/// Inserts the entries of the flow that `SCRATCH` requests and that begins with this packet, in place of those of an
-/// `earlier` connection with the same five-tuple. With `only_routed`, as for the XDP program, any other flow is left to
-/// tc.
+/// Inserts the entries of the flow that `SCRATCH` requests and that begins with this packet. If `earlier`, they replace
+/// those of an earlier connection with the same five-tuple. If `only_routed`, as in the XDP program, inserts no entries
+/// of a flow that is not routed, which tc creates instead.
 #[inline(always)]
 pub(crate) fn create(
     context: &HookContext,
@@ -157,9 +157,10 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
 /// The source port that a masqueraded flow tries first: a random one, or that of the client's last connection to this
 /// backend if the client has reset it.
 ///
-/// The backend may still have the connection that had the port before, such as a forged one. It answers the client's
-/// SYN with an ACK, the client resets that connection, and repeats its SYN: from this port it succeeds now, while at
-/// another port the same may happen again.
+/// The backend may still have an old connection from the port that the client's SYN gets, for example one that a forged
+/// packet has begun. Then the backend answers the SYN with an ACK, the client sends a RST, which ends the old
+/// connection, and repeats its SYN. From the same port the repeated SYN succeeds; from another port it might meet
+/// another old connection.
 #[inline(never)]
 fn first_port(setup: &FlowSetup) -> u16 {
     match lookup(&setup.from) {
@@ -243,9 +244,9 @@ fn delete_earlier(setup: &mut FlowSetup) {
     }
 }
 
-/// Inserts the forward entry. If another CPU has just inserted one for another packet of this flow, that entry stays.
-/// Then the reverse entries of this CPU are deleted, unless they belong to the same backend and source port. They are
-/// also deleted if there is no room for the forward entry.
+/// Inserts the forward entry. If another CPU has just inserted one for another packet of this flow, that entry stays,
+/// and the function deletes the reverse entries that this CPU has inserted, unless that entry has the same backend and
+/// source port. It also deletes them if there is no room for the forward entry.
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Inserted {
     prepare_forward(setup, replace);
@@ -278,9 +279,9 @@ fn prepare_forward(setup: &mut FlowSetup, replace: bool) {
     }
 }
 
-/// Whether the existing forward entry translates to the same backend and source port, so that the reverse entries of
-/// this CPU serve it. The answer is also yes if there is no forward entry: another CPU may be inserting it. Unused
-/// reverse entries expire, but a flow without them would be cut.
+/// Whether the existing forward entry translates to the same backend and source port, so that it can use the reverse
+/// entries that this CPU has inserted. Also true if there is no forward entry, because another CPU may be inserting it:
+/// unused reverse entries expire, but without them the flow's replies would not be translated.
 #[inline(always)]
 fn has_same_target(setup: &FlowSetup) -> bool {
     lookup(&setup.from).is_none_or(|flow| flow.to == setup.to)

@@ -42,8 +42,8 @@ pub(super) fn keep(flow: &Flow, kept: &mut Flow) {
     }
 }
 
-/// Emits the beginning of the flow in `SCRATCH`, which was just created; `reply` is its reverse entry. The counters of
-/// both entries may include packets of earlier flows.
+/// Emits an event about the beginning of the flow in `SCRATCH`, which was just created; `reply` is its reverse entry.
+/// The counters of both entries may include packets of earlier flows.
 #[inline(always)]
 pub(super) fn begun(reply: Option<&Flow>) {
     let Ok(scratch) = scratch() else { return };
@@ -59,13 +59,13 @@ pub(super) fn begun(reply: Option<&Flow>) {
     });
 }
 
-/// Emits that a packet with this tuple has closed the connection with this entry, which is in `phase` now.
+/// Emits an event: a packet with this tuple has closed the connection with this entry, which is in `phase` now.
 #[inline(always)]
 pub(super) fn closed(tuple: &Tuple, flow: &Flow, phase: u32) {
     flow_log_closed(tuple, flow, phase);
 }
 
-/// (A global function: the verifier checks it once.)
+/// [`closed`] as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_log_closed(tuple: *const Tuple, flow: *const Flow, phase: u32) -> u32 {
@@ -94,7 +94,7 @@ const fn is_logged(flow: &Flow) -> bool {
 /// The argument of [`flow_log_ended`] for an eviction.
 const EVICTED: u32 = FlowEventKind::Evicted as u32;
 
-/// Emits that a program deletes the flow with this forward entry.
+/// Emits the event of this kind for a flow that a program deletes; `forward` is its forward entry.
 #[inline(always)]
 pub(super) fn ended(from: &Tuple, forward: &Flow, reply: Option<&Flow>, kind: FlowEventKind) {
     if is_on() {
@@ -103,7 +103,7 @@ pub(super) fn ended(from: &Tuple, forward: &Flow, reply: Option<&Flow>, kind: Fl
     }
 }
 
-/// (A global function: the verifier checks it once.)
+/// [`ended`] as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_log_ended(from: *const Tuple, forward: *const Flow, reply: *const Flow, kind: u32) -> u32 {

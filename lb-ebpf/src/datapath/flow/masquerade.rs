@@ -47,8 +47,8 @@ pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<
 }
 
 /// The node's address for a flow whose packets come in as `from` and become `to`, if the flow can be routed: its
-/// packets enter and leave through wires, and each of the two devices takes every packet that fits the other. Else
-/// [`NO_ADDRESS`]. The function caches the next hop that it finds, for the first packet of the flow.
+/// packets enter and leave through wires, and every packet that one of the two devices receives fits the MTU of the
+/// other. Otherwise [`NO_ADDRESS`]. The function caches the next hop that it finds, for the first packet of the flow.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
     let entrance = device::info(context.device);

@@ -29,8 +29,9 @@ use crate::datapath::{
     skb::Skb,
 };
 
-/// Whether a packet that leaves the node without a flow begins a connection whose source port a flow has. A packet at
-/// the catch device does not leave: a flow to an endpoint begins where the packet enters the node again.
+/// Whether this packet, which leaves the node and belongs to no flow, begins a connection whose source port a flow
+/// already uses. False at the catch device: its packets enter the node again, and a flow to an endpoint begins only
+/// then.
 #[inline(always)]
 pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
     rules::flow::may_begin_at_egress(packet.body, &packet.segment)
@@ -39,17 +40,18 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
         && !is_catch(&device::info(skb.context().device))
 }
 
-/// Whether a packet with the tuple of `flow`, a connection of the node, belongs to another flow: the one that has the
-/// source port. Such a packet is translated already, and bypasses the stack. `l3` is the offset of the packet's network
+/// Whether `flow` is a connection of the node, but this packet with its tuple belongs to the other flow with the same
+/// source port. Such a packet is already translated, and bypasses the stack. `l3` is the offset of the packet's network
 /// header.
 #[inline(always)]
 pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
     rules::flow::is_of_other_flow(flow, hook == Hook::Egress, || is_of_node(skb, l3))
 }
 
-/// Whether a socket of the node has made the packet, for this device. A frame of a VLAN was made for the VLAN's device,
-/// whose programs have replaced the source port if necessary, and translate the answers; or that device and the socket
-/// are in another network namespace.
+/// Whether a socket of this network namespace has sent the packet through this device. False for a frame of a VLAN,
+/// which was sent through the VLAN's device. If that device is in this network namespace, its programs have replaced
+/// the source port if necessary, and translate the answers; otherwise the socket is in another network namespace as
+/// well.
 #[inline(always)]
 fn is_of_node(skb: &Skb, l3: u32) -> bool {
     skb.is_from_node() && !link::is_of_vlan(skb, l3)

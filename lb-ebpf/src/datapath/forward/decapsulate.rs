@@ -2,8 +2,9 @@
 //!
 //! The programs take a packet out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a
 //! service with this backend, or belongs to a flow to it. They send the inner packet to that backend with the address
-//! of its client, and never into another tunnel; they drop it if it may not come in, for example because its sender is
-//! no node of the cluster. All other packets pass unchanged: this node may only be a router on their path.
+//! of its client, and never into another tunnel; they drop it if the node must not accept it, for example because the
+//! tunnel does not begin at a node of the cluster. All other packets pass unchanged: this node may only be a router on
+//! their path.
 
 use aya_ebpf::{
     Global,
@@ -56,7 +57,7 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
         Received::KnownFlow => forward(skb, packet),
         Received::IcmpError => match icmp::translate(skb, &packet.headers, Hook::Ingress) {
             Translated::Done(outcome) => outcome,
-            // The flow led to a backend on this node in `receive`, so another CPU has changed it since.
+            // `receive` found a flow that leads to a backend on this node, so another CPU has replaced that flow since.
             Translated::ThroughTunnel => Outcome::UnknownIcmpError,
         },
         Received::FirstPacket => {
@@ -82,8 +83,8 @@ fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
     outcome
 }
 
-/// Whether a packet of no flow and no service may be in a tunnel. (The programs look for GUE only in datagrams of no
-/// service, because a service may use that port like any other.)
+/// Whether a packet that no flow translates may contain a tunnelled packet; `outcome` says why none does. (A UDP packet
+/// to the GUE port counts only if it is for no Service, because a Service may use that port.)
 #[inline(always)]
 pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {

@@ -1,9 +1,9 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Packets of routed flows may bypass it here unless they need a tunnel, packets of other flows only with `--forwarding
-//! direct`, because netfilter then does not see them. A packet takes the stack (or [`super::routed`] if its flow is
-//! routed) if its next hop is unknown, if it exceeds the MTU, if its TTL or hop limit would expire, or if its headers
-//! are unusual.
+//! Packets of routed flows may bypass it here unless they need a tunnel. Packets of other flows may do so only with
+//! `--forwarding direct`, because netfilter does not see packets that bypass the stack. A packet takes the stack (or
+//! [`super::routed`] if its flow is routed) if its next hop is unknown, if it exceeds the MTU, if its TTL or hop limit
+//! would expire, or if its headers are unusual.
 
 use aya_ebpf::Global;
 use lb_common::{
@@ -89,5 +89,6 @@ fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Flags of flows whose packets are translated again at the egress of the next device, so that they must not skip it.
+/// Flags of flows whose packets the egress program of the next device may translate again, so the packets must not
+/// bypass that program.
 const EGRESS_TOO: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::MASQUERADED;

@@ -93,7 +93,8 @@ static EARLY_LISTS: Array<Lists, 1> = Array::new();
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Held {
-    /// The fragment is empty, truncated or too long, or other CPUs use its place or change its list.
+    /// The fragment does not wait: it is empty, truncated or too long, or other CPUs use its place or keep changing its
+    /// list.
     No = 0,
     /// The fragment waits for the first one.
     Yes = 1,
@@ -138,7 +139,8 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     unsafe {
         let control = &raw mut (*place).control;
         let before = control.read_volatile();
-        // A CPU that was interrupted leaves the place to a later fragment.
+        // If this CPU was interrupted after it took the ticket, a later fragment may have the place already, and keeps
+        // it.
         let is_mine = before & state::BUSY == 0 && before >> state::BITS < ticket;
         if !is_mine || !compare_exchange(control, before, busy) {
             return Held::No;
@@ -253,8 +255,8 @@ fn set_mark(raw: *mut __sk_buff, mark: u32) {
 #[inline(always)]
 fn latest(key: &FragmentKey) -> Option<u64> {
     let lists = EARLY_LISTS.get_ptr_mut(0)?;
-    // An atomic operation, because BPF has no other barrier before Linux 6.15: the lookup must come after the insertion
-    // into `FRAGMENTS`.
+    // The head of the list must be read after the insertion into `FRAGMENTS`. An atomic operation does that, because BPF
+    // has no other barrier before Linux 6.15.
     // SAFETY: as in `head`; programs change the word atomically.
     let ticket = unsafe { fetch_add(head(lists, key)?, 0) };
     let place = place(ticket)?;
@@ -302,8 +304,8 @@ fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool
     }
     let length = clamped::<1, MAX_BYTES>(length);
     if skb.resize(walk.l3 + length).is_ok() && skb.store_bytes(walk.l3, packet, length).is_ok() {
-        // SAFETY: the context is that of this program. A full queue loses the fragment, as a full queue of a device
-        // does.
+        // SAFETY: the context is that of this program. If the queue is full, the fragment is lost, as in a full queue
+        // of a device.
         let _result = unsafe { bpf_clone_redirect(walk.skb, walk.device, u64::from(BPF_F_INGRESS)) };
     }
     true
@@ -316,7 +318,8 @@ fn set_aside(skb: &Skb) -> Option<u32> {
     if length == 0 || length as usize > MAX_FRAME {
         return None;
     }
-    // The device may have verified the checksum of this packet, but not those of the others.
+    // If the device has verified the checksum of this packet, that says nothing about the fragments that the frame
+    // carries next.
     // SAFETY: the context is that of this program, and the helper moves nothing.
     let _result = unsafe { bpf_csum_level(skb.ctx.skb.skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     let frame = scratch().ok()?.frame();

@@ -74,7 +74,7 @@ pub(super) fn complete_inner(skb: &Skb, packet: &mut Packet) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Later {
-    /// `FRAGMENTS` has no valid entry for its datagram: the first fragment has not arrived, the datagram is complete,
+    /// `FRAGMENTS` has no valid entry for the datagram: its first fragment has not arrived, the datagram is complete,
     /// or the entry has expired or was evicted.
     Unknown = 0,
     /// The packet has the ports and the protocol of its datagram now.
@@ -230,9 +230,10 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
     }
     let becomes = match (outcome, outcome.verdict()) {
         (Outcome::NoService | Outcome::OtherHook | Outcome::LeftToEarlier, _) => Becomes::Untouched,
-        // An answer, or forwarding without a flow, needs the headers of the first fragment.
+        // Answering a fragment, or forwarding it without a flow, takes the transport header, which only the first one
+        // has.
         (_, Verdict::Drop | Verdict::Bounce | Verdict::Route) => Becomes::Dropped,
-        // Other packets that pass are no first fragments with ports, or were never parsed.
+        // All other packets that pass have no ports that later fragments could need, or were never parsed.
         (_, Verdict::Pass | Verdict::Hold) => return outcome,
     };
     if first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
@@ -268,7 +269,8 @@ fn insert(skb: &Skb, packet: &Packet, key: &FragmentKey, becomes: u32) {
     if becomes == Becomes::Untouched as u32 {
         protocol = FragmentedDatagram::UNTOUCHED;
     } else if becomes == Becomes::Dropped as u32 {
-        // By now the buffer may hold the answer to the packet, or a tunnel around the packet.
+        // By now the buffer may hold the answer to the packet, or the packet in a tunnel, so the boundaries may be
+        // wrong.
         (protocol, boundaries) = (FragmentedDatagram::DROPPED, 0);
     }
     let datagram =

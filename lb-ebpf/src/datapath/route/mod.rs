@@ -45,8 +45,8 @@ pub(crate) const ANY_LENGTH: u16 = 1;
 /// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes; `flags`
 /// are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
 ///
-/// The stack would route the packet by the source that it came in with, and the destination that it becomes: netfilter
-/// translates destinations before routing, sources afterwards. So `ip rule from POD` also applies to a pod's replies.
+/// Like the stack, the lookup uses the source of `from` and the destination of `to`: netfilter translates destinations
+/// before routing, sources afterwards. So `ip rule from POD` also applies to a pod's replies.
 #[inline(never)]
 pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u16, flags: u32) -> Found {
     let Ok(scratch) = scratch() else { return Found::Nothing };

@@ -14,7 +14,7 @@ use crate::datapath::{context::HookContext, device, settings, words};
 
 /// Next hops by [`NextHopKey::slot`]; a new one replaces an older one with the same slot.
 ///
-/// Each CPU has its own, so that no program reads an answer while another one writes it.
+/// Each CPU has its own, so that no program reads a next hop while another one writes it.
 #[btf_map]
 static NEXT_HOPS: PerCpuArray<CachedNextHop, { capacity::NEXT_HOPS }> = PerCpuArray::new();
 
@@ -67,8 +67,8 @@ pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Fou
 }
 
 /// Stores the result of a route lookup. If the neighbour is not resolved yet, the current packet leaves through the
-/// stack or `bpf_redirect_neigh`, either of which resolves the neighbour, and the next packet makes the program look it
-/// up again.
+/// stack or `bpf_redirect_neigh`, either of which resolves the neighbour, and the program repeats the lookup for the
+/// next packet.
 #[inline(always)]
 fn note(result: Found, hop: &mut NextHop, now: Tick) {
     hop.flags = if settings::routes_by_destination() { next_hop_flags::OF_DESTINATION } else { 0 };

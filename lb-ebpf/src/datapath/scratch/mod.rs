@@ -25,14 +25,14 @@ use self::{
 /// The longest frame that can be set aside, in bytes.
 pub(crate) const MAX_FRAME: usize = 2048;
 
-/// The value of this CPU, looked up once and borrowed field by field.
+/// This CPU's element of `SCRATCH`, looked up once and borrowed field by field.
 ///
 /// References to different fields may exist at once. A function that holds a reference to a field calls no function
 /// that borrows the same field.
 #[derive(Clone, Copy)]
 pub(crate) struct Scratch(*mut Fields);
 
-/// Looks up the value of this CPU.
+/// Looks up this CPU's element of `SCRATCH`.
 #[inline(always)]
 pub(crate) fn scratch() -> Result<Scratch, Outcome> {
     SCRATCH.get_ptr_mut(0).map(Scratch).ok_or(Outcome::RewriteFailed)

@@ -33,8 +33,8 @@ pub(crate) struct FlowSetup {
     pub(crate) from: Tuple,
     /// The tuple of the client's packets after the translation.
     pub(crate) to: Tuple,
-    /// The source that packets of a masqueraded flow leave the node with, if a second flow translates it; else
-    /// [`NO_ADDRESS`].
+    /// The source address with which packets of a masqueraded flow leave the node, if a second flow translates the
+    /// source; else [`NO_ADDRESS`].
     pub(crate) node: Address,
     /// How the programs forward the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with
     /// [`flow_flags::TUNNEL`] (and perhaps [`flow_flags::GUE`]); [`flow_flags::CAUGHT`], alone or with

@@ -29,7 +29,7 @@ static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }
 const ATTEMPTS: u32 = 4;
 
 /// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, a connection that needs tokens is
-/// left to tc, so that it pays once.
+/// left to tc, so that they are taken only once.
 #[inline(always)]
 pub(crate) fn admits(packet: &Packet, service: &Service, only_routed: bool) -> Result<(), Outcome> {
     if !limit::applies(service, packet.tuple.protocol, packet.segment.is_syn()) {
@@ -51,7 +51,7 @@ extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Address`, or is null.
     let Some(client) = (unsafe { client.as_ref() }) else { return 0 };
     // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the map
-    // reuses the memory meanwhile, the connection pays for the limits of another service, once.
+    // reuses the memory meanwhile, the limits of another service apply to this one connection.
     let Some(&limits) = (unsafe { LIMITS.get(&service) }) else { return 1 };
     // SAFETY: the helper takes nothing and only returns a number.
     let now = unsafe { bpf_ktime_get_coarse_ns() };
@@ -68,7 +68,8 @@ extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {
 fn take(key: &ServiceClient, bucket: &TokenBucket, now: u64) -> bool {
     let Some(state) = LIMIT_BUCKETS.get_ptr_mut(key) else {
         let full_at = now + bucket.interval;
-        // An LRU map evicts another entry if it is full. If the insertion still fails, the connection is free.
+        // An LRU map evicts another entry if it is full. If the insertion still fails, the connection is admitted
+        // without a token.
         LIMIT_BUCKETS.insert(key, &full_at, 0).unwrap_or_default();
         return true;
     };
@@ -78,7 +79,7 @@ fn take(key: &ServiceClient, bucket: &TokenBucket, now: u64) -> bool {
         let full_at = unsafe { state.read_volatile() };
         let Some(later) = bucket.take(full_at, now) else { return false };
         // SAFETY: the same aligned word, which programs change only atomically once the element exists. If the map
-        // reuses the element for another client meanwhile, that one pays.
+        // reuses the element for another client meanwhile, the token is taken from that client's bucket.
         if unsafe { words::compare_exchange(state, full_at, later) } {
             return true;
         }

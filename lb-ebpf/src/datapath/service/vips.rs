@@ -14,7 +14,7 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// The kind of an address, at a port that no Service has.
+/// What kind of address a packet is for whose destination port no Service has.
 #[inline(always)]
 pub(crate) fn unlisted_address(address: &Address, is_rst: bool) -> Unlisted {
     let in_range = settings::is_in_service_range(address);
@@ -30,7 +30,7 @@ pub(crate) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
     }
 }
 
-/// Decides about an echo request: answers one to a virtual address with the flag `ECHO`.
+/// Decides about an echo request, and answers it if its destination is a virtual address that has the flag `ECHO`.
 #[inline(never)]
 pub(crate) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
     match lookup(&packet.tuple.destination) {

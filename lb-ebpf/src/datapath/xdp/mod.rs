@@ -72,17 +72,17 @@ fn decide(xdp: &mut Xdp, known: FastPath) -> Result<Outcome, Outcome> {
     slow_path(xdp, packet, known)
 }
 
-/// The fast path of XDP. It handles plain packets of routed flows that neither begin nor end with the packet, as nearly
-/// all are, and leaves plain packets without flow and Service to tc. Both kinds stay in registers; any other plain
-/// packet is stored for the slow path.
+/// The fast path of XDP. It handles plain packets of routed flows, except those that begin or end a flow, and leaves
+/// plain packets that have neither a flow nor a Service to tc. The fields of both kinds stay in registers; any other
+/// plain packet is stored for the slow path.
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp) -> FastPath {
     let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {
         Found::Flow(flow) => Some(flow),
-        // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
-        // twice.
+        // Few flows are in the overflow. The slow path handles them: if this function did, the verifier would check the
+        // code below twice.
         Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
@@ -125,7 +125,7 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
     match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
         FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
         FlowCreation::Stateless => Ok(send_stateless(xdp, packet)),
-        // tc decides about these packets: it creates all other flows, and rejects.
+        // tc decides about these packets: it creates all other flows, and sends rejections.
         FlowCreation::Created | FlowCreation::Reject => Err(Outcome::OtherHook),
         FlowCreation::NotCreated(outcome) => Err(outcome),
     }

@@ -58,7 +58,7 @@ pub(crate) enum Measure {
     Paced,
 }
 
-/// What a burst has done, and what it has used.
+/// The work that a burst has done, and the time that this took.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
     /// Number of transactions, connections, datagrams or bytes in the burst.
@@ -164,7 +164,7 @@ pub(crate) fn peer(client: &Netns, servers: &Servers, to: Targets) -> io::Result
     Ok(peer.ip())
 }
 
-/// A duration below four seconds in nanoseconds.
+/// Converts a duration to nanoseconds; more than 4.29 s become `u32::MAX`.
 fn nanoseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX)
 }

@@ -76,7 +76,7 @@ fn ask(to: SocketAddr, cpus: Cpus, time: Duration, pace: Option<u32>) -> io::Res
     Ok(Burst { done: latencies.len() as u64, usage, latencies })
 }
 
-/// Sleeps, after a batch of requests, until the next batch is due. Returns the time after that.
+/// If `done` requests complete a batch, sleeps until the next batch is due. Always returns the current time.
 fn wait(start: Instant, done: u64, pace: u32) -> Instant {
     if done.is_multiple_of(u64::from(BATCH)) {
         let due = start + Duration::from_secs_f64(done as f64 / f64::from(pace));

@@ -15,7 +15,8 @@ pub(crate) struct Saturated {
     pub(crate) latencies: Vec<f64>,
 }
 
-/// Runs both clients for `time`. Their servers share one listener, so either CPU may accept a connection.
+/// Runs both clients for `time`. Their servers share one listener, so the server on either CPU may accept a
+/// connection.
 pub(crate) fn run(
     client: &Netns,
     servers: &Servers,

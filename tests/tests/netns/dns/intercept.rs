@@ -25,7 +25,7 @@ const WEB: &str = "web.default.svc.cluster.local";
 /// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A cluster with a DNS Service, whose endpoint is pod2, and an agent that answers in its place.
+/// A cluster with a DNS Service, whose endpoint is pod2, and an agent that answers queries in place of the endpoint.
 struct NodeDns {
     bed: Bed,
     _endpoint: Stub,
@@ -143,7 +143,7 @@ fn ask_over_tcp(stream: &mut TcpStream, name: &str) -> io::Result<Ipv4Addr> {
     answer(&message)
 }
 
-/// The address in an answer; the message as an error if it has none.
+/// Returns the address in an answer, or an error with the whole message if the answer has no address.
 fn answer(message: &[u8]) -> io::Result<Ipv4Addr> {
     dns::address(message).ok_or_else(|| io::Error::other(format!("{message:?}")))
 }
@@ -190,7 +190,7 @@ impl NodeDns {
     }
 }
 
-/// Asks until `stop` is set: by one socket, or each question by a new one.
+/// Sends queries until `stop` is set: all from one socket, or each from a new one.
 fn ask_until(vip: IpAddr, stop: &AtomicBool, one_socket: bool) -> io::Result<Tally> {
     let mut client = Client::new(vip)?;
     let mut tally = Tally::default();
@@ -223,7 +223,7 @@ fn endpoints_answer_at_once_after_the_agent_was_killed() {
         let tally = dns.asked_during(vip, || {
             thread::sleep(Duration::from_millis(500));
             agent.kill().unwrap();
-            // The query that the agent had read times out first.
+            // Leaves time for the timeout of the query that the agent had read, and for further queries.
             thread::sleep(PATIENCE + Duration::from_millis(500));
         });
         assert!(tally.errors.is_empty(), "no ICMP error reaches the client: {tally:?}");

@@ -39,7 +39,7 @@ metadata: {name: alias}
 spec: {type: ExternalName, externalName: web.default.svc.cluster.local}
 ";
 
-/// A cluster in which processes of node 1 resolve names by the agent.
+/// A cluster in which processes of node 1 resolve names with the agent's DNS server.
 struct Names {
     bed: Bed,
     resolver: Resolver,

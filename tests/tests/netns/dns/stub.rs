@@ -1,4 +1,4 @@
-//! A DNS server that has one address for every name.
+//! A DNS server that answers queries for every name with the same address.
 
 use std::{
     io::{self, Read as _, Write as _},

@@ -45,7 +45,7 @@ fn unhealthy_endpoints_are_shown_with_the_reason() {
 
     open(&browser, SERVER, "/services/default/web");
     shows(&browser, "every 300ms: 4 healthy, 0 unhealthy");
-    // Both addresses of each pod; each row shows in UTC since when the endpoint has been healthy.
+    // Each address of each pod has a row, which shows (in UTC) since when the endpoint has been healthy.
     probed(&browser, 4, &["healthy", "Z"]);
     status.store(500, Ordering::Relaxed);
     shows(&browser, "every 300ms: 2 healthy, 2 unhealthy");
@@ -56,7 +56,7 @@ fn unhealthy_endpoints_are_shown_with_the_reason() {
     page_says_until_when_a_flapping_endpoint_is_held(&browser, &status);
     page_fits_and_is_accessible(&browser);
 
-    // Only the agent knows the results.
+    // Without an agent, the page cannot show the results of health checks.
     bed.agent.take().unwrap().kill().unwrap();
     shows(&browser, "No agent answers");
     until(&browser, "return document.querySelector('tr.probed') === null");

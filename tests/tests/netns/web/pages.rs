@@ -131,8 +131,8 @@ fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {
         "/services/default/web",
         "/connections",
         "/explain?from=198.51.100.2&to=10.96.0.10:80",
-        // Few packets are dropped: each new event moves the rows below it, which the browser would count as a shift of
-        // the layout.
+        // Shows only dropped packets, which are few: each new event moves the rows below it, which the browser would
+        // count as a layout shift.
         "/live?verdict=drop",
     ];
     for (size, dark) in [(SIZES[0], true), (SIZES[1], false), (SIZES[2], false)] {

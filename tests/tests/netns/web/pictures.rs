@@ -19,7 +19,8 @@ const CELL: usize = 40;
 /// How far each channel of a cell's average colour, from 0 to 255, may be from the picture's. Text changes a white cell
 /// by about 20.
 const TOLERANCE: u64 = 6;
-/// Percentage of cells that may differ more. Other data change up to 1 %, a page without its header at least 20 %.
+/// Percentage of cells that may differ by more than [`TOLERANCE`]. Other data change up to 1 %, a missing header at
+/// least 20 %.
 const MOST_PERCENT: usize = 8;
 
 /// Ways to break the layout of a page.

@@ -63,7 +63,7 @@ fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops
         let family = Family::BOTH[(seed % 2) as usize];
         let context = format!("explain, seed {seed}, {family:?}, wires {wires}, {globals:?}");
         assert!(bed.start(&context, Device::Ethernet));
-        // If packets bypass the stack anyway, half of the worlds have no wires: then masqueraded flows are not routed.
+        // Under `--forwarding direct`, half of the worlds have no wires, so that masqueraded flows are not routed.
         if wires && !(globals.direct && seed % 4 < 2) {
             for (device, mtu) in [(WIRE, 1500), (OTHER, 1500), (NARROW, NARROW_MTU)] {
                 bed.add_wire(device, mtu);

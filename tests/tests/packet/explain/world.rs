@@ -295,8 +295,8 @@ impl World<'_> {
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
 
-    /// The tuple of a packet that the node sends. Most are reversed, so that some go to an endpoint from which a flow
-    /// expects replies.
+    /// The tuple of a packet that the node sends. Most are reversed: the reverse of a reply's tuple leads to an
+    /// endpoint from which a flow expects replies.
     fn tuple_of_node(&mut self) -> Tuple {
         let tuple = self.tuple();
         if self.chance(70) { tuple.reversed() } else { tuple }
@@ -314,7 +314,7 @@ impl World<'_> {
                 return;
             }
             let passes = run.action == XDP_PASS;
-            // Of several backends, XDP may reach one itself and have to leave another one to tc.
+            // If the packet may get one of several backends, XDP may have to leave it to tc for some of them only.
             let is_open = match &explanation.verdict {
                 Verdict::Begins { backends } => backends.len() > 1,
                 Verdict::Dropped { outcome } => *outcome == Outcome::ConntrackFull,
@@ -377,7 +377,7 @@ impl World<'_> {
         };
         let of_dns = explanation.steps.iter().any(|step| matches!(step, TraceStep::NodeLocalDns { .. }))
             || matches!(explanation.verdict, Verdict::Translated { outcome: Outcome::DnsAnswer, .. });
-        // No flow shows where packets of node-local DNS go.
+        // Packets of node-local DNS have no flow, whose entry would show the new destination.
         let leads = if of_dns {
             true
         } else if let Verdict::Translated { to: ends, .. } = &explanation.verdict {

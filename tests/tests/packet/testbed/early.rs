@@ -4,15 +4,15 @@ use aya::maps::Array;
 
 use super::Testbed;
 
-/// Places of the ring.
+/// Number of places in the ring.
 pub(crate) const PLACES: usize = 1024;
-/// Bytes of a place.
+/// Size of a place in bytes.
 const SIZE: usize = 2048;
 /// Offset of the tick at which the fragment arrived.
 const SEEN: usize = 56;
-/// Offset of the length of the packet, which the packet follows.
+/// Offset of the packet's length; the packet itself follows this field.
 const LENGTH: usize = 60;
-/// The state in the lowest bits of the control word of a place whose fragment waits.
+/// The state of a place whose fragment waits: the two lowest bits of the control word.
 const HELD: u64 = 1;
 
 impl Testbed {

@@ -69,7 +69,7 @@ impl Testbed {
         }
     }
 
-    /// Deletes the records of backends whose source ports have run out in this tick.
+    /// Clears `EXHAUSTED`, which records the backends whose source ports have run out in this tick.
     pub(crate) fn forget_exhausted_ports(&mut self) {
         let mut map: Array<_, u64> = self.object.map_mut("EXHAUSTED").unwrap().try_into().unwrap();
         for slot in 0..map.len() {

@@ -1,4 +1,4 @@
-//! The maps and programs of one case, and one packet through one of the programs.
+//! The testbed: the loaded maps and programs, which one case at a time uses to run packets through a program.
 //!
 //! ```text
 //! object    loads the object, or takes a spare one      services  writes Services, backends and settings
@@ -92,7 +92,7 @@ impl Testbed {
         Self::with_size("SERVICES", 64)
     }
 
-    /// A testbed with programs as on a kernel that does not show `sk_buff::ip_summed`.
+    /// A testbed whose programs cannot read `sk_buff::ip_summed`, as on an old kernel.
     pub(crate) fn unlinked() -> Self {
         Self::with_object(Object::unlinked())
     }
@@ -143,7 +143,7 @@ impl Testbed {
         runs
     }
 
-    /// Clears all marks of the filter, which then excludes every packet without a mark set later.
+    /// Clears all marks of the filter and activates it: it then excludes every packet for which no mark is set later.
     pub(crate) fn clear_filter(&mut self) {
         [0, 1].into_iter().for_each(|copy| self.filter.zero(copy));
         self.filter.activate(Some(0));

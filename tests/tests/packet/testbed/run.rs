@@ -92,7 +92,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Asserts that the packet continues as `expected`, at ingress to the stack and at egress to the device.
+    /// Asserts that the program passes the packet on as `expected`: at ingress to the stack, at egress to the device.
     #[track_caller]
     pub(crate) fn passes(self, outcome: Outcome, expected: &Packet) {
         self.check(-1, outcome);
@@ -120,13 +120,13 @@ impl Sent {
         self.compare(expected);
     }
 
-    /// Like [`Self::redirects`], with any bytes.
+    /// Like [`Self::redirects`], but does not compare the packet.
     #[track_caller]
     pub(crate) fn redirects_any(self, outcome: Outcome) {
         self.check(7, outcome);
     }
 
-    /// Like [`Self::passes`], with any bytes.
+    /// Like [`Self::passes`], but does not compare the packet.
     #[track_caller]
     pub(crate) fn passes_any(self, outcome: Outcome) {
         self.check(-1, outcome);

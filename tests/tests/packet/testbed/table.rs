@@ -140,7 +140,7 @@ impl Testbed {
         self.put("FLOW_TABLE", 0, Header { seed: SEED, overflow: 0, takes_all });
     }
 
-    /// Makes new entries go to the overflow, or to the table again.
+    /// Makes new entries go to the overflow if `yes`, else to the table again.
     pub(crate) fn take_all_into_overflow(&mut self, yes: bool) {
         let header = Header { takes_all: u64::from(yes), ..self.header() };
         self.put("FLOW_TABLE", 0, header);

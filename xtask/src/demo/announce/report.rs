@@ -29,7 +29,7 @@ pub(super) struct Outcome {
     pub(super) timeline: Vec<Line>,
 }
 
-/// What a death means for a connection.
+/// What the death of a node means for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Fate {
@@ -50,7 +50,7 @@ pub(super) struct Tally {
     connections: usize,
     /// How many downloads received every byte.
     complete: usize,
-    /// The longest time in which such a download received no byte, in ms.
+    /// The longest pause in a complete download, in ms.
     longest_pause_ms: u64,
     /// The first errors of the other downloads.
     errors: Vec<String>,

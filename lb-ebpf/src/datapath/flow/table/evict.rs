@@ -42,8 +42,8 @@ impl Evict<Table> for Eviction {
             }
             remove_other();
         }
-        // Also without a reverse entry: another CPU may be evicting the reverse entry, and does not find this entry any
-        // more.
+        // Necessary even if the reverse entry was not found: another CPU may be evicting it, and that CPU no longer
+        // finds this entry.
         if evicted & IS_SECOND != 0 {
             end_first_flow();
         }
@@ -144,8 +144,8 @@ pub(in crate::datapath::flow) fn end_first_flow() {
     }
 }
 
-/// Subtracts the flow whose forward entry is the `other` one in `SCRATCH` from the active ones, and emits its end for
-/// the flow log.
+/// Ends the flow whose forward entry is the `other` entry in `SCRATCH`: subtracts it from the active flows, and emits
+/// its end for the flow log.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_other() {
     flow_end();

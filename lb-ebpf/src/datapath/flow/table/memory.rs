@@ -144,8 +144,8 @@ impl Memory for Table {
 
     #[inline(always)]
     fn has_key(&self, slot: Element, key: &Tuple) -> bool {
-        // SAFETY: see above. A key may be written meanwhile, words at a time; then the caller finds another control
-        // word afterwards, or ends up with a packet of another flow as described at `Element::flow`.
+        // SAFETY: see above. Another CPU may be writing the key, word by word. The caller then finds another control
+        // word afterwards, or uses another flow's entry, as described at `Element::flow`.
         words::are_equal(words_of(unsafe { &(*slot.slot).key }), words_of(key))
     }
 

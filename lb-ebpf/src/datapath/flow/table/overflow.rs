@@ -58,7 +58,7 @@ fn scratch_key(key: &Tuple) -> Option<&'static Tuple> {
 #[inline(always)]
 fn scratch_flow(flow: &Flow) -> Option<&'static Flow> {
     let copy = scratch().ok()?.overflow_flow();
-    // SAFETY: `copy` is borrowed mutably.
+    // SAFETY: `copy` is a value of a map, and borrowed mutably.
     unsafe { words::copy(flow, copy) };
     Some(copy)
 }

@@ -1,7 +1,7 @@
 //! Results of the operations on the flow table.
 
-/// The place of one entry, valid until another entry takes that place. (The overflow has no generations: there, the
-/// place is that of any entry with the key.)
+/// The place of one entry, valid until another entry takes that place. (The overflow does not tell successive entries
+/// with the same key apart: there, the place is that of the current one.)
 #[repr(C)]
 pub(crate) struct Place {
     /// The control word of the slot when the entry was found.
