@@ -667,10 +667,9 @@ impl Reconciler {
         }
     }
 
-    /// Whether the sources have sent everything that they can read, and no Service stays as the agent found it
-    /// ([`Self::kept`]).
-    pub fn is_complete(&self) -> bool {
-        self.complete && self.earlier.is_empty()
+    /// Whether the sources have sent everything that they can read.
+    pub const fn is_complete(&self) -> bool {
+        self.complete
     }
 
     /// Whether [`Self::health_checks`] has changed since the last call.

@@ -39,7 +39,8 @@ impl<'a> Wires<'a> {
     }
 
     /// The devices on which to announce an address: those that `interfaces` names. With [`Interfaces::All`], those with
-    /// a network that contains the address, or all devices if no network contains it.
+    /// a network that contains the address; if no network contains it, all network cards and all devices with an address
+    /// (a bond or VLAN without one may carry only other devices).
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
         let in_network = move |link: &Link| {
             let networks =
@@ -49,7 +50,8 @@ impl<'a> Wires<'a> {
         let some_network = self.0.iter().any(|(_, link)| in_network(link));
         let suits = move |(place, link): &&(Place, &Link)| match interfaces {
             Interfaces::Named(names) => names.contains(&place.name),
-            Interfaces::All => !some_network || in_network(link),
+            Interfaces::All if some_network => in_network(link),
+            Interfaces::All => link.is_card || !link.addresses.is_empty(),
         };
         self.0.iter().filter(suits).map(|(place, _)| place)
     }
@@ -57,17 +59,19 @@ impl<'a> Wires<'a> {
 
 /// Sentences about announced addresses that a device of this node has: for these the kernel answers, whether or not the
 /// node has the right to. `announced` are the addresses with the names of their pools, `wires` the names of the devices
-/// on which other machines may ask.
+/// on which other machines may ask. `arp_ignore` returns this setting of a wire.
 pub(super) fn bound(
     network: &Network,
     wires: &[String],
     announced: &BTreeMap<IpAddr, Arc<str>>,
+    arp_ignore: impl Fn(&str) -> u8,
 ) -> Vec<String> {
+    // With `arp_ignore` 0 on a wire, the kernel answers ARP requests there for the addresses of all devices, even of
+    // those that are down, as `kube-ipvs0` is. It answers neighbour solicitations only on the device that has the address.
+    let for_all_devices = wires.iter().any(|wire| arp_ignore(wire) == 0);
     let mut found = Vec::new();
     for Link { name, addresses, .. } in &network.links {
-        // The kernel answers ARP requests on all devices, even if the one with the address is down, as `kube-ipvs0` is.
-        // It answers neighbour solicitations only on the device that has the address.
-        let answers = |ip: IpAddr| ip.is_ipv4() || wires.contains(name);
+        let answers = |ip: IpAddr| wires.contains(name) || ip.is_ipv4() && for_all_devices;
         for LinkAddress { ip, prefix, .. } in addresses.iter().filter(|address| answers(address.ip)) {
             let Some(pool) = announced.get(ip) else { continue };
             found.push(format!(
@@ -147,8 +151,14 @@ mod tests {
         let of = |addresses: &[&str]| {
             let announced =
                 addresses.iter().map(|address| (address.parse().unwrap(), Arc::from("production"))).collect();
-            bound(&network, &["eth0".to_owned()], &announced)
+            bound(&network, &["eth0".to_owned()], &announced, |_| 0)
         };
+        let ignoring = [
+            ("192.0.2.10".parse().unwrap(), Arc::from("p")),
+            ("192.0.2.11".parse().unwrap(), Arc::from("p")),
+        ];
+        let of_eth0 = bound(&network, &["eth0".to_owned()], &ignoring.into(), |_| 1);
+        assert!(matches!(&of_eth0[..], [one] if one.starts_with("device eth0 ")), "{of_eth0:?}");
         let nobody = ["192.0.2.77", "2001:db8::77", "2001:db8::10", "2001:db8::11"];
         assert_eq!(of(&nobody), [""; 0], "unknown, or for IPv6 not on a device where others ask");
         let found = of(&["192.0.2.10", "192.0.2.11", "2001:db8::12"]);

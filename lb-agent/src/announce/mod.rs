@@ -23,7 +23,7 @@ mod report;
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    future,
+    fs, future,
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -268,7 +268,7 @@ impl Announcer {
     fn report_bound(&mut self) {
         let pool = |candidacy: &Candidacy| (candidacy.address, Arc::clone(&candidacy.pool));
         let announced = self.candidacies.iter().map(pool).collect();
-        let bound = devices::bound(&self.sources.network.borrow(), &self.wires, &announced);
+        let bound = devices::bound(&self.sources.network.borrow(), &self.wires, &announced, arp_ignore);
         for condition in bound.iter().filter(|condition| !self.bound.contains(condition)) {
             warn!("{condition}");
         }
@@ -465,4 +465,14 @@ impl Announcer {
             Some(_) | None => right.map(|_| &self.node),
         }
     }
+}
+
+/// The sysctl `arp_ignore` of a device: whether the kernel answers ARP requests there only for addresses of that device
+/// (1 and more). The kernel uses the greater one of `all` and the device.
+fn arp_ignore(device: &str) -> u8 {
+    let of = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/arp_ignore")).ok()?;
+        text.trim().parse().ok()
+    };
+    of("all").max(of(device)).unwrap_or(0)
 }

@@ -96,7 +96,6 @@ settings! {
     /// Settings of `run`. Lists are given as several values, by repeating the flag, or with commas.
     struct RunArgs {
         /// Directory of YAML manifests with Services, EndpointSlices and Endpoints; changes are applied at once
-        /// [default: /etc/lb-agent/services, if it exists and no API server is known]
         "manifests" "LB_AGENT_MANIFESTS" "manifests"
         manifests: Option<PathBuf> | Option<PathBuf>, (value_name = "DIR");
         /// Kubeconfig of the API server to read Services and EndpointSlices from [default in a Pod: its service

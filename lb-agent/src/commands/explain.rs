@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     output::{print, print_json},
-    report_of_agent,
+    report_of_agent::report_of_agent,
 };
 use crate::{
     announce::AnnouncementReport,

@@ -12,6 +12,7 @@ mod monitor;
 mod output;
 mod profile;
 mod ready;
+mod report_of_agent;
 mod service;
 mod service_view;
 mod status;
@@ -22,16 +23,16 @@ use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
-use tracing::warn;
 
 use crate::{
     cli::{Cli, ConntrackCommand, FlowFilter, MonitorArgs, ServiceCommand, TableOrJson, TopArgs},
     config::KernelPaths,
-    daemon::{socket, state::Report},
+    daemon::socket,
     leftovers::{self, Findings},
 };
 use lb_datapath::{Conntrack, Pinned, Removed};
 
+use self::report_of_agent::report_of_agent;
 pub use self::{
     announce::announce,
     bugreport::bugreport,
@@ -71,27 +72,6 @@ pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<(
         }
         ServiceCommand::Env(args) => environment::print(paths, &args),
     }
-}
-
-/// The report of the agent; `None` if no agent runs. If an agent runs and its report cannot be read, also `None`, with a
-/// warning on standard error that the output lacks `lacking`.
-fn report_of_agent(bpffs: &Path, lacking: &str) -> Option<Report> {
-    report_or_warning(socket::ask(bpffs), lacking).unwrap_or_else(|warning| {
-        warn!("{warning}");
-        None
-    })
-}
-
-fn report_or_warning(
-    answer: anyhow::Result<Option<Report>>,
-    lacking: &str,
-) -> Result<Option<Report>, String> {
-    answer.map_err(|error| {
-        format!(
-            "cannot read the report of the agent, so {lacking} are missing here: {error:#}; run it again as root, and see \
-             `lb-agent status`"
-        )
-    })
 }
 
 /// Opens the data plane, and reads the Services that it holds.
@@ -199,19 +179,4 @@ pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
 pub fn man_pages(folder: &Path) -> anyhow::Result<()> {
     clap_mangen::generate_to(Cli::command(), folder)
         .with_context(|| format!("cannot write man pages to {}", folder.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn report_that_cannot_be_read_is_a_warning_and_a_missing_agent_is_not() {
-        let report = |bpffs: &Path| report_or_warning(socket::ask(bpffs), "health checks");
-        let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(report(folder.path()), Ok(None)), "no agent");
-        // The kernel refuses to look such a name up, as it refuses a folder without permission.
-        let warning = report(Path::new(&"x".repeat(300))).err().unwrap();
-        assert!(warning.contains("health checks are missing here: File name too long"), "{warning}");
-    }
 }

@@ -16,7 +16,7 @@ use crate::daemon::{
 /// # Errors
 /// No agent answers, or it is not ready.
 pub fn ready(bpffs: &Path, live: bool) -> anyhow::Result<()> {
-    let report = socket::ask(bpffs).with_context(|| {
+    let report = report(bpffs, live).with_context(|| {
         format!("cannot read the agent's report from its socket in {FOLDER}: run this as root; if the agent hangs, restart it")
     })?;
     let Some(report) = report else {
@@ -29,6 +29,15 @@ pub fn ready(bpffs: &Path, live: bool) -> anyhow::Result<()> {
     match obstacle {
         Some(reason) => bail!("the agent, pid {}, is not {state}: {reason}", report.pid),
         None => print(&format!("{state}: pid {}, {} service ports\n", report.pid, report.services)),
+    }
+}
+
+/// The report of the agent of `bpffs`. If no agent of that data plane listens, but only one agent listens at all, a probe
+/// that asks whether it is alive means that one: a restart would end the data plane that the agent still holds.
+fn report(bpffs: &Path, live: bool) -> anyhow::Result<Option<Report>> {
+    match socket::ask(bpffs)? {
+        None if live => socket::ask_only_one(),
+        found => Ok(found),
     }
 }
 
@@ -47,7 +56,7 @@ fn stuck(report: &Report) -> Option<String> {
 }
 
 fn unsynchronised(report: &Report) -> Option<String> {
-    let reason = "not all Services are in the kernel yet: `lb-agent status` and the agent's log show what it waits for";
+    let reason = "the first synchronisation is not complete: `lb-agent status` and the agent's log show what it waits for";
     (!report.healthy).then(|| reason.to_owned())
 }
 
@@ -93,7 +102,7 @@ mod tests {
     #[test]
     fn agent_is_not_ready_before_its_first_synchronisation() {
         let reason = not_ready(&starting()).unwrap();
-        assert!(reason.contains("not all Services are in the kernel"), "{reason}");
+        assert!(reason.contains("the first synchronisation is not complete"), "{reason}");
         assert_eq!(stuck(&starting()), None, "it is alive");
     }
 

@@ -147,8 +147,12 @@ fn heading(service: &ServiceView, wide: bool) -> String {
         let FrontendView { address, announced, announced_by_bgp, .. } = frontend;
         for (view, by) in [(announced, AnnouncedBy::Layer2), (announced_by_bgp, AnnouncedBy::Bgp)] {
             let Some(AnnouncedView { node, here, since, advertisements }) = view else { continue };
-            let (node, means) = (announcer(node.as_deref(), *here, *since), means(by, advertisements));
-            lines.push(("Announced", format!("{address} by {node} {means}")));
+            let (name, means) = (announcer(node.as_deref(), *here, *since), means(by, advertisements));
+            let text = match (node, by) {
+                (None, AnnouncedBy::Bgp) => format!("{address} not by this node {means}; other nodes may"),
+                _ => format!("{address} by {name} {means}"),
+            };
+            lines.push(("Announced", text));
         }
     }
     if wide {

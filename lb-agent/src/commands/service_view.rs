@@ -103,7 +103,8 @@ pub(super) struct FrontendView {
     /// while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced: Option<AnnouncedView>,
-    /// Whether this node announces the address by BGP; `None` if no BGPAdvertisement applies. Present likewise.
+    /// Whether this node announces the address by BGP; `None` if it shall not, for example because no BGPAdvertisement
+    /// applies or no local endpoint exists. Present likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced_by_bgp: Option<AnnouncedView>,
 }

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use super::{IN_CLUSTER, check::DEFAULT_MANIFESTS};
+use super::IN_CLUSTER;
 
 /// Why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +34,7 @@ pub enum ConfigError {
     /// Neither `--manifests` nor `--kubeconfig` is given, and the agent does not run in a Pod.
     #[error(
         "no source of Services: give `--manifests DIR`, a directory of YAML manifests, or `--kubeconfig FILE` for a \
-         Kubernetes API server; only in a Pod (where {IN_CLUSTER} is set) its API server is the default, and elsewhere \
-         {DEFAULT_MANIFESTS} if it exists"
+         Kubernetes API server; only in a Pod (where {IN_CLUSTER} is set) its API server is the default"
     )]
     NoSource,
     /// Both `--manifests` and `--kubeconfig` are given.

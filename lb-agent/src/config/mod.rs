@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 
@@ -253,8 +253,7 @@ impl Config {
 
     fn checked(kernel: KernelPaths, given: RunArgs) -> Result<Self, ConfigError> {
         let in_cluster = std::env::var_os(IN_CLUSTER).is_some();
-        let sources = (given.manifests.clone(), given.kubeconfig.clone());
-        let source = check::source(sources, in_cluster, Path::new(check::DEFAULT_MANIFESTS))?;
+        let source = check::source((given.manifests.clone(), given.kubeconfig.clone()), in_cluster)?;
         let node_name = check::node_name(given.node_name.clone())?;
         let service_ranges = check::service_ranges(&given, &source)?;
         let ranges = service_ranges.as_deref().unwrap_or_default();

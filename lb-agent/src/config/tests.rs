@@ -248,21 +248,19 @@ fn at_most_sixteen_networks_are_denied() {
 
 #[test]
 fn error_without_a_source_names_the_flags() {
-    let error = check::source((None, None), false, Path::new("/missing")).unwrap_err().to_string();
+    let error = check::source((None, None), false).unwrap_err().to_string();
     assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE"), "{error}");
 }
 
 #[test]
 fn pod_uses_the_api_server_of_its_cluster_by_default() {
-    let source = |given| check::source(given, true, Path::new("/")).unwrap();
+    let source = |given| check::source(given, true).unwrap();
     assert_eq!(source((None, None)), Source::ApiServer(ApiServer::InCluster));
     assert_eq!(source((Some("/".into()), None)), Source::Manifests("/".into()));
 }
 
 #[test]
-fn folder_and_file_of_the_package_are_the_defaults() {
-    let source = check::source((None, None), false, Path::new("/")).unwrap();
-    assert_eq!(source, Source::Manifests("/".into()));
+fn configuration_file_of_the_package_is_the_default() {
     let file = file("manifests: /\n");
     assert_eq!(KernelArgs::default().or_config_file(file.path()).config.as_deref(), Some(file.path()));
     assert_eq!(KernelArgs::default().or_config_file(Path::new("/missing")).config, None);

@@ -24,7 +24,7 @@ pub(super) struct Inputs {
     pub(super) advertised: watch::Receiver<Advertised>,
     pub(super) holders: watch::Receiver<HolderMap>,
     pub(super) synchronised: watch::Receiver<bool>,
-    pub(super) complete: watch::Receiver<bool>,
+    pub(super) complete: watch::Receiver<bgp::Completeness>,
 }
 
 /// Spawns the tasks if announcements by BGP are configured. First removes the routes that the earlier agent of this

@@ -23,6 +23,8 @@ use crate::kubernetes::NodeInfo;
 pub const FOLDER: &str = "/run/lb-agent";
 /// Maximum age of a socket file that may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
+/// Pause before the next attempt to create the status socket.
+const RETRY: Duration = Duration::from_secs(5);
 /// Timeout of one request, for either side.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -67,20 +69,13 @@ pub fn record(bpffs: &Path, name: &str) -> io::Result<PathBuf> {
     Ok(Path::new(FOLDER).join(format!("{}.{name}", identity(bpffs)?)))
 }
 
-/// Serves the status socket. If it cannot be created, as on a read-only file system, the agent logs the error and runs
-/// without it.
+/// Serves the status socket. While it cannot be created, as on a read-only file system, the agent runs without it.
 pub(super) async fn serve(
     bpffs: PathBuf,
     state: Arc<State>,
     node_info: watch::Receiver<NodeInfo>,
 ) -> anyhow::Result<Infallible> {
-    let listener = match bind(&bpffs, Socket::Status) {
-        Ok(listener) => listener,
-        Err(error) => {
-            warn!(folder = FOLDER, %error, "cannot create the status socket: `lb-agent status` will not show the state of this agent; make the folder writable");
-            return std::future::pending().await;
-        }
-    };
+    let listener = listen(&bpffs).await;
     loop {
         match listener.accept().await {
             Ok((mut stream, _)) => {
@@ -99,6 +94,22 @@ pub(super) async fn serve(
                 time::sleep(PATIENCE).await;
             }
         }
+    }
+}
+
+/// Binds the status socket, as soon as that is possible.
+async fn listen(bpffs: &Path) -> UnixListener {
+    let mut warned = false;
+    loop {
+        match bind(bpffs, Socket::Status) {
+            Ok(listener) => return listener,
+            Err(error) if !warned => {
+                warn!(folder = FOLDER, %error, "cannot create the status socket: `lb-agent status` does not show the state of this agent, and `lb-agent ready` fails; make the folder writable; retrying");
+                warned = true;
+            }
+            Err(_) => {}
+        }
+        time::sleep(RETRY).await;
     }
 }
 
@@ -152,10 +163,33 @@ fn remove(path: &Path) -> io::Result<()> {
 /// # Errors
 /// The agent cannot be reached, or sends no valid report.
 pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
-    let Some(mut stream) = connect(bpffs, Socket::Status)? else { return Ok(None) };
+    connect(bpffs, Socket::Status)?.map(read).transpose()
+}
+
+/// Requests the report of the only agent that listens in [`FOLDER`], whatever its directory of pins is; `None` if none or
+/// several listen. In a Pod the folder belongs to one agent. It is still alive if its BPF file system was unmounted or
+/// replaced, and then [`ask`] does not find it.
+///
+/// # Errors
+/// The agent sends no valid report.
+pub fn ask_only_one() -> anyhow::Result<Option<Report>> {
+    let entries = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    let is_status = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.ends_with(Socket::Status.suffix()) && !name.ends_with(Socket::Environment.suffix())
+    };
+    let mut listening = entries.filter(is_status).filter_map(|path| UnixStream::connect(path).ok());
+    match (listening.next(), listening.next()) {
+        (Some(stream), None) => read(stream).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn read(mut stream: UnixStream) -> anyhow::Result<Report> {
+    stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
-    Ok(Some(serde_json::from_str(&text)?))
+    Ok(serde_json::from_str(&text)?)
 }
 
 /// Connects to a socket of the agent of `bpffs`; `None` if no agent listens.

@@ -111,11 +111,13 @@ impl HealthzReport {
     /// The state after an attempt to listen.
     pub(super) fn after(address: SocketAddr, attempt: Result<(), &io::Error>) -> Self {
         let problem = attempt.err().map(|error| {
-            let advice = if error.kind() == io::ErrorKind::AddrInUse {
-                "another process, probably kube-proxy, answers health checks in place of this agent: stop it, or set \
-                 --healthz-bind-address to a free port"
-            } else {
+            let kind = error.kind();
+            let advice = if kind == io::ErrorKind::AddrInUse {
+                "another process, probably kube-proxy, has the port: stop it, or set --healthz-bind-address to a free port"
+            } else if kind == io::ErrorKind::AddrNotAvailable {
                 "set --healthz-bind-address to an address of this node"
+            } else {
+                "set --healthz-bind-address to a port that this process may use"
             };
             format!("/healthz: cannot listen on {address}: {error}: {advice}; the agent keeps trying")
         });

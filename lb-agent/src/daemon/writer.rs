@@ -39,7 +39,7 @@ use super::{
     sync_log::SyncLog,
 };
 use crate::{
-    announce::HolderMap,
+    announce::{HolderMap, bgp::Completeness},
     flow_log::Policies,
     health::Checks,
     kubernetes::{Events, at},
@@ -79,10 +79,9 @@ pub(super) struct Listeners {
     pub(super) synchronised: watch::Sender<bool>,
     /// The families with backends at addresses that this node does not have.
     pub(super) routed: watch::Sender<Families>,
-    /// Whether the source has sent every object, and a synchronisation since then has completed. Objects of unreadable
-    /// Services do not count if no earlier agent served these Services. `holders` is up to date before this becomes
-    /// true.
-    pub(super) complete: watch::Sender<bool>,
+    /// How much the source has sent that a synchronisation has written since then. `holders` is up to date before this
+    /// changes.
+    pub(super) complete: watch::Sender<Completeness>,
 }
 
 /// The task that writes Services to the kernel.
@@ -291,8 +290,21 @@ impl Writer {
             self.metrics.nothing_pending();
             self.state.nothing_to_do();
         }
-        if self.reconciler.is_complete() && self.retry.is_none() && !*self.listeners.complete.borrow() {
-            self.listeners.complete.send_replace(true);
+        if self.retry.is_none() {
+            let now = self.completeness();
+            self.listeners.complete.send_if_modified(|known| {
+                let grows = *known < now;
+                *known = now.max(*known);
+                grows
+            });
+        }
+    }
+
+    fn completeness(&self) -> Completeness {
+        match (self.reconciler.is_complete(), self.reconciler.kept().is_empty()) {
+            (false, _) => Completeness::Partial,
+            (true, false) => Completeness::Readable,
+            (true, true) => Completeness::Whole,
         }
     }
 

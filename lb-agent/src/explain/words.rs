@@ -17,6 +17,10 @@ use super::{
 pub fn step(step: &TraceStep) -> String {
     match step {
         TraceStep::Attached { .. } | TraceStep::LeftToTc | TraceStep::OtherHook => hook(step),
+        TraceStep::Announced { address, node: None, by: AnnouncedBy::Bgp, advertisements, .. } => {
+            let means = means(AnnouncedBy::Bgp, advertisements);
+            format!("announcement: this node does not announce {address} {means}; other nodes may")
+        }
         TraceStep::Announced { address, node, here, since, by, advertisements } => {
             let effect = match (node, by) {
                 (None, _) => "so other machines do not find the address by it",

@@ -51,7 +51,7 @@ impl Body {
         Self::new(health, health.healthy, Some(node_eligible))
     }
 
-    /// The body of `/livez`. A kubelet restarts a container whose `/livez` fails.
+    /// The body of `/livez`, as of kube-proxy. (The probes of our chart run `lb-agent ready --live` instead.)
     fn of_life(health: Health) -> Self {
         Self::new(health, health.alive, None)
     }

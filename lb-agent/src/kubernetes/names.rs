@@ -12,6 +12,7 @@ use lb_core::{
 };
 use lb_dns::Names;
 use serde::Deserialize;
+use tracing::warn;
 
 use super::{
     client::{ApiServer, KubernetesError, watching_client},
@@ -110,6 +111,7 @@ pub async fn follow_names(server: ApiServer, names: Arc<Names>) -> Result<Infall
     let mut slices: Watch<NamedSlice> = Watch::new(client.clone(), kind::all(), now);
     let mut namespaces: Watch<NamedNamespace> = Watch::new(client, kind::all(), now);
     let mut unread = Unread::default();
+    let mut warned = false;
     loop {
         let changes = tokio::select! {
             changes = services.next() => changes,
@@ -121,6 +123,12 @@ pub async fn follow_names(server: ApiServer, names: Arc<Names>) -> Result<Infall
         if unread.services != services_unread {
             unread.services = services_unread;
             names.set_unread(unread.clone());
+        }
+        if namespaces.is_settled() && !namespaces.is_listed() && !std::mem::replace(&mut warned, true) {
+            warn!(
+                "the API server refuses to list Namespaces, so names in a namespace without Services do not exist: allow \
+                 the agent to list and watch them"
+            );
         }
         if services.is_listed() && slices.is_listed() && namespaces.is_settled() {
             names.set_synchronised();

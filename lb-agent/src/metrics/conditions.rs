@@ -23,7 +23,8 @@ pub(super) struct Conditions<S>(pub(super) S);
 
 impl<S: AgentState> Collector for Conditions<S> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "1 if all Services are in the kernel and no change waits for longer than a minute, else 0";
+        let help =
+            "1 after the first synchronisation, while no change waits for longer than a minute, else 0";
         let healthy = ConstGauge::new(i64::from(self.0.is_healthy()));
         healthy.encode(encoder.encode_descriptor("lb_healthy", help, None, healthy.metric_type())?)?;
         let help = "Conditions that `lb-agent status` lists, by what they are about";

@@ -119,7 +119,7 @@ impl fmt::Display for Uncovered {
         };
         write!(
             formatter,
-            "pool \"{pool}\": {missing} covers it, so no node announces {}{more}: name the pool in an advertisement, unless \
+            "pool \"{pool}\": {missing} covers it, so no node with these settings announces {}{more}: name the pool in an advertisement, unless \
              routers have routes to it",
             texts.join(", ")
         )

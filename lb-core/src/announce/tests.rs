@@ -240,13 +240,14 @@ fn address_in_a_pool_without_advertisement_is_named_once_there_is_an_advertiseme
         assert_eq!(nothing, [""; 0]);
     }
     let advice = "name the pool in an advertisement, unless routers have routes to it";
-    let of_two = format!("so no node announces 2001:db8::1 (default/s1): {advice}");
+    let of_two = format!("so no node with these settings announces 2001:db8::1 (default/s1): {advice}");
     assert_eq!(texts(Some(&one), None), [format!("pool \"two\": no L2Advertisement covers it, {of_two}")]);
     assert_eq!(
         texts(None, Some(&bgp_one)),
         [format!("pool \"two\": no BGPAdvertisement covers it, {of_two}")]
     );
-    let of_one = format!("so no node announces 192.0.2.1 (default/s0, default/s2): {advice}");
+    let of_one =
+        format!("so no node with these settings announces 192.0.2.1 (default/s0, default/s2): {advice}");
     let neither = "no L2Advertisement and no BGPAdvertisement covers it";
     assert_eq!(texts(Some(&two), Some(&bgp_none)), [format!("pool \"one\": {neither}, {of_one}")]);
     // A route that would be wider than the pool is refused, so nothing announces the pool.

@@ -14,12 +14,12 @@ const PREFIXES: [&str; 3] =
     ["service.beta.kubernetes.io/", "service.kubernetes.io/qcloud-", "service.kubernetes.io/tke-"];
 
 /// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
-/// text that is not empty.
+/// text that does not ask for a public one ([`ASKS_FOR_PUBLIC`]).
 pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
-    ("networking.gke.io/load-balancer-type", &["Internal"]),
-    // Masters of version 1.7.0 to 1.7.3 expect lower case.
+    // GKE accepts both, and Kubernetes 1.7.0 to 1.7.3 only lower case.
+    ("networking.gke.io/load-balancer-type", &["Internal", "internal"]),
     ("cloud.google.com/load-balancer-type", &["Internal", "internal"]),
-    ("service.beta.kubernetes.io/aws-load-balancer-internal", &["true", "0.0.0.0/0"]),
+    ("service.beta.kubernetes.io/aws-load-balancer-internal", &[]),
     ("service.beta.kubernetes.io/azure-load-balancer-internal", &["true"]),
     ("service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", &["private"]),
     ("service.beta.kubernetes.io/openstack-internal-load-balancer", &["true"]),
@@ -29,10 +29,9 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
 ];
 
 /// The values of these annotations that ask for a public load balancer.
-const ASKS_FOR_PUBLIC: [&str; 5] = ["", "false", "External", "public", "internet"];
+pub(crate) const ASKS_FOR_PUBLIC: [&str; 5] = ["", "false", "External", "public", "internet"];
 
-const NOT_INTERNAL: &str =
-    "this value does not make the load balancer internal: its address is from a public pool";
+const NOT_INTERNAL: &str = "this value does not ask for an internal load balancer";
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";

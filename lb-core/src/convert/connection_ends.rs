@@ -40,15 +40,14 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut Servic
 
 /// Why another annotation keeps a timeout of AWS from taking effect; `None` if none does.
 pub(super) fn without_effect(name: &str, annotations: &BTreeMap<String, String>) -> Option<&'static str> {
-    let drains = || annotations.get(AWS_DRAINS).is_some_and(|text| text.trim() == "true");
+    let text = |name| annotations.get(name).map(|text: &String| text.trim());
+    let is_set = |name, range| text(name).is_some_and(|text| within(text, duration(text), range).is_ok());
     match name {
-        AWS_DRAIN_TIMEOUT if annotations.contains_key(DRAIN_TIMEOUT) => {
-            Some("lb.dev/drain-timeout overrides it")
+        AWS_DRAIN_TIMEOUT if is_set(DRAIN_TIMEOUT, &DRAINS) => Some("lb.dev/drain-timeout overrides it"),
+        AWS_DRAIN_TIMEOUT if text(AWS_DRAINS) != Some("true") => {
+            Some("connection draining is not enabled by its own annotation")
         }
-        AWS_DRAIN_TIMEOUT if !drains() => Some("connection draining is not enabled by its own annotation"),
-        AWS_IDLE_TIMEOUT if annotations.contains_key(IDLE_TIMEOUT) => {
-            Some("lb.dev/idle-timeout overrides it")
-        }
+        AWS_IDLE_TIMEOUT if is_set(IDLE_TIMEOUT, &IDLE) => Some("lb.dev/idle-timeout overrides it"),
         _ => None,
     }
 }

@@ -34,7 +34,10 @@ pub use self::{
     limits::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_CLIENT},
     proxy_protocol::PROXY_PROTOCOL,
 };
-pub(crate) use self::{clouds::ASKS_FOR_INTERNAL, health::is_about_health};
+pub(crate) use self::{
+    clouds::{ASKS_FOR_INTERNAL, ASKS_FOR_PUBLIC},
+    health::is_about_health,
+};
 
 /// Label of Services that another proxy serves.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";

@@ -152,6 +152,7 @@ impl Controller {
             Some(known) if known.seen.uid == seen.uid => known.seen = seen,
             Some(_) | None => {
                 self.balancers.release(&name);
+                self.conflicts.remove(&name);
                 self.services.insert(name, Known { seen, replaced: None, refused: None, told: None });
             }
         }
@@ -413,17 +414,19 @@ impl Controller {
         lost.filter_map(move |ip| Some((*ip, self.balancers.withdrawal(request?, *ip)?)))
     }
 
-    /// The conflicts in which a Service loses an address that another Service also has.
+    /// The conflicts in which a Service loses an address that another Service also had before the pass, and may not share
+    /// with it.
     fn conflicts(&self, name: &ObjectName, known: &Known) -> Vec<Conflict> {
+        let Ok(Some(request)) = &known.seen.request else { return Vec::new() };
         let wanted = self.balancers.addresses(name);
         let withdrawn: Vec<IpAddr> = self.withdrawn(name, known).map(|(ip, _)| ip).collect();
         let is_lost = |ip: &&IpAddr| !wanted.contains(ip) && !withdrawn.contains(ip);
-        let with_holders = |ip: &IpAddr| {
-            let (ip, loser) = (*ip, name.clone());
-            let holders = self.balancers.holders(ip).filter(|other| self.services.contains_key(other));
-            holders.map(move |keeper| Conflict { ip, keeper: keeper.clone(), loser: loser.clone() })
+        let with_keeper = |ip: &IpAddr| {
+            let (keeper, _) = self.balancers.opponent(request, *ip)?;
+            let had = self.services.get(keeper).is_some_and(|keeper| keeper.seen.has.contains(ip));
+            had.then(|| Conflict { ip: *ip, keeper: keeper.clone(), loser: name.clone() })
         };
-        known.seen.has.iter().filter(is_lost).flat_map(with_holders).collect()
+        known.seen.has.iter().filter(is_lost).filter_map(with_keeper).collect()
     }
 
     /// The Events about a conflict, one on each of the two Services.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::selector::Labels;
 use crate::{
     api::{self, ObjectMeta},
-    convert::{ASKS_FOR_INTERNAL, ConvertError, Object, object_name},
+    convert::{ASKS_FOR_INTERNAL, ASKS_FOR_PUBLIC, ConvertError, Object, object_name},
     family::Family,
     model::{ObjectName, Protocol},
     rules,
@@ -173,7 +173,10 @@ fn addresses(
 fn is_internal(metadata: &ObjectMeta) -> bool {
     ASKS_FOR_INTERNAL.iter().any(|(name, values)| {
         let text = metadata.annotation(name).map(str::trim);
-        text.is_some_and(|text| if values.is_empty() { !text.is_empty() } else { values.contains(&text) })
+        text.is_some_and(|text| match values {
+            [] => !ASKS_FOR_PUBLIC.contains(&text),
+            values => values.contains(&text),
+        })
     })
 }
 

@@ -280,6 +280,9 @@ pub fn forwards(ipv4: bool) -> io::Result<bool> {
     Ok(value.trim() != "0")
 }
 
+/// Advice if the pinned maps cannot be read.
+const UNREADABLE: &str = "run it as root; if it is, `lb-agent status` says what is missing";
+
 fn masquerade_ports(bpffs: &Path) -> Probe {
     const NAME: &str = "masquerade ports";
     const ADVICE: &str = "the agent adds them to net.ipv4.ip_local_reserved_ports when it starts; \
@@ -287,7 +290,7 @@ fn masquerade_ports(bpffs: &Path) -> Probe {
     let ports = match masquerade_range(bpffs) {
         Ok(ports) => ports,
         Err(error) => {
-            return Probe::degraded(NAME, format!("cannot tell which they are: {error}"), "run it as root");
+            return Probe::degraded(NAME, format!("cannot tell which they are: {error}"), UNREADABLE);
         }
     };
     let (first, last) = (ports.start(), ports.end());
@@ -330,7 +333,7 @@ fn ipsec_probe(found: Result<Vec<String>, DatapathError>) -> Probe {
         Ok(lines) => Probe::degraded(NAME, lines.join("\n"), ADVICE),
         Err(error) => {
             let detail = format!("cannot tell whether there is one for the address of a Service: {error}");
-            Probe::degraded(NAME, detail, "run it as root")
+            Probe::degraded(NAME, detail, UNREADABLE)
         }
     }
 }

@@ -24,12 +24,6 @@ impl Announcements {
         })
     }
 
-    /// Opens the maps of the data plane pinned on `bpffs`, which another process may be writing; `None` if `bpffs` has
-    /// no folder of a data plane.
-    pub fn pinned(bpffs: &std::path::Path) -> Result<Option<Self>, DatapathError> {
-        Folder::find(bpffs)?.map(|folder| Self::open(&folder)).transpose()
-    }
-
     /// The clock of deadlines: nanoseconds of `CLOCK_BOOTTIME`, which continues while the machine is suspended.
     pub fn now() -> u64 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

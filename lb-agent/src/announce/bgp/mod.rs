@@ -80,13 +80,25 @@ pub struct Sources {
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel; becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
-    /// Whether all objects have been read. A Service that cannot be read holds this back only if an earlier agent served
-    /// it. When this becomes true, `holders` is up to date, and so is `advertised` if it comes from manifests.
-    pub complete: watch::Receiver<bool>,
+    /// How much has been read. When this changes, `holders` is up to date, and so is `advertised` if it comes from
+    /// manifests.
+    pub complete: watch::Receiver<Completeness>,
     /// Labels of this node, and whether it may announce; `None` until `advertised` has the objects of the API server.
     pub node: watch::Receiver<Option<Member>>,
     /// Problems of objects in the API server, as sentences for `status`.
     pub problems: watch::Receiver<Vec<String>>,
+}
+
+/// How much of the objects has been read and is in the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Completeness {
+    /// Not all objects yet.
+    #[default]
+    Partial,
+    /// All objects that can be read. Services that cannot be read stay as an earlier agent left them.
+    Readable,
+    /// All objects, so that nothing of an earlier agent is left.
+    Whole,
 }
 
 /// The task that keeps the announced routes, and the configuration of BIRD, up to date.
@@ -101,9 +113,10 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` were computed from all objects that the agent can read.
     is_ready: bool,
-    /// Whether `wanted` and `configuration` were computed from every object, apart from those of unreadable Services
-    /// that no earlier agent served.
+    /// Whether `wanted` and `configuration` were computed from every object that can be read.
     is_complete: bool,
+    /// Whether no Service stays as an earlier agent left it, because it cannot be read.
+    is_whole: bool,
     /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
@@ -166,6 +179,7 @@ impl RouteAnnouncer {
             metrics,
             is_ready: false,
             is_complete: false,
+            is_whole: false,
             is_eligible: false,
             wanted: BTreeMap::new(),
             announced: BTreeMap::new(),
@@ -226,7 +240,7 @@ impl RouteAnnouncer {
                 wanted: &self.wanted,
                 holders: &holders,
                 node: &self.node,
-                is_complete: self.is_complete || !self.is_eligible,
+                is_complete: self.is_whole || !self.is_eligible,
             };
             conditions.extend(self.table.update(&known, is_healthy));
             if let Some(bird) = &mut self.bird {
@@ -253,7 +267,9 @@ impl RouteAnnouncer {
         // `node`, `synchronised` and `complete` are read first: the objects read after them are at least as new.
         let node = node.borrow_and_update();
         self.is_ready = *synchronised.borrow_and_update() && node.is_some();
-        self.is_complete = *complete.borrow_and_update();
+        let complete = *complete.borrow_and_update();
+        self.is_complete = complete >= Completeness::Readable;
+        self.is_whole = complete == Completeness::Whole;
         let Some(Member { labels, may_announce, .. }) = &*node else { return };
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
         self.wanted = routes(&advertised, &holders, &self.node, labels);

@@ -46,8 +46,6 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 /// Default port of the pages for a browser.
 const WEB_PORT: u16 = 8088;
-/// Default directory of manifests: that of the package.
-pub(super) const DEFAULT_MANIFESTS: &str = "/etc/lb-agent/services";
 /// Default ranges of cluster IPs: that of kubeadm, and a unique local IPv6 range.
 const DEFAULT_SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/112"];
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
@@ -65,19 +63,16 @@ pub(super) fn cgroup(dir: &Path) -> Result<(), ConfigError> {
     ))
 }
 
-/// Determines the source of Services: `--manifests` or `--kubeconfig`, else in a Pod the API server of its cluster,
-/// else the folder `default` if it exists.
+/// Determines the source of Services: `--manifests` or `--kubeconfig`, else in a Pod the API server of its cluster.
 pub(super) fn source(
     given: (Option<PathBuf>, Option<PathBuf>),
     in_cluster: bool,
-    default: &Path,
 ) -> Result<Source, ConfigError> {
     match given {
         (Some(manifests), Some(kubeconfig)) => Err(ConfigError::TwoSources { manifests, kubeconfig }),
         (Some(dir), None) => manifests(dir).map(Source::Manifests),
         (None, Some(file)) => kubeconfig(file).map(|file| Source::ApiServer(ApiServer::Kubeconfig(file))),
         (None, None) if in_cluster => Ok(Source::ApiServer(ApiServer::InCluster)),
-        (None, None) if default.is_dir() => manifests(default.to_owned()).map(Source::Manifests),
         (None, None) => Err(ConfigError::NoSource),
     }
 }

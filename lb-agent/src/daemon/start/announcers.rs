@@ -6,19 +6,18 @@ use tokio::sync::watch;
 
 use super::opened::Opened;
 use crate::{
-    announce::{self, Announcer, Coverage, Key, Members, Who},
+    announce::{self, Announcer, Coverage, Key, Members, Who, bgp::Completeness},
     config::{AnnounceConfig, Config, Source},
     daemon::{routes, tasks::Tasks},
 };
 
 /// Spawns the tasks that announce at layer 2 and by BGP, and the one that reports what they do not announce. `complete`
-/// says whether every object is in the kernel. Objects of unreadable Services do not count if no earlier agent served
-/// these Services.
+/// says how much of the objects is in the kernel.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
     sources: announce::Sources,
-    complete: watch::Receiver<bool>,
+    complete: watch::Receiver<Completeness>,
     ballots: watch::Sender<Ballot>,
     tasks: &mut Tasks,
 ) -> Result<()> {

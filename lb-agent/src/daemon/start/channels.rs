@@ -12,7 +12,7 @@ use lb_core::{
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    announce::HolderMap,
+    announce::{HolderMap, bgp::Completeness},
     daemon::{environment, shortage_watch::FlowCounts},
     health::Checks,
     kubernetes::NodeInfo,
@@ -53,9 +53,8 @@ pub(super) struct Channels {
     pub(super) synchronised: Latest<bool>,
     /// The families with backends at addresses that this node does not have: from the writer to the node task.
     pub(super) routed: Latest<Families>,
-    /// Whether every object is in the kernel: from the writer to the task that announces by BGP. Objects of unreadable
-    /// Services do not count if no earlier agent served these Services.
-    pub(super) complete: Latest<bool>,
+    /// How much of the objects is in the kernel: from the writer to the task that announces by BGP.
+    pub(super) complete: Latest<Completeness>,
     /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     pub(super) listen: Latest<BTreeSet<IpAddr>>,
     /// The node's addresses: from the node task to connection tracking and node-local DNS.
