@@ -206,16 +206,31 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
         "apiVersion": "metallb.io/v1beta1", "kind": "BGPAdvertisement",
         "metadata": {"namespace": "metallb-system", "name": "all"}, "spec": {},
     }));
+    let path = |end: &str| segment.folder.join(end).display().to_string();
+    let (file, socket) = (path("bird.conf"), path("bird.ctl"));
     let start = |segment: &mut Segment| {
-        segment.start_with(|_| ["--announce-table", "1080"].map(str::to_owned).to_vec());
+        let flags = ["--announce-table", "1080", "--bird-config", &file, "--bird-socket", &socket];
+        segment.start_with(|_| flags.map(str::to_owned).to_vec());
     };
+    let peer = |name: &str, address: &str| {
+        json!({
+            "apiVersion": "metallb.io/v1beta2", "kind": "BGPPeer",
+            "metadata": {"namespace": "metallb-system", "name": name},
+            "spec": {"myASN": 64500, "peerASN": 64501, "peerAddress": address},
+        })
+    };
+    let has_session = |address: &str| {
+        fs::read_to_string(&file).is_ok_and(|text| text.contains(&format!("neighbor {address} ")))
+    };
+    let (old, new) = (peer("old", "192.0.2.251"), peer("new", "192.0.2.252"));
+    segment.server.put(old.clone());
     let waits = |segment: &Segment, what: &str, probe: &dyn Fn() -> bool| {
         let reached = wait_for(SOON, || probe().then_some(()));
         reached.unwrap_or_else(|| panic!("{what}: {}\n{}", routes(segment, 1), segment.logs()));
     };
     let has_route = |segment: &Segment| routes(segment, 1).contains(&format!("blackhole {VIP} "));
     start(&mut segment);
-    waits(&segment, "the route", &|| has_route(&segment));
+    waits(&segment, "the route and the session", &|| has_route(&segment) && has_session("192.0.2.251"));
     let (mut agent, cleanup) = segment.agents.remove(0);
     agent.kill().unwrap();
     agent.wait().unwrap();
@@ -223,6 +238,8 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     let mut service = segment.server.object("services", "default", "web").unwrap();
     let ports = std::mem::replace(&mut service["spec"]["ports"], "none".into());
     segment.server.put(service.clone());
+    segment.server.delete(&old);
+    segment.server.put(new);
     start(&mut segment);
     let status = |segment: &Segment| {
         ask(&segment.nodes[0], &segment.bpffs(1), &["status"])
@@ -230,6 +247,8 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     };
     let kept = format!("route {VIP}/32: stays as an earlier agent left it");
     waits(&segment, "`status` names the route", &|| status(&segment).contains(&kept));
+    // The Service holds back only its own route, not the sessions.
+    waits(&segment, "the new session", &|| has_session("192.0.2.252") && !has_session("192.0.2.251"));
     assert!(has_route(&segment), "{}", segment.logs());
     service["spec"]["ports"] = ports;
     segment.server.put(service.clone());
