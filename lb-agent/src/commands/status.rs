@@ -204,7 +204,10 @@ fn report_problems(report: &Report, now: Timestamp, add: &mut impl FnMut(Severit
         add(Severity::Error, "Shortage", shortage_text(shortage, now));
     }
     for problem in &report.problems {
-        add(Severity::Warning, "Problem", problem.clone());
+        let is_advice = report.advice.contains(problem);
+        let (severity, topic) =
+            if is_advice { (Severity::Note, "Advice") } else { (Severity::Warning, "Problem") };
+        add(severity, topic, problem.clone());
     }
     if !report.node_eligible {
         let text = "the node is being deleted, or the cluster autoscaler is about to remove it: /healthz answers 503";
@@ -585,7 +588,8 @@ mod tests {
             pending: 0,
             pending_since: None,
             failures: Vec::new(),
-            problems: vec!["a.yaml, document 2 (line 9): bad".into()],
+            problems: vec!["a.yaml, document 2 (line 9): bad".into(), "b: no effect".into()],
+            advice: vec!["b: no effect".into()],
             devices: vec![DeviceReport { index: 4, name: "eth0".into(), kind: "wire".into(), xdp: None }],
             node: node_report(),
             shortages: vec![ShortageReport {
@@ -673,6 +677,7 @@ Masquerade from 192.0.2.1, 2001:db8::1, ports 10000-29999
 External   hybrid (north-south-mode), tunnels gue, from peers 192.0.2.0/24
 Denied     external clients from 203.0.113.0/24, 2001:db8:bad::/48
 Sockets    served by 1 programs on the cgroup with inode 1234
+Advice     b: no effect
 Degraded   tcx: filters instead
 Pins       /sys/fs/bpf/lb/v1
 
@@ -768,7 +773,7 @@ workload  ingress    tcx    tc       7   veth0, veth1, veth2, veth3, veth4, veth
             problems(status, NOW.parse().unwrap()).iter().map(|problem| problem.topic).collect()
         };
         let with_agent = status(Some(report()));
-        assert_eq!(topics(&with_agent), ["Shortage", "Problem", "Leftovers", "Degraded"]);
+        assert_eq!(topics(&with_agent), ["Shortage", "Problem", "Leftovers", "Advice", "Degraded"]);
         let shortage = &problems(&with_agent, NOW.parse().unwrap())[0];
         assert_eq!(shortage.text, "CONNTRACK, for 1m02s, 7 times: full: raise it");
         assert_eq!(topics(&status(None)), ["Agent", "Leftovers", "Degraded"]);

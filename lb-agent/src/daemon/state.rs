@@ -63,6 +63,10 @@ pub struct Report {
     /// Conditions that need attention, such as invalid manifests, addresses that two Services claim, or a node that
     /// does not forward packets.
     pub problems: Vec<String>,
+    /// Those of `problems` that only give advice: they can stay, and do not mean that anything is wrong. Older agents do
+    /// not report which these are.
+    #[serde(default)]
+    pub advice: Vec<String>,
     /// The interfaces that have BPF programs.
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
@@ -298,13 +302,12 @@ impl Inner {
             announce_conditions,
             bgp_conditions,
             bound_conditions,
-            coverage_conditions,
             healthz,
             ..
         } = self;
         [
             ("services", source_conditions.iter().chain(&progress.conflicts).collect()),
-            ("advice", progress.advice.iter().chain(coverage_conditions).collect()),
+            ("advice", self.advice().collect()),
             ("node", node_conditions.iter().collect()),
             ("devices", device_conditions.iter().collect()),
             ("addresses", address_conditions.iter().collect()),
@@ -312,6 +315,11 @@ impl Inner {
             ("bgp", bgp_conditions.iter().collect()),
             ("healthz", healthz.iter().filter_map(|healthz| healthz.problem.as_ref()).collect()),
         ]
+    }
+
+    /// The conditions that only give advice.
+    fn advice(&self) -> impl Iterator<Item = &String> {
+        self.progress.advice.iter().chain(&self.coverage_conditions)
     }
 
     /// The reports on all announced addresses, by address; layer 2 comes before BGP.
@@ -467,6 +475,7 @@ impl State {
             pending_since: freshness.waiting_since(),
             failures: progress.failures.clone(),
             problems: inner.conditions(),
+            advice: inner.advice().cloned().collect(),
             devices: inner.devices.clone(),
             node: inner.node.clone(),
             announcements: inner.all_announcements(),
