@@ -49,7 +49,7 @@ pub mod device_flags {
     /// no programs. Their flows are [caught](crate::conntrack::flow_flags::CAUGHT), because the bridge would deliver
     /// replies to the pod's address past this device.
     pub const BRIDGES_PODS: u32 = 64;
-    /// A workload device: what enters the node here comes from a pod of the node.
+    /// A workload device: packets that the node receives on it come from a pod of the node.
     pub const WORKLOAD: u32 = 128;
 }
 

@@ -136,9 +136,8 @@ pub enum Outcome {
     /// A packet of a caught flow, in either direction, or an ICMP error about one. The client's device has no programs,
     /// so the programs at the catch device translate the flow.
     Caught = 44,
-    /// Dropped: a packet that came in through the catch device and that the stack has routed to this device again,
-    /// because the programs there did not translate it: for example a packet to a cluster IP of a protocol without
-    /// ports.
+    /// Dropped: the programs at the catch device did not translate the packet, so the stack routed it to that device
+    /// again. An example is a packet of a protocol without ports, sent to a cluster IP.
     Untranslated = 45,
     /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered; or a later fragment that
     /// has waited for the first one, but whose datagram has no entry any more, usually because it is complete.

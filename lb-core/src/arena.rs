@@ -75,7 +75,8 @@ impl Arena {
         self.used.range(..=slot).next_back().is_some_and(|(base, count)| slot - base < *count)
     }
 
-    /// Allocates a range of `count` slots and returns its first slot; `None` if no free range is large enough.
+    /// Allocates a range of `count` slots and returns its first slot; `None` if `count` is 0
+    /// or no free range is large enough.
     pub fn allocate(&mut self, count: u32) -> Option<u32> {
         if count == 0 {
             return None;

@@ -98,8 +98,8 @@ pub struct Reconciler {
     endings: StaleUdp,
     rules: RulesOfServices,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
-    /// The Services to plan, each with its ports, or with `None` if the plan must compute the ports again, because
-    /// those of very many Services would take much memory.
+    /// The Services to plan, each with its ports. The ports are `None` if so many Services are due that storing them
+    /// would take too much memory; the plan then computes them again.
     due: BTreeMap<ObjectName, Option<Vec<Port>>>,
     /// Whether the last plan covered only some of the Services, so that further plans follow.
     partial: bool,

@@ -272,9 +272,9 @@ impl Node {
     }
 
     /// Handles packets to cluster IPs that no program has translated. If the settings let the agent drop packets to
-    /// unassigned cluster IPs, adds the catch device, and unreachable routes that apply while the device is missing.
-    /// `served` is the device's index once its programs are attached; from then on, routes to the device send it the
-    /// untranslated packets. Otherwise removes the device and all these routes. Returns a condition for each part that
+    /// unassigned cluster IPs, adds the catch device, and unreachable routes that apply while the device is missing; if
+    /// not, removes the device and all these routes. `served` is the device's index once its programs are attached;
+    /// from then on, other routes send untranslated packets to the device. Returns a condition for each part that
     /// fails.
     fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;

@@ -1,6 +1,6 @@
-//! Decides which lines the flow log gets: a pure state machine. The BPF programs emit an event when a flow begins,
-//! closes or is deleted by them; each GC pass shows every flow with its counters. Both together give exact lines, in
-//! whatever order they arrive.
+//! Decides which lines the flow log gets: a pure state machine. The BPF programs emit an event when a flow begins or
+//! closes, and when they delete it; each GC pass shows every flow with its counters. Both together give exact lines, in
+//! whatever order events and passes arrive.
 
 use std::{collections::HashMap, sync::Arc};
 

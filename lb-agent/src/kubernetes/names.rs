@@ -21,7 +21,7 @@ use super::{
     watched::Read,
 };
 
-/// A Service of any proxy, headless or not, which [`Kind::change`] reduces to what DNS names need.
+/// Any Service, also a headless one or one of another proxy. [`Kind::change`] reduces it to what DNS names need.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct NamedService(Service);

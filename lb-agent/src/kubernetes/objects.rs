@@ -67,7 +67,7 @@ struct Rejected {
 }
 
 impl<K: Kind> Objects<K> {
-    /// Creates the state without any object. Ignores triggers before `beginning`.
+    /// Creates an empty set of objects, which will ignore triggers from before `beginning`.
     pub(super) fn new(beginning: SystemTime) -> Self {
         Self {
             known: BTreeMap::new(),

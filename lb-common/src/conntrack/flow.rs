@@ -242,7 +242,7 @@ impl Flow {
     }
 
     /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
-    /// counts the packets of both. The counters start from 0 again when they have counted 65,535 earlier flows.
+    /// counts the packets of both. Counts the replaced flows, too; beyond 65,535 of them, all counters start from 0 again.
     #[inline(always)]
     pub const fn continue_counters(&mut self, earlier: &Self) {
         (self.packets, self.traffic) = match earlier.traffic.checked_add(1 << BYTE_COUNT_BITS) {

@@ -73,7 +73,7 @@ impl Advertisement {
         self.scope.selects_node(labels)
     }
 
-    /// Whether a node with these devices can announce: the advertisement names none, or one of them.
+    /// Whether a node with these devices can announce: the advertisement names no interfaces, or one of these devices.
     pub fn is_served_by(&self, devices: &BTreeSet<String>) -> bool {
         self.interfaces.is_empty() || !self.interfaces.is_disjoint(devices)
     }

@@ -71,7 +71,7 @@ struct Args {
     /// Measure the API server also with 10,000 x 5 and 100,000 x 10; takes 2 GB of memory
     #[arg(long)]
     large: bool,
-    /// Write plots of how the figures grow with the size to this folder
+    /// Write plots to this folder, which show how the figures grow with the size
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
     /// Number of runs, each with empty maps

@@ -187,7 +187,7 @@ fn pass_before_the_events_changes_nothing() {
     world.send(60, 60, 10 * SECOND);
     world.pass(10 * SECOND);
     world.event(FlowEventKind::Begun, 10 * SECOND);
-    // The event carries the counters at the connection's beginning; the pass has shown no further traffic since then.
+    // No line: the event, which arrives after the pass, has the same counters as the pass.
     assert_eq!(world.lines(), []);
     let mut world = World::new();
     world.event(FlowEventKind::Begun, 10 * SECOND);
