@@ -1,5 +1,5 @@
-//! Limits the number of log lines about many similar errors, such as a mistake in a template that every generated
-//! object repeats.
+//! Limits the number of log lines: about many similar errors, such as a mistake in a template that every generated object
+//! repeats, and about conditions that last.
 
 use tracing::warn;
 
@@ -23,6 +23,14 @@ pub(crate) fn warn_of_more(more: usize) {
     if more > 0 {
         warn!("and {more} more problems: `lb-agent status` lists them");
     }
+}
+
+/// Logs those conditions of `now` as warnings that are not in `known`; then `known` has those of `now`.
+pub(crate) fn warn_new(known: &mut Vec<String>, now: &[String]) {
+    for condition in now.iter().filter(|condition| !known.contains(condition)) {
+        warn!("{condition}");
+    }
+    now.clone_into(known);
 }
 
 #[cfg(test)]

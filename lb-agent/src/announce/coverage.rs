@@ -8,10 +8,9 @@ use lb_core::announce::{
     coverage::{Protocols, Uncovered, uncovered},
 };
 use tokio::sync::watch;
-use tracing::warn;
 
 use super::HolderMap;
-use crate::{daemon::state::State, metrics::Metrics};
+use crate::{daemon::state::State, log_few::warn_new, metrics::Metrics};
 
 /// The task that reports addresses which no advertisement covers, as conditions and as a metric.
 #[derive(Debug)]
@@ -35,10 +34,7 @@ impl Coverage {
             let found = self.find();
             metrics.set_uncovered(found.iter().map(|pool| pool.addresses.len()).sum());
             let now: Vec<String> = found.iter().map(ToString::to_string).collect();
-            for condition in now.iter().filter(|condition| !conditions.contains(condition)) {
-                warn!("{condition}");
-            }
-            conditions.clone_from(&now);
+            warn_new(&mut conditions, &now);
             state.set_coverage_conditions(now);
             let Self { layer_2, bgp, holders } = &mut self;
             let changed = tokio::select! {

@@ -23,7 +23,7 @@ mod report;
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    fs, future,
+    future,
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -43,7 +43,7 @@ use lb_core::{
     },
     model::ObjectName,
 };
-use lb_datapath::{Announcements, DatapathError, DevicePatterns, Network};
+use lb_datapath::{Announcements, DatapathError, DevicePatterns, Network, arp_ignore};
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
@@ -60,7 +60,7 @@ use self::{
     peers::Peers,
     report::Facts,
 };
-use crate::{daemon::state::State, metrics::Metrics, stop};
+use crate::{daemon::state::State, log_few::warn_new, metrics::Metrics, stop};
 
 /// Interval at which the announcer renews rights, and checks which announcements are due.
 const TICK: Duration = Duration::from_millis(200);
@@ -269,11 +269,8 @@ impl Announcer {
         let pool = |candidacy: &Candidacy| (candidacy.address, Arc::clone(&candidacy.pool));
         let announced = self.candidacies.iter().map(pool).collect();
         let bound = devices::bound(&self.sources.network.borrow(), &self.wires, &announced, arp_ignore);
-        for condition in bound.iter().filter(|condition| !self.bound.contains(condition)) {
-            warn!("{condition}");
-        }
-        self.bound = bound;
-        self.state.set_bound_conditions(self.bound.clone());
+        warn_new(&mut self.bound, &bound);
+        self.state.set_bound_conditions(bound);
     }
 
     /// Computes the field [`devices`](Announcer#structfield.devices).
@@ -465,14 +462,4 @@ impl Announcer {
             Some(_) | None => right.map(|_| &self.node),
         }
     }
-}
-
-/// The sysctl `arp_ignore` of a device: whether the kernel answers ARP requests there only for addresses of that device
-/// (1 and more). The kernel uses the greater one of `all` and the device.
-fn arp_ignore(device: &str) -> u8 {
-    let of = |name: &str| {
-        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/arp_ignore")).ok()?;
-        text.trim().parse().ok()
-    };
-    of("all").max(of(device)).unwrap_or(0)
 }

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     kubernetes::NodeInfo,
+    log_few::warn_new,
     node::{Addresses, DetectLocal, NodePortAddresses, SettingsInputs, networks, overlaps},
 };
 use lb_datapath::{
@@ -135,7 +136,7 @@ pub(super) struct Node {
     addresses: watch::Sender<NodeAddresses>,
     state: Arc<State>,
     /// Conditions of the last update; the next update logs only conditions that are not among them.
-    logged: BTreeSet<String>,
+    logged: Vec<String>,
 }
 
 impl Node {
@@ -146,7 +147,7 @@ impl Node {
         (listen, addresses): (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<NodeAddresses>),
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, kernel, listen, addresses, state, logged: BTreeSet::new() }
+        Self { options, sources, kernel, listen, addresses, state, logged: Vec::new() }
     }
 
     /// Updates the settings in the kernel. Returns the facts that the writer needs.
@@ -293,12 +294,7 @@ impl Node {
 
     /// Replaces the conditions of the node in the agent's state, and logs new ones.
     fn set_conditions(&mut self, conditions: Vec<String>) {
-        for condition in &conditions {
-            if !self.logged.contains(condition) {
-                warn!("{condition}");
-            }
-        }
-        self.logged = conditions.iter().cloned().collect();
+        warn_new(&mut self.logged, &conditions);
         self.state.set_node_conditions(conditions);
     }
 

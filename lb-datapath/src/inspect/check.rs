@@ -314,7 +314,9 @@ fn masquerade_range(bpffs: &Path) -> Result<RangeInclusive<u16>, DatapathError> 
 /// Checks for xfrm policies for virtual addresses. Replies bypass such a policy, because the kernel looks policies up
 /// while the source of a reply is still its endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
-    ipsec_probe(xfrm::out_policies().and_then(|policies| bypassed(&policies, || pinned_addresses(bpffs))))
+    ipsec_probe(
+        xfrm::out_policies().and_then(|policies| xfrm::bypassed(policies, || pinned_addresses(bpffs))),
+    )
 }
 
 /// The virtual addresses of the pinned data plane; none without one.
@@ -322,40 +324,28 @@ fn pinned_addresses(bpffs: &Path) -> Result<BTreeSet<IpAddr>, DatapathError> {
     Pinned::find(bpffs)?.map_or_else(|| Ok(BTreeSet::new()), |pinned| pinned.virtual_addresses())
 }
 
-/// The probe [`ipsec`] with these lines about bypassed policies.
-fn ipsec_probe(found: Result<Vec<String>, DatapathError>) -> Probe {
+/// The probe [`ipsec`] with these bypassed policies, each with the virtual addresses from which replies bypass it.
+fn ipsec_probe(found: Result<Vec<(OutPolicy, Vec<IpAddr>)>, DatapathError>) -> Probe {
     const NAME: &str = "IPsec policies";
     const ADVICE: &str = "replies from these addresses would leave unencrypted, so a running agent denies Services to external clients \
                           in `dst`: give the policy the networks of the endpoints, and do not reach these addresses through \
                           the tunnel";
     match found {
-        Ok(lines) if lines.is_empty() => Probe::ok(NAME, "none for the address of a Service"),
-        Ok(lines) => Probe::degraded(NAME, lines.join("\n"), ADVICE),
+        Ok(policies) if policies.is_empty() => Probe::ok(NAME, "none for the address of a Service"),
+        Ok(policies) => {
+            let line = |(policy, vips): &(OutPolicy, Vec<IpAddr>)| match vips.as_slice() {
+                [first, others @ ..] if !others.is_empty() => {
+                    format!("{policy}: {first} and {} more", others.len())
+                }
+                vips => format!("{policy}: {}", vips.iter().map(ToString::to_string).collect::<String>()),
+            };
+            Probe::degraded(NAME, policies.iter().map(line).collect::<Vec<_>>().join("\n"), ADVICE)
+        }
         Err(error) => {
             let detail = format!("cannot tell whether there is one for the address of a Service: {error}");
             Probe::degraded(NAME, detail, UNREADABLE)
         }
     }
-}
-
-/// A line about each policy that replies from virtual addresses bypass. Calls `vips` only if there is a policy.
-fn bypassed(
-    policies: &[OutPolicy],
-    vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,
-) -> Result<Vec<String>, DatapathError> {
-    if policies.is_empty() {
-        return Ok(Vec::new());
-    }
-    let vips = vips()?;
-    let of = |policy: &OutPolicy| -> Vec<String> {
-        vips.iter().filter(|vip| policy.is_bypassed_from(**vip)).map(ToString::to_string).collect()
-    };
-    let line = |policy: &OutPolicy| match of(policy).as_slice() {
-        [] => None,
-        [first] => Some(format!("{policy}: {first}")),
-        [first, others @ ..] => Some(format!("{policy}: {first} and {} more", others.len())),
-    };
-    Ok(policies.iter().filter_map(line).collect())
 }
 
 /// Name of the probe [`devices`].
@@ -445,13 +435,13 @@ mod tests {
         assert!(ports.detail.starts_with("cannot tell which they are: "), "{ports:?}");
 
         let source = (IpAddr::from([10, 96, 0, 0]), 12);
-        let policy = [OutPolicy { source, destination: (IpAddr::from([203, 0, 113, 0]), 24) }];
+        let policy = vec![OutPolicy { source, destination: (IpAddr::from([203, 0, 113, 0]), 24) }];
         let vips = || pinned_addresses(folder.path());
-        let ipsec = ipsec_probe(bypassed(&policy, vips));
+        let ipsec = ipsec_probe(xfrm::bypassed(policy, vips));
         assert_eq!(ipsec.result, ProbeResult::Degraded);
         assert!(ipsec.detail.starts_with("cannot tell whether"), "{ipsec:?}");
         assert_eq!(
-            ipsec_probe(bypassed(&[], vips)).result,
+            ipsec_probe(xfrm::bypassed(Vec::new(), vips)).result,
             ProbeResult::Ok,
             "no policy, so none is bypassed"
         );

@@ -139,7 +139,8 @@ pub struct XdpAttachment {
 /// # Errors
 /// The policies, or the map of frontends, cannot be read.
 pub fn bypassed_policies(bpffs: &Path) -> Result<Vec<OutPolicy>, DatapathError> {
-    xfrm::bypassed(|| Pinned::open(bpffs)?.virtual_addresses())
+    let found = xfrm::bypassed(xfrm::out_policies()?, || Pinned::open(bpffs)?.virtual_addresses())?;
+    Ok(found.into_iter().map(|(policy, _)| policy).collect())
 }
 
 impl Pinned {

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::CStr,
-    io,
+    fs, io,
     net::IpAddr,
 };
 
@@ -224,6 +224,16 @@ fn below_vlan(message: &LinkMessage) -> Option<u32> {
 /// Maximum MTU of a veth whose other end has no XDP program: `ETH_MAX_MTU` of include/uapi/linux/if_ether.h. If the
 /// other end has an XDP program, the kernel sets the maximum to what the program supports.
 const ANY_MTU: u32 = 65_535;
+
+/// The sysctl `arp_ignore` of a device: whether the kernel answers ARP requests there only for addresses of that device
+/// (1 and more). The kernel uses the greater one of `all` and the device. 0, the default, if it cannot be read.
+pub fn arp_ignore(device: &str) -> u8 {
+    let of = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/arp_ignore")).ok()?;
+        text.trim().parse().ok()
+    };
+    of("all").max(of(device)).unwrap_or(0)
+}
 
 /// Whether a device of this kind is stacked on other Ethernet devices and takes packets for the node itself.
 const fn is_stacked(kind: &InfoKind) -> bool {

@@ -89,16 +89,21 @@ pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     Ok(answers.map_err(failed)?.into_iter().filter_map(policy).collect())
 }
 
-/// The policies that replies from one of these virtual addresses bypass. Calls `vips` only if there is a policy.
+/// Those of the policies that replies from virtual addresses bypass, each with these addresses. Calls `vips` only if there
+/// is a policy.
 pub(crate) fn bypassed(
+    policies: Vec<OutPolicy>,
     vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,
-) -> Result<Vec<OutPolicy>, DatapathError> {
-    let mut policies = out_policies()?;
-    if !policies.is_empty() {
-        let vips = vips()?;
-        policies.retain(|policy| vips.iter().any(|vip| policy.is_bypassed_from(*vip)));
+) -> Result<Vec<(OutPolicy, Vec<IpAddr>)>, DatapathError> {
+    if policies.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(policies)
+    let vips = vips()?;
+    let with_vips = |policy: OutPolicy| {
+        let of: Vec<IpAddr> = vips.iter().copied().filter(|vip| policy.is_bypassed_from(*vip)).collect();
+        (!of.is_empty()).then_some((policy, of))
+    };
+    Ok(policies.into_iter().filter_map(with_vips).collect())
 }
 
 /// Watches the xfrm policies of a network namespace.

@@ -33,7 +33,7 @@ use tokio::{
     sync::watch,
     time::{self, Instant},
 };
-use tracing::{info, warn};
+use tracing::info;
 
 pub(crate) use self::bird::Sessions;
 pub use self::report::{BgpReport, RouteReport};
@@ -45,6 +45,7 @@ use self::{
 use super::{AnnouncementReport, HolderMap};
 use crate::{
     daemon::{socket, state::State},
+    log_few::warn_new,
     metrics::Metrics,
 };
 
@@ -113,10 +114,8 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` were computed from all objects that the agent can read.
     is_ready: bool,
-    /// Whether `wanted` and `configuration` were computed from every object that can be read.
-    is_complete: bool,
-    /// Whether no Service stays as an earlier agent left it, because it cannot be read.
-    is_whole: bool,
+    /// How much had been read when `wanted` and `configuration` were computed.
+    complete: Completeness,
     /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
@@ -178,8 +177,7 @@ impl RouteAnnouncer {
             state,
             metrics,
             is_ready: false,
-            is_complete: false,
-            is_whole: false,
+            complete: Completeness::default(),
             is_eligible: false,
             wanted: BTreeMap::new(),
             announced: BTreeMap::new(),
@@ -240,11 +238,12 @@ impl RouteAnnouncer {
                 wanted: &self.wanted,
                 holders: &holders,
                 node: &self.node,
-                is_complete: self.is_whole || !self.is_eligible,
+                is_complete: self.complete == Completeness::Whole || !self.is_eligible,
             };
             conditions.extend(self.table.update(&known, is_healthy));
             if let Some(bird) = &mut self.bird {
-                conditions.extend(bird.update(&self.configuration, self.is_complete).await);
+                conditions
+                    .extend(bird.update(&self.configuration, self.complete >= Completeness::Readable).await);
             }
         }
         self.look_at_sessions().await;
@@ -257,7 +256,7 @@ impl RouteAnnouncer {
         else {
             return;
         };
-        let sessions = bird.sessions(&self.configuration, self.is_complete).await;
+        let sessions = bird.sessions(&self.configuration, self.complete >= Completeness::Readable).await;
         self.metrics.set_sessions(sessions);
         self.look_at = Instant::now() + LOOK;
     }
@@ -267,9 +266,7 @@ impl RouteAnnouncer {
         // `node`, `synchronised` and `complete` are read first: the objects read after them are at least as new.
         let node = node.borrow_and_update();
         self.is_ready = *synchronised.borrow_and_update() && node.is_some();
-        let complete = *complete.borrow_and_update();
-        self.is_complete = complete >= Completeness::Readable;
-        self.is_whole = complete == Completeness::Whole;
+        self.complete = *complete.borrow_and_update();
         let Some(Member { labels, may_announce, .. }) = &*node else { return };
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
         self.wanted = routes(&advertised, &holders, &self.node, labels);
@@ -300,19 +297,17 @@ impl RouteAnnouncer {
         self.announced.iter().map(report).collect()
     }
 
-    /// Updates what `status`, `announce list` and `announce routes` show, and logs conditions that the last update did not have.
+    /// Updates what `status`, `announce list` and `announce routes` show, and logs conditions that the last update did
+    /// not have.
     fn report(&mut self, fence: bool, conditions: Vec<String>) {
-        for condition in conditions.iter().filter(|condition| !self.conditions.contains(condition)) {
-            warn!("{condition}");
-        }
-        self.conditions.clone_from(&conditions);
+        warn_new(&mut self.conditions, &conditions);
         let routes = self.wanted.iter().map(|(net, offer)| RouteReport {
             route: net.to_string(),
             services: offer.services().into_iter().map(ToString::to_string).collect(),
             advertisements: offer.advertisements.iter().map(ToString::to_string).collect(),
         });
         let bird_config = match &self.bird {
-            Some(bird) => bird.text(&self.configuration, self.is_complete),
+            Some(bird) => bird.text(&self.configuration, self.complete >= Completeness::Readable),
             None => self.configuration.text("", true),
         };
         let bird_config = without_passwords(&bird_config);
