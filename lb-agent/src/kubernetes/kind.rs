@@ -54,6 +54,36 @@ pub(super) trait Kind: Read {
     }
 }
 
+/// A kind whose receiver gets names of objects with their content, or with `None` once they are deleted.
+pub(super) trait Keyed: Read {
+    /// As [`Kind::NAME`].
+    const NAME: &str;
+    /// As [`Kind::NAMESPACED`].
+    const NAMESPACED: bool;
+    /// As [`Kind::OPTIONAL`].
+    const OPTIONAL: bool = false;
+    /// What the receiver of the watch gets for an object that exists.
+    type Content: Send;
+
+    /// The content of the object with this name, and what was left out of it.
+    fn content(&self, name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError>;
+}
+
+impl<K: Keyed> Kind for K {
+    const NAME: &str = <K as Keyed>::NAME;
+    const NAMESPACED: bool = <K as Keyed>::NAMESPACED;
+    const OPTIONAL: bool = <K as Keyed>::OPTIONAL;
+    type Change = (ObjectName, Option<K::Content>);
+
+    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+        Ok(self.content(name)?.map(|content| (name.clone(), Some(content))))
+    }
+
+    fn gone(name: ObjectName) -> Self::Change {
+        (name, None)
+    }
+}
+
 /// Selects the Services that kube-proxy selects: all but headless ones and those of other proxies.
 pub(super) fn services() -> watcher::Config {
     all().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
@@ -163,17 +193,13 @@ impl Read for PeerNode {
     type Schema = core::Node;
 }
 
-impl Kind for PeerNode {
+impl Keyed for PeerNode {
     const NAME: &str = "Node";
     const NAMESPACED: bool = false;
-    type Change = (ObjectName, Option<Vec<IpAddr>>);
+    type Content = Vec<IpAddr>;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(self.addresses())).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(self.addresses().into())
     }
 }
 
@@ -181,17 +207,17 @@ impl Read for ServiceCidr {
     type Schema = networking::ServiceCIDR;
 }
 
-impl Kind for ServiceCidr {
+impl Keyed for ServiceCidr {
     const NAME: &str = "ServiceCIDR";
     const NAMESPACED: bool = false;
     const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<Vec<IpNet>>);
+    type Content = Vec<IpNet>;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+    fn content(&self, name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
         let texts = self.spec.cidrs.iter().flatten();
         let parse = |(index, text): (usize, &String)| {
             text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|error| ConvertError {
-                kind: Self::NAME,
+                kind: <Self as Keyed>::NAME,
                 object: name.name.to_string(),
                 field: format!("spec.cidrs[{index}]"),
                 why: rules::invalid(text, error),
@@ -199,10 +225,6 @@ impl Kind for ServiceCidr {
         };
         let texts = texts.enumerate().filter(|(_, text)| !text.is_empty());
         let cidrs: Vec<IpNet> = texts.map(parse).collect::<Result<_, _>>()?;
-        Ok((name.clone(), Some(cidrs)).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+        Ok(cidrs.into())
     }
 }

@@ -10,10 +10,9 @@ use lb_core::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{kind::Kind, watched::Read};
+use super::{kind::Keyed, watched::Read};
 
-/// A kind of the API group `metallb.io`. The receiver of its watch gets names of objects with their content, or with
-/// `None` once they are deleted.
+/// A kind of the API group `metallb.io`, which is [`Keyed`].
 pub(super) trait MetalLb: DeserializeOwned + Clone + Debug + Send + 'static {
     /// The name of the kind, as in the field `kind` of its objects.
     const NAME: &str;
@@ -32,18 +31,14 @@ impl<K: MetalLb> Read for K {
     type Schema = Schema<K>;
 }
 
-impl<K: MetalLb> Kind for K {
+impl<K: MetalLb> Keyed for K {
     const NAME: &str = <K as MetalLb>::NAME;
     const NAMESPACED: bool = true;
     const OPTIONAL: bool = true;
-    type Change = (ObjectName, Option<K::Content>);
+    type Content = <K as MetalLb>::Content;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok(self.content()?.map(|content| (name.clone(), Some(content))))
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
+        MetalLb::content(self)
     }
 }
 

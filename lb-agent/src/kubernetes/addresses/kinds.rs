@@ -10,7 +10,12 @@ use lb_core::{
 };
 use serde::Deserialize;
 
-use super::super::{kind::Kind, metallb::MetalLb, node::pod_cidrs, watched::Read};
+use super::super::{
+    kind::{Keyed, Kind},
+    metallb::MetalLb,
+    node::pod_cidrs,
+    watched::Read,
+};
 
 /// A Service of any type. The controller watches all, because one that is no longer of type LoadBalancer may still have
 /// an address.
@@ -51,17 +56,13 @@ impl Read for Namespace {
     type Schema = core::Namespace;
 }
 
-impl Kind for Namespace {
+impl Keyed for Namespace {
     const NAME: &str = "Namespace";
     const NAMESPACED: bool = false;
-    type Change = (ObjectName, Option<Labels>);
+    type Content = Labels;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(self.metadata.labels.clone().unwrap_or_default())).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(self.metadata.labels.clone().unwrap_or_default().into())
     }
 }
 
@@ -74,17 +75,13 @@ impl Read for NodeOfPods {
     type Schema = core::Node;
 }
 
-impl Kind for NodeOfPods {
+impl Keyed for NodeOfPods {
     const NAME: &str = "Node";
     const NAMESPACED: bool = false;
-    type Change = (ObjectName, Option<Vec<IpNet>>);
+    type Content = Vec<IpNet>;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
-        Ok((name.clone(), Some(pod_cidrs(&self.0))).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+    fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
+        Ok(pod_cidrs(&self.0).into())
     }
 }
 

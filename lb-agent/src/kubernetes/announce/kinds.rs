@@ -16,7 +16,12 @@ use lb_core::{
 };
 use serde::Deserialize;
 
-use super::super::{kind::Kind, metallb::MetalLb, node::node_ips, watched::Read};
+use super::super::{
+    kind::{Keyed, Kind},
+    metallb::MetalLb,
+    node::node_ips,
+    watched::Read,
+};
 
 impl MetalLb for api::L2Advertisement {
     const NAME: &str = "L2Advertisement";
@@ -79,18 +84,14 @@ impl Read for AnyNode {
     type Schema = core::Node;
 }
 
-impl Kind for AnyNode {
+impl Keyed for AnyNode {
     const NAME: &str = "Node";
     const NAMESPACED: bool = false;
-    type Change = (ObjectName, Option<Member>);
+    type Content = Member;
 
-    fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {
+    fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
         let address = node_ips(&self.0.status).first().copied();
-        Ok((name.clone(), Some(Member::new(&self.0, address))).into())
-    }
-
-    fn gone(name: ObjectName) -> Self::Change {
-        (name, None)
+        Ok(Member::new(&self.0, address).into())
     }
 }
 
