@@ -72,7 +72,7 @@ pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
     if settings.proxy_protocol {
         settings.check = settings.check.map(Check::with_proxy_header);
     }
-    settings.ignored = super::clouds::ignored(annotations);
+    settings.ignored.extend(super::clouds::ignored(annotations));
     if let Some(text) = text(ACCESS_LOG) {
         let parsed = text.parse().map_err(|_error| "give true or false".to_owned());
         settings.flow_log.logged = settings.noted(ACCESS_LOG, text, parsed);

@@ -122,7 +122,7 @@ pub(super) fn ignored(annotations: &BTreeMap<String, String>) -> Vec<IgnoredAnno
     let of_cloud =
         annotations.iter().filter(|(name, _)| is_of_cloud(name) && !health::AWS.contains(&name.as_str()));
     let ignored = of_cloud.filter_map(|(name, value)| {
-        let why = why(name, value.trim()).or_else(|| connection_ends::without_effect(name, annotations))?;
+        let why = why(name, value.trim())?;
         Some(IgnoredAnnotation { annotation: name.as_str().into(), value: value.as_str().into(), why })
     });
     ignored.collect()
@@ -178,6 +178,7 @@ mod tests {
             ("internal", "true"),
             ("healthcheck-interval", "20"),
             ("connection-draining-enabled", "true"),
+            ("connection-draining-timeout", "60"),
             ("connection-idle-timeout", "60"),
             ("proxy-protocol", "*"),
             ("target-group-attributes", "proxy_protocol_v2.enabled=true"),
@@ -196,21 +197,6 @@ mod tests {
             assert_eq!(reported(&[(name, "10.0.0.0/8")]), [name]);
             let known = asking.iter().chain(&ASKS_FOR_PUBLIC);
             known.for_each(|value| assert_eq!(reported(&[(name, value)]), [""; 0], "{name}: {value}"));
-        }
-    }
-
-    #[test]
-    fn timeout_that_another_annotation_switches_off_is_reported() {
-        let [enabled, timeout, idle] = connection_ends::AWS;
-        for (annotations, expected) in [
-            (&[(timeout, "60")][..], &[timeout][..]),
-            (&[(timeout, "60"), (enabled, "true")], &[]),
-            (&[(timeout, "60"), (enabled, "false")], &[timeout]),
-            (&[(timeout, "60"), (enabled, "true"), ("lb.dev/drain-timeout", "5s")], &[timeout]),
-            (&[(idle, "60"), ("lb.dev/idle-timeout", "5s")], &[idle]),
-            (&[(idle, "60")], &[]),
-        ] {
-            assert_eq!(reported(annotations), expected, "{annotations:?}");
         }
     }
 

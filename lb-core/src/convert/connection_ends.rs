@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
 use super::values::{boolean, duration, within};
-use crate::model::ServiceSettings;
+use crate::model::{IgnoredAnnotation, ServiceSettings};
 
 /// The annotation that sets how long connections go on after the Service has lost their backend, such as `60s`.
 pub const DRAIN_TIMEOUT: &str = "lb.dev/drain-timeout";
@@ -22,8 +22,8 @@ const AWS_DRAIN: Duration = Duration::from_mins(5);
 const DRAINS: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_hours(1);
 const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
 
-/// Sets the timeouts from the annotations; records those that are invalid. The annotations of this project override
-/// those of AWS.
+/// Sets the timeouts from the annotations; records those that are invalid, and those of AWS that have no effect. The
+/// annotations of this project override those of AWS.
 pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let text = |name| annotations.get(name).map(|text| text.trim());
     let mut of = |name, range| {
@@ -36,19 +36,19 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut Servic
     let drains = text(AWS_DRAINS).and_then(|text| settings.noted(AWS_DRAINS, text, boolean(text)));
     settings.timeouts.drain = drain.or_else(|| drains.unwrap_or(false).then_some(aws_drain));
     settings.timeouts.idle = idle.or(aws_idle);
-}
-
-/// Why another annotation keeps a timeout of AWS from taking effect; `None` if none does.
-pub(super) fn without_effect(name: &str, annotations: &BTreeMap<String, String>) -> Option<&'static str> {
-    let text = |name| annotations.get(name).map(|text: &String| text.trim());
-    let is_set = |name, range| text(name).is_some_and(|text| within(text, duration(text), range).is_ok());
-    match name {
-        AWS_DRAIN_TIMEOUT if is_set(DRAIN_TIMEOUT, &DRAINS) => Some("lb.dev/drain-timeout overrides it"),
-        AWS_DRAIN_TIMEOUT if text(AWS_DRAINS) != Some("true") => {
-            Some("connection draining is not enabled by its own annotation")
-        }
-        AWS_IDLE_TIMEOUT if is_set(IDLE_TIMEOUT, &IDLE) => Some("lb.dev/idle-timeout overrides it"),
-        _ => None,
+    let without_effect = [
+        (AWS_DRAIN_TIMEOUT, drain.is_some(), "lb.dev/drain-timeout overrides it"),
+        (
+            AWS_DRAIN_TIMEOUT,
+            drain.is_none() && drains != Some(true),
+            "connection draining is not enabled by its own annotation",
+        ),
+        (AWS_IDLE_TIMEOUT, idle.is_some(), "lb.dev/idle-timeout overrides it"),
+    ];
+    for (name, _, why) in without_effect.into_iter().filter(|(_, holds, _)| *holds) {
+        let ignored =
+            |value: &String| IgnoredAnnotation { annotation: name.into(), value: value.as_str().into(), why };
+        settings.ignored.extend(annotations.get(name).map(ignored));
     }
 }
 
@@ -90,6 +90,26 @@ mod tests {
             (&[(AWS_DRAINS, "true"), (DRAIN_TIMEOUT, "7")], timeouts(Some(7), None)),
         ] {
             assert_eq!(of(annotations), (expected, vec![]), "{annotations:?}");
+        }
+    }
+
+    #[test]
+    fn timeout_that_another_annotation_switches_off_is_reported() {
+        let [enabled, timeout, idle] = AWS;
+        for (annotations, expected) in [
+            (&[(timeout, "60")][..], &[timeout][..]),
+            (&[(timeout, "60"), (enabled, "true")], &[]),
+            (&[(timeout, "60"), (enabled, "false")], &[timeout]),
+            (&[(timeout, "60"), (enabled, "true"), (DRAIN_TIMEOUT, "5s")], &[timeout]),
+            (&[(timeout, "60"), (enabled, "true"), (DRAIN_TIMEOUT, "2 minutes")], &[]),
+            (&[(idle, "60"), (IDLE_TIMEOUT, "5s")], &[idle]),
+            (&[(idle, "60")], &[]),
+        ] {
+            let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let mut settings = ServiceSettings::default();
+            read(&owned.collect(), &mut settings);
+            let reported: Vec<&str> = settings.ignored.iter().map(|ignored| &*ignored.annotation).collect();
+            assert_eq!(reported, expected, "{annotations:?}");
         }
     }
 
