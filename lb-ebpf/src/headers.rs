@@ -3,8 +3,11 @@
 use lb_common::{Address, checksum::Sum, conntrack::Tuple, protocol};
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
+use crate::parse::frame::lengths;
+
 /// Bytes of an IPv4 header without options.
 const IPV4_HEADER: u16 = 20;
+const _: () = assert!(IPV4_HEADER as u32 == lengths::IPV4);
 
 /// Hop limit of packets that the programs build: the default of Linux.
 pub const HOP_LIMIT: u8 = 64;
