@@ -159,8 +159,8 @@ mod tests {
         ];
         let of_eth0 = bound(&network, &["eth0".to_owned()], &ignoring.into(), |_| 1);
         assert!(matches!(&of_eth0[..], [one] if one.starts_with("device eth0 ")), "{of_eth0:?}");
-        let nobody = ["192.0.2.77", "2001:db8::77", "2001:db8::10", "2001:db8::11"];
-        assert_eq!(of(&nobody), [""; 0], "unknown, or for IPv6 not on a device where others ask");
+        let unanswered = ["192.0.2.77", "2001:db8::77", "2001:db8::10", "2001:db8::11"];
+        assert_eq!(of(&unanswered), [""; 0], "unknown, or for IPv6 not on a device where others ask");
         let found = of(&["192.0.2.10", "192.0.2.11", "2001:db8::12"]);
         let parts = [
             (

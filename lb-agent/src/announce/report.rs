@@ -50,9 +50,9 @@ pub struct AnnouncementReport {
     /// Name of the node that announces the address, as far as this node knows. By BGP, several nodes may announce an
     /// address, and each knows only of itself.
     pub node: Option<String>,
-    /// By BGP: whether a route to the address is in the table of the BGP daemon. At layer 2: whether this node answers ARP requests and neighbour solicitations for the address now. False during the
-    /// hold-off after another machine claimed the address on any interface, although this node still answers on the
-    /// others.
+    /// By BGP: whether a route to the address is in the table of the BGP daemon. At layer 2: whether this node answers
+    /// ARP requests and neighbour solicitations for the address now. False during the hold-off after another machine
+    /// claimed the address on any interface, although this node still answers on the others.
     pub here: bool,
     /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,

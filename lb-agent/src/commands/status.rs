@@ -451,7 +451,7 @@ fn addresses_text(report: &LoadBalancerReport) -> String {
     }
 }
 
-/// What the DNS server serves, and where.
+/// Text about the DNS server: its domain, its addresses, the upstream servers, and errors.
 fn dns_text(report: &DnsReport) -> String {
     let DnsReport { addresses, unserved, domain, upstreams, loops, intercept } = report;
     let served: Vec<_> = addresses.iter().filter(|address| !unserved.contains_key(address)).collect();

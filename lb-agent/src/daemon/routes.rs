@@ -28,8 +28,8 @@ pub(super) struct Inputs {
 }
 
 /// Spawns the tasks if announcements by BGP are configured. First removes the routes that the earlier agent of this
-/// data plane announced, unless they are in the routing table in which this agent announces. Returns the channel with
-/// what is announced by BGP; `None` if nothing is.
+/// data plane announced, unless they are in the routing table in which this agent announces. Returns the
+/// channel with the pools and objects for BGP; `None` if this agent announces nothing by BGP.
 pub(super) fn spawn(
     config: &Config,
     inputs: Inputs,

@@ -53,8 +53,8 @@ pub struct Report {
     pub services: usize,
     /// Number of backends of all service ports in the kernel.
     pub endpoints: usize,
-    /// What the last synchronisation left undone: the number of map updates, plus the number of Services that it did
-    /// not plan or that wait for room in a map.
+    /// The work that remained after the last synchronisation: the number of map updates, plus the number of Services
+    /// that it did not plan or that wait for room in a map.
     pub pending: usize,
     /// When the oldest change that is not in the kernel yet arrived.
     pub pending_since: Option<Timestamp>,
@@ -248,7 +248,7 @@ pub struct DeviceReport {
 pub(super) struct Progress {
     pub(super) services: usize,
     pub(super) endpoints: usize,
-    /// What is left undone: the number of map updates, plus the number of Services that were not planned or that wait
+    /// The work that remains: the number of map updates, plus the number of Services that were not planned or that wait
     /// for room in a map.
     pub(super) pending: usize,
     pub(super) failures: Vec<String>,

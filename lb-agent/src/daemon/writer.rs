@@ -97,8 +97,8 @@ pub(super) struct Writer {
     source_ready: bool,
     /// Whether the writer has made a plan; the first one is due even without a change.
     planned: bool,
-    /// What the last synchronisation left undone: the number of steps, plus the number of Services that it did not plan
-    /// or that wait for room in a map.
+    /// The work that remained after the last synchronisation: the number of steps, plus the number of Services that it
+    /// did not plan or that wait for room in a map.
     pending: usize,
     /// Which Services the next plan covers: the changed ones, or all.
     next_extent: Extent,
@@ -294,7 +294,9 @@ impl Writer {
             let now = self.completeness();
             self.listeners.complete.send_if_modified(|known| {
                 let grows = *known < now;
-                *known = now.max(*known);
+                if grows {
+                    *known = now;
+                }
                 grows
             });
         }

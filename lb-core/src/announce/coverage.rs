@@ -119,8 +119,8 @@ impl fmt::Display for Uncovered {
         };
         write!(
             formatter,
-            "pool \"{pool}\": {missing} covers it, so no node with these settings announces {}{more}: name the pool in an advertisement, unless \
-             routers have routes to it",
+            "pool \"{pool}\": {missing} covers it, so no node with these settings announces {}{more}: name the pool in an \
+             advertisement, unless routers have routes to it",
             texts.join(", ")
         )
     }
