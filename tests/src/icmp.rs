@@ -67,7 +67,7 @@ fn receive(fd: std::os::fd::RawFd) -> io::Result<(Vec<u8>, IpAddr)> {
 }
 
 /// The Internet checksum of RFC 1071, with which ICMP messages are protected.
-fn internet_checksum(bytes: &[u8]) -> u16 {
+pub(crate) fn internet_checksum(bytes: &[u8]) -> u16 {
     let sum: u32 = bytes
         .chunks(2)
         .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])))

@@ -32,7 +32,7 @@ use nix::{
     },
 };
 
-use crate::netns::Netns;
+use crate::{icmp::internet_checksum, netns::Netns};
 
 /// Interval at which [`Sniffer`] asks for each address.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -143,16 +143,8 @@ impl Sniffer {
         let thread = spawn({
             let (stop, claims) = (Arc::clone(&stop), Arc::clone(&claims));
             move || {
-                while !stop.load(Ordering::Relaxed) {
-                    for question in &questions {
-                        // Ignores errors: a full queue loses a question, as any link may.
-                        let _lost = send(&socket, bridge, question);
-                    }
-                    let end = Instant::now() + INTERVAL;
-                    while let Some(rest) = end.checked_duration_since(Instant::now()) {
-                        let Ok(heard) = receive(&socket, bridge, rest) else { return };
-                        claims.lock().unwrap_or_else(PoisonError::into_inner).extend(heard);
-                    }
+                if let Err(error) = record(&socket, bridge, &questions, (&stop, &claims)) {
+                    eprintln!("recording claims: {error}");
                 }
             }
         });
@@ -160,13 +152,40 @@ impl Sniffer {
     }
 
     /// The claims of an address so far, in the order of their times.
+    ///
+    /// # Panics
+    /// The socket failed, so later claims are unknown.
     pub fn claims(&self, address: IpAddr) -> Vec<Claim> {
+        let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        assert!(!has_ended, "the thread that records claims has ended");
         let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
         let mut claims: Vec<Claim> =
             claims.iter().filter(|claim| claim.address == address).cloned().collect();
         claims.sort_by_key(|claim| claim.at);
         claims
     }
+}
+
+/// Adds the claims that arrive at ports of the bridge `device` to `claims`, and sends the questions at each
+/// [`INTERVAL`], until `stop` is set.
+fn record(
+    socket: &OwnedFd,
+    device: i32,
+    questions: &[Vec<u8>],
+    (stop, claims): (&AtomicBool, &Mutex<Vec<Claim>>),
+) -> io::Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        for question in questions {
+            // Ignores errors: a full queue loses a question, as any link may.
+            let _lost = send(socket, device, question);
+        }
+        let end = Instant::now() + INTERVAL;
+        while let Some(rest) = end.checked_duration_since(Instant::now()) {
+            let heard = receive(socket, device, rest)?;
+            claims.lock().unwrap_or_else(PoisonError::into_inner).extend(heard);
+        }
+    }
+    Ok(())
 }
 
 /// A packet socket that receives all claims in this thread's namespace.
@@ -297,19 +316,12 @@ impl Asker {
         let rest = [&target.octets()[..], &[1, 1], &self.mac].concat();
         let addresses = [self.v6.octets(), group.octets()].concat();
         let pseudo_header = [&addresses[..], &[0, 0, 0, 32, 0, 0, 0, ICMPV6]].concat();
-        let checksum = checksum(&[&pseudo_header[..], &[SOLICITATION, 0, 0, 0, 0, 0, 0, 0], &rest].concat());
+        let summed = [&pseudo_header[..], &[SOLICITATION, 0, 0, 0, 0, 0, 0, 0], &rest].concat();
+        let checksum = internet_checksum(&summed).to_be_bytes();
         let header = [0x60, 0, 0, 0, 0, 32, ICMPV6, 255];
         let message = [&[SOLICITATION, 0], &checksum[..], &[0; 4], &rest].concat();
         [&[0x33, 0x33, 0xff, x, y, z], &self.mac[..], &IPV6, &header, &addresses, &message].concat()
     }
-}
-
-/// The checksum of RFC 1071 over an even number of bytes.
-fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let sum: u32 = bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let [.., high, low] = (!((folded & 0xffff) + (folded >> 16))).to_be_bytes();
-    [high, low]
 }
 
 #[cfg(test)]
