@@ -153,6 +153,9 @@ pub enum Outcome {
     DnsQuery = 49,
     /// A packet of the agent's answer to such a query, which leaves with the cluster IP as its source.
     DnsAnswer = 50,
+    /// An ICMP error of a router about a tunnelled packet: it becomes an error about the packet inside the tunnel, which
+    /// goes to the client.
+    TunnelError = 51,
 }
 
 /// Defines [`Outcome::ALL`]. The compiler reports an outcome that is missing from the list, because the match must be
@@ -225,6 +228,7 @@ list_outcomes! {
     ConnectionLimited,
     DnsQuery,
     DnsAnswer,
+    TunnelError,
 }
 
 impl Outcome {
@@ -263,7 +267,8 @@ impl Outcome {
             | Self::Tunnelled
             | Self::NewDirectFlow
             | Self::Direct
-            | Self::Stateless => Verdict::Route,
+            | Self::Stateless
+            | Self::TunnelError => Verdict::Route,
             Self::StrayReset
             | Self::ConntrackFull
             | Self::NoSourcePort
@@ -341,7 +346,8 @@ impl Outcome {
             | Self::NoProxyHeader
             | Self::ConnectionLimited
             | Self::DnsQuery
-            | Self::DnsAnswer => self,
+            | Self::DnsAnswer
+            | Self::TunnelError => self,
         }
     }
 
@@ -405,6 +411,7 @@ impl Outcome {
             Self::ConnectionLimited => "connection_limited",
             Self::DnsQuery => "dns_query",
             Self::DnsAnswer => "dns_answer",
+            Self::TunnelError => "tunnel_error",
         }
     }
 }

@@ -123,8 +123,8 @@ fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     // SAFETY: the slot belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
     // other of them runs here before this one ends. Two borrows of a slot are never in use at the same time: the fast
     // path stores a packet in slot 0 before the slow path (`process`, or `decide` of XDP) borrows it, other code
-    // borrows it only after its last use there, and only `decapsulate` borrows slot 1. The kernel fills new maps with
-    // zeros, a valid packet.
+    // borrows it only after its last use there; slot 1 is borrowed by `decapsulate` or by `tunnel_error`, and no packet
+    // is for both. The kernel fills new maps with zeros, a valid packet.
     Ok(unsafe { &mut *packet })
 }
 

@@ -23,7 +23,7 @@ use super::{
         new::{self, Begin, FlowCreation},
         of_node,
     },
-    forward::{self, Forwarded, proxy_protocol, routed, tunnel},
+    forward::{self, Forwarded, proxy_protocol, routed, tunnel, tunnel_error},
     fragments,
     icmp::{self, Translated},
     reject,
@@ -42,6 +42,9 @@ pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Op
     }
     match packet.body {
         Body::IcmpError => Ok(Some(match icmp::translate(skb, &packet.headers, hook) {
+            Translated::Done(Outcome::UnknownIcmpError) if hook == Hook::Ingress => {
+                tunnel_error::relay(skb, &packet.headers)
+            }
             Translated::Done(outcome) => outcome,
             Translated::ThroughTunnel => tunnel::send_error(skb, &packet.headers),
         })),

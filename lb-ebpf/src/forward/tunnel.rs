@@ -21,6 +21,7 @@ use crate::{
         frame::{Frame, half_word, lengths},
         network_offset,
     },
+    reject::too_big,
 };
 
 /// The tunnel that a packet came through.
@@ -43,7 +44,16 @@ pub struct Tunnel {
 /// The [`Outcome`] of a packet that is in no tunnel.
 #[inline(always)]
 pub fn find<F: Frame + ?Sized>(frame: &F, layer: Layer) -> Result<Tunnel, Outcome> {
-    let outer = network_offset(frame, layer)?;
+    find_at(frame, network_offset(frame, layer)?)
+}
+
+/// The tunnel whose outer header begins `outer` bytes into the frame, for example in the quote of an ICMP error.
+///
+/// # Errors
+///
+/// The [`Outcome`] of a packet that is in no tunnel.
+#[inline(always)]
+pub fn find_at<F: Frame + ?Sized>(frame: &F, outer: u32) -> Result<Tunnel, Outcome> {
     let ip = Ip::read(frame, outer)?;
     let is_v4 = ip.headers.is_v4;
     if ip.fragment.part != Part::Whole {
@@ -74,6 +84,35 @@ pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
     let network = if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
     network + if is_gue { lengths::UDP } else { 0 }
 }
+
+/// The first 8 bytes of the ICMP error for the sender of a packet, if an ICMP error about the packet's tunnel begins with
+/// `about_tunnel`; checksum still 0. `overhead` is the number of bytes that the tunnel adds. `None` if the error says
+/// nothing about the path.
+///
+/// An MTU becomes that inside the tunnel. Every other failure becomes "host unreachable" or "address unreachable",
+/// because the sender knows neither the tunnel's protocol nor its hop limit (RFC 2003 §4, RFC 2473 §8).
+#[inline(always)]
+pub fn error_for_sender(about_tunnel: &[u8; 8], is_v4: bool, overhead: u32) -> Option<[u8; 8]> {
+    let [kind, code, _, _, a, b, c, d] = *about_tunnel;
+    match (kind, code) {
+        (3, 4) if is_v4 => {
+            let mtu = u32::from(u16::from_be_bytes([c, d])).saturating_sub(overhead);
+            (mtu >= LEAST_MTU_V4).then(|| too_big(true, mtu))
+        }
+        (2, _) if !is_v4 => {
+            let mtu = u32::from_be_bytes([a, b, c, d]).saturating_sub(overhead);
+            Some(too_big(false, mtu.max(LEAST_MTU_V6)))
+        }
+        (3 | 11, _) if is_v4 => Some([3, 1, 0, 0, 0, 0, 0, 0]),
+        (1 | 3, _) if !is_v4 => Some([1, 3, 0, 0, 0, 0, 0, 0]),
+        _ => None,
+    }
+}
+
+/// The smallest MTU of an IPv4 link in bytes (RFC 791 §3.2). A router that reports less does not know the MTU.
+const LEAST_MTU_V4: u32 = 68;
+/// The smallest MTU of an IPv6 link in bytes (RFC 8200 §5). Senders take a smaller one for this.
+const LEAST_MTU_V6: u32 = 1280;
 
 /// The source port of the GUE datagrams that carry a flow, a dynamic port (RFC 6335 §6): routers and network cards that
 /// hash ports spread flows over paths, and keep the packets of each flow in order.
@@ -311,6 +350,32 @@ mod tests {
         assert_eq!(changed(true, true, |o| o[23] = 1), not, "another port");
         assert_eq!(changed(true, true, |o| o[28] = 0), not, "GUE with a header of its own");
         assert_eq!(changed(true, false, |o| o.truncate(20)), Err(Outcome::Malformed));
+    }
+
+    #[test]
+    fn error_about_a_tunnel_becomes_one_about_the_packet_inside() {
+        let v4 = |kind, code, mtu: u16| {
+            let [a, b] = mtu.to_be_bytes();
+            error_for_sender(&[kind, code, 9, 9, 0, 0, a, b], true, 20)
+        };
+        assert_eq!(v4(3, 4, 1400), Some(too_big(true, 1380)));
+        assert_eq!(v4(3, 4, 88), Some(too_big(true, 68)));
+        assert_eq!([v4(3, 4, 87), v4(3, 4, 0)], [None, None], "no MTU");
+        for (kind, code) in [(3, 0), (3, 1), (3, 2), (3, 3), (3, 13), (11, 0)] {
+            assert_eq!(v4(kind, code, 0), Some([3, 1, 0, 0, 0, 0, 0, 0]), "{kind}, {code}");
+        }
+        assert_eq!([v4(4, 0, 0), v4(5, 1, 0), v4(12, 0, 0)], [None; 3], "source quench, redirect, parameter");
+
+        let v6 = |kind, code, mtu: u32| {
+            let [a, b, c, d] = mtu.to_be_bytes();
+            error_for_sender(&[kind, code, 9, 9, a, b, c, d], false, 40)
+        };
+        assert_eq!(v6(2, 0, 1400), Some(too_big(false, 1360)));
+        assert_eq!([v6(2, 0, 1300), v6(2, 0, 0)], [Some(too_big(false, 1280)); 2]);
+        for (kind, code) in [(1, 0), (1, 4), (3, 0)] {
+            assert_eq!(v6(kind, code, 0), Some([1, 3, 0, 0, 0, 0, 0, 0]), "{kind}, {code}");
+        }
+        assert_eq!(v6(4, 0, 0), None, "parameter problem");
     }
 
     #[test]

@@ -12,11 +12,11 @@ use super::token_bucket::TokenBucket;
 /// 1,000 errors per second, and 50 at once.
 pub const BUCKET: TokenBucket = TokenBucket { interval: 1_000_000, burst: 50 };
 
-/// Whether the limit applies to an ICMP error with this outcome. It does not apply to errors that path MTU
-/// discovery needs, as in the kernel.
+/// Whether the limit applies to an ICMP error with this outcome. It does not apply to errors that path MTU discovery
+/// needs, as in the kernel, nor to those that a router has sent and this node passes on.
 #[inline(always)]
 pub const fn applies(outcome: Outcome) -> bool {
-    !matches!(outcome, Outcome::TooBig)
+    !matches!(outcome, Outcome::TooBig | Outcome::TunnelError)
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn path_mtu_discovery_is_not_limited() {
-        let limited = [Outcome::RejectUdp, Outcome::TimeExceeded, Outcome::TooBig].map(applies);
-        assert_eq!(limited, [true, true, false]);
+        let outcomes = [Outcome::RejectUdp, Outcome::TimeExceeded, Outcome::TooBig, Outcome::TunnelError];
+        assert_eq!(outcomes.map(applies), [true, true, false, false]);
     }
 }

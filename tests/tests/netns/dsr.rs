@@ -17,6 +17,7 @@ use lb_tests::{
     socket::{next_error, path_mtu, queue_errors},
     wait_for,
 };
+use nix::errno::Errno;
 
 use crate::{
     flood::{self, Forged},
@@ -296,6 +297,53 @@ fn path_mtu_errors_reach_dsr_backends() {
         let pod = &nodes.cluster.pod("pod5").unwrap().netns;
         let known = path_mtu(&udp_socket(pod, SocketAddr::new(client, 9)).unwrap()).unwrap();
         assert_eq!(known, 1400, "pod5 has learned the MTU of the way to {client}");
+    }
+}
+
+/// The way between the nodes is narrower than their devices: the router's ICMP error about the tunnel goes to node 1,
+/// which must tell the client.
+#[test]
+fn path_mtu_between_nodes_reaches_dsr_clients() {
+    for (tunnel, xdp, overheads) in
+        [("ipip", "off", [20, 40]), ("gue", "off", [28, 48]), ("ipip", "native", [20, 40])]
+    {
+        let arguments = ["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel, "--xdp", xdp];
+        let nodes = Nodes::alike(&arguments, xdp != "off");
+        nodes.serve(&[nodes.service(1, &["pod5"])]);
+        let pod = nodes.cluster.pod("pod5").unwrap();
+        let node = nodes.cluster.node(1);
+        let router = nodes.cluster.router.as_ref().unwrap();
+        // Node 1 and node 3 are on one network, which a router would tell node 1.
+        let silent = [("ipv4/conf/all/send_redirects", "0"), ("ipv4/conf/lan/send_redirects", "0")];
+        router.sysctls(&silent).unwrap();
+        for (family, overhead) in [0, 1].into_iter().zip(overheads) {
+            let address = pod.address(CLIENT[family]);
+            let (length, from, to) = if family == 0 {
+                (32, "172.18.0.254", "172.18.0.3")
+            } else {
+                (128, "fd00:172:18::fe", "fd00:172:18::3")
+            };
+            node.ip(&format!("route replace {address}/{length} via {from}\n")).unwrap();
+            router.ip(&format!("route replace {address}/{length} via {to} mtu lock 1400\n")).unwrap();
+            let client = nodes.netns("client");
+            let http = LoadBalancer.of(1, (Protocol::Tcp, family));
+            let mut connection = Connection::open(client, http).unwrap();
+            assert_eq!(connection.upload(4 << 20).unwrap().server, "pod5", "{tunnel}, {xdp}, {http}");
+            let known = path_mtu(&udp_socket(client, http).unwrap()).unwrap();
+            assert_eq!(known, 1400 - overhead, "the client has learned the MTU of the tunnel to {http}");
+
+            router.ip(&format!("route replace unreachable {address}/{length}\n")).unwrap();
+            let udp = ExternalIp.of(1, (Protocol::Udp, family));
+            let socket = udp_socket(client, udp).unwrap();
+            queue_errors(&socket).unwrap();
+            socket.send(b"?").unwrap();
+            let error = wait_for(PATIENCE, || next_error(&socket).unwrap()).unwrap();
+            assert_eq!((error.errno, error.offender), (Errno::EHOSTUNREACH, Some(udp.ip())), "{udp}");
+            router.ip(&format!("route replace {address}/{length} via {to}\n")).unwrap();
+            assert_eq!(echo(&socket, b"?").unwrap().server, "pod5", "{udp}");
+        }
+        assert!(nodes.counted(1, "tunnel_error") >= 4);
+        nodes.assert_nothing_was_lost();
     }
 }
 

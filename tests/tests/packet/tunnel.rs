@@ -365,6 +365,89 @@ fn icmp_errors_about_replies_are_tunnelled_to_the_backend() {
     });
 }
 
+/// Type and code of a router's ICMP error, its MTU (0 for an error without), and type and code of what the client gets.
+const ERRORS: [(Family, [u8; 2], u32, [u8; 2]); 6] = [
+    (Family::V4, [3, 4], 1400, [3, 4]),
+    (Family::V4, [3, 0], 0, [3, 1]),
+    (Family::V4, [11, 0], 0, [3, 1]),
+    (Family::V6, [2, 0], 1400, [2, 0]),
+    (Family::V6, [1, 0], 0, [1, 3]),
+    (Family::V6, [3, 0], 0, [1, 3]),
+];
+
+/// A router between the nodes drops a tunnelled packet: the client gets an ICMP error about its own packet, from the
+/// VIP.
+#[test]
+fn icmp_errors_about_a_tunnel_reach_the_client() {
+    each_on_wires("errors about tunnels", |bed, family| {
+        let (client, vip, node) = (family.client(), family.vip(), family.node());
+        for kind in Kind::BOTH {
+            bed.settings(&settings(kind));
+            bed.clear_flows();
+            service(bed, vip, TCP, &[family.backend()], backend_flags::PEER);
+            let syn = Packet::tcp(client, vip, 1000, b"").syn();
+            bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+            let data = Packet::tcp(client, vip, 1001, &[1; 1400]).ack(5001);
+            let tunnelled = sent(bed, kind, family, &data).network();
+            let header = if family == Family::V4 { 20 } else { 40 };
+            for (_, code, mtu, answer) in ERRORS.into_iter().filter(|error| error.0 == family) {
+                // As much as routers quote at most, and 8 bytes of the inner transport header.
+                for quoted in [512, kind.overhead(family) + header + 8] {
+                    let error =
+                        Packet::icmp(family.router(), node, code, mtu.to_be_bytes(), &tunnelled[..quoted]);
+                    bed.arrive(Mode::Native, &error).stays_for_tc();
+                    let inner = routed(&data).network();
+                    let mtu = mtu.saturating_sub(u32::try_from(kind.overhead(family)).unwrap());
+                    let expected =
+                        Packet::icmp(vip.ip(), client.ip(), answer, mtu.to_be_bytes(), &inner[..header + 8]);
+                    bed.arrive_at_tc(&error).goes_out(TunnelError, &answer_of_node(&expected));
+                }
+            }
+            assert_one_entry(bed, &syn, Phase::Opening);
+        }
+    });
+}
+
+/// A packet that the node itself has made.
+fn answer_of_node(packet: &Packet) -> Packet {
+    packet.clone().hops(64).with(|packet| {
+        if packet.is_v4() {
+            packet.v4().identification = 0;
+        }
+    })
+}
+
+/// Anybody can send an ICMP error, so one about a tunnel that this node has not used passes unchanged.
+#[test]
+fn icmp_errors_about_unknown_tunnels_pass_untouched() {
+    each_on_wires("errors about unknown tunnels", |bed, family| {
+        let (client, vip, node) = (family.client(), family.vip(), family.node());
+        let (backend, other) = (family.backend().ip(), family.other_backend().ip());
+        bed.settings(&settings(Kind::Ipip));
+        service(bed, vip, TCP, &[family.backend()], backend_flags::PEER);
+        let syn = Packet::tcp(client, vip, 1000, b"").syn();
+        bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+        let stranger = Packet::tcp(family.stranger(), vip, 1000, b"").syn();
+        let tunnel = |from, to, packet| in_tunnel(Kind::Ipip, 0, from, to, packet).network();
+        let too_big = if family == Family::V4 { [3, 4] } else { [2, 0] };
+        let parameter = if family == Family::V4 { [12, 0] } else { [4, 0] };
+        let whole = tunnel(node, backend, &syn);
+        let cut = whole.len() - syn.network().len() + if family == Family::V4 { 24 } else { 44 };
+        for (name, code, mtu, quote) in [
+            ("no flow", too_big, 1400, tunnel(node, backend, &stranger)),
+            ("another backend", too_big, 1400, tunnel(node, other, &syn)),
+            ("another node", too_big, 1400, tunnel(other, backend, &syn)),
+            ("no tunnel", too_big, 1400, stranger.network()),
+            ("cut within the first 8 bytes", too_big, 1400, whole[..cut].to_vec()),
+            ("a problem of the outer header", parameter, 0, whole.clone()),
+        ] {
+            bed.label(name);
+            let error = Packet::icmp(family.router(), node, code, u32::to_be_bytes(mtu), &quote);
+            bed.send(Hook::Ingress, &error).passes_untouched(UnknownIcmpError);
+        }
+    });
+}
+
 #[test]
 fn rst_closes_a_tunnelled_flow_only_at_the_expected_sequence() {
     each_on_wires("tunnelled resets", |bed, family| {

@@ -144,7 +144,9 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     if target == Target::FirstPacket && !accepts_client(&packet.tuple.source) {
         return Received::Dropped(Outcome::SourceNotAllowed);
     }
-    match take_out(skb, packet) {
+    let Ok(scratch) = scratch() else { return Received::NotOurs };
+    let Tunnel { outer, inner, .. } = *scratch.tunnel();
+    match take_out(skb, packet, inner.wrapping_sub(outer)) {
         Ok(()) if packet.has_invalid_flags() => Received::Dropped(Outcome::InvalidFlags),
         Ok(()) if target == Target::FirstPacket && packet.segment.is_rst() => {
             Received::Dropped(Outcome::StrayReset)
@@ -295,12 +297,10 @@ fn is_peer(address: &Address) -> bool {
     settings::is_peer(address)
 }
 
-/// Removes the headers of the tunnel. (The inner packet is of the same family, so the kernel needs no
-/// `BPF_F_ADJ_ROOM_DECAP_L3_*`, which exist since Linux 6.3.)
+/// Removes the `bytes` of headers before the inner packet. (The inner packet is of the same family, so the kernel needs
+/// no `BPF_F_ADJ_ROOM_DECAP_L3_*`, which exist since Linux 6.3.)
 #[inline(always)]
-fn take_out(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
-    let Tunnel { outer, inner, .. } = *scratch()?.tunnel();
-    let bytes = inner.wrapping_sub(outer);
+pub(super) fn take_out(skb: &mut Skb, packet: &mut Packet, bytes: u32) -> Result<(), Outcome> {
     let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
     skb.ctx.adjust_room(-(bytes as i32), BPF_ADJ_ROOM_MAC, flags).map_err(|_| Outcome::RewriteFailed)?;
     packet.headers.l3 = packet.headers.l3.wrapping_sub(bytes);

@@ -1,11 +1,12 @@
-//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), in a [`tunnel`], or with a
-//! PROXY protocol header ([`proxy_protocol`]).
+//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), in a [`tunnel`] (ICMP errors about
+//! it: [`tunnel_error`]), or with a PROXY protocol header ([`proxy_protocol`]).
 
 pub(crate) mod decapsulate;
 pub(crate) mod direct;
 pub(crate) mod proxy_protocol;
 pub(crate) mod routed;
 pub(crate) mod tunnel;
+pub(super) mod tunnel_error;
 
 use lb_common::{
     Outcome,

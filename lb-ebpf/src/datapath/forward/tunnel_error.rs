@@ -1,0 +1,74 @@
+//! ICMP errors about tunnelled packets, from a router between two nodes or from the other node.
+//!
+//! Such an error quotes the outer header, so it comes to this node, whose stack has no use for it. The program takes
+//! the client's packet out of the quote, and turns it into an ICMP error from its destination, the VIP, as if this node
+//! had met the obstacle itself. So a client discovers the MTU of the way that the tunnel takes.
+
+use lb_common::{Outcome, conntrack::Tuple};
+use lb_ebpf::{
+    forward::tunnel::{self, Tunnel},
+    headers::icmp_protocol,
+    parse::{
+        Body, Headers, Packet,
+        frame::{Frame as _, lengths},
+        parse_quoted,
+    },
+};
+
+use super::decapsulate;
+use crate::datapath::{
+    early_return::outcome_of, flow::conntrack, maps, reject, route, scratch::scratch, skb::Skb,
+};
+
+/// Turns an ICMP error with these `headers` into one for the client whose tunnelled packet it quotes. With
+/// [`Outcome::UnknownIcmpError`] it quotes none and is unchanged.
+#[inline(never)]
+pub(crate) fn relay(skb: &mut Skb, headers: &Headers) -> Outcome {
+    outcome_of(|| {
+        let packet = maps::inner_packet()?;
+        if !find(skb, headers) || !parse(skb, headers, packet) {
+            return Err(Outcome::UnknownIcmpError);
+        }
+        let Tunnel { outer, inner, .. } = *scratch()?.tunnel();
+        let about_tunnel = *skb.header::<[u8; 8]>(headers.l4)?;
+        let start = tunnel::error_for_sender(&about_tunnel, headers.is_v4, inner.wrapping_sub(outer))
+            .ok_or(Outcome::UnknownIcmpError)?;
+        let from = packet.tuple.reversed();
+        route::resolve(skb, &from, &Tuple { protocol: icmp_protocol(headers.is_v4), ..from })?;
+        decapsulate::take_out(skb, packet, inner.wrapping_sub(headers.l3))?;
+        reject::icmp_error(skb, packet, &start, Outcome::TunnelError)
+    })
+}
+
+/// Writes the tunnel that the ICMP error is about into `SCRATCH`; returns false if it is about none.
+#[inline(never)]
+fn find(skb: &Skb, headers: &Headers) -> bool {
+    match (scratch(), tunnel::find_at(skb, headers.l4 + lengths::ICMP)) {
+        (Ok(scratch), Ok(tunnel)) => {
+            *scratch.tunnel() = tunnel;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Parses the packet inside that tunnel; returns false unless its flow leads through the tunnel, because anybody can
+/// send an ICMP error.
+#[inline(never)]
+fn parse(skb: &Skb, headers: &Headers, packet: &mut Packet) -> bool {
+    let Ok(scratch) = scratch() else { return false };
+    let tunnel = scratch.tunnel();
+    // As if the packet followed an ICMP header.
+    let message = Headers { l4: tunnel.inner.wrapping_sub(lengths::ICMP), ..*headers };
+    let Ok(quoted) = parse_quoted(skb, &message) else { return false };
+    // The answer quotes 8 bytes of the transport header.
+    if skb.header::<[u8; 8]>(quoted.headers.l4).is_err() {
+        return false;
+    }
+    packet.tuple = quoted.tuple;
+    packet.headers = quoted.headers;
+    packet.body = Body::Udp;
+    conntrack::lookup(&quoted.tuple).is_some_and(|flow| {
+        flow.is_tunnelled() && flow.to.source == tunnel.source && flow.to.destination == tunnel.destination
+    })
+}
