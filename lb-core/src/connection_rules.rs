@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -37,50 +36,50 @@ pub struct Rule {
 /// The rules, by the id of the service port ([`Flow::service`]).
 pub type Rules = BTreeMap<u32, Rule>;
 
-/// The rules of all Services as of the last plan. Clones share them.
-#[derive(Clone, Debug, Default)]
-pub struct ConnectionRules(Arc<Mutex<Arc<Rules>>>);
+/// A change of the [`Rules`]: those of one Service.
+#[derive(Clone, Debug)]
+pub struct RulesChange {
+    before: Vec<u32>,
+    now: Rules,
+}
 
-impl ConnectionRules {
-    /// The present rules.
-    pub fn get(&self) -> Arc<Rules> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Rules)) {
-        change(Arc::make_mut(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)));
+impl RulesChange {
+    /// Replaces the rules of the Service.
+    pub fn apply(self, rules: &mut Rules) {
+        for id in self.before {
+            rules.remove(&id);
+        }
+        rules.extend(self.now);
     }
 }
 
-/// Updates the rules when Services change.
+/// Finds the changes of the rules when Services change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RulesOfServices {
     ids: BTreeMap<ObjectName, Vec<u32>>,
-    rules: ConnectionRules,
+    changes: Vec<RulesChange>,
 }
 
 impl RulesOfServices {
     /// Replaces the rules of a Service; `ports` are its service ports with their ids.
     pub(crate) fn set<'a>(&mut self, service: &ObjectName, ports: impl Iterator<Item = (u32, &'a Port)>) {
-        let rules: Rules = ports
+        let now: Rules = ports
             .filter(|(_, port)| !port.timeouts.is_unset())
             .map(|(id, port)| (id, Rule { timeouts: port.timeouts, backends: backends(port) }))
             .collect();
         let before = self.ids.remove(service).unwrap_or_default();
-        if before.is_empty() && rules.is_empty() {
+        if before.is_empty() && now.is_empty() {
             return;
         }
-        if !rules.is_empty() {
-            self.ids.insert(service.clone(), rules.keys().copied().collect());
+        if !now.is_empty() {
+            self.ids.insert(service.clone(), now.keys().copied().collect());
         }
-        self.rules.change(|all| {
-            before.iter().for_each(|id| drop(all.remove(id)));
-            all.extend(rules);
-        });
+        self.changes.push(RulesChange { before, now });
     }
 
-    pub(crate) const fn rules(&self) -> &ConnectionRules {
-        &self.rules
+    /// Returns the changes since the last call, in their order.
+    pub(crate) fn take_changes(&mut self) -> Vec<RulesChange> {
+        std::mem::take(&mut self.changes)
     }
 }
 

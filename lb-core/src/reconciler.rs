@@ -17,7 +17,7 @@ use crate::{
     arena::{Arena, Epoch, SlotRange},
     capacity::{Capacity, Demand, Full, Remaining},
     claims::Claims,
-    connection_rules::{ConnectionRules, RulesOfServices},
+    connection_rules::{RulesChange, RulesOfServices},
     convert::SLOW_START,
     desired::{self, Port},
     family::{Families, Family},
@@ -36,7 +36,7 @@ use crate::{
     records::{Placement, count, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     slow_start::{self, SlowStarts},
-    stale_udp::{ServedUdp, StaleFrontends, StaleUdp},
+    stale_udp::{ServedChange, StaleFrontends, StaleUdp},
     store::Store,
     tables::{self, Digest},
 };
@@ -549,14 +549,15 @@ impl Reconciler {
         self.endings.take()
     }
 
-    /// The endpoints of each UDP frontend; each plan updates them before its first step.
-    pub const fn served(&self) -> &ServedUdp {
-        self.endings.served()
+    /// Returns what the last plan, or its failure, changes of the endpoints of UDP frontends. Must be applied before the
+    /// first step of the plan.
+    pub fn take_served_changes(&mut self) -> Vec<ServedChange> {
+        self.endings.take_changes()
     }
 
-    /// The timeouts after which the agent ends connections, as of the last [`Self::plan`].
-    pub const fn connection_rules(&self) -> &ConnectionRules {
-        self.rules.rules()
+    /// Returns what the plans since the last call change of the timeouts after which the agent ends connections.
+    pub fn take_rules_changes(&mut self) -> Vec<RulesChange> {
+        self.rules.take_changes()
     }
 
     /// Puts the slots that were released since the last call into quarantine. Returns the epoch to pass to

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
 };
 
 use lb_common::{ServiceKey, protocol};
@@ -19,12 +19,13 @@ use crate::{
 /// frontend, see [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
-/// The endpoints that serve each UDP frontend, as of the last plan. Clones share the same map.
+/// The endpoints that serve each UDP frontend.
 ///
-/// A new endpoint is added here before it is in the kernel, so a flow to an endpoint that is missing here is always
-/// stale. A copy would lack endpoints that were added since, and their flows would seem stale.
+/// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before its first step.
+/// Then a new endpoint is here before it is in the kernel, so a flow to an endpoint that is missing here is always
+/// stale.
 #[derive(Clone, Debug, Default)]
-pub struct ServedUdp(Arc<RwLock<BTreeMap<ServiceKey, Serving>>>);
+pub struct ServedUdp(Frontends);
 
 impl ServedUdp {
     /// Whether flows of the frontend to this endpoint are stale. False for a deleted frontend.
@@ -33,26 +34,32 @@ impl ServedUdp {
     }
 
     /// The endpoints that serve this frontend at present; `None` for a deleted frontend.
-    pub fn by(&self, frontend: &ServiceKey) -> Option<Serving> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(frontend).cloned()
+    pub fn by(&self, frontend: &ServiceKey) -> Option<&Serving> {
+        self.0.get(frontend)
     }
 
-    /// Replaces the frontends of a Service. Frontends of `before` that another Service has taken over stay.
-    fn replace(&self, before: &Frontends, now: &Frontends) {
-        let mut served = self.0.write().unwrap_or_else(PoisonError::into_inner);
+    /// Replaces the frontends of a Service. Those that another Service has taken over stay.
+    pub fn apply(&mut self, ServedChange { before, now }: ServedChange) {
         for (frontend, serving) in before {
-            if served.get(frontend).is_some_and(|known| Arc::ptr_eq(known, serving)) {
-                served.remove(frontend);
+            if self.0.get(&frontend).is_some_and(|known| Arc::ptr_eq(known, &serving)) {
+                self.0.remove(&frontend);
             }
         }
-        served.extend(now.iter().map(|(frontend, serving)| (*frontend, Arc::clone(serving))));
+        self.0.extend(now);
     }
 }
 
 impl FromIterator<(ServiceKey, Serving)> for ServedUdp {
     fn from_iter<I: IntoIterator<Item = (ServiceKey, Serving)>>(frontends: I) -> Self {
-        Self(Arc::new(RwLock::new(frontends.into_iter().collect())))
+        Self(frontends.into_iter().collect())
     }
+}
+
+/// A change of [`ServedUdp`]: the UDP frontends of one Service that have endpoints, before and after a plan.
+#[derive(Clone, Debug)]
+pub struct ServedChange {
+    before: Frontends,
+    now: Frontends,
 }
 
 type Frontends = BTreeMap<ServiceKey, Serving>;
@@ -65,7 +72,7 @@ type Frontends = BTreeMap<ServiceKey, Serving>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StaleUdp {
     known: BTreeMap<ObjectName, Frontends>,
-    served: ServedUdp,
+    changes: Vec<ServedChange>,
     moved: StaleFrontends,
 }
 
@@ -90,9 +97,11 @@ impl StaleUdp {
                 now.insert(frontend.key, Arc::clone(serving));
             }
         }
-        self.served.replace(&before, &now);
         if !now.is_empty() {
-            self.known.insert(service.clone(), now);
+            self.known.insert(service.clone(), now.clone());
+        }
+        if !before.is_empty() || !now.is_empty() {
+            self.changes.push(ServedChange { before, now });
         }
     }
 
@@ -100,7 +109,7 @@ impl StaleUdp {
     /// lost.
     pub(crate) fn failed(&mut self, service: &ObjectName) {
         if let Some(before) = self.known.remove(service) {
-            self.served.replace(&before, &Frontends::new());
+            self.changes.push(ServedChange { before, now: Frontends::new() });
         }
     }
 
@@ -109,7 +118,8 @@ impl StaleUdp {
         std::mem::take(&mut self.moved)
     }
 
-    pub(crate) const fn served(&self) -> &ServedUdp {
-        &self.served
+    /// Returns the changes of [`ServedUdp`] since the last call, in their order.
+    pub(crate) fn take_changes(&mut self) -> Vec<ServedChange> {
+        std::mem::take(&mut self.changes)
     }
 }

@@ -21,7 +21,9 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{ends::Ends, shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic};
+use super::{
+    ends::Ends, published::Published, shortage_watch::FlowCounts, state::State, traffic::ServiceTraffic,
+};
 use crate::{flow_log::FlowLog, metrics::Metrics};
 use lb_datapath::{
     Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, NodeSockets, Recount, Routes, grace,
@@ -54,7 +56,7 @@ pub(super) struct Udp {
     /// The UDP frontends that have lost endpoints. The writer sends them after it has applied the steps.
     pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     /// The present endpoints of each UDP frontend.
-    pub(super) served: ServedUdp,
+    pub(super) served: Published<ServedUdp>,
 }
 
 /// Runs GC, and after each run ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
@@ -104,7 +106,7 @@ pub(super) async fn run(
 struct GarbageCollection {
     conntrack: Conntrack,
     sockets: NodeSockets,
-    served: ServedUdp,
+    served: Published<ServedUdp>,
     ends: Ends,
     observers: Observers,
     fill: Fill,
@@ -125,7 +127,7 @@ struct GarbageCollection {
 impl GarbageCollection {
     fn new(
         conntrack: Conntrack,
-        (sockets, served): (NodeSockets, ServedUdp),
+        (sockets, served): (NodeSockets, Published<ServedUdp>),
         ends: Ends,
         observers: Observers,
     ) -> Self {
@@ -386,7 +388,7 @@ async fn close_sockets(sockets: NodeSockets, stale: Stale) -> anyhow::Result<Res
 /// at the time of the check.
 struct Stale {
     frontends: StaleFrontends,
-    served: ServedUdp,
+    served: Published<ServedUdp>,
 }
 
 impl Stale {
@@ -396,7 +398,7 @@ impl Stale {
     }
 
     fn is(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
-        self.frontends.contains(frontend) && self.served.has_lost(frontend, endpoint)
+        self.frontends.contains(frontend) && self.served.read().has_lost(frontend, endpoint)
     }
 }
 
@@ -432,7 +434,9 @@ mod tests {
         let frontend = ServiceKey::new(ip("10.96.0.53"), 53, protocol::UDP);
         let other = ServiceKey::new(ip("10.96.0.54"), 53, protocol::UDP);
         let serving = Arc::new(BTreeSet::from([(ip("10.1.0.5"), 5353)]));
-        let served = [(frontend, Arc::clone(&serving)), (other, serving)].into_iter().collect();
+        let served = Published::<ServedUdp>::default();
+        served
+            .change(|all| *all = [(frontend, Arc::clone(&serving)), (other, serving)].into_iter().collect());
         let those = Stale { frontends: StaleFrontends::from([frontend]), served };
         let stale = |vip: &str, backend: &str, port| {
             let key = Tuple::new(ip("192.0.2.1"), ip(vip), 4000, 53, protocol::UDP);

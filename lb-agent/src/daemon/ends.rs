@@ -1,16 +1,19 @@
 //! Ends connections that are idle, or whose backend their Service has lost, for the Services that set a timeout.
 
-use lb_core::connection_rules::{ConnectionRules, Drains, End};
+use std::sync::Arc;
+
+use lb_core::connection_rules::{Drains, End, Rules};
 use tokio::task;
 use tracing::info;
 
+use super::published::Published;
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError, NodeSockets, ServiceConnection};
 
 /// The state that ends connections: the timeouts of Services, and which backends each Service has lost, and when.
 #[derive(Debug)]
 pub(super) struct Ends {
-    rules: ConnectionRules,
+    rules: Published<Arc<Rules>>,
     sockets: NodeSockets,
     drains: Drains,
 }
@@ -23,7 +26,7 @@ struct Ended {
 }
 
 impl Ends {
-    pub(super) fn new(rules: ConnectionRules, sockets: NodeSockets) -> Self {
+    pub(super) fn new(rules: Published<Arc<Rules>>, sockets: NodeSockets) -> Self {
         Self { rules, sockets, drains: Drains::default() }
     }
 
@@ -34,7 +37,7 @@ impl Ends {
         conntrack: Conntrack,
         metrics: &Metrics,
     ) -> anyhow::Result<Result<(), DatapathError>> {
-        let rules = self.rules.get();
+        let rules = Arc::clone(&self.rules.read());
         if rules.is_empty() {
             self.drains = Drains::default();
             return Ok(Ok(()));

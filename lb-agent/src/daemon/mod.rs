@@ -25,6 +25,7 @@ pub mod logging;
 mod memory;
 mod node;
 mod open_files;
+mod published;
 mod routes;
 pub mod shortage;
 mod shortage_watch;

@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use lb_core::{
     active_flow_slots::ServiceEndpoint,
     arena::{Arena, Epoch},
-    connection_rules::ConnectionRules,
+    connection_rules::Rules,
     family::{Families, Family},
     health_checks::NoLocalEndpoints,
     model::{Change, Policy, SourceEvent, Trigger},
@@ -35,6 +35,7 @@ use super::{
     environment,
     fill::Fill,
     memory,
+    published::Published,
     state::{Progress, State},
     sync_log::SyncLog,
 };
@@ -92,6 +93,8 @@ pub(super) struct Writer {
     state: Arc<State>,
     metrics: Arc<Metrics>,
     listeners: Listeners,
+    served: Published<ServedUdp>,
+    rules: Published<Arc<Rules>>,
     log: SyncLog,
     /// Whether the source has sent all readable objects. Before that, the writer applies no step.
     source_ready: bool,
@@ -150,6 +153,8 @@ impl Writer {
             state,
             metrics,
             listeners,
+            served: Published::default(),
+            rules: Published::default(),
             log: SyncLog::default(),
             source_ready: false,
             planned: false,
@@ -164,14 +169,14 @@ impl Writer {
         }
     }
 
-    /// The current endpoints of each UDP frontend.
-    pub(super) fn served(&self) -> ServedUdp {
-        self.reconciler.served().clone()
+    /// The current endpoints of each UDP frontend: each plan changes them before its first step.
+    pub(super) fn served(&self) -> Published<ServedUdp> {
+        self.served.clone()
     }
 
     /// The timeouts after which the agent ends idle connections, and connections to backends that a Service has lost.
-    pub(super) fn connection_rules(&self) -> ConnectionRules {
-        self.reconciler.connection_rules().clone()
+    pub(super) fn connection_rules(&self) -> Published<Arc<Rules>> {
+        self.rules.clone()
     }
 
     /// Takes over the list of endpoints that an earlier agent has found unhealthy.
@@ -349,6 +354,7 @@ impl Writer {
         let mut all = Applied::default();
         loop {
             let Plan { steps, .. } = self.reconciler.plan_part(Reconciler::PART);
+            self.publish_rules();
             all.planned += steps.len();
             all.is_large |= self.reconciler.is_partial() || steps.len() > BATCH;
             let (applied, failure) = self.apply(steps);
@@ -407,6 +413,7 @@ impl Writer {
     fn put_off(&mut self, error: &ApplyError) {
         let pending = self.pending;
         self.reconciler.failed();
+        self.publish_rules();
         self.metrics.count_sync_failure();
         let pause = self.retry.map_or(FIRST_PAUSE, |retry| LONGEST_PAUSE.min(retry.pause * 2));
         if self.retry.is_none() {
@@ -505,6 +512,21 @@ impl Writer {
         let targets = self.reconciler.take_target_changes();
         if !targets.is_empty() && self.listeners.targets.send(targets).is_err() {
             debug!("endpoints are not probed: the agent is stopping");
+        }
+    }
+
+    /// Tells the task that ends connections which ones a plan, or its failure, makes stale or gives a timeout.
+    fn publish_rules(&mut self) {
+        let served = self.reconciler.take_served_changes();
+        if !served.is_empty() {
+            self.served.change(|all| served.into_iter().for_each(|change| all.apply(change)));
+        }
+        let rules = self.reconciler.take_rules_changes();
+        if !rules.is_empty() {
+            self.rules.change(|all| {
+                let all = Arc::make_mut(all);
+                rules.into_iter().for_each(|change| change.apply(all));
+            });
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lb_common::{Scheduler, service_flags};
 use lb_core::{
+    connection_rules::Rules,
     model::{Change, ConnectionTimeouts, Service, ServiceSettings},
     reconciler::Reconciler,
 };
@@ -26,18 +27,19 @@ fn resets(reconciler: &Reconciler) -> bool {
 fn rules_follow_the_annotations_of_a_service() {
     let minute = Some(Duration::from_mins(1));
     let mut reconciler = reconciler(service(None));
-    let rules = reconciler.connection_rules().clone();
-    plan(&mut reconciler);
-    assert_eq!((rules.get().len(), resets(&reconciler)), (0, false));
+    let mut rules = Rules::new();
+    let mut plan = |reconciler: &mut Reconciler| {
+        plan(reconciler);
+        reconciler.take_rules_changes().into_iter().for_each(|change| change.apply(&mut rules));
+        rules.len()
+    };
+    assert_eq!((plan(&mut reconciler), resets(&reconciler)), (0, false));
     reconciler.handle(vec![Change::Service(name(), Some(service(minute)))]);
-    plan(&mut reconciler);
-    assert_eq!((rules.get().len(), resets(&reconciler)), (1, true));
+    assert_eq!((plan(&mut reconciler), resets(&reconciler)), (1, true));
     reconciler.handle(vec![Change::Service(name(), Some(service(None)))]);
-    plan(&mut reconciler);
-    assert_eq!((rules.get().len(), resets(&reconciler)), (0, false));
+    assert_eq!((plan(&mut reconciler), resets(&reconciler)), (0, false));
     reconciler.handle(vec![Change::Service(name(), Some(service(minute)))]);
     plan(&mut reconciler);
     reconciler.handle(vec![Change::Service(name(), None)]);
-    plan(&mut reconciler);
-    assert_eq!(rules.get().len(), 0, "a deleted Service");
+    assert_eq!(plan(&mut reconciler), 0, "a deleted Service");
 }

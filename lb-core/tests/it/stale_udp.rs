@@ -1,12 +1,15 @@
 //! Tests which UDP flows the agent deletes.
 
+use std::ops::{Deref, DerefMut};
+
 use lb_common::{Address, ServiceKey};
 use lb_core::{
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Policy, Protocol, Service,
         ServicePort, TrafficPolicy,
     },
-    stale_udp::StaleFrontends,
+    plan::Plan,
+    stale_udp::{ServedUdp, StaleFrontends},
 };
 
 use crate::kernel::Node;
@@ -47,14 +50,53 @@ fn slice(endpoints: Vec<Endpoint>) -> Change {
     Change::EndpointSlice(name(), Some(EndpointSlice { service: name(), ports, endpoints }))
 }
 
+/// A node, and the endpoints of its UDP frontends as another task of the agent knows them.
+struct Dns {
+    node: Node,
+    served: ServedUdp,
+}
+
+impl Deref for Dns {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl DerefMut for Dns {
+    fn deref_mut(&mut self) -> &mut Node {
+        &mut self.node
+    }
+}
+
+impl Dns {
+    /// Plans, and applies the changes that the agent applies before the first step.
+    fn plan(&mut self) -> Plan {
+        let plan = self.reconciler.plan();
+        self.apply_changes();
+        plan
+    }
+
+    fn settle(&mut self) {
+        self.node.settle();
+        self.apply_changes();
+    }
+
+    fn apply_changes(&mut self) {
+        let changes = self.node.reconciler.take_served_changes();
+        changes.into_iter().for_each(|change| self.served.apply(change));
+    }
+}
+
 /// For the only UDP frontend: the last bytes of the addresses whose flows stay; `None` if the reconciler does not
 /// report the frontend.
-fn kept(node: &mut Node) -> Option<Vec<u8>> {
+fn kept(node: &mut Dns) -> Option<Vec<u8>> {
     node.settle();
     let moved: StaleFrontends = node.reconciler.take_stale_frontends();
     let key = frontend();
     assert!(moved.iter().all(|found| *found == key), "{moved:?}");
-    let serving = moved.contains(&key).then(|| node.reconciler.served().by(&key).expect("it is served"));
+    let serving = moved.contains(&key).then(|| node.served.by(&key).expect("it is served"));
     serving.map(|serving| serving.iter().map(|(address, _)| last_octet(*address)).collect())
 }
 
@@ -69,18 +111,18 @@ fn last_octet(address: Address) -> u8 {
     }
 }
 
-fn node(changes: Vec<Change>) -> Node {
+fn node(changes: Vec<Change>) -> Dns {
     let policy = Policy { node_name: "here".into(), ..Policy::default() };
     let mut node = Node::with_policy(100, policy);
     node.reconciler.handle(changes);
-    node
+    Dns { node, served: ServedUdp::default() }
 }
 
 fn dns(endpoints: Vec<Endpoint>) -> Vec<Change> {
     vec![service(Protocol::Udp, TrafficPolicy::Cluster), slice(endpoints)]
 }
 
-fn after(node: &mut Node, change: Change) -> Option<Vec<u8>> {
+fn after(node: &mut Dns, change: Change) -> Option<Vec<u8>> {
     node.reconciler.handle(vec![change]);
     kept(node)
 }
@@ -140,7 +182,7 @@ fn stale_frontends_of_a_failed_plan_are_reported_again() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
     assert_eq!(kept(&mut node), Some(vec![1, 2]));
     node.reconciler.handle(vec![slice(vec![endpoint(2)])]);
-    let plan = node.reconciler.plan();
+    let plan = node.plan();
     assert!(!plan.steps.is_empty());
     assert_eq!(node.reconciler.take_stale_frontends().len(), 1);
     node.reconciler.failed();
@@ -153,16 +195,16 @@ fn endpoint_added_during_deletion_of_stale_flows_keeps_its_flows() {
     assert_eq!(kept(&mut node), Some(vec![1]));
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
     // Another endpoint is added while the agent waits for the grace period before it deletes the flows.
-    let served = node.reconciler.served().clone();
-    let lost = |last| served.has_lost(&frontend(), (Address::from_v4([10, 0, 0, last]), 5353));
-    assert!(lost(1) && !lost(2) && lost(3));
+    let lost =
+        |node: &Dns, last| node.served.has_lost(&frontend(), (Address::from_v4([10, 0, 0, last]), 5353));
+    assert!(lost(&node, 1) && !lost(&node, 2) && lost(&node, 3));
     node.reconciler.handle(vec![slice(vec![endpoint(2), endpoint(3)])]);
-    assert!(!node.reconciler.plan().steps.is_empty());
-    assert!(lost(1) && !lost(2) && !lost(3), "known before programs create flows to it");
+    assert!(!node.plan().steps.is_empty());
+    assert!(lost(&node, 1) && !lost(&node, 2) && !lost(&node, 3), "known before programs create flows to it");
     node.settle();
     node.reconciler.handle(vec![slice(vec![])]);
     node.settle();
-    assert!(lost(1) && !lost(3), "without other endpoints, the flows stay");
+    assert!(lost(&node, 1) && !lost(&node, 3), "without other endpoints, the flows stay");
 }
 
 #[test]
@@ -184,7 +226,7 @@ fn frontend_taken_over_by_another_service_is_served_by_it() {
         assert_eq!(kept(&mut node), Some(vec![2]), "from {old} to {new}");
         node.reconciler.handle(vec![Change::Service(ObjectName::new("kube-system", new), None)]);
         node.settle();
-        assert_eq!(node.reconciler.served().by(&frontend()), None);
+        assert_eq!(node.served.by(&frontend()), None);
     }
 }
 
