@@ -27,28 +27,28 @@ impl Sum {
         Self(self.0 + u64::from(!a) + u64::from(!b) + u64::from(!c) + u64::from(!d))
     }
 
-    /// Adds one 16-bit word in memory order.
+    /// Adds one 16-bit word in network byte order.
     #[inline(always)]
     #[must_use]
     pub fn add_word(self, word: u16) -> Self {
         Self(self.0 + u64::from(word))
     }
 
-    /// Adds two 16-bit words in memory order at once.
+    /// Adds two 16-bit words in network byte order at once.
     #[inline(always)]
     #[must_use]
     pub fn add_wide(self, words: u32) -> Self {
         Self(self.0 + u64::from(words))
     }
 
-    /// Subtracts one 16-bit word in memory order.
+    /// Subtracts one 16-bit word in network byte order.
     #[inline(always)]
     #[must_use]
     pub fn sub_word(self, word: u16) -> Self {
         Self(self.0 + u64::from(!word))
     }
 
-    /// The sum as one 16-bit word in memory order, not complemented.
+    /// The sum as one 16-bit word in network byte order, not complemented.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits before")]
     pub const fn fold(self) -> u16 {

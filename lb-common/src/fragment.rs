@@ -157,11 +157,11 @@ impl Span {
     /// [`Self::boundaries`] of all fragments of a datagram together.
     pub const WHOLE: u64 = boundary(0) ^ boundary(Self::END);
 
-    /// A number for both ends of the part. Where two parts meet, their numbers cancel each other, so the exclusive or
-    /// of the numbers of all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A fragment that is
-    /// seen twice before the datagram is complete cancels itself, and the datagram then never seems complete. A
-    /// duplicate that arrives after the datagram is complete may be held like an early fragment. It then counts as a
-    /// part of the next datagram with the same key, if that one follows within 2 s.
+    /// The exclusive or of a number for each end of the part. Where two parts meet, the number of that boundary cancels
+    /// out, so the exclusive or over all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A
+    /// fragment that is seen twice before the datagram is complete cancels itself, and the datagram then never seems
+    /// complete. A duplicate that arrives after the datagram is complete may be held like an early fragment. It then
+    /// counts as a part of the next datagram with the same key, if that one follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })

@@ -580,7 +580,7 @@ fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> 
     above.chain(0..band).find(|offset| is_free(*offset))
 }
 
-/// 64-bit FNV-1a hash of the parts: small, and the same on all machines and in all versions.
+/// 64-bit FNV-1a hash of the parts: little code, and the same result on all machines and in all versions.
 fn fnv1a(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

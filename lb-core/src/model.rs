@@ -82,7 +82,7 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// Settings from the Service's annotations; `None` if no annotation sets or reports anything.
+    /// What the Service's annotations set, and what is wrong with them; `None` if there is neither.
     pub settings: Option<Arc<ServiceSettings>>,
 }
 
@@ -367,7 +367,7 @@ pub struct Node {
 pub struct NodeAddresses {
     /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
     pub own: Vec<IpAddr>,
-    /// The address of each family that other nodes use for this one; it is one of `own`.
+    /// This node's addresses that other nodes use, one for each family; `own` has them, too.
     pub primary: Vec<IpAddr>,
     /// The addresses that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
     pub node_ports: Vec<IpAddr>,

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub struct Servers {
     state: Mutex<State>,
-    /// Questions that look for a loop, and the server that each was sent to.
+    /// Queries that find forwarding loops, each with the server that it was sent to.
     probes: Mutex<Vec<Probe>>,
 }
 

@@ -11,7 +11,7 @@ pub struct Bytes {
 
 macro_rules! load_and_store {
     ($load:ident, $store:ident, $word:ty, $register:ty, $size:literal) => {
-        /// The word at `OFFSET`, in memory order.
+        /// The word at `OFFSET`, in network byte order.
         #[inline(always)]
         pub fn $load<const OFFSET: usize>(self) -> $word {
             let word: $register;
@@ -28,7 +28,7 @@ macro_rules! load_and_store {
             word as $word
         }
 
-        /// Stores the word at `OFFSET`, in memory order.
+        /// Stores the word at `OFFSET`, in network byte order.
         #[inline(always)]
         pub fn $store<const OFFSET: usize>(self, word: $word) {
             // SAFETY: the caller of the constructor promises that `OFFSET` is in bounds.

@@ -76,7 +76,7 @@ pub const fn mixed(number: u32, mask: u32) -> u32 {
     number ^ number >> 8
 }
 
-/// Key of a flow of the baselines, which support IPv4 only. Fields are in memory order, as in the packet.
+/// Key of a flow of the baselines, which support IPv4 only. Fields are in network byte order, as in the packet.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct BaselineFlow {
@@ -94,9 +94,9 @@ pub struct BaselineFlow {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct BaselineService {
-    /// Address, in memory order.
+    /// Address, in network byte order.
     pub address: u32,
-    /// Port, in memory order.
+    /// Port, in network byte order.
     pub port: u16,
     /// IP protocol number of the packet.
     pub protocol: u16,
@@ -106,11 +106,11 @@ pub struct BaselineService {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct BaselineTarget {
-    /// Address, in memory order.
+    /// Address, in network byte order.
     pub address: u32,
-    /// Port, in memory order.
+    /// Port, in network byte order.
     pub port: u16,
-    /// Change of the IPv4 header's checksum: one's complement, memory order.
+    /// Change of the IPv4 header's checksum: one's complement, network byte order.
     pub address_delta: u16,
     /// Change of the transport checksum, by address and port.
     pub delta: u16,

@@ -2,11 +2,16 @@
 //! API server's `exec`, with the user's own rights.
 //!
 //! ```text
-//! cli      the command line                  cluster  the kubeconfig, the nodes and the agents' Pods
-//! exec     a command in one Pod              gather   a command on all nodes, with progress
-//! status   the rows of `status`, worst first target   the arguments of `explain`, and the packet
-//! explain  the way from a Pod to a Service  service  what each node serves, differences first
-//! monitor  events as they happen             top      traffic of Services, summed over the nodes
+//! cli        the command line
+//! cluster    the kubeconfig, the nodes and the agents' Pods
+//! exec       a command in one Pod
+//! gather     a command on all nodes, with progress
+//! status     a row for each node, worst first
+//! explain    the path from a Pod to a Service
+//! target     the arguments of `explain`, and the packet that they describe
+//! service    what each node serves, differences first
+//! monitor    events as they happen
+//! top        traffic of Services, summed over the nodes
 //! bugreport  the archives of all nodes
 //! ```
 

@@ -375,7 +375,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Connects nodes, clients and router to the LAN; the router's address towards the nodes ends with .254.
+    /// Connects the clients to the router, and the nodes to its bridge `lan`, where the router has the addresses
+    /// 172.18.0.254 and fd00:172:18::fe.
     fn connect_lan(&self) -> Result<()> {
         let (Some(router), Some(other)) = (&self.router, &self.other_client) else { return Ok(()) };
         veth((&self.client, "eth0"), (router, "eth0"))?;

@@ -31,7 +31,7 @@ pub(crate) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(stripped)
 }
 
-/// The time that everything in a result gets, in seconds since 1970, so that the same commit gives the same bytes:
+/// The timestamp of all files in a package or image, in seconds since 1970, so that builds of one commit are equal:
 /// `$SOURCE_DATE_EPOCH`, else the time of the commit.
 pub(crate) fn source_date() -> anyhow::Result<u64> {
     let text = match env::var("SOURCE_DATE_EPOCH") {

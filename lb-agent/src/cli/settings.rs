@@ -120,9 +120,9 @@ settings! {
         /// Host-side interfaces of pods [default: veth devices whose other end is in another network namespace]
         "workload-device" "LB_AGENT_WORKLOAD_DEVICE" "workloadDevice"
         workload_device: Option<Vec<String>> | Option<List>, (value_name = "NAME|GLOB", num_args = 1.., value_delimiter = ',');
-        /// Ranges of cluster IPs, one for each address family at most. Packets to unassigned addresses are dropped in
-        /// ranges that are given here or named by the API server, but not in the default ones [default: with
-        /// --manifests 10.96.0.0/12,fd00:10:96::/112, else the ranges that the API server names]
+        /// Ranges of cluster IPs, at most one per address family. Packets to unassigned addresses of these ranges are
+        /// dropped, except in the default ranges of --manifests [default: the ranges that the API server names; with
+        /// --manifests 10.96.0.0/12,fd00:10:96::/112]
         "service-cluster-ip-range" "LB_AGENT_SERVICE_CLUSTER_IP_RANGE" "serviceClusterIPRange"
         service_cluster_ip_range: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
         /// With --manifests: networks from which Services of type LoadBalancer get addresses, in addition to the

@@ -88,8 +88,8 @@ struct Follower {
     node_deadline: Option<Instant>,
     /// Whether [`SourceEvent::Synchronised`] has been sent.
     synchronised: bool,
-    /// The unread Services of the last [`SourceEvent::CompleteBut`]; empty after [`SourceEvent::Complete`], `None`
-    /// before both.
+    /// The Services that could not be read, from the last [`SourceEvent::CompleteBut`]; empty after
+    /// [`SourceEvent::Complete`]; `None` until one of the two events.
     unread: Option<BTreeSet<ObjectName>>,
 }
 

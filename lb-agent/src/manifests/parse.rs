@@ -122,7 +122,7 @@ pub(super) enum Resource {
     /// The Service, without annotations of other software. Its addresses and node ports are allocated later, because
     /// they depend on the other Services.
     Service(Box<api::Service>),
-    /// EndpointSlices: that of the object, or those that an Endpoints object stands for.
+    /// The object itself, or the EndpointSlices that an Endpoints object stands for.
     Slices(Slices, NamedSlices),
     /// A pool of load balancers' addresses.
     Pool(Pool),

@@ -94,9 +94,9 @@ pub struct Flow {
     pub next_seq: u32,
     /// TCP: last acknowledgement sent.
     pub last_ack: u32,
-    /// The difference that the change of addresses makes to a checksum; one's complement, memory order.
+    /// The difference that the change of addresses makes to a checksum; one's complement, network byte order.
     pub address_delta: u16,
-    /// The difference that the change of ports makes to a checksum; one's complement, memory order.
+    /// The difference that the change of ports makes to a checksum; one's complement, network byte order.
     pub port_delta: u16,
     /// Bits of [`seen`].
     pub seen: u8,
@@ -242,7 +242,8 @@ impl Flow {
     }
 
     /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
-    /// counts the packets of both. Counts the replaced flows, too; beyond 65,535 of them, all counters start from 0 again.
+    /// counts the packets of both. Counts the replaced flows, too; beyond 65,535 of them, all counters start from 0
+    /// again.
     #[inline(always)]
     pub const fn continue_counters(&mut self, earlier: &Self) {
         (self.packets, self.traffic) = match earlier.traffic.checked_add(1 << BYTE_COUNT_BITS) {

@@ -235,7 +235,7 @@ mod interleavings {
         asker: Asker,
         /// Steps of the agent so far.
         agent: usize,
-        /// The programs that the agent's grace period waits for: the two inserters and the asker.
+        /// Which programs the agent's grace period waits for: the two that insert, and the one that asks.
         waits_for: Option<[bool; 3]>,
     }
 

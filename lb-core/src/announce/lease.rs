@@ -51,7 +51,8 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// A right ends 300 ms before the promise: enough for clocks that differ by 1 %, and for the agent to be slow.
+    /// The right of a node ends 300 ms before the promises that it is based on. This covers clocks of which one runs
+    /// 1 % faster than the other, and delays of the agent.
     pub const DEFAULT: Self = Self {
         interval: 200 * MILLISECOND,
         right: 900 * MILLISECOND,

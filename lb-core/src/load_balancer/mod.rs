@@ -163,8 +163,9 @@ impl LoadBalancers {
         self.replace(service, addresses.to_vec(), None);
     }
 
-    /// Assigns addresses to many Services at once, independent of their order: first to those that name addresses, then
-    /// to the others, oldest first, then by name. Returns the error of each request.
+    /// Assigns addresses to many Services at once, first to those that name addresses. Among these, and among the
+    /// others, older Services come first; the name decides between Services of the same age. Returns the error of each
+    /// request.
     pub fn assign_all(&mut self, requests: &[Request]) -> Vec<Option<AddressError>> {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();

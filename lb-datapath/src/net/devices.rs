@@ -89,9 +89,9 @@ pub struct DevicePatterns {
     pub workload: Vec<Pattern>,
 }
 
-/// The devices that get programs, sorted by index. Patterns take precedence over detection, and wire over workload; no
-/// pattern applies to the catch device. The loopback device, and devices whose link layer the programs cannot parse,
-/// never get programs.
+/// The devices that get programs, sorted by index. Patterns take precedence over detection, and patterns of wires over
+/// those of workload devices; no pattern applies to the catch device. The loopback device, and devices whose link layer
+/// the programs cannot parse, never get programs.
 pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;

@@ -1,5 +1,5 @@
-//! The fast path handles nearly every packet: one with plain headers that either needs no flow, or belongs to a flow
-//! that neither begins nor ends with it.
+//! The fast path handles nearly all packets: those with plain headers that need no flow, and those that belong to an
+//! existing flow and do not end it.
 //!
 //! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
 //! the same rules.

@@ -65,8 +65,8 @@ pub(crate) fn is_to<F: Frame>(frame: &F, mac: &[u8; 6]) -> bool {
     difference(a, d) | difference(b, e) | difference(c, f) == 0
 }
 
-/// Whether frames for the node on this device have this MAC address, given as three words in memory order: 1 or 0. (A
-/// global function: the verifier checks it once.)
+/// Whether frames for the node on this device have this MAC address, given as three words in network byte order: 1 or
+/// 0. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn has_mac(device: u32, a: u32, b: u32, c: u32) -> u32 {

@@ -28,7 +28,7 @@ unsafe impl Header for u8 {}
 // SAFETY: an array has the alignment and the valid bit patterns of its elements.
 unsafe impl<T: Header, const N: usize> Header for [T; N] {}
 
-/// The bytes as one word in memory order.
+/// The bytes as one word in network byte order.
 ///
 /// Headers have alignment 1, so LLVM would load byte by byte. The kernel allows unaligned loads from packets where the
 /// CPU does (x86-64 and arm64 do), so the function loads the word by one instruction.
@@ -52,7 +52,7 @@ pub fn word(bytes: &[u8; 4]) -> u32 {
     u32::from_ne_bytes(*bytes)
 }
 
-/// The bytes as one 16-bit word in memory order; see [`word`].
+/// The bytes as one 16-bit word in network byte order; see [`word`].
 #[inline(always)]
 pub fn half_word(bytes: &[u8; 2]) -> u16 {
     #[cfg(target_arch = "bpf")]
@@ -73,7 +73,7 @@ pub fn half_word(bytes: &[u8; 2]) -> u16 {
     u16::from_ne_bytes(*bytes)
 }
 
-/// Writes a word in memory order, by one instruction: see [`word`].
+/// Writes a word in network byte order, by one instruction: see [`word`].
 #[inline(always)]
 pub fn set_word(bytes: &mut [u8; 4], word: u32) {
     #[cfg(target_arch = "bpf")]
@@ -92,7 +92,7 @@ pub fn set_word(bytes: &mut [u8; 4], word: u32) {
     }
 }
 
-/// Writes a 16-bit word in memory order; see [`set_word`].
+/// Writes a 16-bit word in network byte order; see [`set_word`].
 #[inline(always)]
 pub fn set_half_word(bytes: &mut [u8; 2], half: u16) {
     #[cfg(target_arch = "bpf")]

@@ -11,7 +11,7 @@ use super::{
     packet::{Body, Fragment, Headers, Layer, Packet, Part},
 };
 
-/// `EtherType` values in memory order.
+/// `EtherType` values in network byte order.
 pub(super) mod ether_type {
     pub(in crate::parse) const IPV4: u16 = 0x0800_u16.to_be();
     pub(in crate::parse) const IPV6: u16 = 0x86dd_u16.to_be();

@@ -31,7 +31,7 @@ pub enum ToBackend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ToClient {
-    /// Nothing: the segment acknowledges nothing, or less than the SYN.
+    /// Change nothing: the segment has no acknowledgement, or one of less than the SYN.
     Unchanged = 0,
     /// Subtract the length of the header from the window, so that the client's first bytes fit behind the header.
     Accept = 1,

@@ -11,7 +11,8 @@ const ATTEMPTS: u32 = 32;
 /// Attempts towards a backend whose ports have run out in this tick.
 const FEW_ATTEMPTS: u32 = 8;
 
-/// The number of ports that a new connection tries; `ran_out` is whether the backend's ports have run out in this tick.
+/// How many source ports a new connection tries. `ran_out`: another connection to the same backend has found none in
+/// this tick.
 #[inline(always)]
 pub const fn attempts(ran_out: bool) -> u32 {
     if ran_out { FEW_ATTEMPTS } else { ATTEMPTS }

@@ -132,7 +132,7 @@ impl Baselines {
     }
 }
 
-/// An IPv4 address as a number in memory order (network byte order).
+/// An IPv4 address as a number in network byte order.
 fn word(address: IpAddr) -> anyhow::Result<u32> {
     match address {
         IpAddr::V4(address) => Ok(u32::from_ne_bytes(Ipv4Addr::octets(&address))),

@@ -300,8 +300,8 @@ fn path_mtu_errors_reach_dsr_backends() {
     }
 }
 
-/// The way between the nodes is narrower than their devices: the router's ICMP error about the tunnel goes to node 1,
-/// which must tell the client.
+/// The path MTU between the nodes is smaller than the MTU of their devices. The router sends its ICMP error about a
+/// tunnelled packet to node 1, which must send one to the client.
 #[test]
 fn path_mtu_between_nodes_reaches_dsr_clients() {
     for (tunnel, xdp, overheads) in

@@ -106,8 +106,8 @@ impl Bird {
         Sessions { established: established.min(wanted), down: wanted.saturating_sub(established) }
     }
 
-    /// Writes the text to the configuration file and makes BIRD use it. If BIRD is known to accept the old content,
-    /// only a text that BIRD accepts replaces it.
+    /// Writes the text to the configuration file and makes BIRD use it. A content that BIRD is known to accept is
+    /// replaced only by a text that BIRD accepts.
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
         let (file, new) = (self.file.clone(), beside(&self.file));
         let (name, socket) = (file.display(), self.socket.display());

@@ -83,7 +83,7 @@ fn plain(address: SocketAddr) -> &'static str {
     }
 }
 
-/// Reads the token that users log in with from a file.
+/// Reads the users' login token from a file.
 fn read_token(file: &Path) -> anyhow::Result<Token> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read the token in {}", file.display()))?;

@@ -41,7 +41,7 @@ pub(super) fn next_hop(skb: &Skb, packet: &Packet, flow: &Flow) -> Option<&'stat
     (is_plain(packet) && fits(skb, packet, hop)).then_some(hop)
 }
 
-/// Whether the packet is unfragmented behind an Ethernet header, with ports and checksum at fixed offsets.
+/// Whether this is an unfragmented TCP or UDP packet in an untagged Ethernet frame.
 #[inline(always)]
 fn is_plain(packet: &Packet) -> bool {
     let transport = matches!(packet.body, Body::Tcp | Body::Udp);

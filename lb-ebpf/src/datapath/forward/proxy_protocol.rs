@@ -215,7 +215,7 @@ fn set_length(skb: &mut Skb, packet: &mut Packet, end: u32) -> Result<(), Outcom
     }
 }
 
-/// The sum over bytes, in memory order.
+/// The sum over bytes, in network byte order.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 fn sum<const N: usize>(bytes: &mut [u8; N]) -> u16 {

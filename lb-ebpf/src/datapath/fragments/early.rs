@@ -44,7 +44,7 @@ use crate::datapath::{
 const PLACES: u32 = 1024;
 /// Lists, a power of two.
 const LISTS: u64 = 4096;
-/// The longest IP packet that is held, in bytes: enough for an MTU of 1,500, and a place then has 2 KB.
+/// The longest IP packet that is held, in bytes: enough for an MTU of 1,500, and it makes each place 2 KB large.
 const MAX_BYTES: u32 = 1984;
 /// The most places of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
 const MAX_VISITS: u32 = 128;
@@ -255,8 +255,8 @@ fn set_mark(raw: *mut __sk_buff, mark: u32) {
 #[inline(always)]
 fn latest(key: &FragmentKey) -> Option<u64> {
     let lists = EARLY_LISTS.get_ptr_mut(0)?;
-    // The head of the list must be read after the insertion into `FRAGMENTS`. An atomic operation does that, because BPF
-    // has no other barrier before Linux 6.15.
+    // The head of the list must be read after the insertion into `FRAGMENTS`. An atomic operation does that, because
+    // BPF has no other barrier before Linux 6.15.
     // SAFETY: as in `head`; programs change the word atomically.
     let ticket = unsafe { fetch_add(head(lists, key)?, 0) };
     let place = place(ticket)?;

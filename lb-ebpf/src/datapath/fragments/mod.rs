@@ -140,8 +140,9 @@ fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
 #[inline(never)]
 fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     let Some(datagram) = FRAGMENTS.get_ptr_mut(key) else { return Later::Unknown };
-    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. An LRU map
-    // may reuse the element only for another fragmented datagram, which then seems incomplete.
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the
+    // LRU map reuses the element meanwhile, a write to `boundaries` changes those of another fragmented datagram, which
+    // then seems incomplete.
     let (known, boundaries) = unsafe { (*datagram, &raw mut (*datagram).boundaries) };
     if !known.is_valid(now()) {
         return Later::Unknown;

@@ -19,8 +19,9 @@ use crate::datapath::words;
 static LIMITS: HashMap<u32, ConnectionLimits, { capacity::LIMITS }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// The buckets of these limits: the times (ns of the coarse clock) at which they will be full again. An LRU map: if
-/// there are too many clients, those that have not connected for the longest time get full buckets.
+/// The token buckets of the limits: the times (ns of the coarse clock) at which they will be full again. If there are
+/// too many clients, the LRU map evicts those that have not connected for the longest time. A client without a bucket
+/// has a full one.
 #[btf_map]
 static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }> = LruHashMap::new();
 

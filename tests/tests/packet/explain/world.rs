@@ -33,7 +33,7 @@ use super::{
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
 /// Packets in each world.
 const PACKETS: usize = 50;
-/// A lease of node-local DNS that outlives each world, in ns.
+/// How long the agent's DNS server counts as answering after each renewal, in ns: longer than a world exists.
 const LEASE: u64 = 600_000_000_000;
 
 /// A random state: Services, settings, and the clients that send.

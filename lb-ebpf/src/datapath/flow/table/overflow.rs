@@ -1,7 +1,7 @@
 //! The overflow: the hash map `CONNTRACK`.
 //!
-//! On Linux 6.1 helpers reject a pointer to a key or flow that a global function got as its argument. So the functions
-//! copy both to `SCRATCH`.
+//! The verifier of Linux 6.1 rejects a helper call whose key or value is a pointer that a global function got as its
+//! argument. So the functions copy both to `SCRATCH`.
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_NOEXIST};
 use lb_common::{
