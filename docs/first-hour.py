@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the commands of first-hour.md as a user would type them, and writes what they print, and how long they take.
 
-    docs/first-hour.py            runs all blocks; fails if a command fails or lacks the output that the page names
+    docs/first-hour.py            runs all blocks; fails if a command fails, hangs, or lacks the output that the page names
     docs/first-hour.py --write    also writes times and output into the page
 
 One shell runs all blocks ```sh. If a block ```text follows, the script replaces its lines by as many lines of the output,
@@ -12,8 +12,10 @@ installs.
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +23,8 @@ REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs/first-hour.md"
 BLOCK = re.compile(r"```sh\n(?P<commands>.*?)```\n(?P<time>\n\*[^\n]*\*\n)?(?P<output>\n```text\n(?P<text>.*?)```\n)?", re.S)
 END = "--- end of block ---"
+# Seconds for one block: a loop that waits for something may wait for ever.
+LIMIT = 600
 
 
 class Shell:
@@ -28,19 +32,34 @@ class Shell:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            ["bash"], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["bash"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
 
+    def kill(self):
+        """Ends the shell and what it runs."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+
     def run(self, commands):
-        """Runs the commands of a block; returns their output. Exits if one of them fails."""
+        """Runs the commands of a block; returns their output. Exits if one of them fails or takes longer than LIMIT."""
+        timer = threading.Timer(LIMIT, self.kill)
+        timer.start()
         self.process.stdin.write(f"{{ set -e; {commands}\nset +e; }} </dev/null; echo '{END}'\n")
         self.process.stdin.flush()
         lines = []
         for line in self.process.stdout:
             if line.rstrip() == END:
+                timer.cancel()
                 return lines
             lines.append(line.rstrip())
-        sys.exit(f"a command failed:\n{commands}\nIt printed:\n" + "\n".join(lines))
+        why = "failed" if timer.is_alive() else f"took longer than {LIMIT} s"
+        timer.cancel()
+        sys.exit(f"a command {why}:\n{commands}\nIt printed:\n" + "\n".join(lines))
 
 
 def spoken(seconds):

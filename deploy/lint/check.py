@@ -20,13 +20,15 @@ from helm_python.chart import Chart, lint, package
 from helm_python.errors import HelmError
 
 from chart import CHART, DEPLOY, render, schema_problems
-from values import check_values
+from values import check_values, installed
 
 HEADER = "# Rendered from the chart by deploy/lint/check.py --write; edit the chart.\n"
 RENDERED = {
-    "lb-agent.yaml": DEPLOY / "lint/values-manifests.yaml",
-    "kubeadm.yaml": DEPLOY / "lint/values-kubeadm.yaml",
-    "lint/controller.yaml": DEPLOY / "lint/values-controller.yaml",
+    "lb-agent.yaml": yaml.safe_load((DEPLOY / "lint/values-manifests.yaml").read_text()),
+    "kubeadm.yaml": yaml.safe_load((DEPLOY / "lint/values-kubeadm.yaml").read_text()),
+    "lint/controller.yaml": yaml.safe_load((DEPLOY / "lint/values-controller.yaml").read_text()),
+    # What the command of deploy/README.md installs that moves a cluster node by node.
+    "lint/migration.yaml": installed((DEPLOY / "README.md").read_text(), "nodeSelector"),
 }
 RULES = DEPLOY / "alerts/lb-agent.rules.yaml"
 RULE_TESTS = DEPLOY / "alerts/lb-agent.tests.yaml"
@@ -110,7 +112,7 @@ def check_schema():
 def check_rendered(write):
     problems = []
     for name, values in RENDERED.items():
-        text = HEADER + render(yaml.safe_load(values.read_text()))
+        text = HEADER + render(values)
         path = DEPLOY / name
         if write:
             path.write_text(text)

@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 
 from chart import CHART
-from values import Values, effect_problems, examples, options, page_problems, read_problems
+from values import Values, effect_problems, examples, installed, options, page_problems, read_problems
 
 
 class Mistakes(unittest.TestCase):
@@ -70,6 +70,10 @@ class Sources(unittest.TestCase):
     def test_options_are_read_as_helm_reads_them(self):
         page = "--set a.b=true --set-string c=true --set-json 'd={\"e\": [1]}' --set `x`"
         self.assertEqual(list(options(page)), [{"a": {"b": True}}, {"c": "true"}, {"d": {"e": [1]}}])
+
+    def test_values_of_one_command_are_merged(self):
+        page = "helm install a b --set x.y=1\n\nhelm install a b \\\n  --set x.y=2 \\\n  --set-string x.z=true\nhelm lint --set x.y=3\n"
+        self.assertEqual(installed(page, "x.z"), {"x": {"y": 2, "z": "true"}})
 
 
 if __name__ == "__main__":

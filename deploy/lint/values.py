@@ -16,6 +16,8 @@ from chart import CHART, DEPLOY, render, schema_problems
 
 KEY = re.compile(r"( *)(\w+):")
 EXAMPLE = re.compile(r" *# Example: (.+)")
+# A command of Helm, whose lines but the last end in a backslash.
+COMMAND = re.compile(r"helm install (?:.*\\\n)*.*")
 OPTION = re.compile(r"--set(|-string|-json)[ =]('[^']+'|[^\s'`]+)")
 NAME = re.compile(r"`(\w+\.[\w.]+)`")
 READ = re.compile(r"\.Values((?:\.\w+)*)")
@@ -117,6 +119,15 @@ def options(page):
         name, is_given, value = text.strip("'").partition("=")
         if is_given:
             yield tree(name.split("."), value if kind == "-string" else yaml.safe_load(value))
+
+
+def installed(page, word):
+    """The values that the only `helm install` of a page with this word in it sets."""
+    [command] = [command for command in COMMAND.findall(page) if word in command]
+    values = {}
+    for option in options(command):
+        values = merged(values, option)
+    return values
 
 
 def read_problems(values):

@@ -21,6 +21,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use kube::config::Kubeconfig;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -28,12 +29,17 @@ use crate::{
     cli::{Cli, Command, KernelArgs, RunArgs},
     config::{Config, Source},
     daemon::socket,
-    kubernetes::{addresses::lease_name, announce::VOTERS},
+    kubernetes::{ApiServer, addresses::lease_name, announce::VOTERS},
 };
 
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
 /// The chart rendered with the load balancer controller and with announcements.
 const CONTROLLER: &str = "lint/controller.yaml";
+
+/// What `deploy/README.md` installs to move a cluster from kube-proxy node by node.
+const MIGRATION: &str = "lint/migration.yaml";
+/// What kubeadm makes for kube-proxy.
+const OF_KUBEADM: &str = "../lb-agent/src/config/testdata/kubeadm-objects.yaml";
 
 fn deploy(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", "deploy", name].iter().collect()
@@ -350,10 +356,41 @@ fn configuration_is_accepted_and_its_port_is_declared() {
     assert_declares(&daemon_set, config.healthz.unwrap().port());
 }
 
-/// The configuration file that kubeadm writes for kube-proxy sets no health check port, so the default applies.
+/// The agent's Pod reads the ConfigMap that kubeadm made for kube-proxy: the configuration under the key that the
+/// manifest names, and the kubeconfig that the configuration names.
 #[test]
-fn default_port_is_declared_for_the_configuration_of_kube_proxy() {
-    assert_declares(&only("kubeadm.yaml"), 10256);
+fn config_map_of_kubeadm_has_the_files_that_the_pod_reads() {
+    let map: ConfigMap = only(OF_KUBEADM);
+    let data = map.data.as_ref().unwrap();
+    for file in ["kubeadm.yaml", MIGRATION] {
+        let daemon_set: DaemonSet = only(file);
+        assert_eq!(daemon_set.metadata.namespace, map.metadata.namespace);
+        let pod = daemon_set.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+        let volumes = pod.volumes.iter().flatten();
+        let volume = volumes.clone().find(|volume| volume.config_map.is_some()).unwrap();
+        assert_eq!(volume.config_map.as_ref().unwrap().name, name(&map));
+        let container = container(&daemon_set);
+        let mount = container.volume_mounts.iter().flatten().find(|mount| mount.name == volume.name).unwrap();
+        let variables = container.env.unwrap();
+        let path = variables.iter().find(|variable| variable.name == "LB_AGENT_CONFIG").unwrap();
+
+        // Another folder stands for the mount, in the paths and in the files.
+        let dir = tempfile::tempdir().unwrap();
+        let here = |text: &str| text.replace(&mount.mount_path, dir.path().to_str().unwrap());
+        data.iter().for_each(|(key, text)| fs::write(dir.path().join(key), here(text)).unwrap());
+        let kernel =
+            KernelArgs { config: Some(here(path.value.as_ref().unwrap()).into()), ..KernelArgs::default() };
+        let run = RunArgs { node_name: Some("a".to_owned()), ..RunArgs::default() };
+        let config = Config::new(kernel, run).unwrap();
+        assert_eq!(config.without_effect, [""; 0]);
+        assert_declares(&daemon_set, config.healthz.unwrap().port());
+        let Source::ApiServer(ApiServer::Kubeconfig(kubeconfig)) = config.source else { panic!("{file}") };
+        let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+        let token = kubeconfig.auth_infos[0].auth_info.as_ref().unwrap().token_file.as_deref();
+        // The Pod has this file because it has a service account that is mounted by default.
+        assert_eq!(token, Some("/var/run/secrets/kubernetes.io/serviceaccount/token"));
+        assert_eq!(pod.automount_service_account_token, None, "{file}");
+    }
 }
 
 fn assert_declares(daemon_set: &DaemonSet, healthz: u16) {

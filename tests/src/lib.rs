@@ -18,6 +18,7 @@ pub mod cgroup;
 pub mod cleanup;
 pub mod client;
 pub mod cluster;
+pub mod container;
 pub mod daemon;
 pub mod dns;
 pub mod guest;

@@ -42,6 +42,8 @@ pub(crate) const TOOLS: [(&str, &str); 22] = [
     ("nginx", "nginx-light"),
     ("haproxy", "haproxy"),
 ];
+/// What `docs/first-hour.py` runs in addition to [`TOOLS`], with its package.
+const PYTHON: (&str, &str) = ("python3", "python3");
 /// Digest of the npm package [`AXE`].
 const AXE_SHA256: &str = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745";
 /// Further programs that `cargo xtask vm` runs, with their packages.
@@ -139,6 +141,7 @@ fn missing_packages() -> Vec<&'static str> {
         missing.extend(LINKER_PACKAGES.iter().filter(|package| !is_package_installed(package)));
     }
     missing.extend(missing_programs(&TOOLS));
+    missing.extend(missing_programs(&[PYTHON]));
     missing.into_iter().collect()
 }
 

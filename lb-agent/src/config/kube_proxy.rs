@@ -278,17 +278,68 @@ mod tests {
         parsed(text).1
     }
 
-    #[test]
-    fn configuration_of_kubeadm_is_accepted_without_warnings() {
-        let file = parse(include_str!("testdata/kubeadm.yaml")).unwrap();
-        let taken = FileSettings {
+    /// The file that kubeadm writes, with some of its lines replaced by others: kubeadm writes every field, those that
+    /// its user has not set with their zero values.
+    fn of_kubeadm(replaced: &[[&str; 2]]) -> (FileSettings, Vec<String>) {
+        let objects = include_str!("testdata/kubeadm-objects.yaml");
+        let (config_map, _) = objects.split_once("\n---\n").unwrap();
+        let config_map: Value = serde_saphyr::from_str(config_map).unwrap();
+        let mut file = config_map["data"]["config.conf"].as_str().unwrap().to_owned();
+        for [line, by] in replaced {
+            assert!(file.contains(line), "{line}");
+            file = file.replacen(line, by, 1);
+        }
+        parse(&file).unwrap()
+    }
+
+    /// The settings that the agent takes from the file of kubeadm.
+    fn taken_of_kubeadm() -> FileSettings {
+        FileSettings {
             kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()),
             bind_address: Some("0.0.0.0".to_owned()),
             cluster_cidr: Some(List::Text("10.244.0.0/16".to_owned())),
             detect_local_mode: Some(DetectLocalMode::ClusterCidr),
             ..FileSettings::default()
-        };
-        assert_eq!(file, (taken, Vec::new()));
+        }
+    }
+
+    #[test]
+    fn configuration_of_kubeadm_is_accepted_without_warnings() {
+        assert_eq!(of_kubeadm(&[]), (taken_of_kubeadm(), Vec::new()));
+    }
+
+    /// kind runs kubeadm with these values.
+    #[test]
+    fn configuration_of_kind_is_accepted_without_warnings() {
+        let of_kind = [
+            ["maxPerCore: null", "maxPerCore: 0"],
+            ["mode: \"\"", "mode: iptables"],
+            ["minSyncPeriod: 0s", "minSyncPeriod: 1s"],
+        ];
+        assert_eq!(of_kubeadm(&of_kind), (taken_of_kubeadm(), Vec::new()));
+    }
+
+    #[test]
+    fn networks_and_mode_of_a_kubeadm_cluster_are_applied() {
+        let with_cidr = |text: &str| of_kubeadm(&[["clusterCIDR: 10.244.0.0/16", text]]);
+        let networks = |cluster_cidr| FileSettings { cluster_cidr, ..taken_of_kubeadm() };
+        let both = "10.244.0.0/16,fd00:10:244::/56";
+        let taken = networks(Some(List::Text(both.to_owned())));
+        assert_eq!(with_cidr(&format!("clusterCIDR: {both}")), (taken, Vec::new()));
+        assert_eq!(
+            with_cidr("clusterCIDR: \"\""),
+            (networks(None), Vec::new()),
+            "without --pod-network-cidr"
+        );
+
+        let nodeport_addresses = Some(List::Text("primary".to_owned()));
+        let nftables = FileSettings { nodeport_addresses, ..taken_of_kubeadm() };
+        assert_eq!(of_kubeadm(&[["mode: \"\"", "mode: nftables"]]), (nftables, Vec::new()));
+
+        let ipvs = FileSettings { scheduler: Some("rr".to_owned()), ..taken_of_kubeadm() };
+        let ignored = ["ipvs.strictARP", "mode"].map(str::to_owned).to_vec();
+        let lines = [["mode: \"\"", "mode: ipvs"], ["strictARP: false", "strictARP: true"]];
+        assert_eq!(of_kubeadm(&lines), (ipvs, ignored));
     }
 
     #[test]

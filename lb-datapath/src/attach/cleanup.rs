@@ -2,12 +2,18 @@
 
 use std::{
     fs, io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
+use tracing::debug;
+
 use crate::{
     attach::clsact,
-    bpf::bpffs::{self, Folder},
+    bpf::{
+        bpffs::{self, Folder},
+        sys,
+    },
     error::DatapathError,
     net::{
         announced_routes::AnnouncedRoutes, catch::CatchDevice, netlink::Netlink, ports::PortReservation,
@@ -47,6 +53,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     remove_qdiscs(&folder)?;
     removed.ports = PortReservation::new(folder.clone()).release()?;
     for version in folder.versions()? {
+        detach_links(&version)?;
         let of_version = remove_version(&version)?;
         removed.attachments += of_version.attachments;
         removed.programs += of_version.programs;
@@ -64,6 +71,17 @@ fn release_routes() -> Result<(), DatapathError> {
     AnnouncedRoutes::release_all()?;
     UnreachableRoutes::release()?;
     CatchDevice::release()
+}
+
+/// Detaches the programs of all pinned links at once. When only the pins are removed, the kernel detaches the programs
+/// later, one after the other, and until then some devices translate packets and others do not.
+fn detach_links(version: &Path) -> Result<(), DatapathError> {
+    for path in bpffs::entries(&version.join("links"))? {
+        if let Err(error) = sys::open_pin(&path).and_then(|link| sys::detach_link(link.as_fd())) {
+            debug!(link = %path.display(), %error, "removing the pin of a link that cannot be detached at once");
+        }
+    }
+    Ok(())
 }
 
 /// Removes the pins of one layout version (`DIR/lb/vN`): first those of links, which detaches their programs, and last

@@ -33,7 +33,7 @@ fn tcx_programs_run_first_at_ingress_and_last_at_egress() {
 
     let [_, their_ingress] = ids("tc_ingress");
     cleanup(&sandbox.bpffs()).unwrap();
-    eventually(|| tcx("wire0", TcAttachType::Ingress) == [their_ingress]);
+    assert_eq!(tcx("wire0", TcAttachType::Ingress), [their_ingress], "cleanup detaches before it returns");
     while umount2(&other, MntFlags::MNT_DETACH).is_ok() {}
 }
 

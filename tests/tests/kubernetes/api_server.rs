@@ -361,7 +361,11 @@ async fn answer(
             read(store, &request).await
         }
         (Method::GET, Some(name)) => get(&store, &(plural, namespace, name)),
-        (Method::PATCH, Some(name)) if headers.get(CONTENT_TYPE).is_some_and(|kind| kind == MERGE_PATCH) => {
+        (Method::PATCH, Some(name))
+            if headers
+                .get(CONTENT_TYPE)
+                .is_some_and(|kind| MERGE_PATCHES.iter().any(|known| kind == known)) =>
+        {
             merge(&store, (plural, namespace, name), status, &body)
         }
         (Method::PATCH, Some(name)) => apply(&store, (plural, namespace, name), &body),
@@ -380,7 +384,9 @@ async fn answer(
     }
 }
 
-const MERGE_PATCH: &str = "application/merge-patch+json";
+/// The types of a merge patch, and of a strategic one. Both mean the same unless the patch has a list that Kubernetes
+/// merges with that of the object, such as that of containers; no test sends one.
+const MERGE_PATCHES: [&str; 2] = ["application/merge-patch+json", "application/strategic-merge-patch+json"];
 
 fn get(store: &Store, key: &Key) -> Response {
     store.lock().objects.get(key).map_or_else(|| failure(404), |object| Json(object.clone()).into_response())

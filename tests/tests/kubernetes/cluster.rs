@@ -103,6 +103,15 @@ impl Cluster {
         });
     }
 
+    /// Changes an object by a strategic merge patch, as `kubectl patch` and `kubectl label` do.
+    pub(crate) fn patch(&self, object: &Value, patch: Value) {
+        let (name, api_of) = handle(object);
+        self.block_on(async move |client| {
+            let api: Api<DynamicObject> = api_of(client);
+            api.patch(&name, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+        });
+    }
+
     /// Runs `work` with a client of the server, in the namespace from which the server can be reached.
     #[track_caller]
     fn block_on(&self, work: impl AsyncFnOnce(Client) -> kube::Result<()> + Send) {

@@ -16,6 +16,7 @@ mod endpoint_health;
 mod faults;
 mod health;
 mod kubectl;
+mod migration;
 mod missing_crds;
 mod names;
 mod names_follow;

@@ -6,50 +6,19 @@ use lb_tests::{
     agent::{Agent, Settings, binary, run},
     client::{PATIENCE, ask_http, ask_udp},
     cluster::ClientLink,
+    container::{Container, setpriv},
     wait_for,
 };
 use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http, udp};
 
-/// The Pod template of the DaemonSet in `deploy/`.
-fn pod() -> Value {
+/// The container of the DaemonSet in `deploy/`.
+fn container() -> Container {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/lb-agent.yaml");
     let text = fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n").map(|document| serde_saphyr::from_str::<Value>(document).unwrap());
-    let daemon_set = documents.into_iter().find(|document| document["kind"] == "DaemonSet").unwrap();
-    daemon_set["spec"]["template"]["spec"].clone()
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap()
-}
-
-/// The value of an environment variable in the DaemonSet's container.
-fn variable(name: &str) -> String {
-    let pod = pod();
-    let variables = pod["containers"][0]["env"].as_array().unwrap();
-    let variable = variables.iter().find(|variable| variable["name"] == name).unwrap();
-    text(&variable["value"]).to_owned()
-}
-
-/// Names of the capabilities that the DaemonSet's container has.
-fn capabilities() -> Vec<String> {
-    let pod = pod();
-    let added = pod["containers"][0]["securityContext"]["capabilities"]["add"].as_array().unwrap();
-    let names: Vec<_> = added.iter().map(|name| text(name).to_lowercase()).collect();
-    assert!(!names.is_empty());
-    names
-}
-
-/// Start of a command that runs a program with only these capabilities, as container runtimes do.
-fn setpriv(capabilities: &[String]) -> Vec<String> {
-    let kept: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
-    ["setpriv", "--no-new-privs", "--inh-caps=-all"]
-        .into_iter()
-        .map(str::to_owned)
-        .chain([format!("--bounding-set=-all{kept}")])
-        .collect()
+    Container::new(&documents.into_iter().find(|document| document["kind"] == "DaemonSet").unwrap())
 }
 
 /// A cluster without a running agent; a BPF file system is mounted, as systemd mounts it.
@@ -62,70 +31,20 @@ fn bed() -> Bed {
     bed
 }
 
-/// A shell script that turns its mount namespace into that of the container on node1, and then runs its arguments. The
-/// root file system is this machine's, read-only, with an empty /run.
-fn mounts(bed: &Bed) -> String {
-    let pod = pod();
-    assert_eq!(pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"], true);
-    // Creates mount points that the image does not have, as container runtimes also do.
-    let mut mounts: Vec<&Value> = pod["containers"][0]["volumeMounts"].as_array().unwrap().iter().collect();
-    mounts.sort_by_key(|mount| text(&mount["mountPath"]).split('/').count());
-    let volumes = pod["volumes"].as_array().unwrap();
-    let (mut points, mut filled) = (String::new(), String::new());
-    for mount in mounts {
-        let (name, point) = (text(&mount["name"]), text(&mount["mountPath"]));
-        let volume = volumes.iter().find(|volume| volume["name"] == name).unwrap();
-        let on_node = match volume["hostPath"]["path"].as_str() {
-            Some("/sys/fs/bpf") => Some(bed.cluster.bpffs(1)),
-            Some("/sys/fs/cgroup") => Some(bed.cluster.cgroup(1).unwrap().path().to_owned()),
-            Some(other) => panic!("node1 has no {other}"),
-            // Skips the ConfigMap: the tests pass settings as arguments.
-            None if volume.get("configMap").is_some() => continue,
-            None => None,
-        };
-        points.push_str(&format!("mkdir -p {point}\n"));
-        filled.push_str(&format!("mkdir -p {point}\n"));
-        filled.push_str(&match on_node {
-            Some(path) => format!("mount --bind {} {point}\n", path.display()),
-            None => format!("mount -t tmpfs {name} {point}\n"),
-        });
-        let mode = if mount["readOnly"] == true { "ro" } else { "rw" };
-        filled.push_str(&format!("mount -o remount,bind,{mode} {point}\n"));
-    }
-    format!(
-        "set -eu\n\
-         mount --make-rprivate /\n\
-         mount -t tmpfs image /run\n\
-         {points}\
-         mount --bind /proc/sys /proc/sys\n\
-         for point in $(cut -d ' ' -f 5 /proc/self/mountinfo); do\n\
-           case $point in\n\
-             /proc|/dev|/dev/*|/run/*) ;;\n\
-             *) mount -o remount,bind,ro $point ;;\n\
-           esac\n\
-         done\n\
-         {filled}\
-         exec \"$@\"\n"
-    )
-}
-
 /// The settings of the agent in node1's container.
 fn settings(bed: &Bed) -> Settings {
+    let container = container();
+    let path = |name| container.variable(name).unwrap().into();
     let settings = bed.cluster.agent_settings(1);
-    Settings {
-        bpffs: variable("LB_AGENT_BPFFS").into(),
-        cgroup: Some(variable("LB_AGENT_CGROUP").into()),
-        ..settings
-    }
+    Settings { bpffs: path("LB_AGENT_BPFFS"), cgroup: Some(path("LB_AGENT_CGROUP")), ..settings }
 }
 
-/// Starts the agent in node1's container.
+/// Starts the agent in node1's container. The tests pass settings as arguments, so its ConfigMap is not mounted.
 fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     let mut settings = settings(bed);
     settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-    let mut starter: Vec<String> =
-        ["unshare", "--mount", "sh", "-c", &mounts(bed), "container"].map(str::to_owned).to_vec();
-    starter.extend(setpriv(&capabilities()));
+    let cgroup = bed.cluster.cgroup(1).unwrap().path().to_owned();
+    let starter = container().starter(&[("bpffs", bed.cluster.bpffs(1)), ("cgroup", cgroup)]).unwrap();
     let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
     agent.wait_until_healthy().unwrap();
     agent
@@ -134,16 +53,14 @@ fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
 /// Runs lb-agent with `arguments` in the container, through the command `starter`, as `kubectl exec` does; returns the
 /// output of lb-agent.
 fn exec_by(bed: &Bed, agent: &Agent, starter: &[String], arguments: &[&str]) -> Vec<u8> {
-    let pod = pod();
-    let dir = pod["containers"][0]["workingDir"].as_str().unwrap_or("/");
-    let mut command = bed.cluster.node1.command("nsenter");
-    command.args(["--mount", "--target", &agent.pid().to_string(), "env", &format!("--chdir={dir}")]);
-    command.args(starter).arg(binary()).args(arguments).arg("--bpffs").arg(variable("LB_AGENT_BPFFS"));
+    let container = container();
+    let mut command = container.exec(&bed.cluster.node1, agent.pid(), starter);
+    command.arg(binary()).args(arguments).arg("--bpffs").arg(container.variable("LB_AGENT_BPFFS").unwrap());
     run(&mut command).unwrap().stdout
 }
 
 fn exec(bed: &Bed, agent: &Agent, arguments: &[&str]) -> Vec<u8> {
-    exec_by(bed, agent, &setpriv(&capabilities()), arguments)
+    exec_by(bed, agent, &setpriv(&container().capabilities()), arguments)
 }
 
 #[test]
@@ -166,14 +83,10 @@ fn status_in_the_pod_shows_the_sync_state_and_problems() {
 fn probes_of_the_daemon_set_succeed_in_the_pod() {
     let bed = bed();
     let agent = start_in_container(&bed, &[]);
-    let pod = pod();
     for (probe, answer) in
         [("startupProbe", "alive"), ("livenessProbe", "alive"), ("readinessProbe", "ready")]
     {
-        let command = pod["containers"][0][probe]["exec"]["command"].as_array().unwrap();
-        let [_program, arguments @ ..] = &command[..] else { panic!("{probe}: {command:?}") };
-        let arguments: Vec<&str> = arguments.iter().map(text).collect();
-        let output = String::from_utf8(exec(&bed, &agent, &arguments)).unwrap();
+        let output = String::from_utf8(exec(&bed, &agent, &container().probe(probe))).unwrap();
         assert!(output.starts_with(&format!("{answer}: pid {}, ", agent.pid())), "{probe}: {output}");
     }
 }
@@ -185,9 +98,13 @@ fn status_in_the_pod_lists_every_program() {
     let status = |starter: &[String]| -> Value {
         serde_json::from_slice(&exec_by(&bed, &agent, starter, &["status", "-o", "json"])).unwrap()
     };
-    let (in_pod, with_all) = (status(&setpriv(&capabilities())), status(&[]));
-    let layers: Vec<&str> =
-        with_all["programs"].as_array().unwrap().iter().map(|program| text(&program["layer"])).collect();
+    let (in_pod, with_all) = (status(&setpriv(&container().capabilities())), status(&[]));
+    let layers: Vec<&str> = with_all["programs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|program| program["layer"].as_str().unwrap())
+        .collect();
     assert!(layers.contains(&"tcx") && layers.iter().any(|layer| layer.starts_with("xdp")), "{with_all:#}");
     assert!(!with_all["socketPrograms"].as_array().unwrap().is_empty(), "{with_all:#}");
     for programs in ["programs", "socketPrograms"] {
@@ -212,7 +129,7 @@ fn everything_that_the_agent_writes_in_the_pod_is_writable() {
 #[test]
 fn agent_runs_with_the_capabilities_of_the_daemon_set() {
     let bed = bed();
-    let starter = setpriv(&capabilities());
+    let starter = setpriv(&container().capabilities());
     // The second agent takes over the data plane of the first one.
     for _ in 0..2 {
         let settings = bed.cluster.agent_settings(1);
@@ -240,7 +157,8 @@ fn agent_runs_with_the_capabilities_of_the_daemon_set() {
 #[test]
 fn agent_needs_every_capability_of_the_daemon_set() {
     let bed = bed();
-    let all = capabilities();
+    let all = container().capabilities();
+    assert!(!all.is_empty());
     for without in 0..all.len() {
         let mut kept = all.clone();
         let name = kept.remove(without);
