@@ -33,6 +33,7 @@ mod words;
 
 use lb_datapath::DatapathError;
 
+pub(crate) use self::packet::outcome_of;
 pub use self::{
     pinned::PinnedTables,
     question::{HookPoint, PacketKind, Question},

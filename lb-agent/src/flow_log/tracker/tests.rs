@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use lb_common::{conntrack::seen, protocol};
+use lb_common::conntrack::seen;
 
 use super::*;
 
@@ -105,6 +105,36 @@ impl World {
         };
         self.lines().iter().map(short).collect()
     }
+}
+
+#[test]
+fn verdict_is_the_outcome_of_the_packets_of_the_client() {
+    use flow_flags::{CAUGHT, GUE, HAIRPIN, MASQUERADED, PROXY_PROTOCOL, ROUTED, TUNNEL};
+    for (flags, through_stack, direct) in [
+        (0, Outcome::Forward, Outcome::Direct),
+        (PROXY_PROTOCOL, Outcome::Forward, Outcome::Forward),
+        (MASQUERADED, Outcome::Masquerade, Outcome::Masquerade),
+        (MASQUERADED | PROXY_PROTOCOL, Outcome::Masquerade, Outcome::Masquerade),
+        (HAIRPIN, Outcome::Hairpin, Outcome::Hairpin),
+        (CAUGHT, Outcome::Caught, Outcome::Caught),
+        (CAUGHT | MASQUERADED, Outcome::Masquerade, Outcome::Masquerade),
+        (ROUTED, Outcome::Routed, Outcome::Routed),
+        (ROUTED | TUNNEL, Outcome::Tunnelled, Outcome::Tunnelled),
+        (ROUTED | TUNNEL | GUE, Outcome::Tunnelled, Outcome::Tunnelled),
+    ] {
+        let mut world = World::new();
+        world.forward.flags = flags;
+        world.event(FlowEventKind::Begun, 10 * SECOND);
+        world.event(FlowEventKind::Evicted, 11 * SECOND);
+        let [line] = &world.lines()[..] else { panic!("one line for {flags}") };
+        assert_eq!((line.verdict(false), line.verdict(true)), (through_stack, direct), "{flags}");
+        assert_eq!(line.is_tunnelled(), flags & TUNNEL != 0, "{flags}");
+    }
+    let mut world = World::new();
+    (world.from.protocol, world.forward.to.protocol) = (protocol::SCTP, protocol::SCTP);
+    world.event(FlowEventKind::Begun, 10 * SECOND);
+    world.event(FlowEventKind::Evicted, 11 * SECOND);
+    assert_eq!(world.lines()[0].verdict(true), Outcome::Forward, "SCTP never bypasses the stack");
 }
 
 #[test]
