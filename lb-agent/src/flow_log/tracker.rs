@@ -246,7 +246,8 @@ impl Tracker {
             // A GC pass has shown this connection before this event was read.
             Some(shown) if shown.start.is_none() && shown.to.destination == event.to.destination => {
                 (known.now, known.last_seen, known.phase) = (shown.now, shown.last_seen, shown.phase);
-                (known.closed, known.done) = (shown.closed, shown.done);
+                // The first pass takes all connections for older than the log; one that began during it is not.
+                (known.closed, known.done) = (shown.closed, shown.done && shown.pass > 1);
             }
             // The end of an earlier connection of this tuple was not seen: the event was lost.
             Some(earlier) if !earlier.done => {

@@ -298,6 +298,26 @@ fn connection_older_than_the_log_counts_from_its_start() {
 }
 
 #[test]
+fn connection_that_begins_and_ends_during_the_first_pass_has_a_line() {
+    let mut world = World::new();
+    world.tracker = Tracker::new(1_000_000);
+    // The pass shows the connection before the events about it are read.
+    let begun = (world.forward, world.reply);
+    world.send(60, 60, 10 * SECOND);
+    world.close();
+    world.pass(10 * SECOND);
+    let ended = (world.forward, world.reply);
+    (world.forward, world.reply) = begun;
+    world.event(FlowEventKind::Begun, 10 * SECOND);
+    (world.forward, world.reply) = ended;
+    world.event(FlowEventKind::Closed, 10 * SECOND);
+    world.pass(15 * SECOND);
+    assert_eq!(world.ends(), [(Some(EndReason::Closed), 1, 60, 1, 60)]);
+    world.pass(20 * SECOND);
+    assert_eq!(world.lines(), [], "it was logged");
+}
+
+#[test]
 fn unlogged_services_have_no_lines() {
     let mut world = World::new();
     world.names = everyone(false);
