@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::net::UnixListener,
+    },
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -355,6 +358,111 @@ fn pipe_without_reader_delays_nothing() {
     wait_for(SOON, || reader.is_finished().then_some(())).unwrap();
     let line: Value = serde_json::from_str(&reader.join().unwrap().unwrap()).unwrap();
     assert_eq!(line["end"], "closed", "{line:#}");
+}
+
+/// Sums of `lb-agent flows --top WHAT`: for each name, how many connections have ended.
+fn top(bed: &Bed, what: &str) -> BTreeMap<String, u64> {
+    let file = log(&bed.cluster);
+    let arguments = ["flows", "--file", file.to_str().unwrap(), "--top", what, "--limit", "0", "-o", "json"];
+    let output = bed.agent.as_ref().unwrap().ask(&arguments).unwrap();
+    let sums: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let row = |sum: &Value| (sum["name"].as_str().unwrap().to_owned(), sum["ended"].as_u64().unwrap());
+    sums.iter().map(row).collect()
+}
+
+#[test]
+fn open_connection_has_a_line_for_each_interval() {
+    let bed = bed(&["pod1"], &["--flow-log-interval", "5"]);
+    let mut connection = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap();
+    let open = || {
+        connection.ask().unwrap();
+        let open = lines(&bed.cluster).into_iter().filter(|line| line["event"] == "open").count();
+        (open >= 2).then_some(())
+    };
+    wait_for(SOON * 2, open).unwrap();
+    drop(connection);
+    let [end] = &ended(&bed.cluster, 1)[..] else { panic!("one connection") };
+    let all = lines(&bed.cluster);
+    assert!(all.iter().all(|line| line["flow"] == end["flow"] && line["start"] == end["start"]), "{all:#?}");
+    assert!(all.iter().all(|line| line["verdict"] == "forward"), "{all:#?}");
+    // The lines together have the traffic of the connection, each byte once.
+    let since = |line: &Value| traffic(line.get("since_last").unwrap_or(line));
+    let sum = all.iter().map(since).fold([0; 4], |sum, line| [0, 1, 2, 3].map(|at| sum[at] + line[at]));
+    assert_eq!(sum, traffic(end), "{all:#?}");
+}
+
+#[test]
+fn unix_socket_gets_the_lines_also_after_the_reader_restarts() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let path = bed.cluster.bpffs(1).with_file_name("flows.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    bed.start_agent_with(&["--flow-log", &format!("unix:{}", path.display())]);
+    for _ in 0..2 {
+        let ask = || Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap().local.port();
+        // Each try opens a connection: the agent notices the end of its reader only when it writes.
+        let mut ports = Vec::new();
+        let reader = wait_for(SOON * 2, || {
+            ports.push(ask());
+            thread::sleep(Duration::from_secs(1));
+            listener.accept().ok()
+        });
+        let (reader, _) = reader.unwrap();
+        reader.set_nonblocking(false).unwrap();
+        reader.set_read_timeout(Some(SOON)).unwrap();
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(reader), &mut line).unwrap();
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let port = line["client_port"].as_u64().unwrap();
+        assert!(line["event"] == "end" && ports.iter().any(|known| u64::from(*known) == port), "{line:#}");
+    }
+}
+
+#[test]
+fn standard_output_gets_the_lines() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    bed.start_agent_with(&["--flow-log", "-"]);
+    let port = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap().local.port();
+    // The file has both outputs of the agent; its own log is not JSON.
+    let output = bed.cluster.agent_settings(1).log;
+    let found = || {
+        let text = fs::read_to_string(&output).unwrap();
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.find(|line| line["event"] == "end")
+    };
+    let line = wait_for(SOON, found).unwrap();
+    assert_eq!(
+        (&line["client_port"], &line["service"]),
+        (&Value::from(port), &Value::from("web")),
+        "{line:#}"
+    );
+}
+
+#[test]
+fn rotated_files_have_every_sampled_connection() {
+    const FLOWS: u32 = 10_000;
+    let sampled = ["--flow-log-sample", "0.5"];
+    let bed = bed(&["pod1"], &[&sampled[..], &["--flow-log-max-size", "1", "--flow-log-keep", "3"]].concat());
+    flood::forge(&bed.cluster.client, udp(WEB[0]), 0..FLOWS, Forged::Datagram).unwrap();
+    bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
+    // 5,000 are expected, with a standard deviation of 50.
+    let written = || Some(bed.metric("lb_flow_log_lines_total")).filter(|lines| *lines > 4700);
+    wait_for(SOON * 2, written).unwrap();
+    // Two more passes: no line is missing, and none comes late.
+    thread::sleep(Duration::from_secs(11));
+    let written = bed.metric("lb_flow_log_lines_total");
+    assert!(written < 5300, "{written} of {FLOWS} are half of them");
+    let file = log(&bed.cluster);
+    let sizes = [1, 2, 3].map(|number| {
+        let name = format!("{}.{number}", file.display());
+        fs::metadata(name).map_or(0, |rotated| rotated.len())
+    });
+    assert!(sizes[0] > 900_000 && sizes.iter().all(|size| *size <= 1 << 20), "{sizes:?}");
+    let clients = top(&bed, "clients");
+    assert_eq!(clients.values().sum::<u64>(), written, "each line is in one of the files");
+    assert_eq!(clients.len() as u64, written, "each flow has another client");
+    let backends: Vec<(String, u64)> = top(&bed, "backends").into_iter().collect();
+    assert!(backends.len() == 1 && backends[0].1 == written, "{backends:?}");
 }
 
 /// Prints how many of 20,000 new flows per second get a line.
