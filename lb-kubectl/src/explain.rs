@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, anyhow};
+use indicatif::ProgressBar;
 use k8s_openapi::api::{
     core::v1::{Pod, Service},
     discovery::v1::EndpointSlice,
@@ -44,10 +45,13 @@ struct Next {
 /// An object does not exist or cannot be read, the arguments name no packet, or a node on the way has not answered. The
 /// answers of the nodes before it are printed.
 pub(crate) async fn explain(cluster_args: &ClusterArgs, args: &ExplainArgs) -> anyhow::Result<()> {
+    let bar = gather::waiting();
+    bar.set_message("looking for the agents, the Pod and the Service");
     let cluster = Cluster::find(cluster_args).await?;
     let (node, packet) = question(&cluster, args).await?;
-    let mut walk = Walk { cluster: &cluster, limit: cluster_args.limit(), packet, parts: Vec::new() };
+    let mut walk = Walk { cluster: &cluster, limit: cluster_args.limit(), packet, parts: Vec::new(), bar };
     let end = walk.follow(&node, args).await;
+    walk.bar.finish_and_clear();
     match args.output {
         TableOrJson::Json => print_json(&walk.parts)?,
         TableOrJson::Table => {
@@ -86,6 +90,8 @@ struct Walk<'a> {
     limit: Duration,
     packet: Packet,
     parts: Vec<Part>,
+    /// Says which node the user waits for.
+    bar: ProgressBar,
 }
 
 impl Walk<'_> {
@@ -137,6 +143,7 @@ impl Walk<'_> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known =
             known.ok_or_else(|| anyhow!("node {node} has no agent's Pod; see `kubectl lb status`"))?;
+        self.bar.set_message(format!("asking node {node}: {title}"));
         let target = to.to_string();
         let arguments =
             ["explain", "--from", &from, "--to", &target, "--protocol", &self.packet.protocol, "-o", "json"];
@@ -149,6 +156,7 @@ impl Walk<'_> {
 
     /// The node of a backend, by the EndpointSlices of the Service.
     async fn node_of(&self, backend: SocketAddr, args: &ExplainArgs) -> anyhow::Result<Option<String>> {
+        self.bar.set_message(format!("looking for the node of backend {backend}"));
         let service = &args.service;
         let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), &service.namespace);
         let parameters =

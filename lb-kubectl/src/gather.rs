@@ -91,14 +91,24 @@ pub(crate) fn all_answered<'a>(
     Ok(())
 }
 
-/// A bar on standard error, if that is a terminal.
+/// How many of the nodes have answered, if standard error is a terminal.
 fn progress(nodes: usize) -> ProgressBar {
+    on_terminal(Some(nodes as u64), "{pos} of {len} nodes have answered ({elapsed})")
+}
+
+/// What a command waits for, which is the message of the bar, if standard error is a terminal.
+pub(crate) fn waiting() -> ProgressBar {
+    on_terminal(None, "{msg} ({elapsed})")
+}
+
+/// A line on standard error, if that is a terminal; it goes when the bar is dropped.
+fn on_terminal(length: Option<u64>, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::with_draw_target(Some(nodes as u64), ProgressDrawTarget::stderr());
+    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
     bar.enable_steady_tick(Duration::from_millis(200));
-    match ProgressStyle::with_template("{pos} of {len} nodes have answered ({elapsed})") {
+    match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }

@@ -88,7 +88,7 @@ function open() {
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[href^='/']");
   if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
-  if (link.hasAttribute("download") || link.pathname.startsWith("/api/") || link.pathname === "/login") return;
+  if (link.hasAttribute("download") || ["/api/", "/docs", "/login"].some((start) => link.pathname.startsWith(start))) return;
   event.preventDefault();
   if (link.pathname + link.search !== location.pathname + location.search) frame.go(link.pathname + link.search);
 });

@@ -70,14 +70,23 @@ pub(crate) fn file(name: &str, headers: &HeaderMap) -> Response {
     let Some(asset) = ASSETS.iter().find(|asset| asset.name == name) else {
         return StatusCode::NOT_FOUND.into_response();
     };
-    let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), digest(asset.bytes));
+    unless_known(asset.kind, asset.bytes, headers)
+}
+
+/// The content, unless the browser's copy is still current.
+pub(crate) fn unless_known(
+    kind: &'static str,
+    content: impl AsRef<[u8]> + IntoResponse,
+    headers: &HeaderMap,
+) -> Response {
+    let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), digest(content.as_ref()));
     let head = [
-        (header::CONTENT_TYPE, asset.kind.to_owned()),
+        (header::CONTENT_TYPE, kind.to_owned()),
         (header::CACHE_CONTROL, "no-cache".to_owned()),
         (header::ETAG, tag.clone()),
     ];
     let known = headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
-    if known { (StatusCode::NOT_MODIFIED, head).into_response() } else { (head, asset.bytes).into_response() }
+    if known { (StatusCode::NOT_MODIFIED, head).into_response() } else { (head, content).into_response() }
 }
 
 /// FNV-1a: tells two versions of a file apart.
@@ -112,7 +121,7 @@ mod tests {
     fn every_file_of_the_folder_is_served() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
         for name in files(&root) {
-            let is_page = ["index.html", "login.html"].contains(&name.as_str());
+            let is_page = ["index.html", "login.html", "docs.html"].contains(&name.as_str());
             assert!(is_page || ASSETS.iter().any(|asset| asset.name == name), "{name}");
         }
     }

@@ -6,11 +6,13 @@
 //! services  the table of Services, with rates         live      events, from one reader to all browsers
 //! access    loopback, or a token                      api       the data of the pages, as JSON
 //! assets    the files in `assets/`: HTML, CSS, ES modules, uPlot
+//! docs      the files in `docs/` of the repository, as HTML
 //! ```
 
 mod access;
 mod api;
 mod assets;
+mod docs;
 mod history;
 mod live;
 mod sampler;
@@ -35,6 +37,7 @@ use tokio::time;
 use self::{access::Admission, live::Live, sampler::Sampler};
 pub use self::{
     access::{Access, Token, TokenError},
+    docs::documentation,
     source::{
         Connections, EventFilter, EventReader, Fill, Problem, Query, ServicePort, ServicePorts,
         ServiceReader, Severity, Source, SourceError, Status,
@@ -75,6 +78,11 @@ pub fn router<S: Source>(source: S, access: Access) -> Router {
         .route(
             "/assets/{*name}",
             get(async |Path(name): Path<String>, headers: HeaderMap| assets::file(&name, &headers)),
+        )
+        .route("/docs", get(async |headers: HeaderMap| docs::answer(None, &headers)))
+        .route(
+            "/docs/{name}",
+            get(async |Path(name): Path<String>, headers: HeaderMap| docs::answer(Some(&name), &headers)),
         )
         .route("/login", get(async || assets::login(false)).post(log_in::<S>))
         .layer(middleware::from_fn_with_state(Arc::clone(&web), guard::<S>))

@@ -183,9 +183,18 @@ async fn every_page_has_an_address_of_its_own() {
 #[tokio::test]
 async fn every_answer_has_a_strict_policy() {
     let router = on_loopback();
-    for path in
-        ["/", "/nothing", "/assets/app.js", "/assets/nothing", "/api/overview", "/api/nothing", "/login"]
-    {
+    for path in [
+        "/",
+        "/nothing",
+        "/docs",
+        "/docs/datapath",
+        "/docs/nothing",
+        "/assets/app.js",
+        "/assets/nothing",
+        "/api/overview",
+        "/api/nothing",
+        "/login",
+    ] {
         let response = get(&router, path).await;
         let policy = head(&response, "content-security-policy");
         assert!(
@@ -196,7 +205,24 @@ async fn every_answer_has_a_strict_policy() {
         assert_eq!(head(&response, "x-content-type-options"), "nosniff", "{path}");
         assert_eq!(head(&response, "referrer-policy"), "no-referrer", "{path}");
         let cached = head(&response, "cache-control");
-        assert!(cached == "no-store" || path.starts_with("/assets/"), "{path}: {cached}");
+        let is_in_binary = path.starts_with("/assets/") || path.starts_with("/docs");
+        assert!(cached == "no-store" || is_in_binary, "{path}: {cached}");
+    }
+}
+
+#[tokio::test]
+async fn documentation_is_served() {
+    let router = on_loopback();
+    let first = get(&router, "/docs/datapath").await;
+    assert_eq!((first.status(), head(&first, "content-type")), (StatusCode::OK, "text/html; charset=utf-8"));
+    let tag = head(&first, "etag").to_owned();
+    assert!(text(first).await.contains("<h2 id=\"xdp-routed-flows\">"));
+    let again = Request::get("/docs/datapath").header("host", "localhost").header("if-none-match", tag);
+    let again = send(&router, again.body(Body::empty()).unwrap()).await;
+    assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
+    assert!(text(get(&router, "/docs").await).await.contains("<a href=\"/docs/datapath\">"));
+    for path in ["/docs/nothing", "/docs/..%2FREADME"] {
+        assert_eq!(get(&router, path).await.status(), StatusCode::NOT_FOUND, "{path}");
     }
 }
 
@@ -364,7 +390,9 @@ async fn token_opens_a_session() {
     let page = get(&router, "/services").await;
     assert_eq!((page.status(), head(&page, "location")), (StatusCode::SEE_OTHER, "/login"));
     assert_eq!(get(&router, "/api/overview").await.status(), StatusCode::UNAUTHORIZED);
-    assert_eq!(get(&router, "/assets/app.js").await.status(), StatusCode::SEE_OTHER);
+    for path in ["/assets/app.js", "/docs", "/docs/datapath"] {
+        assert_eq!(get(&router, path).await.status(), StatusCode::SEE_OTHER, "{path}");
+    }
     assert!(text(get(&router, "/login").await).await.contains("name=\"token\""));
 
     let wrong = post_token(&router, "another secret of enough characters").await;

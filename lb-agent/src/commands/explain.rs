@@ -15,8 +15,8 @@ use crate::{
     cli::{ExplainArgs, HookContext, TableOrJson},
     config::KernelPaths,
     explain::{
-        self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, step_in_words,
-        verdict_in_words,
+        self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, doc_of_step,
+        doc_of_verdict, step_in_words, verdict_in_words,
     },
 };
 use lb_datapath::{Conntrack, Direction, Pinned, Routes};
@@ -35,6 +35,8 @@ struct Page<'a> {
     verdict: &'a Verdict,
     /// The verdict as a sentence.
     text: String,
+    /// The section of the documentation about the verdict, as a path of `lb-agent web`.
+    doc: String,
 }
 
 #[derive(Serialize)]
@@ -42,6 +44,8 @@ struct StepView<'a> {
     #[serde(flatten)]
     step: &'a TraceStep,
     text: String,
+    /// The section of the documentation about the step, as a path of `lb-agent web`.
+    doc: &'static str,
 }
 
 /// Runs `explain`.
@@ -93,7 +97,7 @@ impl Answer {
 
     fn page<'a>(&'a self, args: &ExplainArgs) -> Page<'a> {
         let Self { explanation, question, device } = self;
-        let view = |step: &'a TraceStep| StepView { step, text: step_in_words(step) };
+        let view = |step: &'a TraceStep| StepView { step, text: step_in_words(step), doc: doc_of_step(step) };
         Page {
             from: args.from.to_string(),
             to: args.to,
@@ -103,6 +107,7 @@ impl Answer {
             steps: explanation.steps.iter().map(view).collect(),
             verdict: &explanation.verdict,
             text: verdict_in_words(&explanation.verdict, question).join("\n"),
+            doc: doc_of_verdict(&explanation.verdict),
         }
     }
 

@@ -213,7 +213,8 @@ fn print_last(lines: &[String], output: TableOrJson) -> anyhow::Result<()> {
         let values = lines.iter().map(|line| serde_json::from_str(line));
         return print_json(&values.collect::<Result<Vec<serde_json::Value>, _>>()?);
     }
-    let mut table = table(&["TIME", "CLIENT", "SERVICE", "BACKEND", "SENT", "ANSWERED", "SECONDS", "END"]);
+    let mut table =
+        table(&["TIME", "CLIENT", "SERVICE", "BACKEND", "VERDICT", "SENT", "ANSWERED", "SECONDS", "END"]);
     for line in lines {
         let Ok(LogLine::Open(record) | LogLine::End(record)) = serde_json::from_str::<LogLine<'_>>(line)
         else {
@@ -226,6 +227,7 @@ fn print_last(lines: &[String], output: TableOrJson) -> anyhow::Result<()> {
             socket(record.client, record.client_port),
             service(&record),
             socket(record.backend, record.backend_port),
+            record.verdict.as_deref().unwrap_or(NOTHING).to_owned(),
             scaled(bytes_sent),
             scaled(bytes_answered),
             record.duration.map_or_else(|| NOTHING.to_owned(), |seconds| format!("{seconds:.1}")),

@@ -10,7 +10,7 @@
 //! packet    a packet at XDP or tc            path      how packets get to the backend, and from which source
 //! socket    a system call                    dns       queries and answers of node-local DNS
 //! step      all steps and verdicts, as data  words     their texts
-//! tables    the input; `pinned`: the pinned maps and the routing table
+//! docs      their sections in the docs       tables    the input; `pinned`: the pinned maps and the routing table
 //! ```
 //!
 //! Not covered, because neither the maps nor the tuple contain them: packet length and TTL, fragments, ICMP, packets in
@@ -18,6 +18,7 @@
 
 mod choice;
 mod dns;
+mod docs;
 mod frontend;
 mod packet;
 mod path;
@@ -33,6 +34,10 @@ mod words;
 
 use lb_datapath::DatapathError;
 
+pub(crate) use self::{
+    docs::{step as doc_of_step, verdict as doc_of_verdict},
+    packet::outcome_of,
+};
 pub use self::{
     pinned::PinnedTables,
     question::{HookPoint, PacketKind, Question},

@@ -94,7 +94,7 @@ impl<T: Tables> Walk<'_, T> {
             }
             if !self.is_new_connection(flow)? {
                 let leaves = self.takes_frames(&flow.to)?;
-                return Ok(leaves.then(|| routed(flow)));
+                return Ok(leaves.then(|| translated(flow)));
             }
         }
         let Some(request) = self.prepare()? else { return Ok(None) };
@@ -260,27 +260,35 @@ impl<T: Tables> Walk<'_, T> {
                 self.steps.push(TraceStep::NoRoute);
                 return Ok(Verdict::Dropped { outcome: Outcome::NoRoute });
             }
-            return Ok(routed(flow));
+            return Ok(translated(flow));
         }
-        let to = Ends::from(&flow.to);
         if self.question.hook == HookPoint::Ingress
             && flow.may_bypass_stack(self.tables.globals().direct)
             && let Some(route) = self.direct_exit(&flow.to)?
         {
             self.note_exit(&route);
-            return Ok(Verdict::Translated { outcome: Outcome::Direct, to });
+            return Ok(Verdict::Translated { outcome: Outcome::Direct, to: Ends::from(&flow.to) });
         }
         if !self.translates(flow) {
             self.steps.push(TraceStep::OtherHook);
             return Ok(untouched(Outcome::OtherHook));
         }
-        Ok(Verdict::Translated { outcome: rules::flow::translated(flow), to })
+        Ok(translated(flow))
     }
 }
 
-fn routed(flow: &Flow) -> Verdict {
-    let outcome = if flow.is_tunnelled() { Outcome::Tunnelled } else { Outcome::Routed };
-    Verdict::Translated { outcome, to: Ends::from(&flow.to) }
+fn translated(flow: &Flow) -> Verdict {
+    Verdict::Translated { outcome: outcome_of(flow), to: Ends::from(&flow.to) }
+}
+
+/// The outcome under which the programs count a packet of the flow at the hook that translates it, unless the packet
+/// bypasses the stack because of `--forwarding direct`.
+pub(crate) const fn outcome_of(flow: &Flow) -> Outcome {
+    match flow.flags {
+        _ if flow.is_tunnelled() => Outcome::Tunnelled,
+        flags if flags & flow_flags::ROUTED != 0 => Outcome::Routed,
+        _ => rules::flow::translated(flow),
+    }
 }
 
 const fn way_of(flow: &Flow) -> ForwardingPath {

@@ -39,7 +39,11 @@ use self::{
     tracker::Tracker,
     writer::{CAPACITY, Queue, Writer},
 };
-pub(crate) use self::{names::Policies, sink::rotated, writer::FlowLogCounters};
+pub(crate) use self::{
+    names::Policies,
+    sink::rotated,
+    writer::{FlowLogCounters, LogNode},
+};
 pub use self::{
     record::{EndReason, LogLine, Record, StatsRecord, VERSION, Volume},
     sink::{FlowLogTarget, Rotation},
@@ -97,7 +101,7 @@ impl FlowLog {
     /// The file cannot be opened, or the kernel refuses a thread or a signal handler.
     pub(crate) fn start(
         config: &FlowLogConfig,
-        node: String,
+        node: LogNode,
         (events, maps): (FlowEvents, ServiceMaps),
         counters: FlowLogCounters,
     ) -> anyhow::Result<(Self, FlowLogThreads)> {

@@ -75,6 +75,9 @@ pub struct Record<'a> {
     /// Whether packets reach the backend through a tunnel, so that replies bypass this node and are not counted.
     #[serde(skip_serializing_if = "is_false", default)]
     pub tunnel: bool,
+    /// What the programs do with the client's packets: the [`Outcome`](lb_common::Outcome) under which they count them.
+    #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
+    pub verdict: Option<Cow<'a, str>>,
     /// Why the backend was chosen: a scheduler, `affinity`, `retry` or `peer`; `None` if the connection is older than
     /// the log, or the event of its start was lost.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
@@ -191,6 +194,7 @@ mod tests {
             backend_node: Some("node-b".into()),
             masqueraded_as: Some("172.18.0.1:10017".parse().unwrap()),
             tunnel: true,
+            verdict: Some("tunnelled".into()),
             reason: Some("random".into()),
             start: Some("2026-11-25T12:33:56.5Z".parse().unwrap()),
             duration: Some(60.25),
@@ -215,7 +219,7 @@ mod tests {
             r#"{"event":"end","version":1,"time":"2026-11-25T12:34:56.789Z","node":"node-a","flow":"00f1a2b3c4d5e6f7","#,
             r#""protocol":"TCP","client":"192.0.2.1","client_port":40000,"vip":"10.96.0.10","vip_port":80,"#,
             r#""namespace":"default","service":"web","port":"http","backend":"10.1.0.5","backend_port":8080,"#,
-            r#""pod":"web-0","backend_node":"node-b","masqueraded_as":"172.18.0.1:10017","tunnel":true,"#,
+            r#""pod":"web-0","backend_node":"node-b","masqueraded_as":"172.18.0.1:10017","tunnel":true,"verdict":"tunnelled","#,
             r#""reason":"random","start":"2026-11-25T12:33:56.5Z","duration":60.25,"end":"closed","#,
             r#""packets_sent":7,"bytes_sent":700,"packets_answered":6,"bytes_answered":6000,"#,
             r#""since_last":{"packets_sent":1,"bytes_sent":100,"packets_answered":0,"bytes_answered":0}}"#,

@@ -4,13 +4,15 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use bytemuck::Zeroable as _;
 use lb_common::{
-    Address, Choice, FlowEvent, FlowEventKind, Scheduler,
+    Address, Choice, FlowEvent, FlowEventKind, Outcome, Scheduler,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
-    hash,
+    hash, protocol,
 };
 
 use super::record::{EndReason, Volume};
+use crate::explain::outcome_of;
 
 /// Seconds without a packet after which a closed connection is complete, so that its last ACK is counted.
 const QUIET: u32 = 2;
@@ -41,7 +43,8 @@ pub(super) trait Names {
 pub(super) struct Line {
     pub(super) from: Tuple,
     pub(super) to: Tuple,
-    pub(super) tunnel: bool,
+    /// The [`flow_flags`] of the forward entry.
+    pub(super) flags: u8,
     pub(super) who: Arc<Who>,
     pub(super) choice: Option<(u8, u8)>,
     /// When the connection began, in nanoseconds of `CLOCK_MONOTONIC`; `None` if no event has reported it, because the
@@ -59,6 +62,25 @@ impl Line {
     /// Id of the connection, the same in all its lines.
     pub(super) fn flow(&self) -> u64 {
         self.start.unwrap_or_default() ^ digest(&self.from)
+    }
+
+    /// Whether packets reach the backend through a tunnel.
+    pub(super) const fn is_tunnelled(&self) -> bool {
+        self.flags & flow_flags::TUNNEL != 0
+    }
+
+    /// What the programs do with the client's packets, as the outcome under which they count them. A connection that is
+    /// masqueraded in a second translation has that one's outcome. `direct` is whether all flows may bypass the stack
+    /// (`--forwarding direct`).
+    pub(super) fn verdict(&self, direct: bool) -> Outcome {
+        let flow = Flow { to: self.to, flags: self.flags, ..Flow::zeroed() };
+        if self.flags & flow_flags::MASQUERADED != 0 {
+            return Outcome::Masquerade;
+        }
+        // (SCTP never bypasses the stack.)
+        let bypasses = self.to.protocol != protocol::SCTP && flow.may_bypass_stack(direct);
+        let outcome = outcome_of(&flow);
+        if outcome == Outcome::Forward && bypasses { Outcome::Direct } else { outcome }
     }
 
     /// Why the backend was chosen, as the log spells it.
@@ -143,7 +165,7 @@ impl Known {
         Line {
             from: *from,
             to: self.to,
-            tunnel: self.flags & flow_flags::TUNNEL != 0,
+            flags: self.flags,
             who: Arc::clone(&self.who),
             choice: self.choice,
             start,
@@ -224,7 +246,8 @@ impl Tracker {
             // A GC pass has shown this connection before this event was read.
             Some(shown) if shown.start.is_none() && shown.to.destination == event.to.destination => {
                 (known.now, known.last_seen, known.phase) = (shown.now, shown.last_seen, shown.phase);
-                (known.closed, known.done) = (shown.closed, shown.done);
+                // The first pass takes all connections for older than the log; one that began during it is not.
+                (known.closed, known.done) = (shown.closed, shown.done && shown.pass > 1);
             }
             // The end of an earlier connection of this tuple was not seen: the event was lost.
             Some(earlier) if !earlier.done => {

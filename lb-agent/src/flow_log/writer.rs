@@ -44,6 +44,14 @@ pub(crate) struct FlowLogCounters {
     pub(crate) lost_events: Counter,
 }
 
+/// The node whose agent writes the lines.
+#[derive(Clone, Debug)]
+pub(crate) struct LogNode {
+    pub(crate) name: String,
+    /// Whether all flows may bypass the stack (`--forwarding direct`).
+    pub(crate) direct: bool,
+}
+
 /// The sending end of the queue of lines.
 pub(super) struct Queue {
     lines: Sender<Line>,
@@ -68,7 +76,7 @@ impl Queue {
 
 /// The state of the writing thread.
 pub(super) struct Writer {
-    node: String,
+    node: LogNode,
     sink: Sink,
     lines: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
@@ -83,7 +91,7 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(
-        node: String,
+        node: LogNode,
         sink: Sink,
         capacity: usize,
         counters: FlowLogCounters,
@@ -183,7 +191,7 @@ impl Writer {
         let record = StatsRecord {
             version: VERSION,
             time: Timestamp::now(),
-            node: self.node.as_str().into(),
+            node: self.node.name.as_str().into(),
             lines: self.counters.lines.get(),
             dropped_lines,
             lost_events,
@@ -216,17 +224,18 @@ impl Clock {
     }
 }
 
-fn record<'a>(line: &'a Line, node: &'a str, clock: &Clock) -> LogLine<'a> {
+fn record<'a>(line: &'a Line, node: &'a LogNode, clock: &Clock) -> LogLine<'a> {
     let Line { from, to, who, .. } = line;
     let [namespace, service, port] = match &who.service {
         Some(names) => names.each_ref().map(|name| Some((&**name).into())),
         None => [None, None, None],
     };
-    let is_masqueraded = !line.tunnel && to.source != from.source && to.source != from.destination;
+    let tunnel = line.is_tunnelled();
+    let is_masqueraded = !tunnel && to.source != from.source && to.source != from.destination;
     let record = Box::new(Record {
         version: VERSION,
         time: clock.at(clock.monotonic).unwrap_or_else(Timestamp::now),
-        node: node.into(),
+        node: node.name.as_str().into(),
         flow: format!("{:016x}", line.flow()).into(),
         protocol: Protocol::from_number(from.protocol).map_or("unknown", Protocol::as_str).into(),
         client: from.source.into(),
@@ -241,7 +250,8 @@ fn record<'a>(line: &'a Line, node: &'a str, clock: &Clock) -> LogLine<'a> {
         pod: who.pod.as_deref().map(Into::into),
         backend_node: who.node.as_deref().map(Into::into),
         masqueraded_as: is_masqueraded.then(|| SocketAddr::new(to.source.into(), to.source_port)),
-        tunnel: line.tunnel,
+        tunnel,
+        verdict: Some(line.verdict(node.direct).as_str().into()),
         reason: line.reason().map(Into::into),
         start: line.start.and_then(|start| clock.at(start)),
         duration: line.start.map(|start| seconds(line.until.saturating_sub(start))),
@@ -279,7 +289,7 @@ mod tests {
         Line {
             from,
             to,
-            tunnel: false,
+            flags: 0,
             who: Arc::new(Who::default()),
             choice: Some((Choice::Scheduler as u8, 0)),
             start: Some(start),
@@ -292,9 +302,9 @@ mod tests {
 
     fn written(target: FlowLogTarget, lines: u64) -> (FlowLogCounters, AtomicUsize) {
         let counters = FlowLogCounters::default();
+        let node = LogNode { name: "a".to_owned(), direct: true };
         let sink = Sink::new(target, Rotation { max_size: 0, keep: 0 });
-        let (queue, writer) =
-            Writer::new("a".to_owned(), sink, 3, counters.clone(), Arc::new(AtomicBool::new(false)));
+        let (queue, writer) = Writer::new(node, sink, 3, counters.clone(), Arc::new(AtomicBool::new(false)));
         (0..lines).for_each(|start| queue.push(line(start)));
         let waiting = AtomicUsize::new(queue.waiting.load(Ordering::Relaxed));
         drop(queue);
@@ -313,6 +323,7 @@ mod tests {
         let lines: Vec<LogLine<'_>> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let [LogLine::End(first), .., LogLine::Stats(stats)] = &lines[..] else { panic!("{text}") };
         assert_eq!((first.duration, first.reason.as_deref()), (Some(1.5), Some("random")));
+        assert_eq!((&*first.node, first.verdict.as_deref()), ("a", Some("direct")));
         assert_eq!((stats.lines, stats.dropped_lines, stats.lost_events), (3, 7, 0));
     }
 

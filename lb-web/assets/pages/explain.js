@@ -19,11 +19,14 @@ export default function explain(root, frame) {
   const answer = h("div");
   show(root, h("div", { className: "head" }, h("h1", null, "Explain"), h("span", { className: "muted" }, "What would the data plane do with a packet, and why?")), form, answer);
 
-  function step({ step: kind, text, allowed, program }) {
+  // The topic of a step is a link to the section of the documentation that explains it.
+  const topic = (text, doc) => doc ? h("a", { className: "topic", href: doc }, text) : h("span", { className: "topic" }, text);
+
+  function step({ step: kind, text, doc, allowed, program }) {
     const at = text.indexOf(": ");
-    const [topic, rest] = at > 0 && at < 24 ? [text.slice(0, at), text.slice(at + 2)] : [null, text];
+    const [about, rest] = at > 0 && at < 24 ? [text.slice(0, at), text.slice(at + 2)] : ["step", text];
     const bad = BAD.has(kind) || allowed === false || program === false;
-    return h("li", { className: bad ? "bad" : "" }, topic ? h("span", { className: "topic" }, topic) : null, rest);
+    return h("li", { className: bad ? "bad" : "" }, topic(about, doc), rest);
   }
 
   function draw(result) {
@@ -32,7 +35,7 @@ export default function explain(root, frame) {
     show(answer, panel(`${result.protocol} ${result.from} → ${result.to}`, `at ${at}`,
       h("ol", { className: "path", "aria-label": "Steps of the packet" },
         result.steps.map(step),
-        h("li", { className: KINDS[result.verdict] ?? "end" }, h("span", { className: "topic" }, "result"), h("span", { className: "verdict" }, first),
+        h("li", { className: KINDS[result.verdict] ?? "end" }, topic("result", result.doc), h("span", { className: "verdict" }, first),
           others.length ? h("ul", null, others.map((line) => h("li", null, line.trim()))) : null))));
   }
 

@@ -12,6 +12,7 @@ use std::{
 
 use lb_tests::{
     agent::{ask, binary},
+    terminal::Terminal,
     wait_for,
 };
 use serde_json::{Value, json};
@@ -282,6 +283,7 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     );
     assert_eq!((&parts[3]["from"], &parts[3]["to"]), (&json!("192.0.2.22:5353"), &json!("192.0.2.11:4000")));
 
+    explain_says_which_node_it_waits_for(&segment);
     segment.server.set_exec("lb-agent-2", PodExec::Forbidden);
     let output = plugin(&segment, &typed);
     assert_eq!((output.status.code(), rows(&output).len()), (Some(1), 1), "the first node has answered");
@@ -292,6 +294,28 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     assert!(errors.contains("name a port of the Service: 80 (http), 53 (dns)"), "{errors}");
     let errors = text(&plugin(&segment, &["explain", "pod/shop/none", "svc/shop/web:80"]).stderr);
     assert!(errors.contains("cannot read Pod shop/none"), "{errors}");
+}
+
+/// Only on a terminal, and the line is gone when the answer is there.
+fn explain_says_which_node_it_waits_for(segment: &Segment) {
+    segment.server.set_exec("lb-agent-2", PodExec::Silent);
+    let typed = ["--timeout", "5", "explain", "pod/shop/client", "svc/shop/web:http"];
+    let errors = text(&plugin(segment, &typed).stderr);
+    assert!(errors.contains("Pod lb-agent-2 has not answered within 5 s"), "{errors}");
+    assert!(!errors.contains("asking node"), "not on a terminal: {errors}");
+
+    let (link, kubeconfig) = (segment.folder.join("kubectl-lb"), segment.folder.join("kubeconfig"));
+    let command = format!("{} --kubeconfig {} {}", link.display(), kubeconfig.display(), typed.join(" "));
+    let command = format!("{command}; echo ended; sleep 60");
+    let terminal = Terminal::start(&segment.client, &segment.folder, (100, 40), &command).unwrap();
+    let shows = |part: &str| {
+        let screen = || terminal.screen().ok().filter(|screen| screen.contains(part));
+        wait_for(SOON, screen).unwrap_or_else(|| panic!("no {part}: {:?}", terminal.screen()))
+    };
+    shows("asking node n2: arrives at the backend's node (");
+    let end = shows("ended");
+    assert!(end.contains("node n2, arrives at the backend's node: Pod lb-agent-2 has not answered"), "{end}");
+    assert!(!end.contains("asking node") && !end.contains("looking for"), "{end}");
 }
 
 #[test]

@@ -29,7 +29,8 @@ use crate::{
     xdp::passing_program,
 };
 
-const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
+/// Accepts tunnels of all nodes.
+pub(crate) const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
 /// Three nodes with agents. Dropping this ends the agents first, then the programs at the other ends of the wires.
 struct Nodes {

@@ -1,10 +1,13 @@
 //! Tests of the flow log: each connection has a line with the packets and bytes that were on the wire.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::net::UnixListener,
+    },
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -12,7 +15,7 @@ use std::{
 
 use lb_tests::{
     client::{Connection, echo, udp_socket, udp_socket_from},
-    cluster::{CLIENT, ClientLink},
+    cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
     netns::Netns,
     wait_for,
 };
@@ -21,29 +24,36 @@ use serde_json::Value;
 
 use crate::{
     bed::{Bed, WEB, ask_briefly, http, udp, vips},
+    dsr::PEERS,
     flood::{self, Forged},
+    lan::{
+        CLUSTER_CIDR,
+        Frontend::{self, ClusterIp, NodePort},
+        Lan, Protocol,
+    },
 };
 
 /// How long to wait until the lines of ended connections are written: more than two GC passes.
 const SOON: Duration = Duration::from_secs(20);
 const SHOP: [IpAddr; 2] = vips(20);
 
-fn log(bed: &Bed) -> PathBuf {
-    bed.cluster.bpffs(1).with_file_name("flows.json")
+/// The flow log of the agent on node 1.
+fn log(cluster: &Cluster) -> PathBuf {
+    cluster.bpffs(1).with_file_name("flows.json")
 }
 
 /// A cluster whose agent writes a flow log, started with these further arguments.
 fn bed(pods: &[&str], arguments: &[&str]) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, pods);
-    let path = log(&bed);
+    let path = log(&bed.cluster);
     let target = ["--flow-log", path.to_str().unwrap()];
     bed.start_agent_with(&[&target[..], arguments].concat());
     bed
 }
 
 /// The complete lines that the log has so far.
-fn lines(bed: &Bed) -> Vec<Value> {
-    let text = fs::read_to_string(log(bed)).unwrap_or_default();
+fn lines(cluster: &Cluster) -> Vec<Value> {
+    let text = fs::read_to_string(log(cluster)).unwrap_or_default();
     text.split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))
         .map(|line| serde_json::from_str(line).unwrap())
@@ -51,13 +61,13 @@ fn lines(bed: &Bed) -> Vec<Value> {
 }
 
 /// The lines of ended connections; waits until there are `count`.
-fn ended(bed: &Bed, count: usize) -> Vec<Value> {
+fn ended(cluster: &Cluster, count: usize) -> Vec<Value> {
     let ends = || {
-        let ends: Vec<Value> = lines(bed).into_iter().filter(|line| line["event"] == "end").collect();
+        let ends: Vec<Value> = lines(cluster).into_iter().filter(|line| line["event"] == "end").collect();
         (ends.len() >= count).then_some(ends)
     };
     let found = wait_for(SOON, ends);
-    found.unwrap_or_else(|| panic!("not {count} connections have ended: {:#?}", lines(bed)))
+    found.unwrap_or_else(|| panic!("not {count} connections have ended: {:#?}", lines(cluster)))
 }
 
 /// Packets and bytes from the client, then packets and bytes to the client.
@@ -145,21 +155,22 @@ fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
 }
 
 /// Asserts that the lines of all kinds of connections have the packets and bytes that the client has sent and received.
-fn assert_exact(pods: &[&str], arguments: &[&str], is_masqueraded: bool) {
+fn assert_exact(pods: &[&str], arguments: &[&str], verdict: &str) {
     let bed = bed(pods, arguments);
     let capture = Capture::start(&bed.cluster.client);
     let expected = connections(&bed);
     // Waits for the lines of the four TCP connections, which end by themselves. The flush then ends the UDP flows.
-    ended(&bed, 4);
+    ended(&bed.cluster, 4);
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
-    let ends = ended(&bed, expected.len());
+    let ends = ended(&bed.cluster, expected.len());
     let wire = capture.traffic();
     assert_eq!(ends.len(), expected.len(), "{ends:#?}");
     for line in &ends {
         let port = u16::try_from(line["client_port"].as_u64().unwrap()).unwrap();
         assert_eq!(line["end"], expected[&port], "{line:#}");
         assert_eq!(traffic(line), wire[&port], "{line:#}");
-        assert_eq!(line.get("masqueraded_as").is_some(), is_masqueraded, "{line:#}");
+        assert_eq!(line["verdict"], verdict, "{line:#}");
+        assert_eq!(line.get("masqueraded_as").is_some(), verdict == "masquerade", "{line:#}");
         assert_eq!(
             [&line["node"], &line["namespace"], &line["service"]],
             ["node1", "default", "web"],
@@ -171,7 +182,7 @@ fn assert_exact(pods: &[&str], arguments: &[&str], is_masqueraded: bool) {
         let duration = line["duration"].as_f64().unwrap();
         assert!((0.0..60.0).contains(&duration) && line["start"].is_string(), "{line:#}");
     }
-    let file = log(&bed);
+    let file = log(&bed.cluster);
     let top = ["flows", "--file", file.to_str().unwrap(), "--top", "services", "-o", "json"];
     let output = bed.agent.as_ref().unwrap().ask(&top).unwrap();
     let sums: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
@@ -182,12 +193,95 @@ fn assert_exact(pods: &[&str], arguments: &[&str], is_masqueraded: bool) {
 
 #[test]
 fn lines_have_the_packets_on_the_wire() {
-    assert_exact(&["pod1", "pod2"], &[], false);
+    assert_exact(&["pod1", "pod2"], &[], "forward");
 }
 
 #[test]
 fn lines_of_masqueraded_connections_have_the_packets_on_the_wire() {
-    assert_exact(&["pod1", "pod3"], &["--masquerade-all"], true);
+    assert_exact(&["pod1", "pod3"], &["--masquerade-all"], "masquerade");
+}
+
+/// Number of packets that node 1 has counted under this outcome.
+fn counted(lan: &Lan, outcome: &str) -> u64 {
+    let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let outcomes = status["outcomes"].as_array().unwrap();
+    let found = outcomes.iter().find(|entry| entry["outcome"] == outcome).unwrap();
+    found["packets"].as_u64().unwrap()
+}
+
+/// A connection of a test: the client, the number of the Service, the kind of its address, and the verdict.
+type Expected = (&'static str, u8, Frontend, &'static str);
+
+/// Asserts that the lines of these connections have their verdicts, and that node 1 has counted most packets of their
+/// clients under them.
+fn assert_verdicts(lan: &Lan, connections: &[Expected]) {
+    let verdicts: BTreeSet<&str> = connections.iter().map(|(.., verdict)| *verdict).collect();
+    let before: BTreeMap<&str, u64> =
+        verdicts.iter().map(|verdict| (*verdict, counted(lan, verdict))).collect();
+    let mut expected = BTreeMap::new();
+    for (source, number, frontend, verdict) in connections {
+        for family in [0, 1] {
+            let to = frontend.of(*number, (Protocol::Tcp, family));
+            let mut connection = Connection::open(lan.netns(source), to).unwrap();
+            let local = connection.upload(4 << 20).unwrap().local;
+            expected.insert((local.ip().to_string(), local.port()), *verdict);
+        }
+    }
+    // Other connections, of the marker of `Lan::apply`, have lines as well.
+    let mut sent: BTreeMap<&str, u64> = BTreeMap::new();
+    let found = wait_for(SOON * 2, || {
+        sent.clear();
+        let ends = lines(&lan.cluster).into_iter().filter(|line| line["event"] == "end");
+        let found = ends.filter(|line| {
+            let port = line["client_port"].as_u64().unwrap().try_into().unwrap();
+            let Some(verdict) = expected.get(&(line["client"].as_str().unwrap().to_owned(), port)) else {
+                return false;
+            };
+            assert_eq!(line["verdict"], *verdict, "{line:#}");
+            *sent.entry(verdict).or_default() += traffic(line)[0];
+            true
+        });
+        (found.count() == expected.len()).then_some(())
+    });
+    assert!(found.is_some(), "{expected:?}: {:#?}", lines(&lan.cluster));
+    for (verdict, sent) in sent {
+        let grown = counted(lan, verdict) - before[verdict];
+        assert!(grown * 2 > sent, "{grown} of {sent} packets count as {verdict}");
+    }
+}
+
+#[test]
+fn verdict_is_the_outcome_of_the_packets() {
+    let dsr = [&["--north-south-mode", "dsr"][..], &PEERS, &CLUSTER_CIDR].concat();
+    for (arguments, connections) in [
+        (
+            &[][..],
+            &[
+                ("pod1", 1, ClusterIp, "forward"),
+                ("pod2", 1, ClusterIp, "hairpin"),
+                ("client", 1, NodePort(1), "masquerade"),
+            ][..],
+        ),
+        (
+            &["--forwarding", "direct"],
+            &[
+                ("pod1", 1, ClusterIp, "direct"),
+                ("pod2", 1, ClusterIp, "hairpin"),
+                ("client", 1, NodePort(1), "masquerade"),
+                ("client", 2, NodePort(1), "routed"),
+            ],
+        ),
+        (&dsr, &[("client", 2, NodePort(1), "tunnelled")]),
+    ] {
+        let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: false };
+        let mut lan = Lan::without_agents(wiring);
+        let path = log(&lan.cluster);
+        lan.start_agent(1, &[arguments, &["--flow-log", path.to_str().unwrap()]].concat());
+        lan.start_agent(2, arguments);
+        lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+        assert_verdicts(&lan, connections);
+    }
 }
 
 #[test]
@@ -203,7 +297,7 @@ fn annotation_selects_services() {
         Connection::open(client, http(vip)).unwrap().ask().unwrap();
     }
     // `shop` has had three connections: two from `ask_briefly`, and the one to `SHOP[1]`.
-    let ends = ended(&bed, 3);
+    let ends = ended(&bed.cluster, 3);
     assert!(ends.iter().all(|line| line["service"] == "shop"), "{ends:#?}");
 }
 
@@ -221,7 +315,7 @@ fn evicted_flows_have_lines_with_exact_counts() {
         // Pauses, because no flow is evicted in its first three seconds.
         thread::sleep(Duration::from_millis(80));
     }
-    let ends = ended(&bed, 40);
+    let ends = ended(&bed.cluster, 40);
     let mut seen = BTreeMap::new();
     for line in &ends {
         *seen.entry(line["client_port"].as_u64().unwrap()).or_insert(0) += 1;
@@ -248,7 +342,7 @@ fn full_disk_loses_lines_that_are_counted_and_delays_nothing() {
 #[test]
 fn pipe_without_reader_delays_nothing() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
-    let path = log(&bed);
+    let path = log(&bed.cluster);
     mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     bed.start_agent_with(&["--flow-log", path.to_str().unwrap()]);
     let client = &bed.cluster.client;
@@ -264,6 +358,111 @@ fn pipe_without_reader_delays_nothing() {
     wait_for(SOON, || reader.is_finished().then_some(())).unwrap();
     let line: Value = serde_json::from_str(&reader.join().unwrap().unwrap()).unwrap();
     assert_eq!(line["end"], "closed", "{line:#}");
+}
+
+/// Sums of `lb-agent flows --top WHAT`: for each name, how many connections have ended.
+fn top(bed: &Bed, what: &str) -> BTreeMap<String, u64> {
+    let file = log(&bed.cluster);
+    let arguments = ["flows", "--file", file.to_str().unwrap(), "--top", what, "--limit", "0", "-o", "json"];
+    let output = bed.agent.as_ref().unwrap().ask(&arguments).unwrap();
+    let sums: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let row = |sum: &Value| (sum["name"].as_str().unwrap().to_owned(), sum["ended"].as_u64().unwrap());
+    sums.iter().map(row).collect()
+}
+
+#[test]
+fn open_connection_has_a_line_for_each_interval() {
+    let bed = bed(&["pod1"], &["--flow-log-interval", "5"]);
+    let mut connection = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap();
+    let open = || {
+        connection.ask().unwrap();
+        let open = lines(&bed.cluster).into_iter().filter(|line| line["event"] == "open").count();
+        (open >= 2).then_some(())
+    };
+    wait_for(SOON * 2, open).unwrap();
+    drop(connection);
+    let [end] = &ended(&bed.cluster, 1)[..] else { panic!("one connection") };
+    let all = lines(&bed.cluster);
+    assert!(all.iter().all(|line| line["flow"] == end["flow"] && line["start"] == end["start"]), "{all:#?}");
+    assert!(all.iter().all(|line| line["verdict"] == "forward"), "{all:#?}");
+    // The lines together have the traffic of the connection, each byte once.
+    let since = |line: &Value| traffic(line.get("since_last").unwrap_or(line));
+    let sum = all.iter().map(since).fold([0; 4], |sum, line| [0, 1, 2, 3].map(|at| sum[at] + line[at]));
+    assert_eq!(sum, traffic(end), "{all:#?}");
+}
+
+#[test]
+fn unix_socket_gets_the_lines_also_after_the_reader_restarts() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let path = bed.cluster.bpffs(1).with_file_name("flows.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    bed.start_agent_with(&["--flow-log", &format!("unix:{}", path.display())]);
+    for _ in 0..2 {
+        let ask = || Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap().local.port();
+        // Each try opens a connection: the agent notices the end of its reader only when it writes.
+        let mut ports = Vec::new();
+        let reader = wait_for(SOON * 2, || {
+            ports.push(ask());
+            thread::sleep(Duration::from_secs(1));
+            listener.accept().ok()
+        });
+        let (reader, _) = reader.unwrap();
+        reader.set_nonblocking(false).unwrap();
+        reader.set_read_timeout(Some(SOON)).unwrap();
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(reader), &mut line).unwrap();
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let port = line["client_port"].as_u64().unwrap();
+        assert!(line["event"] == "end" && ports.iter().any(|known| u64::from(*known) == port), "{line:#}");
+    }
+}
+
+#[test]
+fn standard_output_gets_the_lines() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    bed.start_agent_with(&["--flow-log", "-"]);
+    let port = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap().local.port();
+    // The file has both outputs of the agent; its own log is not JSON.
+    let output = bed.cluster.agent_settings(1).log;
+    let found = || {
+        let text = fs::read_to_string(&output).unwrap();
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.find(|line| line["event"] == "end")
+    };
+    let line = wait_for(SOON, found).unwrap();
+    assert_eq!(
+        (&line["client_port"], &line["service"]),
+        (&Value::from(port), &Value::from("web")),
+        "{line:#}"
+    );
+}
+
+#[test]
+fn rotated_files_have_every_sampled_connection() {
+    const FLOWS: u32 = 10_000;
+    let sampled = ["--flow-log-sample", "0.5"];
+    let bed = bed(&["pod1"], &[&sampled[..], &["--flow-log-max-size", "1", "--flow-log-keep", "3"]].concat());
+    flood::forge(&bed.cluster.client, udp(WEB[0]), 0..FLOWS, Forged::Datagram).unwrap();
+    bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
+    // 5,000 are expected, with a standard deviation of 50.
+    let written = || Some(bed.metric("lb_flow_log_lines_total")).filter(|lines| *lines > 4700);
+    wait_for(SOON * 2, written).unwrap();
+    // Two more passes: no line is missing, and none comes late.
+    thread::sleep(Duration::from_secs(11));
+    let written = bed.metric("lb_flow_log_lines_total");
+    assert!(written < 5300, "{written} of {FLOWS} are half of them");
+    let file = log(&bed.cluster);
+    let sizes = [1, 2, 3].map(|number| {
+        let name = format!("{}.{number}", file.display());
+        fs::metadata(name).map_or(0, |rotated| rotated.len())
+    });
+    assert!(sizes[0] > 900_000 && sizes.iter().all(|size| *size <= 1 << 20), "{sizes:?}");
+    let clients = top(&bed, "clients");
+    assert_eq!(clients.values().sum::<u64>(), written, "each line is in one of the files");
+    assert_eq!(clients.len() as u64, written, "each flow has another client");
+    let backends: Vec<(String, u64)> = top(&bed, "backends").into_iter().collect();
+    assert!(backends.len() == 1 && backends[0].1 == written, "{backends:?}");
 }
 
 /// Prints how many of 20,000 new flows per second get a line.
@@ -289,7 +488,7 @@ fn throughput() {
         bed.metric(lines),
         bed.metric("lb_flow_log_dropped_lines_total"),
         bed.metric(lost),
-        fs::metadata(log(&bed)).unwrap().len(),
+        fs::metadata(log(&bed.cluster)).unwrap().len(),
     );
     assert!(is_complete || bed.metric(lost) > 0, "lines are missing, and nothing says so");
 }

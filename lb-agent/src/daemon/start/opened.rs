@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use lb_common::Outcome;
 use lb_core::plan::Contents;
-use lb_datapath::{Datapath, Options, SocketOptions, SocketScope, Stats, cgroup_root, detect_devices};
+use lb_datapath::{
+    Datapath, Forwarding, Options, SocketOptions, SocketScope, Stats, cgroup_root, detect_devices,
+};
 use lb_dns::Names;
 use tracing::{info, warn};
 
@@ -12,7 +14,7 @@ use crate::{
     cli::SocketLb,
     config::Config,
     daemon::{dns, state::State, tasks::Tasks, traffic::ServiceTraffic},
-    flow_log::FlowLog,
+    flow_log::{FlowLog, LogNode},
     metrics::{Metrics, PacketCounters},
 };
 
@@ -80,7 +82,8 @@ fn start_flow_log(
         return Ok(None);
     };
     let input = (events, datapath.maps().clone());
-    let (log, threads) = FlowLog::start(options, config.node_name.clone(), input, metrics.flow_log())?;
+    let node = LogNode { name: config.node_name.clone(), direct: config.forwarding == Forwarding::Direct };
+    let (log, threads) = FlowLog::start(options, node, input, metrics.flow_log())?;
     tasks.spawn("flow log", async move {
         let _threads = threads;
         std::future::pending().await

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use lb_common::{conntrack::seen, protocol};
+use lb_common::conntrack::seen;
 
 use super::*;
 
@@ -105,6 +105,36 @@ impl World {
         };
         self.lines().iter().map(short).collect()
     }
+}
+
+#[test]
+fn verdict_is_the_outcome_of_the_packets_of_the_client() {
+    use flow_flags::{CAUGHT, GUE, HAIRPIN, MASQUERADED, PROXY_PROTOCOL, ROUTED, TUNNEL};
+    for (flags, through_stack, direct) in [
+        (0, Outcome::Forward, Outcome::Direct),
+        (PROXY_PROTOCOL, Outcome::Forward, Outcome::Forward),
+        (MASQUERADED, Outcome::Masquerade, Outcome::Masquerade),
+        (MASQUERADED | PROXY_PROTOCOL, Outcome::Masquerade, Outcome::Masquerade),
+        (HAIRPIN, Outcome::Hairpin, Outcome::Hairpin),
+        (CAUGHT, Outcome::Caught, Outcome::Caught),
+        (CAUGHT | MASQUERADED, Outcome::Masquerade, Outcome::Masquerade),
+        (ROUTED, Outcome::Routed, Outcome::Routed),
+        (ROUTED | TUNNEL, Outcome::Tunnelled, Outcome::Tunnelled),
+        (ROUTED | TUNNEL | GUE, Outcome::Tunnelled, Outcome::Tunnelled),
+    ] {
+        let mut world = World::new();
+        world.forward.flags = flags;
+        world.event(FlowEventKind::Begun, 10 * SECOND);
+        world.event(FlowEventKind::Evicted, 11 * SECOND);
+        let [line] = &world.lines()[..] else { panic!("one line for {flags}") };
+        assert_eq!((line.verdict(false), line.verdict(true)), (through_stack, direct), "{flags}");
+        assert_eq!(line.is_tunnelled(), flags & TUNNEL != 0, "{flags}");
+    }
+    let mut world = World::new();
+    (world.from.protocol, world.forward.to.protocol) = (protocol::SCTP, protocol::SCTP);
+    world.event(FlowEventKind::Begun, 10 * SECOND);
+    world.event(FlowEventKind::Evicted, 11 * SECOND);
+    assert_eq!(world.lines()[0].verdict(true), Outcome::Forward, "SCTP never bypasses the stack");
 }
 
 #[test]
@@ -265,6 +295,26 @@ fn connection_older_than_the_log_counts_from_its_start() {
     world.pass(10 * SECOND);
     world.pass(20 * SECOND);
     assert_eq!(world.lines(), []);
+}
+
+#[test]
+fn connection_that_begins_and_ends_during_the_first_pass_has_a_line() {
+    let mut world = World::new();
+    world.tracker = Tracker::new(1_000_000);
+    // The pass shows the connection before the events about it are read.
+    let begun = (world.forward, world.reply);
+    world.send(60, 60, 10 * SECOND);
+    world.close();
+    world.pass(10 * SECOND);
+    let ended = (world.forward, world.reply);
+    (world.forward, world.reply) = begun;
+    world.event(FlowEventKind::Begun, 10 * SECOND);
+    (world.forward, world.reply) = ended;
+    world.event(FlowEventKind::Closed, 10 * SECOND);
+    world.pass(15 * SECOND);
+    assert_eq!(world.ends(), [(Some(EndReason::Closed), 1, 60, 1, 60)]);
+    world.pass(20 * SECOND);
+    assert_eq!(world.lines(), [], "it was logged");
 }
 
 #[test]

@@ -105,8 +105,33 @@ fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
         "return document.querySelector('.path li.end .verdict').innerText.startsWith('sent to one of 3')",
     );
     compare(browser, "explain");
+    step_leads_to_its_section(browser);
     open(browser, server, "/explain?from=198.51.100.2&to=here");
     shows(browser, "invalid value 'here' for '--to <ADDR:PORT>'");
+}
+
+/// Every step links to the documentation. The step about masquerading leads to its section, and the browser goes back.
+fn step_leads_to_its_section(browser: &Browser) {
+    until(
+        browser,
+        "const steps = [...document.querySelectorAll('.path > li')]; \
+         return steps.length > 3 && steps.every((step) => step.querySelector('a[href^=\"/docs/\"]'))",
+    );
+    browser
+        .run("[...document.querySelectorAll('.path a')].find((link) => link.innerText === 'masquerade').click()")
+        .unwrap();
+    until(
+        browser,
+        "return location.pathname + location.hash === '/docs/datapath#masqueraded-through-the-stack'",
+    );
+    shows(browser, "Masqueraded through the stack");
+    until(
+        browser,
+        "const top = document.querySelector(':target').getBoundingClientRect().top; \
+         return top >= 0 && top < innerHeight",
+    );
+    browser.run("history.back()").unwrap();
+    shows(browser, "sent to one of 3 backends");
 }
 
 fn live_has_rejected_packets(browser: &Browser, bed: &Bed, server: SocketAddr) {
@@ -134,11 +159,17 @@ fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {
         // Shows only dropped packets, which are few: each new event moves the rows below it, which the browser would
         // count as a layout shift.
         "/live?verdict=drop",
+        "/docs/datapath",
+        "/docs/metrics",
     ];
     for (size, dark) in [(SIZES[0], true), (SIZES[1], false), (SIZES[2], false)] {
         browser.resize(size, dark).unwrap();
         for page in pages {
-            open(browser, server, page);
+            if page.starts_with("/docs/") {
+                browser.open(&format!("http://{server}{page}")).unwrap();
+            } else {
+                open(browser, server, page);
+            }
             let (fits, moved) = layout(browser);
             assert!(fits, "{page} is wider than {size:?}");
             assert!(moved < 0.1, "{page} moves by {moved} at {size:?}");
