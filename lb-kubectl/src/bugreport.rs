@@ -27,7 +27,8 @@ pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -
     // Created first, so that an unwritable path fails before the collection.
     let file = create(&path)?;
     let cluster = Cluster::find(cluster_args).await?;
-    let answers = gather::bytes(&cluster, &["bugreport", "--output", "-"], cluster_args.limit()).await;
+    let answers =
+        gather::bytes(&cluster, &["bugreport", "--output", "-"], cluster_args.limit_of_report()).await;
     let complete =
         gather::all_answered(answers.iter().map(|Answer { node, result }| {
             (node.name.as_str(), result.as_ref().err().map(ToString::to_string))

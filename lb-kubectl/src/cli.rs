@@ -43,15 +43,20 @@ pub struct ClusterArgs {
         default_value = "app.kubernetes.io/name=lb-agent,app.kubernetes.io/component=service-proxy"
     )]
     pub selector: String,
-    /// How many seconds a node may take to answer
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
-    pub timeout: u32,
+    /// How many seconds a node may take to answer [default: 15; for `bugreport` 60]
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout: Option<u32>,
 }
 
 impl ClusterArgs {
     /// How long a node, or the API server, may take to answer.
     pub(crate) fn limit(&self) -> Duration {
-        Duration::from_secs(self.timeout.into())
+        Duration::from_secs(self.timeout.unwrap_or(15).into())
+    }
+
+    /// How long a node may take to collect its report: longer, because a busy node is often the reason for one.
+    pub(crate) fn limit_of_report(&self) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(60).into())
     }
 }
 

@@ -50,7 +50,7 @@ impl Cluster {
             .with_context(|| {
                 format!(
                     "the API server has not listed Pods within {} s; check that it is reachable",
-                    args.timeout
+                    args.limit().as_secs()
                 )
             })?
             .map_err(|error| cannot_list(&error, args))?;
