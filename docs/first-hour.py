@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -41,13 +42,26 @@ class Shell:
             start_new_session=True,
         )
 
-    def kill(self):
-        """Ends the shell and what it runs."""
+        self.timed_out = False
+        self.errors = tempfile.NamedTemporaryFile(prefix="first-hour-", suffix=".log", delete=False).name
+
+    def time_out(self):
+        self.timed_out = True
         os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self):
+        """Ends the shell and what it runs, and removes what the demos have left."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        subprocess.run(["cargo", "xtask", "demo", "--remove"], cwd=REPOSITORY, check=False, capture_output=True)
+        Path(self.errors).unlink()
 
     def run(self, commands):
         """Runs the commands of a block; returns their output. Exits if one of them fails or takes longer than LIMIT."""
-        timer = threading.Timer(LIMIT, self.kill)
+        # What commands hide from the reader of the page is what explains a failure.
+        commands = commands.replace("2>/dev/null", f"2>>{self.errors}").replace(">/dev/null 2>&1", f">>{self.errors} 2>&1")
+        timer = threading.Timer(LIMIT, self.time_out)
+        timer.daemon = True
         timer.start()
         self.process.stdin.write(f"{{ set -e; {commands}\nset +e; }} </dev/null; echo '{END}'\n")
         self.process.stdin.flush()
@@ -57,9 +71,10 @@ class Shell:
                 timer.cancel()
                 return lines
             lines.append(line.rstrip())
-        why = "failed" if timer.is_alive() else f"took longer than {LIMIT} s"
         timer.cancel()
-        sys.exit(f"a command {why}:\n{commands}\nIt printed:\n" + "\n".join(lines))
+        why = f"took longer than {LIMIT} s" if self.timed_out else "failed"
+        hidden = Path(self.errors).read_text()[-4000:]
+        sys.exit(f"a command {why}:\n{commands}\nIt printed:\n" + "\n".join(lines) + f"\nHidden output:\n{hidden}")
 
 
 def spoken(seconds):
@@ -102,7 +117,10 @@ def main():
             page += "\n```text\n" + "\n".join(matching(block["text"], lines)) + "\n```\n"
         return page
 
-    page = BLOCK.sub(play, PAGE.read_text())
+    try:
+        page = BLOCK.sub(play, PAGE.read_text())
+    finally:
+        shell.end()
     print(f"all blocks: {spoken(total)}")
     if write:
         machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release.split('-')[0]}"

@@ -44,8 +44,9 @@ use crate::{
 /// Turns changes of objects into steps for the kernel.
 ///
 /// ```text
-/// handle(changes)* → plan() → for each step: kernel, then applied(step), or failed() → end_epoch()
+/// handle(changes)* → plan() → take_served_changes() → for each step: kernel, then applied(step) → end_epoch()
 ///                    or plan_part() in place of plan(), again while is_partial()
+///                    if a step fails: failed() → take_served_changes()
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///

@@ -354,6 +354,7 @@ impl Writer {
         let mut all = Applied::default();
         loop {
             let Plan { steps, .. } = self.reconciler.plan_part(Reconciler::PART);
+            // Before the first step: see `ServedUdp`.
             self.publish_rules();
             all.planned += steps.len();
             all.is_large |= self.reconciler.is_partial() || steps.len() > BATCH;

@@ -8,7 +8,7 @@ use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Choice, FlowEvent, FlowEventKind, Outcome, Scheduler,
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
-    hash, protocol,
+    hash,
 };
 
 use super::record::{EndReason, Volume};
@@ -71,14 +71,14 @@ impl Line {
 
     /// What the programs do with the client's packets, as the outcome under which they count them. A connection that is
     /// masqueraded in a second translation has that one's outcome. `direct` is whether all flows may bypass the stack
-    /// (`--forwarding direct`).
+    /// (`--forwarding direct`); those from a tunnel never do.
     pub(super) fn verdict(&self, direct: bool) -> Outcome {
         let flow = Flow { to: self.to, flags: self.flags, ..Flow::zeroed() };
         if self.flags & flow_flags::MASQUERADED != 0 {
             return Outcome::Masquerade;
         }
-        // (SCTP never bypasses the stack.)
-        let bypasses = self.to.protocol != protocol::SCTP && flow.may_bypass_stack(direct);
+        let is_from_tunnel = self.choice.is_some_and(|(choice, _)| choice == Choice::Peer as u8);
+        let bypasses = flow.may_bypass_stack(direct) && !is_from_tunnel;
         let outcome = outcome_of(&flow);
         if outcome == Outcome::Forward && bypasses { Outcome::Direct } else { outcome }
     }

@@ -206,8 +206,8 @@ impl Flow {
     /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack. `all` is whether
     /// the node lets all flows bypass the stack (`--forwarding direct`).
     ///
-    /// False for tunnelled flows, whose packets get other headers, and for flows with a PROXY protocol header, whose
-    /// sequence numbers are shifted. Also false for the second translation of a masqueraded connection: the egress
+    /// False for tunnelled flows, whose packets get other headers, for flows with a PROXY protocol header, whose sequence
+    /// numbers are shifted, and for SCTP, whose checksum covers whole packets. Also false for the second translation of a masqueraded connection: the egress
     /// program of the device towards the backend does it, so packets must reach that program.
     #[inline(always)]
     pub const fn may_bypass_stack(&self, all: bool) -> bool {
@@ -215,7 +215,8 @@ impl Flow {
         if self.flags & flow_flags::ROUTED != 0 {
             return !self.is_tunnelled();
         }
-        all && self.flags & (flow_flags::HAIRPIN | flow_flags::PROXY_PROTOCOL) == 0
+        all && self.to.protocol != protocol::SCTP
+            && self.flags & (flow_flags::HAIRPIN | flow_flags::PROXY_PROTOCOL) == 0
             && self.flags & SECOND_TRANSLATION != SECOND_TRANSLATION
             && !flow_flags::is_of_node(self.flags)
     }

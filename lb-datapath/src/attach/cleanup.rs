@@ -9,7 +9,7 @@ use std::{
 use tracing::debug;
 
 use crate::{
-    attach::clsact,
+    attach::{clsact, sockets},
     bpf::{
         bpffs::{self, Folder},
         sys,
@@ -73,10 +73,13 @@ fn release_routes() -> Result<(), DatapathError> {
     CatchDevice::release()
 }
 
-/// Detaches the programs of all pinned links at once. When only the pins are removed, the kernel detaches the programs
-/// later, one after the other, and until then some devices translate packets and others do not.
+/// Detaches the programs of all pinned links, one right after the other. When only the pins are removed, the kernel
+/// detaches the programs seconds later on a busy machine, and until then some devices translate packets and others do
+/// not.
 fn detach_links(version: &Path) -> Result<(), DatapathError> {
-    for path in bpffs::entries(&version.join("links"))? {
+    let mut links = bpffs::entries(&version.join("links"))?;
+    links.sort_by_key(|link| sockets::detach_order(link));
+    for path in links {
         if let Err(error) = sys::open_pin(&path).and_then(|link| sys::detach_link(link.as_fd())) {
             debug!(link = %path.display(), %error, "removing the pin of a link that cannot be detached at once");
         }

@@ -65,7 +65,7 @@ pub(super) fn icmp_error(
     if packet.body == Body::LaterFragment {
         return Err(Outcome::UnknownFragment);
     }
-    if icmp_limit::applies(outcome) && reject_may_send_error() == 0 {
+    if icmp_limit::applies(start, packet.headers.is_v4) && reject_may_send_error() == 0 {
         return Err(Outcome::IcmpRateLimited);
     }
     let headers = &packet.headers;

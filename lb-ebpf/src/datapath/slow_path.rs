@@ -43,7 +43,7 @@ pub(super) fn parse(skb: &mut Skb, packet: &mut Packet, hook: Hook) -> Result<Op
     match packet.body {
         Body::IcmpError => Ok(Some(match icmp::translate(skb, &packet.headers, hook) {
             Translated::Done(Outcome::UnknownIcmpError) if hook == Hook::Ingress => {
-                tunnel_error::relay(skb, &packet.headers)
+                tunnel_error::relay(skb, packet)
             }
             Translated::Done(outcome) => outcome,
             Translated::ThroughTunnel => tunnel::send_error(skb, &packet.headers),

@@ -5,23 +5,22 @@
 //! `icmp_msgs_burst`, net/ipv4/icmp.c, Linux 6.18). As in the kernel, RSTs have no limit: a RST is no larger than the
 //! packet that it answers.
 
-use lb_common::Outcome;
-
 use super::token_bucket::TokenBucket;
 
 /// 1,000 errors per second, and 50 at once.
 pub const BUCKET: TokenBucket = TokenBucket { interval: 1_000_000, burst: 50 };
 
-/// Whether the limit applies to an ICMP error with this outcome. It does not apply to errors that path MTU discovery
-/// needs, as in the kernel, nor to those that a router has sent and this node passes on.
+/// Whether the limit applies to an ICMP error that begins with `start`. It does not apply to errors that path MTU
+/// discovery needs, as in the kernel: "fragmentation needed" (RFC 1191) and "packet too big" (RFC 4443 §3.2).
 #[inline(always)]
-pub const fn applies(outcome: Outcome) -> bool {
-    !matches!(outcome, Outcome::TooBig | Outcome::TunnelError)
+pub const fn applies(start: &[u8; 8], is_v4: bool) -> bool {
+    !matches!((is_v4, start[0], start[1]), (true, 3, 4) | (false, 2, _))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reject::{port_unreachable, time_exceeded, too_big};
 
     /// Number of tokens that a bucket gives away within `milliseconds` at `per_millisecond` requests.
     fn taken(milliseconds: u64, per_millisecond: u64) -> u64 {
@@ -54,7 +53,9 @@ mod tests {
 
     #[test]
     fn path_mtu_discovery_is_not_limited() {
-        let outcomes = [Outcome::RejectUdp, Outcome::TimeExceeded, Outcome::TooBig, Outcome::TunnelError];
-        assert_eq!(outcomes.map(applies), [true, true, false, false]);
+        for is_v4 in [true, false] {
+            assert!(applies(&port_unreachable(is_v4), is_v4) && applies(&time_exceeded(is_v4), is_v4));
+            assert!(!applies(&too_big(is_v4, 1400), is_v4));
+        }
     }
 }

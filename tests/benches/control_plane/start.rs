@@ -116,10 +116,20 @@ fn start_together(binary: &Path) -> anyhow::Result<f64> {
     Ok(started.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max))
 }
 
+/// Sets the flag when it is dropped, also by a panic.
+struct AtEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `work` while a thread for each CPU does nothing but keep it busy.
 fn beside_busy_loops<T>(work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _end = AtEnd(&done);
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -127,9 +137,7 @@ fn beside_busy_loops<T>(work: impl FnOnce() -> T) -> T {
                 }
             });
         }
-        let result = work();
-        done.store(true, Ordering::Relaxed);
-        result
+        work()
     })
 }
 

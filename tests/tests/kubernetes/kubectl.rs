@@ -1,8 +1,9 @@
 //! Tests of `kubectl lb`, the plugin that asks the agents of two nodes through the API server's `exec`.
 
 use std::{
+    collections::BTreeSet,
     io::{BufRead as _, BufReader},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream, UdpSocket},
     path::Path,
     process::{Command, Output, Stdio},
     sync::mpsc,
@@ -368,11 +369,76 @@ fn kubectl_top_sums_the_traffic_of_the_nodes() {
     let names: Vec<_> = all.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["shop/web:dns/UDP", "shop/web:http/TCP"]);
     assert!(all.iter().all(|row| row["bytes"] == 0.0 && row["activeFlows"] == 0), "{all:?}");
+    let (stop, stopped) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let segment = &segment;
+        scope.spawn(move || {
+            while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                send_through_both(segment);
+            }
+        });
+        // A second of traffic, of which each node sees half.
+        let moves = || {
+            let all = rows_of(&["top", "-o", "json", "--interval", "1"]);
+            let [dns, http] = &all[..] else { panic!("{all:?}") };
+            let of_node = |number: usize| {
+                let arguments = ["top", "-o", "json", "--interval", "1"];
+                let output = ask(&segment.nodes[number - 1], &segment.bpffs(number), &arguments).unwrap();
+                let found = rows(&output).into_iter().find(|row| row["name"] == "shop/web:dns/UDP").unwrap();
+                found["newFlows"].as_f64().unwrap() > 0.0
+            };
+            let is_dns = dns["name"] == "shop/web:dns/UDP" && http["bytes"] == 0.0;
+            let node = dns["busiestNode"].as_str()?;
+            let is_moving = dns["newFlows"].as_f64()? > 0.0 && dns["bytes"].as_f64()? > 0.0;
+            (is_dns && is_moving && ["n1", "n2"].contains(&node) && of_node(1) && of_node(2)).then_some(())
+        };
+        let found = wait_for(SOON, moves);
+        drop(stop);
+        found.unwrap_or_else(|| panic!("{}", segment.logs()));
+    });
     segment.server.set_exec("lb-agent-2", PodExec::Silent);
     let output = plugin(&segment, &["top", "--timeout", "2", "--interval", "1"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(text(&output.stdout).starts_with("SERVICE "), "{output:?}");
     assert!(text(&output.stderr).contains("n2: Pod lb-agent-2 has not answered within 3 s"), "{output:?}");
+}
+
+/// Sends a datagram to the Service `shop/web` through each node, each from another port, so that each begins a flow. The
+/// backend does not answer.
+fn send_through_both(segment: &Segment) {
+    for node in ["192.0.2.1", "192.0.2.2"] {
+        segment.client.ip(&format!("route replace 10.96.0.0/16 via {node}")).unwrap();
+        let send = || UdpSocket::bind("0.0.0.0:0")?.send_to(b"?", "10.96.0.7:53");
+        segment.client.run(send).unwrap();
+    }
+}
+
+#[test]
+fn kubectl_monitor_merges_the_events_of_two_nodes() {
+    let segment = with_agents();
+    put_shop(&segment.server);
+    plugin(&segment, &["status"]);
+    let mut command = segment.client.command(segment.folder.join("kubectl-lb"));
+    command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(["monitor", "-o", "json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (found, events) = mpsc::channel();
+    let reader = thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| found.send(line)));
+    let mut nodes = BTreeSet::new();
+    let both = || {
+        send_through_both(&segment);
+        for line in events.try_iter() {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            nodes.insert(event["node"].as_str().unwrap().to_owned());
+        }
+        (nodes.len() == 2).then_some(())
+    };
+    let both = wait_for(SOON, both);
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    drop(events);
+    let _ended = reader.join().unwrap();
+    assert!(both.is_some(), "{nodes:?}: {output:?}\n{}", segment.logs());
 }
 
 #[test]

@@ -177,6 +177,12 @@ fn assert_exact(pods: &[&str], arguments: &[&str], verdict: &str) {
             "{line:#}"
         );
         assert_eq!(line["reason"], "random", "{line:#}");
+        let pod = line["pod"].as_str().unwrap();
+        assert!(pods.contains(&pod), "{line:#}");
+        let backend = bed.cluster.pod(pod).unwrap();
+        let address: IpAddr = line["backend"].as_str().unwrap().parse().unwrap();
+        assert_eq!(address, backend.address(address), "{line:#}");
+        assert_eq!(line["backend_node"], backend.node.as_str(), "{line:#}");
         let vip: IpAddr = line["vip"].as_str().unwrap().parse().unwrap();
         assert!(WEB.contains(&vip), "{line:#}");
         let duration = line["duration"].as_f64().unwrap();

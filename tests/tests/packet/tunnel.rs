@@ -19,7 +19,7 @@ use super::{
     report::assert_same_packet,
     stage::{Family, PORTS, each, masquerade_settings},
     testbed::{Device, Hook, SCTP, TCP, Testbed, UDP},
-    wire::{Mode, NARROW, Run, TC_ACT_REDIRECT, XDP_REDIRECT, XDP_TX, each_on_wires, routed},
+    wire::{Mode, NARROW, Run, TC_ACT_REDIRECT, TC_ACT_UNSPEC, XDP_REDIRECT, XDP_TX, each_on_wires, routed},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -443,8 +443,16 @@ fn icmp_errors_about_unknown_tunnels_pass_untouched() {
         ] {
             bed.label(name);
             let error = Packet::icmp(family.router(), node, code, u32::to_be_bytes(mtu), &quote);
-            bed.send(Hook::Ingress, &error).passes_untouched(UnknownIcmpError);
+            bed.arrive_at_tc(&error).check(TC_ACT_UNSPEC, &[(UnknownIcmpError, 1)]);
         }
+        bed.label("an error for another host");
+        let to_other = Packet::icmp(family.router(), other, too_big, [0, 0, 5, 0x78], &whole);
+        bed.arrive_at_tc(&to_other).check(TC_ACT_UNSPEC, &[(UnknownIcmpError, 1)]);
+        bed.label("a pod may have sent the error: no tunnel ends at its device");
+        let error = Packet::icmp(family.router(), node, too_big, [0, 0, 5, 0x78], &whole);
+        bed.send(Hook::Ingress, &error).passes_untouched(UnknownIcmpError);
+        bed.label("the same error where tunnels end");
+        bed.arrive_at_tc(&error).check(TC_ACT_REDIRECT, &[(TunnelError, 1)]);
     });
 }
 

@@ -77,7 +77,7 @@ const BOUNDS: [(&str, u32); 17] = [
     ("sock_peername4", 100),
     ("sock_peername6", 100),
     ("sock_release", 100),
-    ("tc_ingress_l3", 200_000),
+    ("tc_ingress_l3", 205_000),
     ("tc_egress_l3", 165_000),
     ("tc_catch", 175_000),
     ("xdp_native", 240_000),

@@ -113,6 +113,8 @@ pub(crate) const XDP_PASS: u32 = 2;
 pub(crate) const XDP_TX: u32 = 3;
 pub(crate) const XDP_REDIRECT: u32 = 4;
 pub(crate) const TC_ACT_REDIRECT: u32 = 7;
+/// `TC_ACT_UNSPEC`, -1: the packet goes on.
+pub(crate) const TC_ACT_UNSPEC: u32 = u32::MAX;
 
 impl Run {
     /// Asserts that the packet leaves as `expected`, through the same device ([`XDP_TX`]) or another one

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use lb_common::conntrack::seen;
+use lb_common::{conntrack::seen, protocol};
 
 use super::*;
 

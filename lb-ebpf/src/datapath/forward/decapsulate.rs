@@ -158,7 +158,7 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
 
 /// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so no pods may be behind it.
 #[inline(always)]
-fn ends_tunnels(device: u32) -> bool {
+pub(super) fn ends_tunnels(device: u32) -> bool {
     device::info(device).flags & device_flags::TUNNELS != 0
 }
 

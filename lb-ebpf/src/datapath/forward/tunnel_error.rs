@@ -20,13 +20,17 @@ use crate::datapath::{
     early_return::outcome_of, flow::conntrack, maps, reject, route, scratch::scratch, skb::Skb,
 };
 
-/// Turns an ICMP error with these `headers` into one for the client whose tunnelled packet it quotes. With
-/// [`Outcome::UnknownIcmpError`] it quotes none and is unchanged.
+/// Turns an ICMP `error` into one for the client whose tunnelled packet it quotes. With [`Outcome::UnknownIcmpError`] it
+/// quotes none, or a pod may have sent it, and it is unchanged.
 #[inline(never)]
-pub(crate) fn relay(skb: &mut Skb, headers: &Headers) -> Outcome {
+pub(crate) fn relay(skb: &mut Skb, error: &Packet) -> Outcome {
     outcome_of(|| {
+        let headers = &error.headers;
         let packet = maps::inner_packet()?;
-        if !find(skb, headers) || !parse(skb, headers, packet) {
+        if !decapsulate::ends_tunnels(skb.context().device)
+            || !find(skb, headers)
+            || !parse(skb, error, packet)
+        {
             return Err(Outcome::UnknownIcmpError);
         }
         let Tunnel { outer, inner, .. } = *scratch()?.tunnel();
@@ -52,14 +56,14 @@ fn find(skb: &Skb, headers: &Headers) -> bool {
     }
 }
 
-/// Parses the packet inside that tunnel; returns false unless its flow leads through the tunnel, because anybody can
-/// send an ICMP error.
+/// Parses the packet inside that tunnel; returns false unless its flow leads through the tunnel and the error is for the
+/// node that began the tunnel, because anybody can send an ICMP error.
 #[inline(never)]
-fn parse(skb: &Skb, headers: &Headers, packet: &mut Packet) -> bool {
+fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     let Ok(scratch) = scratch() else { return false };
     let tunnel = scratch.tunnel();
     // As if the packet followed an ICMP header.
-    let message = Headers { l4: tunnel.inner.wrapping_sub(lengths::ICMP), ..*headers };
+    let message = Headers { l4: tunnel.inner.wrapping_sub(lengths::ICMP), ..error.headers };
     let Ok(quoted) = parse_quoted(skb, &message) else { return false };
     // The answer quotes 8 bytes of the transport header.
     if skb.header::<[u8; 8]>(quoted.headers.l4).is_err() {
@@ -68,7 +72,10 @@ fn parse(skb: &Skb, headers: &Headers, packet: &mut Packet) -> bool {
     packet.tuple = quoted.tuple;
     packet.headers = quoted.headers;
     packet.body = Body::Udp;
-    conntrack::lookup(&quoted.tuple).is_some_and(|flow| {
-        flow.is_tunnelled() && flow.to.source == tunnel.source && flow.to.destination == tunnel.destination
-    })
+    error.tuple.destination == tunnel.source
+        && conntrack::lookup(&quoted.tuple).is_some_and(|flow| {
+            flow.is_tunnelled()
+                && flow.to.source == tunnel.source
+                && flow.to.destination == tunnel.destination
+        })
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use lb_tests::{browser::Browser, client::ask_http, http::get, wait_for};
+use lb_tests::{browser::Browser, client::ask_http, http::get, manifests::Endpoint, wait_for};
 
 use super::{
     DRAWN, HEALTHY, LIMIT, SIZES, Served, browser, findings, layout, open, pictures::compare, shows, until,
@@ -25,6 +25,7 @@ fn pages_show_real_traffic() {
     browser.resize(SIZES[1], false).unwrap();
 
     overview_has_plots_maps_and_programs(&browser, server);
+    list_is_sorted(&browser, server);
     list_finds_the_service(&browser);
     service_has_shares_and_choices(&browser, &bed);
     connections_are_filtered_and_exported(&browser, &bed, server);
@@ -50,6 +51,26 @@ fn overview_has_plots_maps_and_programs(browser: &Browser, server: SocketAddr) {
     for text in ["tc_ingress", "FLOWS", "node1", "10.244.1.1"] {
         until(browser, &format!("return document.body.innerHTML.includes('{text}')"));
     }
+}
+
+/// A click on a header sorts by its column, a second one in the other order. The key ? shows all keys.
+fn list_is_sorted(browser: &Browser, server: SocketAddr) {
+    open(browser, server, "/services");
+    for (order, first) in [("ascending", "default/empty"), ("descending", "default/web")] {
+        browser
+            .run("[...document.querySelectorAll('th button')].find((it) => it.innerText === 'Service').click()")
+            .unwrap();
+        until(
+            browser,
+            &format!(
+                "return document.querySelector('th[aria-sort]').ariaSort === '{order}' && \
+                 document.querySelector('tbody tr:not(.gap)').innerText.includes('{first}')"
+            ),
+        );
+    }
+    browser.press("?").unwrap();
+    until(browser, "return document.querySelector('dialog[open]') !== null");
+    browser.run("document.querySelector('dialog').close()").unwrap();
 }
 
 /// The keys g and s lead to the list of Services, and a link in it to the page of one.
@@ -95,6 +116,24 @@ fn connections_are_filtered_and_exported(browser: &Browser, bed: &Bed, server: S
     let csv = get(&bed.cluster.node1, server, "/api/connections.csv?protocol=udp").unwrap().body;
     assert!(csv.contains("\r\nUDP,"), "{csv}");
     assert!(!csv.contains("TCP,"), "{csv}");
+    // The client's connections, by the form, and what its link exports.
+    browser
+        .run(
+            "const form = document.querySelector('form'); form.reset(); form.client.value = '198.51.100.2'; \
+              form.phase.value = ''; form.service.value = ''; form.querySelector('button').click()",
+        )
+        .unwrap();
+    until(
+        browser,
+        "const rows = [...document.querySelectorAll('tbody tr')]; \
+         return location.search.includes('client=198.51.100.2') && rows.length > 0 && \
+         rows.every((row) => row.innerText.includes('198.51.100.2:'))",
+    );
+    let exported =
+        browser.run("return fetch(document.querySelector('#export').href).then((it) => it.text())");
+    let exported = exported.unwrap();
+    let lines: Vec<&str> = exported.as_str().unwrap().trim_end().lines().collect();
+    assert!(lines.len() > 1 && lines[1..].iter().all(|line| line.contains("198.51.100.2")), "{lines:?}");
 }
 
 fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
@@ -105,6 +144,15 @@ fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
         "return document.querySelector('.path li.end .verdict').innerText.startsWith('sent to one of 3')",
     );
     compare(browser, "explain");
+    // The same packet by the form.
+    open(browser, server, "/explain");
+    browser
+        .run(
+            "const form = document.querySelector('form'); form.from.value = '198.51.100.2'; \
+              form.to.value = '10.96.0.10:80'; form.querySelector('button').click()",
+        )
+        .unwrap();
+    shows(browser, "sent to one of 3 backends");
     step_leads_to_its_section(browser);
     open(browser, server, "/explain?from=198.51.100.2&to=here");
     shows(browser, "invalid value 'here' for '--to <ADDR:PORT>'");
@@ -147,6 +195,55 @@ fn live_has_rejected_packets(browser: &Browser, bed: &Bed, server: SocketAddr) {
     assert!(rows.iter().all(|row| row.as_str().unwrap().contains("reject_tcp")), "{rows:?}");
     browser.press("p").unwrap();
     shows(browser, "Go on");
+    // While the page pauses, events wait; then they are added.
+    let count =
+        || browser.run("return document.querySelectorAll('tbody tr').length").unwrap().as_u64().unwrap();
+    let before = count();
+    let waiting = || {
+        drop(ask_http(&bed.cluster.client, http(vips(20)[0])));
+        let waits = "return /paused with [1-9]/.test(document.querySelector('.head .muted').innerText)";
+        browser.run(waits).ok().filter(|is| *is == true).map(drop)
+    };
+    wait_for(LIMIT, waiting).unwrap();
+    assert_eq!(count(), before);
+    browser.press("p").unwrap();
+    shows(browser, "Pause");
+    assert!(count() > before, "{before}");
+}
+
+/// The page says what changes the choice of a backend: weights and affinity; and which backends only drain.
+#[test]
+fn page_of_a_service_shows_weights_affinity_and_draining() {
+    let bed = Bed::with_web(&["pod1"]);
+    let mut cart = bed.service("cart", vips(21), &["pod1", "pod2"]);
+    cart.annotations = vec![("lb.dev/weights", r#"{"pod1": 3}"#.to_owned())];
+    cart.exposure.affinity = Some(600);
+    bed.cluster.manifests.put(&cart).unwrap();
+    // A terminating endpoint gets new connections only if the Service has no other.
+    let mut leaving = bed.service("leaving", vips(22), &["pod2"]);
+    leaving.endpoints = leaving.endpoints.into_iter().map(Endpoint::terminating).collect();
+    bed.cluster.manifests.put(&leaving).unwrap();
+    let served = Served::start(&bed, &["--listen", "127.0.0.1:8088"]);
+    let server: SocketAddr = "127.0.0.1:8088".parse().unwrap();
+    let browser = browser(&bed);
+    browser.resize(SIZES[1], false).unwrap();
+    for (name, texts) in [("cart", ["ClientIP 600 s", "weight 3"]), ("leaving", ["no affinity", "ending"])] {
+        let known = || {
+            let shown = bed.agent.as_ref().unwrap().ask(&["service", "show", name]).ok()?;
+            shown.status.success().then_some(())
+        };
+        wait_for(LIMIT, known).unwrap();
+        open(&browser, server, &format!("/services/default/{name}"));
+        for text in texts {
+            until(
+                &browser,
+                &format!("return document.querySelector('.picture').textContent.includes('{text}')"),
+            );
+        }
+    }
+    shows(&browser, "ending");
+    until(&browser, "return document.querySelector('.picture .draining') !== null");
+    drop(served);
 }
 
 fn every_page_fits_and_is_accessible(browser: &Browser, server: SocketAddr) {

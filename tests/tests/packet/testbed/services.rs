@@ -163,7 +163,7 @@ impl Testbed {
         map.insert(Address::from(address), EndpointName::zeroed(), 0).unwrap();
     }
 
-    /// Marks the device as a wire; XDP may redirect packets between wires.
+    /// Marks the device as a wire, where tunnels of peers end; XDP may redirect packets between wires.
     pub(crate) fn add_wire(&mut self, index: u32, mtu: u32) {
         let mut map: HashMap<_, u32, DeviceInfo> =
             self.object.map_mut("DEVICES").unwrap().try_into().unwrap();
@@ -171,7 +171,10 @@ impl Testbed {
             index,
             DeviceInfo {
                 mtu,
-                flags: device_flags::WIRE | device_flags::XDP_REDIRECT_TARGET | device_flags::XDP_TX,
+                flags: device_flags::WIRE
+                    | device_flags::TUNNELS
+                    | device_flags::XDP_REDIRECT_TARGET
+                    | device_flags::XDP_TX,
                 mac: NODE,
                 ..DeviceInfo::UNKNOWN
             },
