@@ -305,9 +305,7 @@ fn path_mtu_errors_reach_dsr_backends() {
 /// tunnelled packet to node 1, which must send one to the client.
 #[test]
 fn path_mtu_between_nodes_reaches_dsr_clients() {
-    for (tunnel, xdp, overheads) in
-        [("ipip", "off", [20, 40]), ("gue", "off", [28, 48]), ("ipip", "native", [20, 40])]
-    {
+    for (tunnel, xdp, overheads) in [("ipip", "off", [20, 40]), ("gue", "native", [28, 48])] {
         let arguments = ["--north-south-mode", "dsr", "--dsr-encapsulation", tunnel, "--xdp", xdp];
         let nodes = Nodes::alike(&arguments, xdp != "off");
         nodes.serve(&[nodes.service(1, &["pod5"])]);
