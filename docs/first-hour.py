@@ -101,6 +101,8 @@ def main():
     write = parser.parse_args().write
     if os.geteuid() != 0:
         sys.exit("the commands make network namespaces and load BPF programs: run this as root")
+    # So that the end of the script cleans up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     shell, total = Shell(), 0.0
 
     def play(block):
