@@ -16,6 +16,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
@@ -166,6 +167,26 @@ impl Agent {
     pub fn ask(&self, arguments: &[&str]) -> Result<Output> {
         let binary = self.settings.binary.clone().unwrap_or_else(binary);
         ask_by(&binary, &self.netns, &self.settings.bpffs, arguments)
+    }
+
+    /// The output of [`Self::ask`] with `-o json`, parsed.
+    ///
+    /// # Errors
+    /// The command fails, or prints no JSON.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.ask(&[arguments, &["-o", "json"]].concat())?;
+        serde_json::from_slice(&output.stdout).with_context(|| format!("in the output of {arguments:?}"))
+    }
+
+    /// Number of packets that the programs have counted under this outcome.
+    ///
+    /// # Errors
+    /// As [`Self::json`], or there is no such outcome.
+    pub fn counted(&self, outcome: &str) -> Result<u64> {
+        let status = self.json(&["status"])?;
+        let mut outcomes = status["outcomes"].as_array().into_iter().flatten();
+        let found = outcomes.find(|entry| entry["outcome"] == outcome);
+        found.and_then(|entry| entry["packets"].as_u64()).with_context(|| format!("no outcome {outcome}"))
     }
 
     fn reap_killed(&mut self) -> io::Result<()> {

@@ -297,8 +297,7 @@ impl Site {
     /// # Errors
     /// The command fails, or prints no JSON.
     pub fn json(&self, node: u8, arguments: &[&str]) -> Result<Value> {
-        let output = self.agent(node)?.ask(&[arguments, &["-o", "json"]].concat())?;
-        serde_json::from_slice(&output.stdout).with_context(|| format!("in the output of {arguments:?}"))
+        self.agent(node)?.json(arguments)
     }
 
     /// The node that announces both addresses of [`NEAR`]; `None` while no node does.

@@ -196,8 +196,7 @@ fn cleanup_leaves_nothing_behind() {
 #[test]
 fn service_list_shows_frontends_and_backends() {
     let bed = Bed::with_web(&["pod2", "pod3"]);
-    let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
-    let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let list = bed.json(&["service", "list"]);
     let list = list.as_array().unwrap();
     assert_eq!(list.len(), 2, "one entry for each port: {list:?}");
     for entry in list {

@@ -114,8 +114,7 @@ fn change_agent(bed: &mut Bed, binary: Option<PathBuf>) {
 
 /// Ids of the Service ports on node 1, by the names of Service and port.
 fn service_ids(bed: &Bed) -> BTreeMap<String, u64> {
-    let output = bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
-    let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let list = bed.json(&["service", "list"]);
     let id = |entry: &serde_json::Value| {
         (format!("{}:{}", entry["name"], entry["portName"]), entry["id"].as_u64().unwrap())
     };

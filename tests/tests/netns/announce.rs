@@ -146,8 +146,7 @@ impl Segment {
 
     fn list(&self, number: usize) -> Vec<Value> {
         let agent = self.agents[number - 1].as_ref().unwrap();
-        let output = agent.ask(&["announce", "list", "-o", "json"]).unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
+        serde_json::from_value(agent.json(&["announce", "list"]).unwrap()).unwrap()
     }
 
     /// Whether the node announces no address, as its agent reports.
@@ -582,8 +581,7 @@ fn wait_until_quiet(sniffer: &Sniffer) {
 /// The conditions that `status` of the agent on the first node lists.
 fn conditions(segment: &Segment) -> Vec<String> {
     let agent = segment.agents[0].as_ref().unwrap();
-    let output = agent.ask(&["status", "-o", "json"]).unwrap();
-    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let status = agent.json(&["status"]).unwrap();
     serde_json::from_value(status["agent"]["problems"].clone()).unwrap()
 }
 

@@ -119,6 +119,11 @@ impl Bed {
         }
     }
 
+    /// What a command of the agent prints with `-o json`.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        self.agent.as_ref().unwrap().json(arguments).unwrap()
+    }
+
     /// The JSON output of `lb-agent status`, which works without a running agent.
     pub(crate) fn status(&self) -> Value {
         let bpffs = self.cluster.bpffs(1);

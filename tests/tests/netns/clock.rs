@@ -113,8 +113,7 @@ impl Idle {
     }
 
     fn are_known(&self, bed: &Bed) -> [bool; 2] {
-        let output = bed.agent.as_ref().unwrap().ask(&["conntrack", "list", "-o", "json"]).unwrap();
-        let flows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let flows = bed.json(&["conntrack", "list"]);
         let flows = flows.as_array().unwrap();
         self.clients.map(|client| flows.iter().any(|flow| flow["client"] == client.to_string()))
     }

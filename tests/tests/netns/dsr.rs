@@ -97,15 +97,11 @@ impl Nodes {
     }
 
     fn json(&self, node: u8, arguments: &[&str]) -> serde_json::Value {
-        let output = self.agent(node).ask(&[arguments, &["-o", "json"]].concat()).unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
+        self.agent(node).json(arguments).unwrap()
     }
 
     fn counted(&self, node: u8, outcome: &str) -> u64 {
-        let status = self.json(node, &["status"]);
-        let outcomes = status["outcomes"].as_array().unwrap();
-        let found = outcomes.iter().find(|entry| entry["outcome"] == outcome);
-        found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
+        self.agent(node).counted(outcome).unwrap()
     }
 
     fn assert_nothing_was_lost(&self) {

@@ -189,9 +189,8 @@ fn assert_exact(pods: &[&str], arguments: &[&str], verdict: &str) {
         assert!((0.0..60.0).contains(&duration) && line["start"].is_string(), "{line:#}");
     }
     let file = log(&bed.cluster);
-    let top = ["flows", "--file", file.to_str().unwrap(), "--top", "services", "-o", "json"];
-    let output = bed.agent.as_ref().unwrap().ask(&top).unwrap();
-    let sums: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let sums = bed.json(&["flows", "--file", file.to_str().unwrap(), "--top", "services"]);
+    let sums = sums.as_array().unwrap();
     assert_eq!(sums.iter().map(|sum| sum["ended"].as_u64().unwrap()).sum::<u64>(), 6, "{sums:#?}");
     let sent: u64 = wire.values().map(|traffic| traffic[1]).sum();
     assert_eq!(sums.iter().map(|sum| sum["bytes_sent"].as_u64().unwrap()).sum::<u64>(), sent, "{sums:#?}");
@@ -207,24 +206,15 @@ fn lines_of_masqueraded_connections_have_the_packets_on_the_wire() {
     assert_exact(&["pod1", "pod3"], &["--masquerade-all"], "masquerade");
 }
 
-/// Number of packets that node 1 has counted under this outcome.
-fn counted(lan: &Lan, outcome: &str) -> u64 {
-    let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
-    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let outcomes = status["outcomes"].as_array().unwrap();
-    let found = outcomes.iter().find(|entry| entry["outcome"] == outcome).unwrap();
-    found["packets"].as_u64().unwrap()
-}
-
 /// A connection of a test: the client, the number of the Service, the kind of its address, and the verdict.
 type Expected = (&'static str, u8, Frontend, &'static str);
 
 /// Asserts that the lines of these connections have their verdicts, and that node 1 has counted most packets of their
 /// clients under them.
 fn assert_verdicts(lan: &Lan, connections: &[Expected]) {
+    let counted = |outcome: &str| lan.agents[0].as_ref().unwrap().counted(outcome).unwrap();
     let verdicts: BTreeSet<&str> = connections.iter().map(|(.., verdict)| *verdict).collect();
-    let before: BTreeMap<&str, u64> =
-        verdicts.iter().map(|verdict| (*verdict, counted(lan, verdict))).collect();
+    let before: BTreeMap<&str, u64> = verdicts.iter().map(|verdict| (*verdict, counted(verdict))).collect();
     let mut expected = BTreeMap::new();
     for (source, number, frontend, verdict) in connections {
         for family in [0, 1] {
@@ -252,7 +242,7 @@ fn assert_verdicts(lan: &Lan, connections: &[Expected]) {
     });
     assert!(found.is_some(), "{expected:?}: {:#?}", lines(&lan.cluster));
     for (verdict, sent) in sent {
-        let grown = counted(lan, verdict) - before[verdict];
+        let grown = counted(verdict) - before[verdict];
         assert!(grown * 2 > sent, "{grown} of {sent} packets count as {verdict}");
     }
 }
@@ -369,11 +359,9 @@ fn pipe_without_reader_delays_nothing() {
 /// Sums of `lb-agent flows --top WHAT`: for each name, how many connections have ended.
 fn top(bed: &Bed, what: &str) -> BTreeMap<String, u64> {
     let file = log(&bed.cluster);
-    let arguments = ["flows", "--file", file.to_str().unwrap(), "--top", what, "--limit", "0", "-o", "json"];
-    let output = bed.agent.as_ref().unwrap().ask(&arguments).unwrap();
-    let sums: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let sums = bed.json(&["flows", "--file", file.to_str().unwrap(), "--top", what, "--limit", "0"]);
     let row = |sum: &Value| (sum["name"].as_str().unwrap().to_owned(), sum["ended"].as_u64().unwrap());
-    sums.iter().map(row).collect()
+    sums.as_array().unwrap().iter().map(row).collect()
 }
 
 #[test]

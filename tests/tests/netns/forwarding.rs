@@ -15,11 +15,8 @@ const DIRECT: [&str; 2] = ["--forwarding", "direct"];
 
 /// Number of packets that node 1 has counted under these outcomes.
 fn counted(lan: &Lan, names: &[&str]) -> u64 {
-    let output = lan.agents[0].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
-    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let outcomes = status["outcomes"].as_array().unwrap().iter();
-    let named = outcomes.filter(|entry| names.contains(&entry["outcome"].as_str().unwrap()));
-    named.map(|entry| entry["packets"].as_u64().unwrap()).sum()
+    let agent = lan.agents[0].as_ref().unwrap();
+    names.iter().map(|name| agent.counted(name).unwrap()).sum()
 }
 
 /// Transfers so much data in both directions that nearly all packets belong to the established connection.

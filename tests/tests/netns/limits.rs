@@ -14,7 +14,6 @@ use lb_tests::{
     netns::Netns,
     wait_for,
 };
-use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http};
 
@@ -43,11 +42,6 @@ fn limited(bed: &Bed) -> u64 {
     bed.metric("lb_packets_total{outcome=\"connection_limited\"}")
 }
 
-fn asked(bed: &Bed, arguments: &[&str]) -> Value {
-    let output = bed.agent.as_ref().unwrap().ask(arguments).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
 #[test]
 fn client_beyond_its_limit_waits_and_others_do_not() {
     let bed = start_with(&[(PER_CLIENT, "3/m")]);
@@ -64,10 +58,10 @@ fn client_beyond_its_limit_waits_and_others_do_not() {
             client::ask_http_by_first_syn(&bed.cluster.node1, to).unwrap();
         }
         let (from, target) = (source.to_string(), to.to_string());
-        let page = asked(&bed, &["explain", "-o", "json", "--from", &from, "--to", &target]);
+        let page = bed.json(&["explain", "--from", &from, "--to", &target]);
         assert_eq!((&page["verdict"], &page["outcome"]), (&"dropped".into(), &"connection_limited".into()));
     }
-    let shown = asked(&bed, &["service", "show", "default/web", "-o", "json"]);
+    let shown = bed.json(&["service", "show", "default/web"]);
     let shown = shown.as_array().map_or(&shown, |ports| &ports[0]);
     assert_eq!(shown["maxConnectionsPerClient"], "3/m", "{shown:#}");
 

@@ -3,7 +3,6 @@
 use std::{collections::HashSet, io, net::SocketAddr, thread, time::Duration};
 
 use lb_tests::{
-    agent::Agent,
     client::{Connection, ask_http, ask_udp, echo, udp_socket},
     cluster::{ClientLink, PodLink, Wiring},
     wait_for,
@@ -60,14 +59,6 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     }
 }
 
-/// Number of packets with this outcome, from `status`.
-fn outcome(agent: &Agent, name: &str) -> u64 {
-    let output = agent.ask(&["status", "-o", "json"]).unwrap();
-    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let outcomes = status["outcomes"].as_array().unwrap();
-    outcomes.iter().find(|outcome| outcome["outcome"] == name).unwrap()["packets"].as_u64().unwrap()
-}
-
 #[test]
 fn source_port_exhaustion_is_counted_and_recovers() {
     let lan = Lan::with(&["--masquerade-ports", "20000-20003"]);
@@ -81,10 +72,10 @@ fn source_port_exhaustion_is_counted_and_recovers() {
             let seen = connection.ask().unwrap().seen.port();
             assert!((20_000..=20_003).contains(&seen), "{seen}");
         }
-        let before = outcome(agent, "no_source_port");
+        let before = agent.counted("no_source_port").unwrap();
         let fifth = crate::lan::probe_briefly(lan.netns("client"), to, Protocol::Tcp);
         assert_eq!(fifth, crate::lan::Verdict::Silent);
-        assert!(outcome(agent, "no_source_port") > before);
+        assert!(agent.counted("no_source_port").unwrap() > before);
         // Open connections continue; UDP and the other family have separate ports.
         let udp = NodePort(1).of(1, (Protocol::Udp, family));
         assert_eq!(ask_udp(lan.netns("client"), udp, 8).unwrap().server, "pod3");

@@ -45,14 +45,9 @@ fn start(bed: &mut Bed, arguments: &[&str]) {
     bed.agent = Some(Agent::start(&bed.cluster.node1, settings).unwrap());
 }
 
-fn json(bed: &Bed, arguments: &[&str]) -> Value {
-    let output = bed.agent.as_ref().unwrap().ask(arguments).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
 /// The addresses in the kernel's maps that serve the node port.
 fn node_ports(bed: &Bed) -> BTreeSet<String> {
-    let services = json(bed, &["service", "list", "-o", "json"]);
+    let services = bed.json(&["service", "list"]);
     let frontends =
         services.as_array().unwrap().iter().flat_map(|service| service["frontends"].as_array().unwrap());
     frontends
@@ -142,7 +137,7 @@ fn kernel_settings_follow_the_node() {
         assert!(inside.iter().all(|ip| list.contains(&address(ip))), "{inside:?}");
         assert!(!outside.iter().any(|ip| list.contains(&address(ip))), "{outside:?}");
     }
-    let node = json(&bed, &["status", "-o", "json"])["agent"]["node"].clone();
+    let node = bed.json(&["status"])["agent"]["node"].clone();
     assert_eq!(node["primary"], serde_json::json!(["172.18.0.1", "fd00:172:18::1"]));
     assert_eq!(node["insideNetworks"], serde_json::json!(["10.244.0.0/16", "fd00:10:244::/48"]));
     assert_eq!(node["masqueradeFirstPort"], 15_000);
@@ -226,7 +221,7 @@ fn masquerade_ports_are_reserved_until_cleanup() {
 #[test]
 fn disabled_forwarding_is_reported() {
     let mut bed = bed(ClientLink::Ethernet, &[]);
-    let problems = |bed: &Bed| json(bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
+    let problems = |bed: &Bed| bed.json(&["status"])["agent"]["problems"].to_string();
     assert_eq!(problems(&bed), "[]");
     bed.agent.take().unwrap().terminate().unwrap();
     bed.cluster.node1.sysctl("ipv4/ip_forward", "0").unwrap();
@@ -235,7 +230,7 @@ fn disabled_forwarding_is_reported() {
     wait_for(PATIENCE, reported).unwrap_or_else(|| panic!("{}", problems(&bed)));
     assert!(!problems(&bed).contains("ipv6"), "{}", problems(&bed));
     assert!(bed.agent.as_ref().unwrap().log().contains("net.ipv4.ip_forward is 0"));
-    let probes = json(&bed, &["check", "-o", "json"]);
+    let probes = bed.json(&["check"]);
     let probe = probes.as_array().unwrap().iter().find(|probe| probe["name"] == "IPv4 forwarding").unwrap();
     assert_eq!(probe["result"], "degraded");
     bed.cluster.node1.sysctl("ipv4/ip_forward", "1").unwrap();
@@ -246,7 +241,7 @@ fn disabled_forwarding_is_reported() {
 fn node_network_inside_the_cluster_ip_range_stays_reachable() {
     for arguments in [&[][..], &RANGES] {
         let mut bed = bed(ClientLink::Ethernet, arguments);
-        let problems = |bed: &Bed| json(bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
+        let problems = |bed: &Bed| bed.json(&["status"])["agent"]["problems"].to_string();
         assert_eq!(problems(&bed), "[]");
         bed.agent.take().unwrap().terminate().unwrap();
         let (node1, client) = (bed.cluster.node1.clone(), bed.cluster.client.clone());
@@ -281,7 +276,7 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
 fn check_and_start_list_rules_that_service_packets_bypass() {
     let mut bed = bed(ClientLink::Ethernet, &[]);
     let probe = |bed: &Bed| {
-        let probes = json(bed, &["check", "-o", "json"]);
+        let probes = bed.json(&["check"]);
         probes.as_array().unwrap().iter().find(|probe| probe["name"] == "netfilter rules").unwrap().clone()
     };
     let node1 = bed.cluster.node1.clone();
@@ -333,15 +328,11 @@ fn check_and_status_list_ipsec_policies_for_virtual_addresses() {
         probes.as_array().unwrap().iter().find(|probe| probe["name"] == "IPsec policies").cloned()
     };
     policy(&format!("{}/32", bed.cluster.pod("pod2").unwrap().addresses[0]));
-    assert_eq!(
-        find(&json(&bed, &["check", "-o", "json"])).unwrap()["result"],
-        "ok",
-        "endpoints are encrypted"
-    );
+    assert_eq!(find(&bed.json(&["check"])).unwrap()["result"], "ok", "endpoints are encrypted");
     policy("10.96.0.0/12");
     let expected = "src 10.96.0.0/12 dst 203.0.113.0/24 dir out: 10.96.0.10";
-    assert_eq!(find(&json(&bed, &["check", "-o", "json"])).unwrap()["detail"], expected);
-    assert_eq!(find(&json(&bed, &["status", "-o", "json"])["degraded"]).unwrap()["detail"], expected);
+    assert_eq!(find(&bed.json(&["check"])).unwrap()["detail"], expected);
+    assert_eq!(find(&bed.json(&["status"])["degraded"]).unwrap()["detail"], expected);
 }
 
 /// The kernel looks up the policy while a reply has the address of its pod, so the reply would leave in clear text.
@@ -364,7 +355,7 @@ fn no_reply_bypasses_an_ipsec_policy_for_its_virtual_address() {
     let through = ["172.18.0.1 dst 172.18.0.9", "fd00:172:18::1 dst fd00:172:18::9"]
         .map(|ends| format!("tmpl src {ends} proto esp mode tunnel"));
     change("add", through.each_ref().map(String::as_str));
-    let conditions = || json(&bed, &["status", "-o", "json"])["agent"]["problems"].to_string();
+    let conditions = || bed.json(&["status"])["agent"]["problems"].to_string();
     let named = || CLIENT.iter().all(|client| conditions().contains(&format!("{client}/"))).then_some(());
     assert!(wait_for(PATIENCE, named).is_some(), "{}", conditions());
     for (vip, connection) in WEB.into_iter().zip(&mut connections) {

@@ -14,7 +14,6 @@ use lb_tests::{
     traffic::{Kind, Traffic},
     wait_for,
 };
-use serde_json::Value;
 
 use crate::{
     bed::{Bed, WEB, http, udp, vips},
@@ -27,15 +26,9 @@ const ROOM: u32 = 1000;
 /// The flood opens this many times [`ROOM`] connections.
 const TIMES: u32 = 10;
 
-/// Output of `lb-agent status -o json`.
-fn status(bed: &Bed) -> Value {
-    let output = bed.agent.as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
 /// The shortage of this name in `status`: the number of refusals, and the text.
 fn shortage(bed: &Bed, of: &str) -> Option<(u64, String)> {
-    let status = status(bed);
+    let status = bed.status();
     let shortages = status["agent"]["shortages"].as_array()?;
     let found = shortages.iter().find(|shortage| shortage["of"] == of)?;
     Some((found["refused"].as_u64()?, found["text"].as_str()?.to_owned()))

@@ -35,9 +35,9 @@ fn profile_counts_program_runs_only_while_it_runs() {
                 ask_for(&bed, Duration::from_millis(10));
             }
         });
-        let output = bed.agent.as_ref().unwrap().ask(&["profile", "--seconds", "1", "-o", "json"]);
+        let profile = bed.agent.as_ref().unwrap().json(&["profile", "--seconds", "1"]);
         done.store(true, Ordering::Relaxed);
-        serde_json::from_slice(&output.unwrap().stdout).unwrap()
+        profile.unwrap()
     });
     let took = start.elapsed().as_secs_f64();
     let programs = profile["programs"].as_array().unwrap();

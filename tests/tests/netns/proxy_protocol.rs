@@ -17,7 +17,6 @@ use lb_tests::{
     patience, wait_for,
 };
 use ppp::v2::{Addresses, Header};
-use serde_json::Value;
 
 use crate::bed::{Bed, HTTP, RANGES, WEB, http};
 
@@ -121,8 +120,7 @@ fn transfer(stream: &TcpStream, reader: &mut impl BufRead, bytes: usize) {
 fn backend_learns_the_address_of_every_client() {
     let bed = start(SERVER);
     serve(bed.netns("pod1"));
-    let shown = bed.agent.as_ref().unwrap().ask(&["service", "show", "web", "-o", "json"]).unwrap();
-    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let shown = bed.json(&["service", "show", "web"]);
     assert_eq!(shown[0]["proxyProtocol"], "v2");
     for client in [&bed.cluster.client, bed.netns("pod2"), bed.netns("pod1"), &bed.cluster.node1] {
         for vip in WEB.map(http) {

@@ -14,7 +14,6 @@ use lb_tests::{
     socket::closing_connections,
     wait_for,
 };
-use serde_json::Value;
 
 use crate::{
     bed::{Bed, WEB, http, udp, vips},
@@ -169,12 +168,12 @@ fn connections_of_the_node_processes_count_as_those_of_clients() {
     let mut held = Held::none();
     held.more(&node, vip, 6);
     active(&bed, 6);
-    let shown = json(&bed, &["service", "show", "lc-45", "-o", "json"]);
+    let shown = bed.json(&["service", "show", "lc-45"]);
     let port = shown.as_array().unwrap().iter().find(|port| port["portName"] == "http").unwrap();
     let flows: Vec<_> =
         port["backends"].as_array().unwrap().iter().map(|it| it["flows"].as_u64().unwrap()).collect();
     assert_eq!(flows, [2, 2, 2, 0, 0, 0], "IPv4, then IPv6: {shown:#}");
-    let top = json(&bed, &["top", "--interval", "1", "-o", "json"]);
+    let top = bed.json(&["top", "--interval", "1"]);
     let row = top.as_array().unwrap().iter().find(|row| row["name"] == "default/lc-45:http/TCP");
     assert_eq!(row.unwrap()["activeFlows"], 6, "{top:#}");
     // The hooks count without an agent, and an agent corrects none of their counts.
@@ -190,12 +189,6 @@ fn connections_of_the_node_processes_count_as_those_of_clients() {
     bed.start_agent_with(&["--metrics-bind-address", "127.0.0.1:10249", "--socket-lb", "off"]);
     drop(held);
     active(&bed, 0);
-}
-
-/// What a command of the agent prints as JSON.
-fn json(bed: &Bed, arguments: &[&str]) -> Value {
-    let output = bed.agent.as_ref().unwrap().ask(arguments).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
 /// Shares of the pods that answer these sockets.
@@ -246,8 +239,7 @@ fn connection_counts_survive_agent_restarts_and_backend_changes() {
     let mut service = bed.service("lc-50", vips(50), &PODS[..2]);
     service.annotations = vec![("lb.dev/scheduler", "lc".to_owned())];
     let followed = |count: &str| {
-        let listed = bed.agent.as_ref().unwrap().ask(&["service", "show", "lc-50", "-o", "json"]).unwrap();
-        let services: Value = serde_json::from_slice(&listed.stdout).unwrap();
+        let services = bed.json(&["service", "show", "lc-50"]);
         (services[0]["backends"].as_array()?.len().to_string() == count).then_some(())
     };
     bed.cluster.manifests.put(&service).unwrap();
@@ -295,8 +287,7 @@ fn share_of_a_returning_backend_grows_during_its_slow_start() {
     wait_for_shares(&|shares| shares == [60, 0, 0]);
     put(&PODS[..2], "15m");
     let warms = || {
-        let shown = bed.agent.as_ref()?.ask(&["service", "show", "web", "-o", "json"]).ok()?;
-        let services: Value = serde_json::from_slice(&shown.stdout).ok()?;
+        let services = bed.agent.as_ref()?.json(&["service", "show", "web"]).ok()?;
         services[0]["weights"].as_object()?.values().any(|weight| weight == 100).then_some(())
     };
     wait_for(PATIENCE, warms).expect("a hundredfold weight");

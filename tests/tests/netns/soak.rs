@@ -17,7 +17,6 @@ use lb_tests::{
     netns::Netns,
     pattern, wait_for,
 };
-use serde_json::Value;
 
 use crate::bed::{Bed, http, udp, vips};
 
@@ -92,8 +91,7 @@ impl Soak {
         };
         let wanted = pods.map(addresses);
         let told = || {
-            let list = self.bed.agent.as_ref().unwrap().ask(&["service", "list", "-o", "json"]).unwrap();
-            let list: Value = serde_json::from_slice(&list.stdout).ok()?;
+            let list = self.bed.json(&["service", "list"]);
             let ports = list.as_array()?.iter().filter(|port| port["name"] == NAMES[which]);
             let backends: Vec<BTreeSet<String>> = ports
                 .map(|port| {
@@ -166,8 +164,7 @@ impl Soak {
 
     /// Number of entries of each map.
     fn entries(&self) -> BTreeMap<String, u64> {
-        let output = self.bed.agent.as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let status = self.bed.json(&["status"]);
         let maps = status["maps"].as_array().unwrap().iter();
         maps.map(|map| (map["name"].as_str().unwrap().to_owned(), map["entries"].as_u64().unwrap())).collect()
     }

@@ -23,7 +23,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStor
 
 use crate::{
     bed::{Bed, WEB, ask_briefly, http, udp, vips},
-    sockets::{exchange, free_socket, names, status},
+    sockets::{exchange, free_socket, names},
 };
 
 #[test]
@@ -139,7 +139,7 @@ fn cleanup_detaches_only_our_socket_programs() {
     let mut bed = Bed::with_web(&["pod2"]);
     let attached = programs(&bed);
     assert_eq!(attached.len(), 9, "{attached:?}");
-    assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 9);
+    assert_eq!(bed.status()["socketPrograms"].as_array().unwrap().len(), 9);
     let others = others_program(&bed);
     bed.agent.take().unwrap().terminate().unwrap();
     bed.start_agent();
@@ -163,7 +163,7 @@ fn socket_lb_off_attaches_no_socket_programs() {
     bed.start_agent_with(&["--socket-lb", "off"]);
     // The kernel releases an unreferenced link asynchronously.
     wait_for(PATIENCE, || programs(&bed).is_empty().then_some(())).unwrap();
-    assert_eq!(status(&bed)["socketPrograms"].as_array().unwrap().len(), 0);
+    assert_eq!(bed.status()["socketPrograms"].as_array().unwrap().len(), 0);
     assert_eq!(
         ask_http(bed.netns("pod1"), http(WEB[0])).unwrap().server,
         "pod2",

@@ -7,7 +7,6 @@ use std::{
 };
 
 use lb_tests::{
-    agent,
     client::{Connection, PATIENCE, REFUSED, any_address, ask_http, ask_udp, echo, udp_socket},
     socket::{begin_connect, disconnect},
     wait_for,
@@ -244,19 +243,12 @@ fn denied_pods_reach_no_service_through_their_sockets() {
 
 /// Packets with this outcome, from `status`.
 pub(crate) fn outcome(bed: &Bed, name: &str) -> u64 {
-    let outcomes = &status(bed)["outcomes"];
+    let outcomes = &bed.status()["outcomes"];
     let entry = outcomes.as_array().unwrap().iter().find(|entry| entry["outcome"] == name).unwrap();
     entry["packets"].as_u64().unwrap()
 }
 
 /// Number of flows in the connection table.
 fn conntrack(bed: &Bed) -> usize {
-    let output = bed.agent.as_ref().unwrap().ask(&["conntrack", "list", "-o", "json"]).unwrap();
-    let flows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    flows.as_array().unwrap().len()
-}
-
-pub(crate) fn status(bed: &Bed) -> serde_json::Value {
-    let output = agent::ask(&bed.cluster.node1, &bed.cluster.bpffs(1), &["status", "-o", "json"]).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
+    bed.json(&["conntrack", "list"]).as_array().unwrap().len()
 }

@@ -60,15 +60,11 @@ fn enlarge_frames(lan: &Lan) {
 }
 
 fn ask(lan: &Lan, arguments: &[&str]) -> Value {
-    let output = lan.agents[0].as_ref().unwrap().ask(&[arguments, &["-o", "json"]].concat()).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
+    lan.agents[0].as_ref().unwrap().json(arguments).unwrap()
 }
 
 fn counted(lan: &Lan, outcome: &str) -> u64 {
-    let status = ask(lan, &["status"]);
-    let outcomes = status["outcomes"].as_array().unwrap();
-    let found = outcomes.iter().find(|entry| entry["outcome"] == outcome);
-    found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
+    lan.agents[0].as_ref().unwrap().counted(outcome).unwrap()
 }
 
 /// Transfers in both directions with frames of the MTU, and datagrams from the smallest to several frames.

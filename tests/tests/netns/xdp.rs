@@ -97,15 +97,11 @@ pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
 }
 
 fn status(lan: &Lan, node: usize) -> serde_json::Value {
-    let output = lan.agents[node - 1].as_ref().unwrap().ask(&["status", "-o", "json"]).unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
+    lan.agents[node - 1].as_ref().unwrap().json(&["status"]).unwrap()
 }
 
 fn counted(lan: &Lan, outcome: &str) -> u64 {
-    let status = status(lan, 1);
-    let outcomes = status["outcomes"].as_array().unwrap();
-    let found = outcomes.iter().find(|entry| entry["outcome"] == outcome);
-    found.map_or(0, |entry| entry["packets"].as_u64().unwrap())
+    lan.agents[0].as_ref().unwrap().counted(outcome).unwrap()
 }
 
 /// XDP mode of a device of node 1, from `status`.

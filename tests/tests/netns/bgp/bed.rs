@@ -387,8 +387,7 @@ impl Bed {
     }
 
     pub(super) fn problems(&self, number: usize) -> Vec<String> {
-        let output = self.agent(number).ask(&["status", "-o", "json"]).unwrap();
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let status = self.agent(number).json(&["status"]).unwrap();
         let problems = status["agent"]["problems"].as_array().cloned().unwrap_or_default();
         problems.iter().map(|problem| problem.as_str().unwrap().to_owned()).collect()
     }

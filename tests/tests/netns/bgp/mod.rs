@@ -52,8 +52,8 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
     }
     assert!(bed.curl(VIP).starts_with('n') && bed.curl(&format!("[{VIP6}]")).starts_with('n'));
 
-    let output = bed.agent(1).ask(&["announce", "routes", "-o", "json"]).unwrap();
-    let routes: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let routes = bed.agent(1).json(&["announce", "routes"]).unwrap();
+    let routes: Vec<Value> = serde_json::from_value(routes).unwrap();
     assert_eq!(routes.len(), 4, "{routes:?}");
     assert_eq!(routes[1]["services"][0], "default/web");
     assert_list_names_bgp(&bed);
