@@ -41,7 +41,6 @@ class Shell:
             text=True,
             start_new_session=True,
         )
-
         self.timed_out = False
         self.errors = tempfile.NamedTemporaryFile(prefix="first-hour-", suffix=".log", delete=False).name
 

@@ -38,7 +38,7 @@ const CONTROLLER: &str = "lint/controller.yaml";
 
 /// What `deploy/README.md` installs to move a cluster from kube-proxy node by node.
 const MIGRATION: &str = "lint/migration.yaml";
-/// What kubeadm makes for kube-proxy.
+/// The ConfigMap and the DaemonSet that kubeadm creates for kube-proxy.
 const OF_KUBEADM: &str = "../lb-agent/src/config/testdata/kubeadm-objects.yaml";
 
 fn deploy(name: &str) -> PathBuf {

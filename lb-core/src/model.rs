@@ -82,7 +82,7 @@ pub struct Service {
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// What the Service's annotations set, and what is wrong with them; `None` if there is neither.
+    /// The settings from the Service's annotations, and the mistakes in these; `None` if there are neither.
     pub settings: Option<Arc<ServiceSettings>>,
 }
 

@@ -54,6 +54,12 @@ pub const fn port_unreachable(is_v4: bool) -> [u8; 8] {
     if is_v4 { [3, 3, 0, 0, 0, 0, 0, 0] } else { [1, 4, 0, 0, 0, 0, 0, 0] }
 }
 
+/// The first 8 bytes of an ICMP host unreachable (RFC 792) or address unreachable (RFC 4443 §3.1), checksum still 0.
+#[inline(always)]
+pub const fn host_unreachable(is_v4: bool) -> [u8; 8] {
+    if is_v4 { [3, 1, 0, 0, 0, 0, 0, 0] } else { [1, 3, 0, 0, 0, 0, 0, 0] }
+}
+
 /// The first 8 bytes of an ICMP time exceeded in transit, checksum still 0 (RFC 792; RFC 4443 §3.3).
 #[inline(always)]
 pub const fn time_exceeded(is_v4: bool) -> [u8; 8] {
@@ -66,6 +72,12 @@ pub const fn time_exceeded(is_v4: bool) -> [u8; 8] {
 pub const fn too_big(is_v4: bool, mtu: u32) -> [u8; 8] {
     let [a, b, c, d] = mtu.to_be_bytes();
     if is_v4 { [3, 4, 0, 0, 0, 0, c, d] } else { [2, 0, 0, 0, a, b, c, d] }
+}
+
+/// Whether an ICMP error that begins with `start` is one of [`too_big`].
+#[inline(always)]
+pub const fn is_too_big(start: &[u8; 8], is_v4: bool) -> bool {
+    matches!((is_v4, start[0], start[1]), (true, 3, 4) | (false, 2, _))
 }
 
 #[cfg(test)]

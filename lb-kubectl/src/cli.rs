@@ -51,12 +51,16 @@ pub struct ClusterArgs {
 impl ClusterArgs {
     /// How long a node, or the API server, may take to answer.
     pub(crate) fn limit(&self) -> Duration {
-        Duration::from_secs(self.timeout.unwrap_or(15).into())
+        self.limit_or(15)
     }
 
     /// How long a node may take to collect its report: longer, because a busy node is often the reason for one.
     pub(crate) fn limit_of_report(&self) -> Duration {
-        Duration::from_secs(self.timeout.unwrap_or(60).into())
+        self.limit_or(60)
+    }
+
+    fn limit_or(&self, seconds: u32) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(seconds).into())
     }
 }
 

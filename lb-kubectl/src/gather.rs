@@ -91,17 +91,17 @@ pub(crate) fn all_answered<'a>(
     Ok(())
 }
 
-/// How many of the nodes have answered, if standard error is a terminal.
+/// A bar that shows how many of the nodes have answered.
 fn progress(nodes: usize) -> ProgressBar {
     on_terminal(Some(nodes as u64), "{pos} of {len} nodes have answered ({elapsed})")
 }
 
-/// What a command waits for, which is the message of the bar, if standard error is a terminal.
+/// A bar whose message is what the command waits for.
 pub(crate) fn waiting() -> ProgressBar {
     on_terminal(None, "{msg} ({elapsed})")
 }
 
-/// A line on standard error, if that is a terminal; it goes when the bar is dropped.
+/// A bar on standard error; hidden unless that is a terminal. Dropping the bar removes it.
 fn on_terminal(length: Option<u64>, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -88,7 +88,7 @@ pub fn documentation(name: &str) -> Option<String> {
     Some(html)
 }
 
-/// What a page shows in place of an event. `in_dead_link` is whether the event is in a link that became text.
+/// The events that a page shows in place of one. `in_dead_link`: whether it lies within a link that has become text.
 #[expect(clippy::wildcard_enum_match_arm, reason = "all other events stay as they are")]
 fn shown<'a>(event: Event<'a>, in_dead_link: &mut bool) -> Vec<Event<'a>> {
     let html = |text: &'static str| Event::Html(text.into());
@@ -109,14 +109,14 @@ fn shown<'a>(event: Event<'a>, in_dead_link: &mut bool) -> Vec<Event<'a>> {
             vec![html("<div class=\"table\" tabindex=\"0\" role=\"region\" aria-label=\"Table\">"), event]
         }
         Event::End(TagEnd::Table) => vec![event, html("</div>\n")],
-        // Comments are for whoever edits the file.
+        // Comments are for authors, not for readers.
         Event::Html(text) | Event::InlineHtml(text) if text.starts_with("<!--") => Vec::new(),
         Event::Html(text) | Event::InlineHtml(text) => vec![Event::Text(text)],
         _ => vec![event],
     }
 }
 
-/// Where a link of a page leads on this server; `None` to a file that the server does not have.
+/// The address on this server to which a link of a page leads; `None` if this server does not have that file.
 fn target(link: &str) -> Option<String> {
     if link.starts_with('#') || link.starts_with("https://") || link.starts_with("http://") {
         return Some(link.to_owned());

@@ -12,6 +12,7 @@ impl<T> Published<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the value once no reader holds a guard.
     pub(super) fn change(&self, change: impl FnOnce(&mut T)) {
         change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
     }

@@ -516,7 +516,7 @@ impl Writer {
         }
     }
 
-    /// Tells the task that ends connections which ones a plan, or its failure, makes stale or gives a timeout.
+    /// Publishes what a plan, or its failure, changes for the task that ends connections.
     fn publish_rules(&mut self) {
         let served = self.reconciler.take_served_changes();
         if !served.is_empty() {

@@ -75,7 +75,7 @@ pub struct Record<'a> {
     /// Whether packets reach the backend through a tunnel, so that replies bypass this node and are not counted.
     #[serde(skip_serializing_if = "is_false", default)]
     pub tunnel: bool,
-    /// What the programs do with the client's packets: the [`Outcome`](lb_common::Outcome) under which they count them.
+    /// The [`Outcome`](lb_common::Outcome) under which the programs count the client's packets.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub verdict: Option<Cow<'a, str>>,
     /// Why the backend was chosen: a scheduler, `affinity`, `retry` or `peer`; `None` if the connection is older than

@@ -64,17 +64,22 @@ impl Line {
         self.start.unwrap_or_default() ^ digest(&self.from)
     }
 
-    /// Whether packets reach the backend through a tunnel.
-    pub(super) const fn is_tunnelled(&self) -> bool {
-        self.flags & flow_flags::TUNNEL != 0
+    /// The forward entry, with nothing but how it translates packets.
+    fn translation(&self) -> Flow {
+        Flow { to: self.to, flags: self.flags, ..Flow::zeroed() }
     }
 
-    /// What the programs do with the client's packets, as the outcome under which they count them. A connection that is
-    /// masqueraded in a second translation has that one's outcome. `direct` is whether all flows may bypass the stack
-    /// (`--forwarding direct`); those from a tunnel never do.
+    /// Whether packets reach the backend through a tunnel.
+    pub(super) fn is_tunnelled(&self) -> bool {
+        self.translation().is_tunnelled()
+    }
+
+    /// The outcome under which the programs count the client's packets. A connection that is masqueraded in a second
+    /// translation has that one's outcome. `direct` is whether all flows may bypass the stack (`--forwarding direct`);
+    /// those from a tunnel never do.
     pub(super) fn verdict(&self, direct: bool) -> Outcome {
-        let flow = Flow { to: self.to, flags: self.flags, ..Flow::zeroed() };
-        if self.flags & flow_flags::MASQUERADED != 0 {
+        let flow = self.translation();
+        if flow.flags & flow_flags::MASQUERADED != 0 {
             return Outcome::Masquerade;
         }
         let is_from_tunnel = self.choice.is_some_and(|(choice, _)| choice == Choice::Peer as u8);

@@ -21,7 +21,7 @@ use crate::{
         frame::{Frame, half_word, lengths},
         network_offset,
     },
-    reject::too_big,
+    reject::{host_unreachable, is_too_big, too_big},
 };
 
 /// The tunnel that a packet came through.
@@ -93,21 +93,27 @@ pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
 /// because the sender knows neither the tunnel's protocol nor its hop limit (RFC 2003 §4, RFC 2473 §8).
 #[inline(always)]
 pub fn error_for_sender(about_tunnel: &[u8; 8], is_v4: bool, overhead: u32) -> Option<[u8; 8]> {
-    let [kind, code, _, _, a, b, c, d] = *about_tunnel;
-    match (kind, code) {
-        (3, 4) if is_v4 => {
-            let mtu = u32::from(u16::from_be_bytes([c, d])).saturating_sub(overhead);
-            (mtu >= LEAST_MTU_V4).then(|| too_big(true, mtu))
+    let [kind, _, _, _, a, b, c, d] = *about_tunnel;
+    if is_too_big(about_tunnel, is_v4) {
+        let mtu =
+            if is_v4 { u32::from(u16::from_be_bytes([c, d])) } else { u32::from_be_bytes([a, b, c, d]) };
+        let room = mtu.saturating_sub(overhead);
+        let room = if is_v4 { room } else { room.max(LEAST_MTU_V6) };
+        return (room >= LEAST_MTU_V4).then(|| too_big(is_v4, room));
+    }
+    match (is_v4, kind) {
+        (true, UNREACHABLE_V4 | TIME_EXCEEDED_V4) | (false, UNREACHABLE_V6 | TIME_EXCEEDED_V6) => {
+            Some(host_unreachable(is_v4))
         }
-        (2, _) if !is_v4 => {
-            let mtu = u32::from_be_bytes([a, b, c, d]).saturating_sub(overhead);
-            Some(too_big(false, mtu.max(LEAST_MTU_V6)))
-        }
-        (3 | 11, _) if is_v4 => Some([3, 1, 0, 0, 0, 0, 0, 0]),
-        (1 | 3, _) if !is_v4 => Some([1, 3, 0, 0, 0, 0, 0, 0]),
         _ => None,
     }
 }
+
+/// ICMP types (RFC 792, RFC 4443 §3).
+const UNREACHABLE_V4: u8 = 3;
+const TIME_EXCEEDED_V4: u8 = 11;
+const UNREACHABLE_V6: u8 = 1;
+const TIME_EXCEEDED_V6: u8 = 3;
 
 /// The smallest MTU of an IPv4 link in bytes (RFC 791 §3.2). A router that reports less does not know the MTU.
 const LEAST_MTU_V4: u32 = 68;

@@ -6,6 +6,7 @@
 //! packet that it answers.
 
 use super::token_bucket::TokenBucket;
+use crate::reject::is_too_big;
 
 /// 1,000 errors per second, and 50 at once.
 pub const BUCKET: TokenBucket = TokenBucket { interval: 1_000_000, burst: 50 };
@@ -14,7 +15,7 @@ pub const BUCKET: TokenBucket = TokenBucket { interval: 1_000_000, burst: 50 };
 /// discovery needs, as in the kernel: "fragmentation needed" (RFC 1191) and "packet too big" (RFC 4443 §3.2).
 #[inline(always)]
 pub const fn applies(start: &[u8; 8], is_v4: bool) -> bool {
-    !matches!((is_v4, start[0], start[1]), (true, 3, 4) | (false, 2, _))
+    !is_too_big(start, is_v4)
 }
 
 #[cfg(test)]

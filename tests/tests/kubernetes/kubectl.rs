@@ -5,7 +5,7 @@ use std::{
     io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpStream, UdpSocket},
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::mpsc,
     thread,
     time::Duration,
@@ -413,31 +413,52 @@ fn send_through_both(segment: &Segment) {
     }
 }
 
+/// A running `kubectl lb monitor`, and the lines that it prints.
+struct Monitor {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Monitor {
+    fn start(segment: &Segment) -> Self {
+        // Makes the link of the plugin.
+        plugin(segment, &["status"]);
+        let mut command = segment.client.command(segment.folder.join("kubectl-lb"));
+        command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(["monitor", "-o", "json"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let printed = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (found, lines) = mpsc::channel();
+        // Ends with the output, or when nobody receives.
+        thread::spawn(move || printed.map_while(Result::ok).try_for_each(|line| found.send(line)));
+        Self { child, lines }
+    }
+
+    /// The nodes of the events so far.
+    fn nodes(&self) -> impl Iterator<Item = String> {
+        self.lines.try_iter().map(|line| {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            event["node"].as_str().unwrap().to_owned()
+        })
+    }
+
+    fn end(mut self) -> Output {
+        self.child.kill().unwrap();
+        self.child.wait_with_output().unwrap()
+    }
+}
+
 #[test]
 fn kubectl_monitor_merges_the_events_of_two_nodes() {
     let segment = with_agents();
     put_shop(&segment.server);
-    plugin(&segment, &["status"]);
-    let mut command = segment.client.command(segment.folder.join("kubectl-lb"));
-    command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(["monitor", "-o", "json"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (found, events) = mpsc::channel();
-    let reader = thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| found.send(line)));
+    let monitor = Monitor::start(&segment);
     let mut nodes = BTreeSet::new();
-    let both = || {
+    let both = wait_for(SOON, || {
         send_through_both(&segment);
-        for line in events.try_iter() {
-            let event: Value = serde_json::from_str(&line).unwrap();
-            nodes.insert(event["node"].as_str().unwrap().to_owned());
-        }
+        nodes.extend(monitor.nodes());
         (nodes.len() == 2).then_some(())
-    };
-    let both = wait_for(SOON, both);
-    child.kill().unwrap();
-    let output = child.wait_with_output().unwrap();
-    drop(events);
-    let _ended = reader.join().unwrap();
+    });
+    let output = monitor.end();
     assert!(both.is_some(), "{nodes:?}: {output:?}\n{}", segment.logs());
 }
 
@@ -446,28 +467,17 @@ fn kubectl_monitor_prefixes_events_with_their_node() {
     let segment = with_agents();
     put_shop(&segment.server);
     segment.server.set_exec("lb-agent-2", PodExec::Forbidden);
-    let link = segment.folder.join("kubectl-lb");
-    plugin(&segment, &["status"]);
-    let mut command = segment.client.command(link);
-    command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(["monitor", "-o", "json"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut events = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (found, event) = mpsc::channel();
-    let reader = thread::spawn(move || found.send(events.next()));
+    let monitor = Monitor::start(&segment);
     segment.client.ip("route add 10.96.0.0/16 via 192.0.2.1").unwrap();
     // The backend does not answer, so each attempt is a new flow.
     let vip: SocketAddr = "10.96.0.7:80".parse().unwrap();
-    let connect = || {
+    let node = wait_for(SOON, || {
         let _late = segment.client.run(|| TcpStream::connect_timeout(&vip, Duration::from_millis(100)));
-        event.try_recv().ok()
-    };
-    let event = wait_for(SOON, connect);
-    child.kill().unwrap();
-    let output = child.wait_with_output().unwrap();
-    let _sent = reader.join().unwrap();
-    let line = event.unwrap_or_else(|| panic!("{output:?}\n{}", segment.logs())).unwrap().unwrap();
-    let event: Value = serde_json::from_str(&line).unwrap();
-    assert_eq!(event["node"], "n1", "{line}");
+        monitor.nodes().next()
+    });
+    let output = monitor.end();
+    let node = node.unwrap_or_else(|| panic!("{output:?}\n{}", segment.logs()));
+    assert_eq!(node, "n1");
     let errors = text(&output.stderr);
     assert!(errors.starts_with("n2: no more events: you may not run commands in Pod lb-agent-2"), "{errors}");
 }

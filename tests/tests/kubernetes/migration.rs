@@ -33,7 +33,7 @@ use crate::{api_server::ApiServer, bed::LIMIT, cluster::Cluster};
 const README: &str = include_str!("../../../deploy/README.md");
 /// What the command of `deploy/README.md` installs with Helm.
 const RENDERED: &str = include_str!("../../../deploy/lint/migration.yaml");
-/// What kubeadm makes for kube-proxy.
+/// The ConfigMap and the DaemonSet that kubeadm creates for kube-proxy.
 const OF_KUBEADM: &str = include_str!("../../../lb-agent/src/config/testdata/kubeadm-objects.yaml");
 
 const CLUSTER_CIDR: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];

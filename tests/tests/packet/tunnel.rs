@@ -94,6 +94,15 @@ pub(crate) fn in_tunnel(kind: Kind, port: u16, from: IpAddr, to: IpAddr, packet:
     })
 }
 
+/// Begins, at tc, a connection of the client through a tunnel of this kind to the only backend; returns its SYN.
+fn begin(bed: &mut Testbed, kind: Kind, family: Family) -> Packet {
+    bed.settings(&settings(kind));
+    service(bed, family.vip(), TCP, &[family.backend()], backend_flags::PEER);
+    let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
+    bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+    syn
+}
+
 /// The packet that the node sends into the tunnel for `packet`, whose flow must exist.
 fn sent(bed: &Testbed, kind: Kind, family: Family, packet: &Packet) -> Packet {
     let to = bed.flows()[&packet.tuple()].to;
@@ -346,11 +355,8 @@ fn icmp_errors_about_replies_are_tunnelled_to_the_backend() {
     each_on_wires("tunnelled errors", |bed, family| {
         let (client, vip) = (family.client(), family.vip());
         for kind in Kind::BOTH {
-            bed.settings(&settings(kind));
             bed.clear_flows();
-            service(bed, vip, TCP, &[family.backend()], backend_flags::PEER);
-            let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+            let syn = begin(bed, kind, family);
             let answer = Packet::tcp(vip, client, 5000, &[1; 1400]).ack(1001);
             let mut quote = answer.network();
             quote.truncate(if family == Family::V4 { 28 } else { 48 });
@@ -382,11 +388,8 @@ fn icmp_errors_about_a_tunnel_reach_the_client() {
     each_on_wires("errors about tunnels", |bed, family| {
         let (client, vip, node) = (family.client(), family.vip(), family.node());
         for kind in Kind::BOTH {
-            bed.settings(&settings(kind));
             bed.clear_flows();
-            service(bed, vip, TCP, &[family.backend()], backend_flags::PEER);
-            let syn = Packet::tcp(client, vip, 1000, b"").syn();
-            bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+            let syn = begin(bed, kind, family);
             let data = Packet::tcp(client, vip, 1001, &[1; 1400]).ack(5001);
             let tunnelled = sent(bed, kind, family, &data).network();
             let header = if family == Family::V4 { 20 } else { 40 };
@@ -421,12 +424,9 @@ fn answer_of_node(packet: &Packet) -> Packet {
 #[test]
 fn icmp_errors_about_unknown_tunnels_pass_untouched() {
     each_on_wires("errors about unknown tunnels", |bed, family| {
-        let (client, vip, node) = (family.client(), family.vip(), family.node());
+        let (vip, node) = (family.vip(), family.node());
         let (backend, other) = (family.backend().ip(), family.other_backend().ip());
-        bed.settings(&settings(Kind::Ipip));
-        service(bed, vip, TCP, &[family.backend()], backend_flags::PEER);
-        let syn = Packet::tcp(client, vip, 1000, b"").syn();
-        bed.arrive_at_tc(&syn).check(TC_ACT_REDIRECT, &[(NewTunnelledFlow, 1)]);
+        let syn = begin(bed, Kind::Ipip, family);
         let stranger = Packet::tcp(family.stranger(), vip, 1000, b"").syn();
         let tunnel = |from, to, packet| in_tunnel(Kind::Ipip, 0, from, to, packet).network();
         let too_big = if family == Family::V4 { [3, 4] } else { [2, 0] };

@@ -23,8 +23,8 @@ use super::{
     testbed::{Hook, SCTP, TCP, Testbed, UDP},
     tunnel,
     wire::{
-        Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX, each_on_wires,
-        routed,
+        Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, TC_ACT_UNSPEC, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX,
+        each_on_wires, routed,
     },
 };
 
@@ -305,7 +305,7 @@ fn flows_over_a_route_with_a_smaller_mtu_are_left_to_tc() {
         service(bed, family.vip(), TCP, &["203.0.113.130:8080".parse().unwrap()]);
         let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
         bed.arrive(Mode::Native, &syn).stays_for_tc();
-        bed.arrive_at_tc(&syn).check(u32::MAX, &[(NewFlow, 1)]);
+        bed.arrive_at_tc(&syn).check(TC_ACT_UNSPEC, &[(NewFlow, 1)]);
         bed.assert_flows(2);
     });
 }

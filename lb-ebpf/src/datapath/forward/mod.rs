@@ -1,5 +1,5 @@
-//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), in a [`tunnel`] (ICMP errors about
-//! it: [`tunnel_error`]), or with a PROXY protocol header ([`proxy_protocol`]).
+//! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), in a [`tunnel`] (ICMP errors
+//! about it: [`tunnel_error`]), or with a PROXY protocol header ([`proxy_protocol`]).
 
 pub(crate) mod decapsulate;
 pub(crate) mod direct;

@@ -20,8 +20,8 @@ use crate::datapath::{
     early_return::outcome_of, flow::conntrack, maps, reject, route, scratch::scratch, skb::Skb,
 };
 
-/// Turns an ICMP `error` into one for the client whose tunnelled packet it quotes. With [`Outcome::UnknownIcmpError`] it
-/// quotes none, or a pod may have sent it, and it is unchanged.
+/// Turns an ICMP `error` into one for the client whose tunnelled packet it quotes. Returns
+/// [`Outcome::UnknownIcmpError`] and changes nothing if it quotes none, or if a pod may have sent it.
 #[inline(never)]
 pub(crate) fn relay(skb: &mut Skb, error: &Packet) -> Outcome {
     outcome_of(|| {
@@ -71,6 +71,7 @@ fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     }
     packet.tuple = quoted.tuple;
     packet.headers = quoted.headers;
+    // `icmp_error` asks only whether the packet is a later fragment, which no quote is that `parse_quoted` accepts.
     packet.body = Body::Udp;
     error.tuple.destination == tunnel.source
         && conntrack::lookup(&quoted.tuple).is_some_and(|flow| {
