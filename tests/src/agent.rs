@@ -26,9 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Address of the agent's `/healthz` inside its namespace.
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
-/// Path of the agent's executable: `$LB_AGENT`, else `release/lb-agent` in Cargo's target folder.
+/// Path of the agent's executable: `$LB_AGENT`, else `debug/lb-agent` in Cargo's target folder.
 pub fn binary() -> PathBuf {
-    binary_at("LB_AGENT", "release/lb-agent")
+    binary_at("LB_AGENT", "debug/lb-agent")
 }
 
 /// Path of an agent whose maps have another layout: `$LB_NEXT_AGENT`, else `next-layout/lb-agent` in Cargo's target

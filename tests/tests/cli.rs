@@ -1,6 +1,6 @@
 //! The command line that users and scripts depend on: exit codes, output streams, formats.
 //!
-//! Needs root and `target/release/lb-agent`, and fails without them.
+//! Needs root and `target/debug/lb-agent`, and fails without them.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
 use std::{

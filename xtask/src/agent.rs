@@ -7,22 +7,66 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::process::{cargo, run};
+use crate::setup;
 
-/// The command that builds the agent which the kernel tests, the demo and the benchmarks run.
-pub(crate) fn build_agent() -> Command {
-    cargo(["build", "--release", "--package", "lb-agent"])
+/// The variable that names the agent to use. If it is set, no task builds one.
+const VARIABLE: &str = "LB_AGENT";
+
+/// How the agent is compiled. The BPF programs in it are the same.
+#[derive(Clone, Copy)]
+pub(crate) enum Profile {
+    /// For tests and the demo: built in a third of the time, from crates that the unit tests share.
+    Debug,
+    /// For benchmarks, packages and images.
+    Release,
 }
 
-/// Builds an agent with another map layout, for tests of upgrades and downgrades. The debug profile suffices: it shares
-/// dependencies with the unit tests, and every profile optimizes the BPF programs. Copies the agent to
-/// `target/next-layout`, because the next debug build overwrites the original.
-pub(crate) fn build_next_agent() -> anyhow::Result<()> {
+impl Profile {
+    /// Builds the agent.
+    pub(crate) fn build(self) -> anyhow::Result<()> {
+        let mut command = cargo(["build", "--package", "lb-agent"]);
+        match self {
+            Self::Debug => {}
+            Self::Release => {
+                command.arg("--release");
+            }
+        }
+        run(command)
+    }
+
+    /// Where cargo writes the agent.
+    pub(crate) fn path(self) -> anyhow::Result<PathBuf> {
+        let folder = match self {
+            Self::Debug => "debug",
+            Self::Release => "release",
+        };
+        Ok(target_dir()?.join(folder).join("lb-agent"))
+    }
+}
+
+/// Installs the toolchain if it is missing and builds the agent, unless `$LB_AGENT` names one; returns its path.
+pub(crate) fn prepare(profile: Profile) -> anyhow::Result<PathBuf> {
+    if let Some(given) = std::env::var_os(VARIABLE) {
+        return Ok(given.into());
+    }
+    setup::run()?;
+    profile.build()?;
+    profile.path()
+}
+
+/// Lets a command of `lb-tests` run this agent.
+pub(crate) fn with_agent<'a>(command: &'a mut Command, agent: &Path) -> &'a mut Command {
+    command.env(VARIABLE, agent)
+}
+
+/// Builds the agent for debugging, and one with another map layout, `target/next-layout/lb-agent`, for tests of upgrades
+/// and downgrades. Cargo writes both to the same place, so this copies the other one first.
+pub(crate) fn build_debug_agents() -> anyhow::Result<()> {
     run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
-    let target = target_dir()?;
-    let (built, kept) = (target.join("debug/lb-agent"), target.join("next-layout/lb-agent"));
-    fs::create_dir_all(target.join("next-layout"))?;
+    let (built, kept) = (Profile::Debug.path()?, target_dir()?.join("next-layout/lb-agent"));
+    fs::create_dir_all(target_dir()?.join("next-layout"))?;
     fs::copy(&built, &kept).with_context(|| format!("copying {} to {}", built.display(), kept.display()))?;
-    Ok(())
+    Profile::Debug.build()
 }
 
 /// Cargo's target folder, two levels above the xtask binary.

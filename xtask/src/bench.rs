@@ -3,10 +3,12 @@
 mod compare;
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use anyhow::ensure;
 use clap::ValueEnum;
 
+use crate::agent::with_agent;
 use crate::process::{cargo, command_line};
 use crate::stages::Stages;
 use crate::user::is_root;
@@ -53,10 +55,11 @@ impl Bench {
         }
     }
 
-    /// Runs the benchmark; fails if a target is missed.
-    fn run(self, args: &[OsString]) -> anyhow::Result<()> {
+    /// Runs the benchmark of this agent; fails if a target is missed.
+    fn run(self, args: &[OsString], agent: &Path) -> anyhow::Result<()> {
         let (_, target) = self.names();
         let mut command = cargo(["bench", "--package", "lb-tests", "--bench", target, "--"]);
+        with_agent(&mut command, agent);
         match self {
             Self::Compare => command.args(compare::prepare(args)?),
             Self::ControlPlane | Self::Dns | Self::EndToEnd | Self::Health | Self::Packets => {
@@ -71,20 +74,20 @@ impl Bench {
     }
 }
 
-/// Runs one benchmark, or all; fails if a target is missed.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+/// Runs one benchmark of this agent, or all; fails if a target is missed.
+pub(crate) fn run(args: &Args, agent: &Path) -> anyhow::Result<()> {
     ensure!(is_root()?, "the benchmarks load BPF programs and make network namespaces: run them as root");
     match args.bench {
-        Some(bench) => bench.run(&args.args),
-        None => run_all(),
+        Some(bench) => bench.run(&args.args, agent),
+        None => run_all(agent),
     }
 }
 
-fn run_all() -> anyhow::Result<()> {
+fn run_all(agent: &Path) -> anyhow::Result<()> {
     let mut stages = Stages::default();
     for bench in Bench::ALL {
         let (name, _) = bench.names();
-        stages.run(name, || bench.run(&[]));
+        stages.run(name, || bench.run(&[], agent));
     }
     stages.finish()
 }

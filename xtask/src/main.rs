@@ -23,6 +23,8 @@ mod test;
 mod user;
 mod vm;
 
+use self::agent::Profile;
+
 /// Development tasks of the eBPF service load balancer.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -74,7 +76,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::BuildEbpf(args) => build_ebpf::run(args),
         Task::Demo(args) => {
             if args.needs_agent() {
-                prepare_agent()?;
+                agent::prepare(Profile::Debug)?;
             }
             demo::run(args)
         }
@@ -84,29 +86,10 @@ fn run(task: Task) -> anyhow::Result<()> {
             vm::run(&args)
         }
         Task::VmGuest(args) => vm::guest::run(&args),
-        Task::Bench(args) => {
-            prepare_agent()?;
-            bench::run(&args)
-        }
+        Task::Bench(args) => bench::run(&args, &agent::prepare(Profile::Release)?),
         Task::Fuzz(args) => fuzz::run(&args),
-        Task::Soak(args) => {
-            prepare_agent()?;
-            soak::run(&args)
-        }
-        Task::Package => {
-            prepare_agent()?;
-            package::run()
-        }
+        Task::Soak(args) => soak::run(&args, &agent::prepare(Profile::Release)?),
+        Task::Package => package::run(&agent::prepare(Profile::Release)?),
         Task::Image(args) => image::run(&args),
     }
-}
-
-/// Builds `target/release/lb-agent`, after installing the toolchain if it is missing. Does nothing if `$LB_AGENT` is
-/// set, which names the agent to use.
-fn prepare_agent() -> anyhow::Result<()> {
-    if std::env::var_os("LB_AGENT").is_some() {
-        return Ok(());
-    }
-    setup::run()?;
-    process::run(agent::build_agent())
 }

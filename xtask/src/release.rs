@@ -25,9 +25,9 @@ pub(crate) fn empty_folder(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Writes the agent to the folder without debug information, which is most of its size; returns the path.
-pub(crate) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn stripped(agent: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let stripped = folder.join("lb-agent");
-    elf::strip(&lb_tests::agent::binary(), &stripped)?;
+    elf::strip(agent, &stripped)?;
     Ok(stripped)
 }
 

@@ -1,6 +1,9 @@
 //! `cargo xtask soak`: runs a churn test for a given time.
 
-use crate::{agent::build_agent, process};
+use std::path::Path;
+
+use crate::agent::with_agent;
+use crate::process;
 
 /// The tests in the binary `netns`. If a name is wrong, libtest runs no test and passes.
 const CHURN: &str = "soak::no_request_fails_and_nothing_leaks_under_churn";
@@ -20,9 +23,8 @@ pub(crate) struct Args {
     agent_dead: Option<u8>,
 }
 
-/// Builds the agent and runs the test.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    process::run(build_agent())?;
+/// Runs the test with this agent.
+pub(crate) fn run(args: &Args, agent: &Path) -> anyhow::Result<()> {
     let mut command = process::cargo([
         "test",
         "--locked",
@@ -36,7 +38,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "--exact",
         if args.agent_dead.is_some() { WITHOUT_AGENT } else { CHURN },
     ]);
-    command
+    with_agent(&mut command, agent)
         .env("LB_SOAK_SECONDS", (args.minutes * 60).to_string())
         .env("LB_SOAK_SEED", args.seed.to_string());
     if let Some(percent) = args.agent_dead {

@@ -1,8 +1,10 @@
 //! `cargo xtask test`: all tests that this machine can run.
 
+use std::path::Path;
+
 use anyhow::ensure;
 
-use crate::agent::{build_agent, build_next_agent};
+use crate::agent::{Profile, build_debug_agents, with_agent};
 use crate::busy::beside_busy_loops;
 use crate::fuzz;
 use crate::process::{cargo, run as run_command};
@@ -14,10 +16,13 @@ use crate::vm;
 /// Arguments of `test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also run the short list of tests on older kernels, as `cargo xtask vm` does
+    /// Also run the short list of tests on older kernels, as `cargo xtask vm --share` does
     #[arg(long)]
     vm: bool,
-    /// Run the tests twice beside one busy loop for each CPU, as on an overloaded machine
+    /// Run the kernel tests with the release build of the agent, as benchmarks and packages do
+    #[arg(long)]
+    release: bool,
+    /// Run the kernel tests twice beside one busy loop for each CPU, as on an overloaded machine
     #[arg(long)]
     busy: bool,
 }
@@ -28,28 +33,40 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if stages.run("setup", setup::run) {
         stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
         stages.run("fuzz targets", || fuzz::run(&fuzz::Args::of_ci()));
-        if stages.run("agent with another map layout", build_next_agent)
-            && stages.run("agent", || run_command(build_agent()))
-        {
+        let profile = if args.release { Profile::Release } else { Profile::Debug };
+        if stages.run("agents", || build_agents(profile)) {
+            let agent = profile.path()?;
+            let tests = || kernel_tests(&agent);
             if args.busy {
-                stages.run("kernel tests beside busy loops", || beside_busy_loops(kernel_tests));
-                stages.run("kernel tests beside busy loops, again", || beside_busy_loops(kernel_tests));
+                stages.run("kernel tests beside busy loops", || beside_busy_loops(tests));
+                stages.run("kernel tests beside busy loops, again", || beside_busy_loops(tests));
             } else {
-                stages.run("kernel tests", kernel_tests);
+                stages.run("kernel tests", tests);
             }
             if args.vm {
-                stages.run("older kernels", || vm::run(&vm::Args::of_ci()));
+                stages.run("older kernels", || vm::run(&vm::Args::of_ci(agent.clone())));
             }
         }
     }
     stages.finish()
 }
 
-/// Runs the tests that need root. They run one at a time, because they share the kernel's programs and namespaces.
-fn kernel_tests() -> anyhow::Result<()> {
+fn build_agents(profile: Profile) -> anyhow::Result<()> {
+    build_debug_agents()?;
+    match profile {
+        Profile::Debug => Ok(()),
+        Profile::Release => profile.build(),
+    }
+}
+
+/// Runs the tests that need root, with this agent. They run one at a time, because they share the kernel's programs and
+/// namespaces.
+fn kernel_tests(agent: &Path) -> anyhow::Result<()> {
     ensure!(
         is_root()?,
         "the kernel tests create network namespaces and load BPF programs: run `cargo xtask test` as root"
     );
-    run_command(cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=1"]))
+    let mut command = cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=1"]);
+    with_agent(&mut command, agent);
+    run_command(command)
 }

@@ -1,7 +1,7 @@
 //! The agent and an API server: the Services in the kernel when objects change, and when lists, watches and the server
 //! fail.
 //!
-//! Needs root and `target/release/lb-agent`, and fails without them. With `LB_TEST_KUBECONFIG=FILE` the module
+//! Needs root and `target/debug/lb-agent`, and fails without them. With `LB_TEST_KUBECONFIG=FILE` the module
 //! [`contract`] and some tests of [`source`] use the API server of that file, which must allow cluster IPs in
 //! 10.96.192.0/19. The other tests need the in-repo server.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]

@@ -1,7 +1,7 @@
 //! Tests of the agent and its programs with real sockets in network namespaces.
 //!
-//! These tests need root and `target/release/lb-agent`, and fail without them. `cargo xtask test` builds the agent and
-//! runs the tests. So does `cargo build --release -p lb-agent && cargo test -p lb-tests --test netns --
+//! These tests need root and `target/debug/lb-agent`, and fail without them. `cargo xtask test` builds the agent and
+//! runs the tests. So does `cargo build -p lb-agent && cargo test -p lb-tests --test netns --
 //! --test-threads=1`, but it does not build the agent that the tests of upgrades to another layout need.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 

@@ -9,7 +9,8 @@ use clap::ValueEnum;
 use object::Architecture;
 
 use super::{AGENT, cross, in_image};
-use crate::{elf, prepare_agent, release, user};
+use crate::agent::{self, Profile};
+use crate::{elf, release, user};
 
 /// The processor of an image, by the name that Go and Debian give it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,10 +54,7 @@ impl System {
     /// Builds the agent; writes it to the folder without debug information.
     pub(super) fn stripped_agent(self, folder: &Path) -> anyhow::Result<PathBuf> {
         match self {
-            Self::Native => {
-                prepare_agent()?;
-                release::stripped_agent(folder)
-            }
+            Self::Native => release::stripped(&agent::prepare(Profile::Release)?, folder),
             Self::Arm64 => cross::stripped_agent(folder),
         }
     }

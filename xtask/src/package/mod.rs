@@ -15,10 +15,10 @@ mod sbom;
 
 use self::files::{File, Generated};
 
-/// Creates a package of the built agent, checks it, and prints its path.
-pub(crate) fn run() -> anyhow::Result<()> {
+/// Creates a package of this agent, checks it, and prints its path.
+pub(crate) fn run(agent: &Path) -> anyhow::Result<()> {
     let folder = release::empty_folder("package")?;
-    let agent = release::stripped_agent(&folder)?;
+    let agent = release::stripped(agent, &folder)?;
     let generated = generate(&agent, &folder)?;
     let program = fs::read(&agent)?;
     let files = files::files(program, generated)?;

@@ -7,9 +7,9 @@ use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use super::folders;
-use crate::agent::{build_agent, build_next_agent, target_dir};
+use crate::agent::{Profile, build_debug_agents, target_dir};
 use crate::elf;
-use crate::process::{cargo, command_line, run};
+use crate::process::{cargo, command_line};
 
 /// The names of the agents in the guest.
 pub(super) const AGENTS: [&str; 2] = ["lb-agent", "next-lb-agent"];
@@ -37,17 +37,14 @@ struct Target {
 
 /// Builds both agents, or takes the `given` one instead of the first, and strips them.
 pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
-    let (programs, target) = (folders::programs()?, target_dir()?);
+    let programs = folders::programs()?;
     let [agent, next_agent] = AGENTS.map(|name| programs.join(name));
+    build_debug_agents()?;
+    elf::strip(&target_dir()?.join("next-layout/lb-agent"), &next_agent)?;
     match given {
-        Some(given) => elf::strip(given, &agent)?,
-        None => {
-            run(build_agent())?;
-            elf::strip(&target.join("release/lb-agent"), &agent)?;
-        }
+        Some(given) => elf::strip(given, &agent),
+        None => elf::strip(&Profile::Debug.path()?, &agent),
     }
-    build_next_agent()?;
-    elf::strip(&target.join("next-layout/lb-agent"), &next_agent)
 }
 
 /// Builds the integration tests, and strips them.

@@ -8,6 +8,7 @@
 //! skips    reasons of skipped tests        wire     the guest's network cards
 //! ```
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
@@ -50,9 +51,12 @@ pub(crate) struct Args {
     /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; repeat it for several names
     #[arg(long = "test", value_name = "NAME", conflicts_with = "full")]
     tests: Vec<String>,
-    /// Run this agent (`target/debug/lb-agent`) instead of building one for release
+    /// Run this agent instead of building one
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
+    /// Run each test on one of the kernels only: the programs and packets on the oldest
+    #[arg(long, conflicts_with = "full")]
+    share: bool,
     /// Write the table of kernels and features to docs/kernels.md; without this option a stale table is an error
     #[arg(long)]
     write_docs: bool,
@@ -60,12 +64,13 @@ pub(crate) struct Args {
 
 impl Args {
     /// The arguments that `cargo xtask test --vm`, and thus `.ci/run`, uses.
-    pub(crate) fn of_ci() -> Self {
+    pub(crate) fn of_ci(agent: PathBuf) -> Self {
         Self {
             kernels: kernel::DEFAULTS.map(str::to_owned).to_vec(),
             full: false,
             tests: Vec::new(),
-            agent: None,
+            agent: Some(agent),
+            share: true,
             write_docs: false,
         }
     }
@@ -88,12 +93,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let tests = binaries::build_tests()?;
     let accelerator = qemu::accelerator(kernels.first().context("no kernel was given")?)?;
     let plan = plan::plan(&args.extent(), &tests)?;
+    let share_of = |kernel: &Kernel| match args.share {
+        true => Cow::Owned(plan.share(kernel.name == kernel::DEFAULTS[0])),
+        false => Cow::Borrowed(&plan),
+    };
     let mut reports = Vec::new();
     let mut failed = Vec::new();
     let needs_cards = plan.needs_cards();
     for kernels in kernels.chunks(accelerator.guests_at_once()) {
         for kernel in kernels {
-            image::write(&image_of(kernel)?, kernel, &tests, &plan)?;
+            image::write(&image_of(kernel)?, kernel, &tests, &share_of(kernel))?;
         }
         let results: Vec<Option<Report>> = thread::scope(|scope| {
             let boot = |kernel| scope.spawn(move || run_one(kernel, accelerator, needs_cards));

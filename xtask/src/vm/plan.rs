@@ -50,14 +50,20 @@ const SHORT: [&str; 12] = [
     "netns::xdp::xdp_forwards_external_clients_to_remote_backends_bypassing_the_stack",
 ];
 
-/// Tests of `packet` that a short run leaves out: in an emulated machine they take half a minute to two minutes, and
+/// Tests of `packet` that a short run leaves out: in an emulated machine they take half a minute to five minutes, and
 /// what they check does not depend on the kernel. A name stands for all tests that begin with it.
-const LONG: [&str; 4] = [
+const LONG: [&str; 6] = [
     "packet::explain::explain_agrees_with_the_programs",
     "packet::full::flow_without_a_free_source_port_is_dropped",
     "packet::full::full_conntrack_drops_new_flows_and_keeps_existing_ones",
     "packet::headers::udp_checksum_never_becomes_zero",
+    "packet::life::unanswered_syn_tries_another_backend",
+    "packet::random::random_flows_are_translated_in_both_directions",
 ];
+
+/// The test binaries of the oldest kernel in a run that shares a short run's tests between kernels: it has the strictest
+/// verifier. The other kernels run the rest.
+const OF_THE_OLDEST: [&str; 2] = ["packet", "datapath"];
 
 /// Tests that only guests run, and only if a run is full or names them: they take minutes in an emulated machine. Their
 /// guests have [network cards](super::wire).
@@ -74,20 +80,27 @@ const NOT_IN_A_GUEST: [(&str, &str); 3] = [
 pub(super) enum Extent {
     /// The guest runs all tests.
     Full,
-    /// `packet` without [`LONG`], and [`SHORT`]: they fit into the time of a CI run.
+    /// `packet` without [`LONG`], and [`SHORT`].
     Short,
     /// The guest runs the tests whose names contain one of these texts.
     Named(Vec<String>),
 }
 
 /// The modules and tests of a guest.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) modules: Vec<String>,
     pub(super) binaries: Vec<Binary>,
 }
 
 impl Plan {
+    /// The share of one kernel, so that each test runs on one of them.
+    pub(super) fn share(&self, is_oldest: bool) -> Self {
+        let mut share = self.clone();
+        share.binaries.retain(|binary| OF_THE_OLDEST.contains(&binary.name.as_str()) == is_oldest);
+        share
+    }
+
     /// Whether a test of the plan uses the guest's network cards.
     pub(super) fn needs_cards(&self) -> bool {
         let mut binaries = self.binaries.iter();
@@ -96,7 +109,7 @@ impl Plan {
 }
 
 /// The tests of one test program that the guest runs.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Binary {
     pub(super) name: String,
     /// Tests to run, in the order of libtest.
@@ -217,6 +230,16 @@ mod tests {
         );
         let (run, skipped) = chosen(&Extent::Full, "netns", &tests);
         assert_eq!((run.len(), skipped.len()), (1, 1));
+    }
+
+    #[test]
+    fn shares_have_each_test_once() {
+        let of = |binary: &str| choose(&Extent::Full, binary, vec!["module::test".to_owned()]);
+        let plan = Plan { modules: Vec::new(), binaries: ORDER.map(of).to_vec() };
+        let mut shared = [true, false].map(|is_oldest| plan.share(is_oldest).binaries).concat();
+        shared.sort_by_key(|binary| ORDER.iter().position(|name| *name == binary.name));
+        assert_eq!(shared, plan.binaries);
+        assert!(plan.share(true).binaries.iter().any(|binary| binary.name == "packet"));
     }
 
     /// Without this check, a renamed test would be noticed only when a guest runs.
