@@ -38,7 +38,7 @@ impl Segment {
         self.endpoints(&(1..=self.nodes.len()).collect::<Vec<_>>());
     }
 
-    fn endpoints(&self, numbers: &[usize]) {
+    pub(crate) fn endpoints(&self, numbers: &[usize]) {
         let endpoint = |number: &usize| {
             let conditions = json!({"ready": true});
             json!({"addresses": [format!("192.0.2.{number}")], "nodeName": format!("n{number}"), "conditions": conditions})

@@ -12,6 +12,7 @@ mod api_server;
 mod bed;
 mod cluster;
 mod contract;
+mod dsr;
 mod endpoint_health;
 mod faults;
 mod health;
