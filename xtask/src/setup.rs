@@ -18,7 +18,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 22] = [
+pub(crate) const TOOLS: [(&str, &str); 23] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -41,6 +41,7 @@ pub(crate) const TOOLS: [(&str, &str); 22] = [
     ("npm", "npm"),
     ("nginx", "nginx-light"),
     ("haproxy", "haproxy"),
+    ("busybox", "busybox"),
 ];
 /// What `docs/first-hour.py` runs in addition to [`TOOLS`], with its package.
 const PYTHON: (&str, &str) = ("python3", "python3");

@@ -59,14 +59,14 @@ fn build_agents(profile: Profile) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the tests that need root, with this agent. They run one at a time, because they share the kernel's programs and
-/// namespaces.
+/// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run two at a time,
+/// because most of their time is waiting.
 fn kernel_tests(agent: &Path) -> anyhow::Result<()> {
     ensure!(
         is_root()?,
         "the kernel tests create network namespaces and load BPF programs: run `cargo xtask test` as root"
     );
-    let mut command = cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=1"]);
+    let mut command = cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=2"]);
     with_agent(&mut command, agent);
     run_command(command)
 }
