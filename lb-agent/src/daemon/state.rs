@@ -114,18 +114,46 @@ impl HealthzReport {
 
     /// The state after an attempt to listen.
     pub(super) fn after(address: SocketAddr, attempt: Result<(), &io::Error>) -> Self {
-        let problem = attempt.err().map(|error| {
-            let kind = error.kind();
-            let advice = if kind == io::ErrorKind::AddrInUse {
-                "another process, probably kube-proxy, has the port: stop it, or set --healthz-bind-address to a free port"
-            } else if kind == io::ErrorKind::AddrNotAvailable {
-                "set --healthz-bind-address to an address of this node"
-            } else {
-                "set --healthz-bind-address to a port that this process may use"
-            };
-            format!("/healthz: cannot listen on {address}: {error}: {advice}; the agent keeps trying")
-        });
+        let problem = attempt.err().map(|error| Listener::Healthz.refused(address, error));
         Self { address, listens: problem.is_none(), problem }
+    }
+}
+
+/// An HTTP server of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Listener {
+    /// `/healthz` and `/livez`.
+    Healthz,
+    /// `/metrics` and the pages beside it.
+    Metrics,
+    /// The pages for a browser.
+    Web,
+}
+
+impl Listener {
+    /// What the server serves, and the flag with its address.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Healthz => ("/healthz", "--healthz-bind-address"),
+            Self::Metrics => ("/metrics", "--metrics-bind-address"),
+            Self::Web => ("the pages for a browser", "--web-bind-address"),
+        }
+    }
+
+    /// Why the server does not listen at the address, and what to do.
+    fn refused(self, address: SocketAddr, error: &io::Error) -> String {
+        let (what, flag) = self.names();
+        let kind = error.kind();
+        let advice = if kind == io::ErrorKind::AddrInUse {
+            format!(
+                "another process, for example kube-proxy, has the port: stop it, or set {flag} to a free port"
+            )
+        } else if kind == io::ErrorKind::AddrNotAvailable {
+            format!("set {flag} to an address of this node")
+        } else {
+            format!("set {flag} to a port that this process may use")
+        };
+        format!("{what}: cannot listen on {address}: {error}: {advice}; the agent keeps trying")
     }
 }
 
@@ -200,9 +228,9 @@ pub struct NodeReport {
     /// How the agent recognises internal clients: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
     /// Networks whose clients are internal.
-    pub inside_networks: Vec<String>,
+    pub internal_networks: Vec<String>,
     /// Interfaces through which packets of internal clients enter.
-    pub inside_devices: Vec<String>,
+    pub internal_devices: Vec<String>,
     /// Ranges of cluster IPs.
     pub service_ranges: Vec<String>,
     /// Whether packets to unassigned addresses in `service_ranges` are dropped.
@@ -277,6 +305,8 @@ struct Inner {
     address_conditions: Vec<String>,
     announce_conditions: Vec<String>,
     healthz: Option<HealthzReport>,
+    /// Why a server other than that of `/healthz` does not listen.
+    unserved: BTreeMap<Listener, String>,
     load_balancers: Option<LoadBalancerReport>,
     dns: Option<DnsReport>,
     devices: Vec<DeviceReport>,
@@ -292,7 +322,7 @@ struct Inner {
 
 impl Inner {
     /// All conditions, grouped by what they are about; the name of a group is a label of the metric `lb_conditions`.
-    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 8] {
+    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 9] {
         let Self {
             progress,
             source_conditions,
@@ -303,6 +333,7 @@ impl Inner {
             bgp_conditions,
             bound_conditions,
             healthz,
+            unserved,
             ..
         } = self;
         [
@@ -314,6 +345,7 @@ impl Inner {
             ("layer2", announce_conditions.iter().chain(bound_conditions).collect()),
             ("bgp", bgp_conditions.iter().collect()),
             ("healthz", healthz.iter().filter_map(|healthz| healthz.problem.as_ref()).collect()),
+            ("pages", unserved.values().collect()),
         ]
     }
 
@@ -383,6 +415,15 @@ impl State {
     /// Replaces the state of the server of `/healthz`.
     pub(super) fn set_healthz(&self, healthz: HealthzReport) {
         self.lock().healthz = Some(healthz);
+    }
+
+    /// Records whether the server listens at its address.
+    pub(super) fn listens(&self, listener: Listener, address: SocketAddr, attempt: Result<(), &io::Error>) {
+        let unserved = &mut self.lock().unserved;
+        match attempt {
+            Ok(()) => unserved.remove(&listener),
+            Err(error) => unserved.insert(listener, listener.refused(address, error)),
+        };
     }
 
     /// Replaces the addresses and settings of the node.
@@ -545,6 +586,24 @@ mod tests {
         }
         state.set_healthz(HealthzReport::after(address, Ok(())));
         assert_eq!(conditions(), (vec![], 0));
+    }
+
+    #[test]
+    fn server_that_cannot_listen_is_a_condition_until_it_does() {
+        let address = "127.0.0.1:10249".parse().unwrap();
+        let state = State::new("a".to_owned());
+        state.listens(Listener::Metrics, address, Err(&io::ErrorKind::AddrInUse.into()));
+        let problems = state.report(true).problems;
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        for part in ["/metrics", "127.0.0.1:10249", "--metrics-bind-address to a free port"] {
+            assert!(problem.contains(part), "{part}: {problem}");
+        }
+        assert!(state.condition_counts().contains(&("pages", 1)));
+        state.listens(Listener::Web, address, Err(&io::ErrorKind::AddrNotAvailable.into()));
+        assert_eq!(state.report(true).problems.len(), 2);
+        state.listens(Listener::Metrics, address, Ok(()));
+        let problems = state.report(true).problems;
+        assert!(problems[0].contains("--web-bind-address to an address of this node"), "{problems:?}");
     }
 
     #[test]

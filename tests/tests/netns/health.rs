@@ -203,6 +203,22 @@ fn agent_is_not_ready_while_another_process_answers_at_its_health_port() {
     assert_not_ready(&bed, &["no agent", "start it"]);
 }
 
+/// Prometheus cannot see this: kube-proxy answers in place of the agent.
+#[test]
+fn status_names_a_metrics_port_that_another_process_has() {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let foreign = server::http(&bed.cluster.node1, "kube-proxy", METRICS.port()).unwrap();
+    bed.start_agent_with(&[]);
+    let problems = |bed: &Bed| bed.status()["agent"]["problems"].to_string();
+    let named = problems(&bed);
+    for part in [METRICS.to_string().as_str(), "another process", "--metrics-bind-address"] {
+        assert!(named.contains(part), "{part} is missing in: {named}");
+    }
+    drop(foreign);
+    let listens = || (!problems(&bed).contains("--metrics-bind-address")).then_some(());
+    wait_for(AGENT_START, listens).unwrap_or_else(|| panic!("{}", problems(&bed)));
+}
+
 /// The value of a metric, given by its name with labels.
 fn metric(bed: &Bed, name: &str) -> f64 {
     let text = text(bed, METRICS, "/metrics");

@@ -47,7 +47,7 @@ pub(super) fn start(
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let mut opened = Opened::new(&config, tasks)?;
-    servers::spawn_pages(&config, pages, tasks)?;
+    servers::spawn_pages(&config, pages, &opened.state, tasks)?;
     if let Some(logger) = opened.datapath.take_logger() {
         tasks.spawn("log of the BPF programs", forward_log(logger));
     }

@@ -1,6 +1,6 @@
 //! Starts the servers of the agent.
 
-use std::{fs, io, path::PathBuf, sync::Arc};
+use std::{fs, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::opened::Opened;
 use crate::{
     config::{Config, WebConfig},
-    daemon::{Pages, bpffs, http, socket, state::HealthzReport, supervisor, tasks::Tasks},
+    daemon::{Pages, bpffs, http, socket, state::{HealthzReport, Listener, State}, supervisor, tasks::Tasks},
     health,
     kubernetes::{Events, NodeInfo},
     metrics,
@@ -47,7 +47,8 @@ pub(super) fn spawn(
             metrics: Arc::clone(metrics),
         };
         let router = metrics::router(Arc::clone(metrics)).merge(zpages::router(about));
-        tasks.spawn("metrics", http::serve("/metrics", address, router, |_| {}));
+        let attempted = attempts_of(Listener::Metrics, address, state);
+        tasks.spawn("metrics", http::serve("/metrics", address, router, attempted));
     }
     let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
     tasks.spawn("status socket", socket);
@@ -56,7 +57,12 @@ pub(super) fn spawn(
 }
 
 /// Spawns the server of the web pages, if it is configured.
-pub(super) fn spawn_pages(config: &Config, pages: Pages, tasks: &mut Tasks) -> anyhow::Result<()> {
+pub(super) fn spawn_pages(
+    config: &Config,
+    pages: Pages,
+    state: &Arc<State>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
     let Some(WebConfig { address, token_file }) = &config.web else { return Ok(()) };
     let read = |file: &PathBuf| -> anyhow::Result<Token> {
         let text = fs::read_to_string(file)
@@ -67,8 +73,19 @@ pub(super) fn spawn_pages(config: &Config, pages: Pages, tasks: &mut Tasks) -> a
     let access = Access::new(*address, token)
         .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))?;
     let router = pages(config.kernel.clone(), access);
-    tasks.spawn("pages for a browser", http::serve("the pages for a browser", *address, router, |_| {}));
+    let attempted = attempts_of(Listener::Web, *address, state);
+    tasks.spawn("pages for a browser", http::serve("the pages for a browser", *address, router, attempted));
     Ok(())
+}
+
+/// A function that takes the result of each attempt of a server to listen.
+fn attempts_of(
+    listener: Listener,
+    address: SocketAddr,
+    state: &Arc<State>,
+) -> impl Fn(Result<(), &io::Error>) + use<> {
+    let state = Arc::clone(state);
+    move |attempt| state.listens(listener, address, attempt)
 }
 
 /// The functions by which the `healthCheckNodePort` servers ask whether the agent is healthy, and report their errors.
