@@ -71,23 +71,6 @@ impl Config {
 
     /// The flags about the node's addresses, Services and forwarding.
     fn node_flags(&self) -> BTreeMap<&'static str, String> {
-        let (mut cidrs, mut bridge, mut prefix) = Default::default();
-        let mode = match &self.detect_local {
-            DetectLocal::Never => "ClusterCIDR",
-            DetectLocal::ClusterCidr(networks) => {
-                cidrs = list(networks);
-                "ClusterCIDR"
-            }
-            DetectLocal::NodeCidr => "NodeCIDR",
-            DetectLocal::BridgeInterface(name) => {
-                bridge = name.clone();
-                "BridgeInterface"
-            }
-            DetectLocal::InterfaceNamePrefix(begin) => {
-                prefix = begin.clone();
-                "InterfaceNamePrefix"
-            }
-        };
         let node_ports = match &self.nodeport_addresses {
             NodePortAddresses::All => String::new(),
             NodePortAddresses::Primary => "primary".to_owned(),
@@ -97,15 +80,7 @@ impl Config {
         // addresses.
         let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
-        let key_file = self.announce.key_file.as_deref().map(|file| file.display().to_string());
-        let members: Vec<String> =
-            self.announce.members.iter().map(|(name, address)| format!("{name}={address}")).collect();
-        let bird = self.bgp.as_ref().and_then(|bgp| bgp.bird.as_ref());
-        let prefer = match self.announce.prefer {
-            Prefer::Availability => "availability",
-            Prefer::Single => "single",
-        };
-        BTreeMap::from([
+        let mut flags = BTreeMap::from([
             ("zone", self.zone.clone().unwrap_or_default()),
             ("bind-address", self.bind_address.to_string()),
             ("service-cluster-ip-range", list(given_ranges.unwrap_or_default())),
@@ -113,18 +88,6 @@ impl Config {
             ("load-balancer-class", self.load_balancer_class.clone().unwrap_or_default()),
             ("load-balancer-controller", self.load_balancer_controller.to_string()),
             ("load-balancer-reassign", self.load_balancer_reassign.to_string()),
-            ("announce", self.announce.port.is_some().to_string()),
-            ("announce-port", self.announce.port.map(|port| port.to_string()).unwrap_or_default()),
-            ("announce-member", members.join(",")),
-            ("announce-key-file", key_file.unwrap_or_default()),
-            ("announce-prefer", prefer.to_owned()),
-            ("announce-table", self.bgp.as_ref().map(|bgp| bgp.table.to_string()).unwrap_or_default()),
-            ("bird-config", bird.map(|bird| bird.file.display().to_string()).unwrap_or_default()),
-            ("bird-socket", bird.map(|bird| bird.socket.display().to_string()).unwrap_or_default()),
-            ("detect-local-mode", mode.to_owned()),
-            ("cluster-cidr", cidrs),
-            ("pod-bridge-interface", bridge),
-            ("pod-interface-name-prefix", prefix),
             ("masquerade-all", self.masquerade_all.to_string()),
             ("masquerade-ports", format!("{}-{}", ports.start(), ports.end())),
             ("nodeport-addresses", node_ports),
@@ -140,7 +103,55 @@ impl Config {
             ("forwarding", forwarding(self.forwarding).to_owned()),
             ("syn-retries", self.syn_retries.to_string()),
             ("service-metrics", service_metrics(self.service_metrics).to_owned()),
-        ])
+        ]);
+        flags.extend(self.detection_flags());
+        flags.extend(self.announcement_flags());
+        flags
+    }
+
+    /// The flags that say which clients are internal.
+    fn detection_flags(&self) -> [(&'static str, String); 4] {
+        let (mode, [cidrs, bridge, prefix]) = match &self.detect_local {
+            DetectLocal::Never => ("ClusterCIDR", Default::default()),
+            DetectLocal::ClusterCidr(networks) => {
+                ("ClusterCIDR", [list(networks), String::new(), String::new()])
+            }
+            DetectLocal::NodeCidr => ("NodeCIDR", Default::default()),
+            DetectLocal::BridgeInterface(name) => {
+                ("BridgeInterface", [String::new(), name.clone(), String::new()])
+            }
+            DetectLocal::InterfaceNamePrefix(prefix) => {
+                ("InterfaceNamePrefix", [String::new(), String::new(), prefix.clone()])
+            }
+        };
+        [
+            ("detect-local-mode", mode.to_owned()),
+            ("cluster-cidr", cidrs),
+            ("pod-bridge-interface", bridge),
+            ("pod-interface-name-prefix", prefix),
+        ]
+    }
+
+    /// The flags about announcements at layer 2 and by BGP.
+    fn announcement_flags(&self) -> [(&'static str, String); 8] {
+        let key_file = self.announce.key_file.as_deref().map(|file| file.display().to_string());
+        let members: Vec<String> =
+            self.announce.members.iter().map(|(name, address)| format!("{name}={address}")).collect();
+        let bird = self.bgp.as_ref().and_then(|bgp| bgp.bird.as_ref());
+        let prefer = match self.announce.prefer {
+            Prefer::Availability => "availability",
+            Prefer::Single => "single",
+        };
+        [
+            ("announce", self.announce.port.is_some().to_string()),
+            ("announce-port", self.announce.port.map(|port| port.to_string()).unwrap_or_default()),
+            ("announce-member", members.join(",")),
+            ("announce-key-file", key_file.unwrap_or_default()),
+            ("announce-prefer", prefer.to_owned()),
+            ("announce-table", self.bgp.as_ref().map(|bgp| bgp.table.to_string()).unwrap_or_default()),
+            ("bird-config", bird.map(|bird| bird.file.display().to_string()).unwrap_or_default()),
+            ("bird-socket", bird.map(|bird| bird.socket.display().to_string()).unwrap_or_default()),
+        ]
     }
 }
 
