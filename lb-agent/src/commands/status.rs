@@ -476,9 +476,9 @@ fn intercept_text(report: &InterceptReport) -> String {
 }
 
 fn node_lines(node: &NodeReport) -> String {
-    let inside = match (node.inside_networks.is_empty(), node.inside_devices.is_empty()) {
-        (false, _) => some_of(&node.inside_networks),
-        (true, false) => format!("devices {}", some_of(&node.inside_devices)),
+    let internal = match (node.internal_networks.is_empty(), node.internal_devices.is_empty()) {
+        (false, _) => some_of(&node.internal_networks),
+        (true, false) => format!("devices {}", some_of(&node.internal_devices)),
         (true, true) => "none".to_owned(),
     };
     let NodeReport { addresses, nodeport_addresses, primary, detect_local, .. } = node;
@@ -488,7 +488,7 @@ fn node_lines(node: &NodeReport) -> String {
     let mut lines = vec![
         line("Node", &some_of(addresses)),
         line("NodePorts", &some_of(nodeport_addresses)),
-        line("Internal", &format!("{inside} (detect-local-mode {detect_local})")),
+        line("Internal", &format!("{internal} (detect-local-mode {detect_local})")),
         line("Masquerade", &format!("from {}, ports {first}-{last}", some_of(primary))),
         line("External", &format!("{mode} (north-south-mode), tunnels {tunnel}, from peers {peers}")),
     ];
@@ -611,8 +611,8 @@ mod tests {
             nodeport_addresses: ips(&["127.0.0.1", "192.0.2.1"]),
             primary: ips(&["192.0.2.1", "2001:db8::1"]),
             detect_local: "ClusterCIDR".into(),
-            inside_networks: vec!["10.244.0.0/16".into()],
-            inside_devices: Vec::new(),
+            internal_networks: vec!["10.244.0.0/16".into()],
+            internal_devices: Vec::new(),
             service_ranges: vec!["10.96.0.0/12".into()],
             drops_unknown_vips: true,
             north_south_mode: "hybrid".into(),
@@ -797,9 +797,9 @@ workload  ingress    tcx    tc       7   veth0, veth1, veth2, veth3, veth4, veth
 
     #[test]
     fn node_lines_show_addresses_and_settings() {
-        let none = NodeReport { detect_local: "none".into(), inside_networks: Vec::new(), ..node_report() };
+        let none = NodeReport { detect_local: "none".into(), internal_networks: Vec::new(), ..node_report() };
         assert!(node_lines(&none).contains("\nInternal   none (detect-local-mode none)\n"));
-        let devices = NodeReport { inside_devices: vec!["cni0".into(), "veth1".into()], ..none };
+        let devices = NodeReport { internal_devices: vec!["cni0".into(), "veth1".into()], ..none };
         let line = "\nInternal   devices cni0, veth1 (detect-local-mode none)\n";
         assert!(node_lines(&devices).contains(line), "{}", node_lines(&devices));
         let admitting = NodeReport { denied_sources: Vec::new(), ..node_report() };
@@ -850,7 +850,7 @@ workload  ingress    tcx    tc       7   veth0, veth1, veth2, veth3, veth4, veth
         assert_eq!(json["agent"]["running"], true);
         assert_eq!(json["agent"]["lastSync"], "2026-11-21T02:59:57Z");
         assert_eq!(json["agent"]["node"]["primary"], serde_json::json!(["192.0.2.1", "2001:db8::1"]));
-        assert_eq!(json["agent"]["node"]["insideNetworks"], serde_json::json!(["10.244.0.0/16"]));
+        assert_eq!(json["agent"]["node"]["internalNetworks"], serde_json::json!(["10.244.0.0/16"]));
         assert_eq!(json["agent"]["node"]["deniedSources"][0], "203.0.113.0/24");
         assert_eq!(json["programs"][0]["layer"], "tcx");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Every step and verdict, as data. The serialised names are part of the JSON interface: names may be added, never
-//! renamed or removed.
+//! Every step and verdict, as data. The serialised names are part of the JSON interface: after the first release, names may
+//! be added, never renamed or removed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -40,7 +40,6 @@ pub enum TraceStep {
     /// This hook passes packets of the flow; the program at the other tc hook translates them.
     OtherHook,
     /// A SYN that begins a new connection although the flow table has an entry for its tuple.
-    #[serde(rename = "anew")]
     NewConnection {
         /// Why the existing entry does not apply.
         why: Stale,
@@ -88,7 +87,6 @@ pub enum TraceStep {
     },
     /// The packet is no SYN. Only a SYN begins a flow at this address and port, because connections of the node, and
     /// connections that netfilter masquerades, may use the same address and port.
-    #[serde(rename = "isNotOpened")]
     NotSyn,
     /// A RST that matches no flow.
     StrayReset,
@@ -126,7 +124,6 @@ pub enum TraceStep {
         elsewhere: bool,
     },
     /// A SYN-ACK that matches no flow: its connection bypassed the data plane.
-    #[serde(rename = "acceptsWhatNobodyAsked")]
     StraySynAck,
     /// A TCP segment that matches no flow, to a Service with a drain or idle timeout, or with the PROXY protocol.
     UnknownConnection,
@@ -148,7 +145,6 @@ pub enum TraceStep {
         table: u32,
     },
     /// The backend that the client's earlier SYN went to did not answer, so the next backend is used.
-    #[serde(rename = "anotherBackend")]
     NextBackend,
     /// The record in `SERVICES` points outside of `BACKENDS`.
     NoSuchBackend,
@@ -181,7 +177,6 @@ pub enum TraceStep {
     /// A routed or tunnelled flow needs a route, and the kernel has none.
     NoRoute,
     /// The packet leaves at once through a device, bypassing the stack.
-    #[serde(rename = "pastStack")]
     BypassesStack {
         /// Name of the device that the packet leaves through.
         device: String,
@@ -354,7 +349,6 @@ pub enum Source {
     /// The virtual address: the source of every flow on the path [`ForwardingPath::Caught`].
     Vip(IpAddr),
     /// No address: the agent has set no address or no source ports for masquerading.
-    #[serde(rename = "nobody")]
     Unset,
 }
 

@@ -314,11 +314,11 @@ fn json_names_of_steps_and_verdict() {
 fn json_names_survive_renamed_variants() {
     let name = |step: TraceStep| serde_json::to_value(step).unwrap()["step"].clone();
     for (step, json) in [
-        (TraceStep::NewConnection { why: Stale::Over }, "anew"),
-        (TraceStep::NotSyn, "isNotOpened"),
-        (TraceStep::StraySynAck, "acceptsWhatNobodyAsked"),
-        (TraceStep::NextBackend, "anotherBackend"),
-        (TraceStep::BypassesStack { device: "eth0".into() }, "pastStack"),
+        (TraceStep::NewConnection { why: Stale::Over }, "newConnection"),
+        (TraceStep::NotSyn, "notSyn"),
+        (TraceStep::StraySynAck, "straySynAck"),
+        (TraceStep::NextBackend, "nextBackend"),
+        (TraceStep::BypassesStack { device: "eth0".into() }, "bypassesStack"),
     ] {
         assert_eq!(name(step), json);
     }

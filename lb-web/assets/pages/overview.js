@@ -63,7 +63,7 @@ export default function overview(root, frame) {
       facts.push(["Node", is.nodeName], ["Up", duration((Date.now() - Date.parse(is.started)) / 1000)],
         ["Last change written", ago(is.lastSync)],
         ["Addresses", is.node.addresses.join(", ") || "none"], ["Node ports at", is.node.nodePortAddresses.join(", ") || "none"],
-        ["Internal clients", is.node.insideNetworks.join(", ") || is.node.insideDevices.join(", ") || "none known"],
+        ["Internal clients", is.node.internalNetworks.join(", ") || is.node.internalDevices.join(", ") || "none known"],
         ["Masquerade", `from ${is.node.primary.join(", ") || "no address"}, ports ${is.node.masqueradeFirstPort}–${is.node.masqueradeLastPort}`],
         ["External clients", is.node.northSouthMode]);
     }

@@ -139,7 +139,7 @@ fn kernel_settings_follow_the_node() {
     }
     let node = bed.json(&["status"])["agent"]["node"].clone();
     assert_eq!(node["primary"], serde_json::json!(["172.18.0.1", "fd00:172:18::1"]));
-    assert_eq!(node["insideNetworks"], serde_json::json!(["10.244.0.0/16", "fd00:10:244::/48"]));
+    assert_eq!(node["internalNetworks"], serde_json::json!(["10.244.0.0/16", "fd00:10:244::/48"]));
     assert_eq!(node["masqueradeFirstPort"], 15_000);
 
     bed.cluster
