@@ -32,11 +32,23 @@ struct Part {
     page: Value,
 }
 
-/// A packet after the first node: its source, and its possible backends.
+/// A packet after the first program that has looked at it.
 #[derive(Debug, PartialEq, Eq)]
 struct Next {
+    /// The source that the backend sees; that of the client if `is_masqueraded`.
     from: String,
     backends: Vec<SocketAddr>,
+    /// Whether another program replaces the source when the packet leaves the node.
+    is_masqueraded: bool,
+}
+
+/// The program that is asked about a packet.
+#[derive(Clone, Copy, Debug)]
+enum Hook<'a> {
+    /// The first one that the packet passes on the node.
+    First,
+    /// The one through which the packet leaves the node by this device, if the device is known.
+    Egress(Option<&'a str>),
 }
 
 /// Runs `explain`.
@@ -101,11 +113,11 @@ impl Walk<'_> {
             args.client_port.map_or_else(|| format!("{ip}"), |port| SocketAddr::new(ip, port).to_string())
         };
         let (from, to) = (source(self.packet.from), self.packet.to);
-        let page = self.ask(node, "from the Pod to the Service", from.clone(), to).await?;
-        let Some(Next { from, backends }) = Next::of(&page, &from) else {
+        let page = self.ask(node, "from the Pod to the Service", (from.clone(), to), Hook::First).await?;
+        let Some(next) = Next::of(&page, &from) else {
             return Ok(format!("The packet gets no backend on node {node}."));
         };
-        let Some(backend) = backends.first().copied() else {
+        let Some(backend) = next.backends.first().copied() else {
             return Ok(format!("Node {node} has no backend for the packet."));
         };
         let Some(second) = self.node_of(backend, args).await? else {
@@ -113,45 +125,108 @@ impl Walk<'_> {
                 "No EndpointSlice names the node of backend {backend}: the way ends on node {node}."
             ));
         };
+        let from = if next.is_masqueraded { self.leave(node, next.from, backend).await? } else { next.from };
         if second != node {
-            self.ask(&second, "arrives at the backend's node", from.clone(), backend).await?;
+            let ends = (from.clone(), backend);
+            self.ask(&second, "arrives at the backend's node", ends, Hook::First).await?;
         }
-        let others = match backends.len() {
+        let others = match next.backends.len() {
             1 => String::new(),
             count => format!(" It is one of {count} possible backends."),
         };
         let place = format!("Backend {backend} is on node {second}.{others}");
         // Replies belong to a connection, whose source port must be known.
         let Ok(client) = from.parse::<SocketAddr>() else {
-            return Ok(format!("{place} --client-port PORT shows the way back of a connection."));
+            return Ok(match args.client_port {
+                None => format!("{place} --client-port PORT shows the way back of a connection."),
+                // The node masquerades the Pod.
+                Some(port) => {
+                    format!(
+                        "{place} The Pod has no open connection from port {port}, so no reply has a way back."
+                    )
+                }
+            });
         };
-        if second != node {
-            self.ask(&second, "the reply leaves the backend's node", backend.to_string(), client).await?;
-        }
-        self.ask(node, "the reply arrives at the Pod's node", backend.to_string(), client).await?;
+        self.back((node, page["device"].as_str()), &second, backend, client).await?;
         Ok(place)
     }
 
-    /// Runs `explain` on a node.
+    /// Explains how the node masquerades a packet that leaves for the backend. Returns the source that the backend
+    /// sees.
+    async fn leave(&mut self, node: &str, from: String, backend: SocketAddr) -> anyhow::Result<String> {
+        const TITLE: &str = "leaves the Pod's node";
+        let client =
+            from.parse().with_context(|| format!("node {node} names {from} as source of a packet"))?;
+        // The packet leaves by the device through which its replies arrive.
+        let reply = self.explain(node, TITLE, (&backend.to_string(), client), Hook::First).await?;
+        let egress = Hook::Egress(reply["device"].as_str());
+        let page = self.ask(node, TITLE, (from.clone(), backend), egress).await?;
+        Ok(Next::of(&page, &from).map_or(from, |next| next.from))
+    }
+
+    /// Explains the reply of the backend to its client, there and on the Pod's node. `device` is that of the Pod.
+    async fn back(
+        &mut self,
+        (node, device): (&str, Option<&str>),
+        second: &str,
+        backend: SocketAddr,
+        client: SocketAddr,
+    ) -> anyhow::Result<()> {
+        let ends = (backend.to_string(), client);
+        if second != node {
+            self.ask(second, "the reply leaves the backend's node", ends.clone(), Hook::First).await?;
+        }
+        let page = self.ask(node, "the reply arrives at the Pod's node", ends.clone(), Hook::First).await?;
+        if let Some(ends) = left_to_egress(&page, ends, self.packet.to) {
+            self.ask(node, "the reply goes to the Pod", ends, Hook::Egress(device)).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs `explain` on a node, and adds the answer to the parts.
     async fn ask(
         &mut self,
         node: &str,
         title: &'static str,
-        from: String,
-        to: SocketAddr,
+        (from, to): (String, SocketAddr),
+        hook: Hook<'_>,
+    ) -> anyhow::Result<Value> {
+        let page = self.explain(node, title, (&from, to), hook).await?;
+        self.parts.push(Part { node: node.to_owned(), title, from, to, page: page.clone() });
+        Ok(page)
+    }
+
+    /// Runs `explain` on a node.
+    async fn explain(
+        &self,
+        node: &str,
+        title: &'static str,
+        (from, to): (&str, SocketAddr),
+        hook: Hook<'_>,
     ) -> anyhow::Result<Value> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known =
             known.ok_or_else(|| anyhow!("node {node} has no agent's Pod; see `kubectl lb status`"))?;
         self.bar.set_message(format!("asking node {node}: {title}"));
         let target = to.to_string();
-        let arguments =
-            ["explain", "--from", &from, "--to", &target, "--protocol", &self.packet.protocol, "-o", "json"];
-        let page: Value = gather::ask(self.cluster, known, &arguments, self.limit)
+        let mut arguments = vec![
+            "explain",
+            "--from",
+            from,
+            "--to",
+            &target,
+            "--protocol",
+            &self.packet.protocol,
+            "-o",
+            "json",
+        ];
+        if let Hook::Egress(device) = hook {
+            arguments.extend(["--at", "tc-egress"]);
+            arguments.extend(device.iter().flat_map(|device| ["--device", device]));
+        }
+        gather::ask(self.cluster, known, &arguments, self.limit)
             .await
-            .with_context(|| format!("node {node}, {title}"))?;
-        self.parts.push(Part { node: node.to_owned(), title, from, to, page: page.clone() });
-        Ok(page)
+            .with_context(|| format!("node {node}, {title}"))
     }
 
     /// The node of a backend, by the EndpointSlices of the Service.
@@ -179,18 +254,41 @@ impl Next {
     /// translates it.
     fn of(page: &Value, from: &str) -> Option<Self> {
         let address = |value: &Value| value.as_str()?.parse().ok();
+        let steps = || page["steps"].as_array().into_iter().flatten();
         match page["verdict"].as_str()? {
             "begins" => {
                 let backends = page["backends"].as_array()?.iter();
                 let backends = backends.filter_map(|candidate| address(&candidate["backend"])).collect();
-                Some(Self { from: from.to_owned(), backends })
+                // The port of a masqueraded source is known only when the flow begins.
+                let masqueraded = steps().find_map(|step| step["source"]["address"].as_str());
+                let from = masqueraded.unwrap_or(from).to_owned();
+                Some(Self { from, backends, is_masqueraded: false })
             }
             "translated" => {
-                let ends = &page["to"];
-                Some(Self { from: ends["from"].as_str()?.to_owned(), backends: vec![address(&ends["to"])?] })
+                let ends = &page["ends"];
+                let masquerades = |step: &Value| {
+                    step["way"]
+                        .as_str()
+                        .is_some_and(|way| ["masqueraded", "caughtAndMasqueraded"].contains(&way))
+                };
+                let (from, backends) = (ends["from"].as_str()?.to_owned(), vec![address(&ends["to"])?]);
+                Some(Self { from, backends, is_masqueraded: steps().any(masquerades) })
             }
             _ => None,
         }
+    }
+}
+
+/// The ends with which a reply leaves for the Pod, if a program at the Pod's device still has to translate its source
+/// to `vip`. `page` is about its arrival with these `ends`.
+fn left_to_egress(page: &Value, ends: (String, SocketAddr), vip: SocketAddr) -> Option<(String, SocketAddr)> {
+    match page["verdict"].as_str()? {
+        "untouched" if page["outcome"] == "other_hook" => Some(ends),
+        "translated" => {
+            let (from, to) = (page["ends"]["from"].as_str()?, page["ends"]["to"].as_str()?);
+            (from.parse() != Ok(vip)).then_some((from.to_owned(), to.parse().ok()?))
+        }
+        _ => None,
     }
 }
 
@@ -221,14 +319,43 @@ mod tests {
 
     #[test]
     fn verdict_says_where_the_packet_goes_next() {
-        let page = json!({"verdict": "begins", "backends": [{"backend": "10.1.0.1:80"}, {"backend": "10.1.0.2:80"}]});
-        let next = Next { from: "10.0.0.1".to_owned(), backends: backends(&["10.1.0.1:80", "10.1.0.2:80"]) };
-        assert_eq!(Next::of(&page, "10.0.0.1"), Some(next));
+        let next = |from: &str, texts: &[&str]| Next {
+            from: from.to_owned(),
+            backends: backends(texts),
+            is_masqueraded: false,
+        };
+        let mut page = json!({"verdict": "begins", "backends": [{"backend": "10.1.0.1:80"}, {"backend": "10.1.0.2:80"}]});
+        let expected = next("10.0.0.1", &["10.1.0.1:80", "10.1.0.2:80"]);
+        assert_eq!(Next::of(&page, "10.0.0.1").as_ref(), Some(&expected));
+        page["steps"] = json!([{"step": "masquerade", "source": {"of": "client"}}]);
+        assert_eq!(Next::of(&page, "10.0.0.1"), Some(expected));
+        page["steps"] = json!([{"step": "masquerade", "source": {"of": "node", "address": "192.0.2.1"}}]);
+        assert_eq!(Next::of(&page, "10.0.0.1:7").map(|next| next.from).as_deref(), Some("192.0.2.1"));
+
         let ends = json!({"from": "192.0.2.1:10000", "to": "10.1.0.1:80"});
-        let next = Next { from: "192.0.2.1:10000".to_owned(), backends: backends(&["10.1.0.1:80"]) };
-        assert_eq!(Next::of(&json!({"verdict": "translated", "to": ends}), "10.0.0.1:7"), Some(next));
+        let mut page =
+            json!({"verdict": "translated", "ends": ends, "steps": [{"step": "flow", "way": "stack"}]});
+        let mut expected = next("192.0.2.1:10000", &["10.1.0.1:80"]);
+        assert_eq!(Next::of(&page, "10.0.0.1:7").as_ref(), Some(&expected));
+        page["steps"][0]["way"] = "masqueraded".into();
+        expected.is_masqueraded = true;
+        assert_eq!(Next::of(&page, "10.0.0.1:7"), Some(expected));
         assert_eq!(Next::of(&json!({"verdict": "dropped", "outcome": "denied"}), "10.0.0.1"), None);
         assert_eq!(Next::of(&json!({}), "10.0.0.1"), None);
+    }
+
+    #[test]
+    fn reply_is_followed_until_it_comes_from_the_service() {
+        let vip: SocketAddr = "10.96.0.1:80".parse().expect("an address");
+        let ends = ("10.1.0.1:80".to_owned(), "192.0.2.1:10000".parse().expect("an address"));
+        let left =
+            |page: Value| left_to_egress(&page, ends.clone(), vip).map(|(from, to)| format!("{from} {to}"));
+        let translated =
+            |from: &str| json!({"verdict": "translated", "ends": {"from": from, "to": "10.0.0.1:7"}});
+        let untouched = |outcome: &str| json!({"verdict": "untouched", "outcome": outcome});
+        assert_eq!(left(untouched("other_hook")).as_deref(), Some("10.1.0.1:80 192.0.2.1:10000"));
+        assert_eq!(left(translated("10.1.0.1:80")).as_deref(), Some("10.1.0.1:80 10.0.0.1:7"));
+        assert_eq!([left(untouched("no_service")), left(translated("10.96.0.1:80"))], [None, None]);
     }
 
     #[test]

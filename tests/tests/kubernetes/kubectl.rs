@@ -1,5 +1,7 @@
 //! Tests of `kubectl lb`, the plugin that asks the agents of two nodes through the API server's `exec`.
 
+mod explain;
+
 use std::{
     collections::BTreeSet,
     io::{BufRead as _, BufReader},
@@ -13,6 +15,7 @@ use std::{
 
 use lb_tests::{
     agent::{ask, binary},
+    netns::Netns,
     terminal::Terminal,
     wait_for,
 };
@@ -51,12 +54,17 @@ fn with_agents() -> Segment {
 
 /// Runs the plugin on the client, under the file name by which kubectl finds it.
 fn plugin(segment: &Segment, arguments: &[&str]) -> Output {
-    let link = segment.folder.join("kubectl-lb");
+    plugin_from(&segment.client, &segment.folder, arguments)
+}
+
+/// Runs the plugin in a namespace, with the kubeconfig in `folder`.
+fn plugin_from(netns: &Netns, folder: &Path, arguments: &[&str]) -> Output {
+    let link = folder.join("kubectl-lb");
     if !link.exists() {
         std::os::unix::fs::symlink(binary(), &link).unwrap();
     }
-    let mut command = segment.client.command(link);
-    command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(arguments).output().unwrap()
+    let mut command = netns.command(link);
+    command.arg("--kubeconfig").arg(folder.join("kubeconfig")).args(arguments).output().unwrap()
 }
 
 /// The Node object of a node that runs Linux, with the release of its kernel.
