@@ -27,7 +27,9 @@ impl<T: Tables> Walk<'_, T> {
         let to = Ends::from(&to);
         self.steps.push(TraceStep::NodeLocalDns { server: to.to, live });
         Ok(match query(tuple.protocol, &self.segment, lease, ServerSocket::Open) {
-            Query::Local => Some(Verdict::Translated { outcome: outcome(tuple.protocol, &self.segment), to }),
+            Query::Local => {
+                Some(Verdict::Translated { outcome: outcome(tuple.protocol, &self.segment), ends: to })
+            }
             Query::Service | Query::Reset => None,
         })
     }
@@ -41,7 +43,7 @@ impl<T: Tables> Walk<'_, T> {
         match entry {
             Some(entry) if self.is_of_pod()? => {
                 let to = Tuple { source: entry.address, source_port: entry.port, ..tuple };
-                Ok(Verdict::Translated { outcome: Outcome::DnsAnswer, to: Ends::from(&to) })
+                Ok(Verdict::Translated { outcome: Outcome::DnsAnswer, ends: Ends::from(&to) })
             }
             _ => Ok(untouched(Outcome::NoService)),
         }

@@ -60,7 +60,7 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(None);
         }
         self.limit(&service)?;
-        let internal = !matches!(side, None | Some(ClientSide::Outside));
+        let internal = !matches!(side, None | Some(ClientSide::External));
         let direct = client::is_answered_directly(&service, internal);
         Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
     }

@@ -267,7 +267,7 @@ impl<T: Tables> Walk<'_, T> {
             && let Some(route) = self.direct_exit(&flow.to)?
         {
             self.note_exit(&route);
-            return Ok(Verdict::Translated { outcome: Outcome::Direct, to: Ends::from(&flow.to) });
+            return Ok(Verdict::Translated { outcome: Outcome::Direct, ends: Ends::from(&flow.to) });
         }
         if !self.translates(flow) {
             self.steps.push(TraceStep::OtherHook);
@@ -278,7 +278,7 @@ impl<T: Tables> Walk<'_, T> {
 }
 
 fn translated(flow: &Flow) -> Verdict {
-    Verdict::Translated { outcome: outcome_of(flow), to: Ends::from(&flow.to) }
+    Verdict::Translated { outcome: outcome_of(flow), ends: Ends::from(&flow.to) }
 }
 
 /// The outcome under which the programs count a packet of the flow at the hook that translates it, unless the packet

@@ -288,11 +288,11 @@ pub enum Unlisted {
 #[serde(rename_all = "camelCase")]
 pub enum ClientSide {
     /// Internal, by its address.
-    InsideByAddress,
+    InternalByAddress,
     /// Internal, by the device through which its packets enter.
-    InsideByDevice,
+    InternalByDevice,
     /// External: neither its address nor its device makes it internal.
-    Outside,
+    External,
 }
 
 /// Result of the lookup of a client in `AFFINITY`.
@@ -368,7 +368,7 @@ pub enum Verdict {
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
         /// Source and destination after translation.
-        to: Ends,
+        ends: Ends,
     },
     /// The packet begins a flow to one of these backends, or the system call gets one of them as its destination.
     Begins {
@@ -418,11 +418,11 @@ impl Verdict {
 
 impl From<rules::client::ClientSide> for ClientSide {
     fn from(side: rules::client::ClientSide) -> Self {
-        use rules::client::ClientSide::{External, InternalByAddress, InternalByDevice};
+        use rules::client::ClientSide as Rule;
         match side {
-            External => Self::Outside,
-            InternalByAddress => Self::InsideByAddress,
-            InternalByDevice => Self::InsideByDevice,
+            Rule::External => Self::External,
+            Rule::InternalByAddress => Self::InternalByAddress,
+            Rule::InternalByDevice => Self::InternalByDevice,
         }
     }
 }

@@ -253,10 +253,10 @@ fn policy(step: &TraceStep) -> String {
         TraceStep::Client { is, backends } => format!(
             "client: {}: {}",
             match is {
-                ClientSide::InsideByAddress => "internal to the cluster (by its address)",
-                ClientSide::InsideByDevice =>
+                ClientSide::InternalByAddress => "internal to the cluster (by its address)",
+                ClientSide::InternalByDevice =>
                     "internal to the cluster (by the device that the packet enters through)",
-                ClientSide::Outside => "external to the cluster",
+                ClientSide::External => "external to the cluster",
             },
             counted(*backends)
         ),
@@ -323,7 +323,7 @@ pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
             let what = if question.hook == HookPoint::Socket { call(*outcome) } else { packet(*outcome) };
             vec![format!("{what} ({})", outcome.as_str())]
         }
-        Verdict::Translated { outcome, to } => {
+        Verdict::Translated { outcome, ends: to } => {
             vec![format!("translated to {} -> {} ({})", to.from, to.to, outcome.as_str())]
         }
         Verdict::Begins { backends } => match &backends[..] {

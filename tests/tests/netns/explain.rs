@@ -43,13 +43,13 @@ fn explain_predicts_the_backend_and_follows_an_established_connection() {
             "{page:#}"
         );
         assert_eq!(
-            (&page["to"]["from"], &page["to"]["to"]),
-            (&from.as_str().into(), &backend.as_str().into())
+            (&page["to"], &page["ends"]["from"], &page["ends"]["to"]),
+            (&to.as_str().into(), &from.as_str().into(), &backend.as_str().into())
         );
         assert_eq!(page["steps"][1]["phase"], "established", "{page:#}");
         let answer = explained(&bed, &["--from", &backend, "--to", &from, "--at", "tc-egress"]);
         assert_eq!(
-            (&answer["outcome"], &answer["to"]["from"]),
+            (&answer["outcome"], &answer["ends"]["from"]),
             (&"reply".into(), &to.as_str().into()),
             "{answer:#}"
         );

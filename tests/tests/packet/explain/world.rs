@@ -380,7 +380,7 @@ impl World<'_> {
         // Packets of node-local DNS have no flow, whose entry would show the new destination.
         let leads = if of_dns {
             true
-        } else if let Verdict::Translated { to: ends, .. } = &explanation.verdict {
+        } else if let Verdict::Translated { ends, .. } = &explanation.verdict {
             to.is_some_and(|(source, ip, port)| {
                 ends.to == SocketAddr::new(ip.into(), port) && ends.from.ip() == IpAddr::from(source)
             })
