@@ -98,9 +98,11 @@ impl Sink {
         }
     }
 
-    /// Writes lines; first rotates the open file if they would make it too large. If this returns an error, some of the
+    /// Writes lines; first rotates the file if they would make it too large. If this returns an error, some of the
     /// lines may have been written.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        // Opens the file before it asks for its size: after SIGHUP, the path may lead to the same file.
+        self.open()?;
         self.rotate_before(lines.len() as u64)?;
         let is_torn = self.is_torn;
         let opened = self.open()?;
@@ -263,6 +265,16 @@ mod tests {
         let (path, mut sink) = file(folder.path(), Rotation { max_size: 10, keep: 1 });
         fs::write(&path, "earlier\n").unwrap();
         sink.check().unwrap();
+        sink.write(b"later\n").unwrap();
+        assert_eq!((text(&rotated(&path, 1)), text(&path)), ("earlier\n".to_owned(), "later\n".to_owned()));
+    }
+
+    #[test]
+    fn size_of_a_reopened_file_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, mut sink) = file(folder.path(), Rotation { max_size: 10, keep: 1 });
+        sink.write(b"earlier\n").unwrap();
+        sink.reopen();
         sink.write(b"later\n").unwrap();
         assert_eq!((text(&rotated(&path, 1)), text(&path)), ("earlier\n".to_owned(), "later\n".to_owned()));
     }

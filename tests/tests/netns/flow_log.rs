@@ -8,18 +8,27 @@ use std::{
         fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
         unix::net::UnixListener,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
 use lb_tests::{
+    agent::{Agent, run},
     client::{Connection, echo, udp_socket, udp_socket_from},
     cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
+    manifests::Service,
     netns::Netns,
     wait_for,
 };
-use nix::{libc, sys::socket::setsockopt, sys::socket::sockopt::Linger, unistd::mkfifo};
+use nix::{
+    libc,
+    sys::{
+        signal::{Signal, kill},
+        socket::{setsockopt, sockopt::Linger},
+    },
+    unistd::{Pid, mkfifo},
+};
 use serde_json::Value;
 
 use crate::{
@@ -36,6 +45,8 @@ use crate::{
 /// How long to wait until the lines of ended connections are written: more than two GC passes.
 const SOON: Duration = Duration::from_secs(20);
 const SHOP: [IpAddr; 2] = vips(20);
+/// A client's port outside of the range of ephemeral ports, so that no other connection has it.
+const PORT: u16 = 20_000;
 
 /// The flow log of the agent on node 1.
 fn log(cluster: &Cluster) -> PathBuf {
@@ -45,15 +56,27 @@ fn log(cluster: &Cluster) -> PathBuf {
 /// A cluster whose agent writes a flow log, started with these further arguments.
 fn bed(pods: &[&str], arguments: &[&str]) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, pods);
+    let web = bed.service("web", WEB, pods);
+    start(&mut bed, &web, arguments);
+    bed
+}
+
+/// Writes the manifest of a Service and starts an agent that writes a flow log, with these further arguments.
+fn start(bed: &mut Bed, service: &Service, arguments: &[&str]) {
+    bed.cluster.manifests.put(service).unwrap();
     let path = log(&bed.cluster);
     let target = ["--flow-log", path.to_str().unwrap()];
     bed.start_agent_with(&[&target[..], arguments].concat());
-    bed
 }
 
 /// The complete lines that the log has so far.
 fn lines(cluster: &Cluster) -> Vec<Value> {
-    let text = fs::read_to_string(log(cluster)).unwrap_or_default();
+    lines_in(&log(cluster))
+}
+
+/// The complete lines of a file; none if it does not exist.
+fn lines_in(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap_or_default();
     text.split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))
         .map(|line| serde_json::from_str(line).unwrap())
@@ -131,18 +154,23 @@ fn parse(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u64)> {
     is_counted.then_some((socket(source, word(ports)?), socket(destination, word(ports + 2)?), bytes))
 }
 
+/// Closes a connection with a RST.
+fn reset(connection: Connection) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    setsockopt(connection.stream(), Linger, &linger).unwrap();
+}
+
 /// Makes connections of each kind; returns the value of `end` that the log should have for each, by the client's port.
 fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
     let client = &bed.cluster.client;
     let mut expected = BTreeMap::new();
     for vip in WEB {
-        for reset in [false, true] {
+        for is_reset in [false, true] {
             let mut connection = Connection::open(client, http(vip)).unwrap();
             let answer = connection.ask().unwrap();
-            expected.insert(answer.local.port(), if reset { "reset" } else { "closed" });
-            if reset {
-                let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-                setsockopt(connection.stream(), Linger, &linger).unwrap();
+            expected.insert(answer.local.port(), if is_reset { "reset" } else { "closed" });
+            if is_reset {
+                reset(connection);
             }
         }
         let socket = udp_socket(client, udp(vip)).unwrap();
@@ -298,6 +326,54 @@ fn annotation_selects_services() {
 }
 
 #[test]
+fn later_connections_of_an_affine_client_have_the_reason_affinity() {
+    const PODS: [&str; 4] = ["pod1", "pod2", "pod3", "pod4"];
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    let mut affine = bed.service("web", WEB, &PODS);
+    affine.exposure.affinity = Some(600);
+    start(&mut bed, &affine, &[]);
+    let ask = |_| {
+        let answer = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap();
+        (answer.local.port(), answer.server)
+    };
+    let asked = [0; 3].map(ask);
+    let ends = ended(&bed.cluster, asked.len());
+    assert_eq!(ends.len(), asked.len(), "{ends:#?}");
+    for ((port, server), reason) in asked.iter().zip(["random", "affinity", "affinity"]) {
+        let line = ends.iter().find(|line| line["client_port"] == *port).unwrap();
+        assert_eq!((&line["reason"], &line["pod"]), (&reason.into(), &server.as_str().into()), "{line:#}");
+        assert_eq!(server, &asked[0].1, "{line:#}");
+    }
+}
+
+/// With `sh`, all connections of a client have one backend, so the scheduler chooses the silent one again, and only the
+/// retry leads to another.
+#[test]
+fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
+    const PODS: [&str; 2] = ["pod1", "pod2"];
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
+    let mut hashed = bed.service("web", WEB, &PODS);
+    hashed.annotations.push(("lb.dev/scheduler", "sh".to_owned()));
+    start(&mut bed, &hashed, &["--syn-retries", "1"]);
+    let client = &bed.cluster.client;
+    let silent = Connection::open(client, http(WEB[0])).unwrap().ask().unwrap().server;
+    let rules =
+        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
+    run(bed.netns(&silent).command("nft").arg(rules)).unwrap();
+    // Waits for the SYNs that the silent backend gets, however long the kernel waits between them.
+    let answer = Connection::open_from_port(client, PORT, http(WEB[0])).unwrap().ask().unwrap();
+    assert_ne!(answer.server, silent);
+    let ends = ended(&bed.cluster, 3);
+    let of_port: Vec<[&Value; 3]> = ends
+        .iter()
+        .filter(|line| line["client_port"] == PORT)
+        .map(|line| [&line["reason"], &line["pod"], &line["end"]])
+        .collect();
+    let expected = [["sh", &*silent, "replaced"], ["retry", &*answer.server, "closed"]];
+    assert_eq!(of_port, expected, "{ends:#?}");
+}
+
+#[test]
 fn evicted_flows_have_lines_with_exact_counts() {
     const FLOWS: u16 = 100;
     let bed = bed(&["pod1"], &["--max-connections", "32"]);
@@ -383,6 +459,118 @@ fn open_connection_has_a_line_for_each_interval() {
     let since = |line: &Value| traffic(line.get("since_last").unwrap_or(line));
     let sum = all.iter().map(since).fold([0; 4], |sum, line| [0, 1, 2, 3].map(|at| sum[at] + line[at]));
     assert_eq!(sum, traffic(end), "{all:#?}");
+}
+
+/// A cluster with the Services `web` and `shop`; the annotation gives `shop` an interval of five minutes. The clock of
+/// the agent, but not that of the programs, is `ahead` seconds ahead, so connections seem to be older by that.
+fn bed_with_interval_of_shop(interval: &str, ahead: u32) -> Bed {
+    let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
+    let mut shop = bed.service("shop", SHOP, &["pod1"]);
+    let name = "service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval";
+    shop.annotations.push((name, "5".to_owned()));
+    bed.cluster.manifests.put(&shop).unwrap();
+    let mut settings = bed.cluster.agent_settings(1);
+    let path = log(&bed.cluster);
+    settings.arguments.extend(["--flow-log", path.to_str().unwrap()].map(str::to_owned));
+    settings.arguments.extend(["--flow-log-interval", interval].map(str::to_owned));
+    let ahead = ahead.to_string();
+    let starter = ["unshare", "--time", "--monotonic", &ahead, "--fork", "--kill-child"].map(str::to_owned);
+    let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
+    agent.wait_until_healthy().unwrap();
+    bed.agent = Some(agent);
+    bed
+}
+
+/// Keeps a connection to `web` and one to `shop` busy until the log has this number of intermediate lines; returns
+/// them.
+fn intermediate(bed: &Bed, count: usize) -> Vec<Value> {
+    let open = |vip| Connection::open(&bed.cluster.client, http(vip)).unwrap();
+    let mut connections = [SHOP[0], WEB[0]].map(open);
+    let found = wait_for(SOON * 2, || {
+        connections.iter_mut().for_each(|connection| drop(connection.ask().unwrap()));
+        thread::sleep(Duration::from_millis(50));
+        let open: Vec<Value> =
+            lines(&bed.cluster).into_iter().filter(|line| line["event"] == "open").collect();
+        (open.len() >= count).then_some(open)
+    });
+    drop(connections);
+    // Both connections are in the log.
+    let ends = ended(&bed.cluster, 2);
+    found.unwrap_or_else(|| panic!("not {count} intermediate lines: {ends:#?}"))
+}
+
+#[test]
+fn emit_interval_makes_lines_of_a_service_rarer() {
+    let bed = bed_with_interval_of_shop("5", 0);
+    let open = intermediate(&bed, 3);
+    assert!(open.iter().all(|line| line["service"] == "web"), "{open:#?}");
+}
+
+#[test]
+fn emit_interval_makes_lines_of_a_service_more_frequent() {
+    // Connections to `shop` are due ten seconds after their begin, those to `web` half a minute later.
+    let bed = bed_with_interval_of_shop("330", 290);
+    let open = intermediate(&bed, 1);
+    assert!(open.iter().all(|line| line["service"] == "shop"), "{open:#?}");
+    // Five minutes by the agent's clock, and a GC pass, which a busy machine may delay.
+    let duration = open[0]["duration"].as_f64().unwrap();
+    assert!((300.0..320.0).contains(&duration), "{open:#?}");
+}
+
+/// Opens a connection from [`PORT`] and resets it. Its line is written when the next connection takes its place in the
+/// flow table, not by a later GC pass.
+fn connect_and_reset(bed: &Bed) {
+    let mut connection = Connection::open_from_port(&bed.cluster.client, PORT, http(WEB[0])).unwrap();
+    connection.ask().unwrap();
+    reset(connection);
+}
+
+/// Sends SIGHUP to the agent and waits until a thread of it has taken the signal.
+fn hang_up(agent: &Agent) {
+    let pid = i32::try_from(agent.pid()).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGHUP).unwrap();
+    let is_taken = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:\t")).unwrap();
+        let pending = u64::from_str_radix(pending, 16).unwrap();
+        (pending & 1 << (libc::SIGHUP - 1) == 0).then_some(())
+    };
+    wait_for(SOON, is_taken).unwrap();
+}
+
+/// Without SIGHUP, the agent notices within a second that its file has another name; until then it writes to that file.
+#[test]
+fn sighup_after_a_rename_moves_the_next_line_to_a_new_file() {
+    const ROUNDS: u32 = 6;
+    let bed = bed(&["pod1"], &["--flow-log-max-size", "0"]);
+    let file = log(&bed.cluster);
+    let (mut connections, mut moved) = (0, Vec::new());
+    for round in 0..ROUNDS {
+        let to = file.with_file_name(format!("flows-{round}.json"));
+        fs::rename(&file, &to).unwrap();
+        hang_up(bed.agent.as_ref().unwrap());
+        moved.push((lines_in(&to), to));
+        let has_lines = || {
+            connect_and_reset(&bed);
+            connections += 1;
+            thread::sleep(Duration::from_millis(100));
+            (!lines_in(&file).is_empty()).then_some(())
+        };
+        wait_for(SOON, has_lines).unwrap();
+    }
+    // The last connection has no successor, so a GC pass writes its line.
+    let all = || {
+        let mut all: Vec<Value> = moved.iter().flat_map(|(_, file)| lines_in(file)).collect();
+        all.extend(lines(&bed.cluster));
+        (all.len() >= connections).then_some(all)
+    };
+    let all = wait_for(SOON, all).unwrap_or_else(|| panic!("not {connections} lines"));
+    for (before, file) in &moved {
+        assert_eq!(&lines_in(file), before, "{} has got lines after SIGHUP", file.display());
+    }
+    let flows: BTreeSet<&str> = all.iter().map(|line| line["flow"].as_str().unwrap()).collect();
+    assert_eq!((flows.len(), all.len()), (connections, connections), "each connection has one line");
+    assert!(all.iter().all(|line| line["end"] == "reset"), "{all:#?}");
 }
 
 #[test]
