@@ -45,7 +45,9 @@ function picture(port, width) {
     const bend = (x1 + x2) / 2;
     lines.push(s("path", { class: `flow ${share ? "" : "idle"} ${className}`, d: `M${x1} ${y1}C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`, "stroke-width": share ? Math.max(1.5, share * 14) : 1.2 }));
   };
+  // A box whose texts are too long shows them when the pointer is over it.
   const node = (left, y, w, title, sub, className = "", mono = true) => boxes.push(s("g", null,
+    title.length > letters || sub?.length > letters + 2 ? s("title", null, [title, sub].filter(Boolean).join("\n")) : null,
     s("rect", { class: `box ${className}`, x: left + 0.5, y: y - 18.5, width: w - 1, height: 37, rx: 6 }),
     s("text", { x: left + 10, y: sub ? y - 3 : y + 4, class: mono ? "address" : "" }, cut(title, letters)),
     sub ? s("text", { x: left + 10, y: y + 11, class: "sub" }, cut(sub, letters + 2)) : null));

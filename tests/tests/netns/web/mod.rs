@@ -3,9 +3,11 @@
 //! ```text
 //! pages     every page under traffic, on screens of three sizes
 //! health    health checks of endpoints
+//! announce  the node that announces an address
 //! pictures  comparison with the pictures of docs/web.md
 //! ```
 
+mod announce;
 mod health;
 mod pages;
 mod pictures;
@@ -20,9 +22,10 @@ use std::{
 };
 
 use lb_tests::{
-    agent,
+    agent::{self, Agent, Settings},
     browser::{AXE, Browser},
     http::get,
+    netns::Netns,
     patience, wait_for,
 };
 use serde_json::{Value, json};
@@ -154,6 +157,10 @@ fn ten_thousand_services_are_drawn_at_once() {
     eprintln!("first paint after {paint:.0} ms");
     assert!(paint < 1000.0 * f64::from(patience()) * busy(), "first paint after {paint:.0} ms");
     shows(&browser, "s00000");
+    let busiest = busiest_frame(&browser);
+    eprintln!("the longest of 120 frames while the list scrolls took {busiest:.0} ms");
+    // Below this time a frame feels instant: https://web.dev/articles/rail.
+    assert!(busiest < 100.0 * f64::from(patience()) * busy(), "a frame took {busiest:.0} ms");
     let rows = "return document.querySelectorAll('tbody tr').length";
     let to_the_end =
         "const list = document.querySelector('.list'); list.scrollTop = list.scrollHeight; return true";
@@ -164,6 +171,22 @@ fn ten_thousand_services_are_drawn_at_once() {
     browser.press("/s09999").unwrap();
     until(&browser, "return document.querySelectorAll('tbody tr:not(.gap)').length === 1");
     shows(&browser, "s09999");
+}
+
+/// Scrolls the list by about two rows in each of 120 frames; returns the longest time between two frames, in milliseconds.
+fn busiest_frame(browser: &Browser) -> f64 {
+    const SCRIPT: &str = "return new Promise(done => {
+        const list = document.querySelector('.list');
+        let frames = 0, longest = 0, before = performance.now();
+        const next = now => {
+            longest = Math.max(longest, now - before);
+            before = now;
+            list.scrollTop += 64;
+            if (++frames < 120) requestAnimationFrame(next); else done(list.scrollTop > 5000 ? longest : null);
+        };
+        requestAnimationFrame(next);
+    })";
+    browser.run(SCRIPT).unwrap().as_f64().expect("the list has scrolled")
 }
 
 /// The load average per CPU, at least 1: the limit of one second applies to a machine that is not busy.
@@ -210,4 +233,74 @@ fn pages_off_loopback_are_behind_a_token() {
     let elsewhere: SocketAddr = "172.18.0.1:8089".parse().unwrap();
     let reached = bed.cluster.node2.run(|| TcpStream::connect_timeout(&elsewhere, Duration::from_secs(1)));
     assert!(reached.is_err());
+}
+
+/// Requests the URL from a namespace, with a token if there is one; returns the code of the answer, and its content.
+fn fetch(netns: &Netns, url: &str, token: Option<&str>) -> (String, String) {
+    let mut command = netns.command("curl");
+    command.args(["--silent", "--globoff", "--max-time", "10", "--write-out", "\n%{http_code}", url]);
+    command.args(
+        token.iter().flat_map(|token| ["--header".to_owned(), format!("Authorization: Bearer {token}")]),
+    );
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (content, code) = text.rsplit_once('\n').unwrap();
+    (code.to_owned(), content.to_owned())
+}
+
+#[test]
+fn agent_serves_pages_off_loopback_to_users_with_the_token_only() {
+    const TOKEN: &str = "a token of more than sixteen characters";
+    let mut bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &["pod1"]);
+    let file = bed.cluster.folder().join("token");
+    fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    bed.start_agent_with(&["--web-bind-address", "0.0.0.0:8087", "--web-token-file", file.to_str().unwrap()]);
+    let node2 = &bed.cluster.node2;
+    // `0.0.0.0` stands for the addresses of both families.
+    for host in ["172.18.0.1", "[fd00:172:18::1]"] {
+        let url = |path: &str| format!("http://{host}:8087{path}");
+        let of = |path: &str, token| fetch(node2, &url(path), token);
+        let answered = || (of("/api/overview", None).0 != "000").then_some(());
+        wait_for(LIMIT, answered).expect("the agent listens");
+        for wrong in [None, Some(""), Some("another token of many characters")] {
+            let (code, content) = of("/api/overview", wrong);
+            assert_eq!((&*code, &*content), ("401", "log in at /login first"), "{host}: {wrong:?}");
+            assert_eq!(of("/services", wrong), ("303".to_owned(), String::new()), "a browser has to log in");
+        }
+        let (code, content) = of("/api/overview", Some(TOKEN));
+        let overview: Value = serde_json::from_str(&content).unwrap();
+        assert!(code == "200" && overview.is_object(), "{code} {content}");
+        let (code, content) = of("/api/service/default/web", Some(TOKEN));
+        assert!(code == "200" && content.contains("10.96.0.10"), "{code} {content}");
+        assert_eq!(of("/services", Some(TOKEN)).0, "200");
+    }
+    let (code, _) = fetch(&bed.cluster.node1, "http://127.0.0.1:8087/api/overview", None);
+    assert_eq!(code, "401", "processes of the node need the token as well");
+}
+
+#[test]
+fn agent_refuses_to_serve_pages_off_loopback_without_a_token() {
+    let bed = Bed::without_agent(lb_tests::cluster::ClientLink::Ethernet, &["pod1"]);
+    let short = bed.cluster.folder().join("short");
+    fs::write(&short, "short\n").unwrap();
+    let missing = bed.cluster.folder().join("missing");
+    let refused = |flags: &[&str]| {
+        let settings = bed.cluster.agent_settings(1);
+        let settings = Settings { arguments: flags.iter().map(ToString::to_string).collect(), ..settings };
+        let log = settings.log.clone();
+        fs::write(&log, "").unwrap();
+        let status = Agent::spawn(&bed.cluster.node1, settings).unwrap().wait().unwrap();
+        assert!(!status.success(), "{flags:?}");
+        fs::read_to_string(log).unwrap()
+    };
+    let why = "give --web-token-file, or a loopback address";
+    for address in ["0.0.0.0:8087", "172.18.0.1:8087", "[::]:8087"] {
+        let log = refused(&["--web-bind-address", address]);
+        assert!(log.contains("--web-bind-address") && log.contains(address) && log.contains(why), "{log}");
+    }
+    let address = ["--web-bind-address", "0.0.0.0:8087", "--web-token-file"];
+    let log = refused(&[&address[..], &[short.to_str().unwrap()]].concat());
+    assert!(log.contains("the token has 5 characters: it needs at least"), "{log}");
+    let log = refused(&[&address[..], &[missing.to_str().unwrap()]].concat());
+    assert!(log.contains("cannot read the file of --web-token-file"), "{log}");
 }
