@@ -591,7 +591,7 @@ mod tests {
     #[test]
     fn server_that_cannot_listen_is_a_condition_until_it_does() {
         let address = "127.0.0.1:10249".parse().unwrap();
-        let state = State::new("a".to_owned());
+        let state = Arc::new(State::new("a".to_owned()));
         state.listens(Listener::Metrics, address, Err(&io::ErrorKind::AddrInUse.into()));
         let problems = state.report(true).problems;
         let [problem] = &problems[..] else { panic!("{problems:?}") };

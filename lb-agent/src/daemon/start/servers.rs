@@ -10,7 +10,12 @@ use tokio::sync::watch;
 use super::opened::Opened;
 use crate::{
     config::{Config, WebConfig},
-    daemon::{Pages, bpffs, http, socket, state::{HealthzReport, Listener, State}, supervisor, tasks::Tasks},
+    daemon::{
+        Pages, bpffs, http, socket,
+        state::{HealthzReport, Listener, State},
+        supervisor,
+        tasks::Tasks,
+    },
     health,
     kubernetes::{Events, NodeInfo},
     metrics,
