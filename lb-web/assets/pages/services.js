@@ -5,6 +5,8 @@ import { bytes, scaled, whole } from "../format.js";
 
 const ROW = 34;
 const MARGIN = 20;
+// Number of rows that a request asks for, so that most of a scroll needs none.
+const WINDOW = 200;
 const COLUMNS = [
   ["name", "Service", "w-name"], [null, "Port", "w-port c-small"], [null, "Address", "w-addr c-addr"], ["backends", "Backends", "w-backs"],
   ["active", "Active", "w-num num c-small"], ["newFlows", "New/s", "w-num num c-small"], ["packets", "Packets/s", "w-num num c-small"],
@@ -15,6 +17,8 @@ export default function services(root, frame) {
   const given = frame.query();
   let [q, sort, reverse] = [given.q ?? "", given.sort ?? "health", given.reverse === "true"];
   let [total, rows, first, running] = [0, [], 0, null];
+  // The rows in the table, by number: what they show, and their element.
+  let held = new Map();
 
   const search = h("input", { type: "search", value: q, placeholder: "Name, port or address", "aria-label": "Search Services", autocomplete: "off", spellcheck: false });
   const count = h("span", { className: "muted" }, " ");
@@ -75,10 +79,22 @@ export default function services(root, frame) {
     return [from, Math.min(total || 60, from + Math.ceil(list.clientHeight / ROW) + 2 * MARGIN)];
   }
 
+  /** Whether the table holds all visible rows. */
+  function drawn() {
+    const from = Math.floor(list.scrollTop / ROW);
+    const last = Math.min(total, from + Math.ceil(list.clientHeight / ROW) + 1) - 1;
+    return last < from || (held.has(from) && held.has(last));
+  }
+
   function draw() {
     const [from, to] = range();
-    const shown = [];
-    for (let at = from; at < Math.min(to, total); at += 1) shown.push(row(rows[at - first]));
+    const before = held;
+    held = new Map();
+    for (let at = from; at < Math.min(to, total); at += 1) {
+      const [port, old] = [rows[at - first], before.get(at)];
+      held.set(at, old && old.port === port ? old : { port, element: row(port) });
+    }
+    const shown = Array.from(held.values(), is => is.element);
     above.firstChild.style.height = `${from * ROW}px`;
     below.firstChild.style.height = `${Math.max(0, total - Math.max(to, from)) * ROW}px`;
     const focused = document.activeElement?.closest?.("tbody a")?.getAttribute("href");
@@ -90,8 +106,9 @@ export default function services(root, frame) {
     running?.abort();
     running = new AbortController();
     const [from, to] = range();
-    const page = await ask("services", { q, sort, reverse: reverse ? "true" : "", offset: from, limit: Math.min(200, Math.max(to - from, 60)) }, running.signal);
-    [total, rows, first] = [page.matched, page.rows, from];
+    const offset = Math.max(0, Math.floor((from + to - WINDOW) / 2));
+    const page = await ask("services", { q, sort, reverse: reverse ? "true" : "", offset, limit: WINDOW }, running.signal);
+    [total, rows, first] = [page.matched, page.rows, offset];
     const found = q ? `${whole(page.matched)} of ${whole(page.total)}` : whole(page.total);
     count.textContent = `${found} service ports${page.unready ? `, ${whole(page.unready)} without ready backends` : ""}${page.unhealthy ? `, ${whole(page.unhealthy)} with unhealthy endpoints` : ""}`;
     show(notice, total ? null : h("p", { className: "hint" }, q ? "No Service has this in its name or addresses." : "The kernel has no Services: give the agent manifests or an API server."));
@@ -102,14 +119,28 @@ export default function services(root, frame) {
     if (error.name !== "AbortError") show(notice, h("p", { className: "notice", role: "alert" }, error.message));
   }
 
+  /** Loads the rows at which a scroll has arrived. Does not interrupt the request of the scroll before: else rows would come only
+   *  when the list stands still. */
+  let following = false;
+  async function follow() {
+    if (following) return;
+    following = true;
+    try {
+      for (let [from, to] = range(); from < first || Math.min(to, total) > first + rows.length; [from, to] = range()) {
+        await load();
+        // The server has not as many rows as it said.
+        if (!rows.length) break;
+      }
+    } finally { following = false; }
+  }
+
   let pending = 0;
   list.addEventListener("scroll", () => {
     if (pending) return;
     pending = requestAnimationFrame(() => {
       pending = 0;
-      draw();
-      const [from, to] = range();
-      if (from < first || Math.min(to, total) > first + rows.length) load().catch(fail);
+      if (!drawn()) draw();
+      follow().catch(fail);
     });
   }, { passive: true });
   let typing = 0;
