@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use crate::process::{cargo, run};
 use crate::setup;
 
-/// The variable that names the agent to use. If it is set, no task builds one.
+/// The variable that names the agent to use instead of one that a task builds.
 const VARIABLE: &str = "LB_AGENT";
 
 /// How the agent is compiled. The BPF programs in it are the same.
@@ -46,12 +46,17 @@ impl Profile {
 
 /// Installs the toolchain if it is missing and builds the agent, unless `$LB_AGENT` names one; returns its path.
 pub(crate) fn prepare(profile: Profile) -> anyhow::Result<PathBuf> {
-    if let Some(given) = std::env::var_os(VARIABLE) {
-        return Ok(given.into());
+    if let Some(given) = given() {
+        return Ok(given);
     }
     setup::run()?;
     profile.build()?;
     profile.path()
+}
+
+/// The agent that `$LB_AGENT` names.
+pub(crate) fn given() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).map(PathBuf::from)
 }
 
 /// Lets a command of `lb-tests` run this agent.

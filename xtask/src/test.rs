@@ -1,10 +1,10 @@
 //! `cargo xtask test`: all tests that this machine can run.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 
-use crate::agent::{Profile, build_debug_agents, with_agent};
+use crate::agent::{Profile, build_debug_agents, given, with_agent};
 use crate::busy::beside_busy_loops;
 use crate::fuzz;
 use crate::process::{cargo, run as run_command};
@@ -33,9 +33,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if stages.run("setup", setup::run) {
         stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
         stages.run("fuzz targets", || fuzz::run(&fuzz::Args::of_ci()));
-        let profile = if args.release { Profile::Release } else { Profile::Debug };
-        if stages.run("agents", || build_agents(profile)) {
-            let agent = profile.path()?;
+        let mut agent = PathBuf::new();
+        if stages.run("agents", || build_agents(args.release).map(|built| agent = built)) {
             let tests = || kernel_tests(&agent);
             if args.busy {
                 stages.run("kernel tests beside busy loops", || beside_busy_loops(tests));
@@ -51,12 +50,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     stages.finish()
 }
 
-fn build_agents(profile: Profile) -> anyhow::Result<()> {
+/// Builds the agents that the kernel tests run, unless `$LB_AGENT` names the one to test; returns the path of that one.
+fn build_agents(release: bool) -> anyhow::Result<PathBuf> {
     build_debug_agents()?;
-    match profile {
-        Profile::Debug => Ok(()),
-        Profile::Release => profile.build(),
+    if let Some(given) = given() {
+        return Ok(given);
     }
+    if !release {
+        return Profile::Debug.path();
+    }
+    Profile::Release.build()?;
+    Profile::Release.path()
 }
 
 /// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run two at a time,

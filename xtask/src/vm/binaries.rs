@@ -35,7 +35,7 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Builds both agents, or takes the `given` one instead of the first, and strips them.
+/// Builds both agents and strips them; takes the `given` one instead of the first.
 pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
     let programs = folders::programs()?;
     let [agent, next_agent] = AGENTS.map(|name| programs.join(name));

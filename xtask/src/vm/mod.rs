@@ -51,11 +51,11 @@ pub(crate) struct Args {
     /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; repeat it for several names
     #[arg(long = "test", value_name = "NAME", conflicts_with = "full")]
     tests: Vec<String>,
-    /// Run this agent instead of building one
+    /// Run this agent instead of the debug build
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
-    /// Run each test on one of the kernels only: the programs and packets on the oldest
-    #[arg(long, conflicts_with = "full")]
+    /// Run each test on one of the two kernels only
+    #[arg(long, conflicts_with_all = ["kernels", "full", "tests"])]
     share: bool,
     /// Write the table of kernels and features to docs/kernels.md; without this option a stale table is an error
     #[arg(long)]

@@ -61,9 +61,14 @@ const LONG: [&str; 6] = [
     "packet::random::random_flows_are_translated_in_both_directions",
 ];
 
-/// The test binaries of the oldest kernel in a run that shares a short run's tests between kernels: it has the strictest
-/// verifier. The other kernels run the rest.
-const OF_THE_OLDEST: [&str; 2] = ["packet", "datapath"];
+/// The tests of the oldest kernel in a run that shares a short run's tests between kernels: it has the strictest verifier
+/// and no tcx, so also an agent runs on it. The other kernels run the rest. A name stands for all tests that begin with it.
+const OF_THE_OLDEST: [&str; 4] = [
+    "packet::",
+    "datapath::attachment::clsact_qdisc_is_removed_unless_others_use_it",
+    "netns::agent_restart::cleanup_leaves_nothing_behind",
+    "netns::sockets::processes_of_the_node_reach_local_and_remote_backends",
+];
 
 /// Tests that only guests run, and only if a run is full or names them: they take minutes in an emulated machine. Their
 /// guests have [network cards](super::wire).
@@ -94,10 +99,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The share of one kernel, so that each test runs on one of them.
+    /// The share of the oldest kernel, or that of the other one, so that each test runs on one of two kernels.
     pub(super) fn share(&self, is_oldest: bool) -> Self {
         let mut share = self.clone();
-        share.binaries.retain(|binary| OF_THE_OLDEST.contains(&binary.name.as_str()) == is_oldest);
+        for Binary { name, tests, skipped } in &mut share.binaries {
+            let is_shared = |test: &str| {
+                let name = full_name(name, test);
+                OF_THE_OLDEST.iter().any(|begin| name.starts_with(begin)) == is_oldest
+            };
+            tests.retain(|test| is_shared(test));
+            skipped.retain(|(test, _)| is_shared(test));
+        }
+        share.binaries.retain(|binary| !binary.tests.is_empty());
         share
     }
 
@@ -234,12 +247,14 @@ mod tests {
 
     #[test]
     fn shares_have_each_test_once() {
-        let of = |binary: &str| choose(&Extent::Full, binary, vec!["module::test".to_owned()]);
-        let plan = Plan { modules: Vec::new(), binaries: ORDER.map(of).to_vec() };
-        let mut shared = [true, false].map(|is_oldest| plan.share(is_oldest).binaries).concat();
-        shared.sort_by_key(|binary| ORDER.iter().position(|name| *name == binary.name));
-        assert_eq!(shared, plan.binaries);
-        assert!(plan.share(true).binaries.iter().any(|binary| binary.name == "packet"));
+        let tests = SHORT.into_iter().chain(["packet::icmp::ping"]);
+        let names = tests.map(|test| test.split_once("::").unwrap());
+        let binaries = names.map(|(binary, test)| choose(&Extent::Full, binary, vec![test.to_owned()]));
+        let plan = Plan { modules: Vec::new(), binaries: binaries.collect() };
+        let [oldest, others] = [true, false].map(|is_oldest| plan.share(is_oldest).binaries);
+        assert_eq!(oldest.len(), OF_THE_OLDEST.len());
+        assert_eq!(oldest.len() + others.len(), plan.binaries.len());
+        assert!(others.iter().all(|binary| !oldest.contains(binary)));
     }
 
     /// Without this check, a renamed test would be noticed only when a guest runs.
