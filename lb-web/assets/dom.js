@@ -58,7 +58,10 @@ export async function ask(path, query = {}, signal) {
     throw Object.assign(new Error("this server does not answer"), { gone: true });
   }
   if (answer.status === 401) { location.assign("/login"); throw new Error("log in first"); }
-  const body = await answer.json().catch(() => ({}));
+  const body = await answer.json().catch(error => {
+    if (error.name === "AbortError") throw error;
+    return {};
+  });
   if (!answer.ok) throw new Error(body.error ?? `the server answers ${answer.status}`);
   return body;
 }

@@ -17,7 +17,7 @@ export default function services(root, frame) {
   const given = frame.query();
   let [q, sort, reverse] = [given.q ?? "", given.sort ?? "health", given.reverse === "true"];
   let [total, rows, first, running] = [0, [], 0, null];
-  // The rows in the table, by number: what they show, and their element.
+  // The rows in the table, by number: what they show as JSON, and their element.
   let held = new Map();
 
   const search = h("input", { type: "search", value: q, placeholder: "Name, port or address", "aria-label": "Search Services", autocomplete: "off", spellcheck: false });
@@ -76,7 +76,7 @@ export default function services(root, frame) {
   /** The rows to hold: the visible ones and some around them. */
   function range() {
     const from = Math.max(0, Math.floor(list.scrollTop / ROW) - MARGIN);
-    return [from, Math.min(total || 60, from + Math.ceil(list.clientHeight / ROW) + 2 * MARGIN)];
+    return [from, Math.min(total || 60, from + Math.min(WINDOW, Math.ceil(list.clientHeight / ROW) + 2 * MARGIN))];
   }
 
   /** Whether the table holds all visible rows. */
@@ -92,7 +92,8 @@ export default function services(root, frame) {
     held = new Map();
     for (let at = from; at < Math.min(to, total); at += 1) {
       const [port, old] = [rows[at - first], before.get(at)];
-      held.set(at, old && old.port === port ? old : { port, element: row(port) });
+      const text = JSON.stringify(port);
+      held.set(at, old?.text === text ? old : { text, element: row(port) });
     }
     const shown = Array.from(held.values(), is => is.element);
     above.firstChild.style.height = `${from * ROW}px`;
@@ -104,10 +105,12 @@ export default function services(root, frame) {
 
   async function load() {
     running?.abort();
-    running = new AbortController();
+    const mine = running = new AbortController();
     const [from, to] = range();
     const offset = Math.max(0, Math.floor((from + to - WINDOW) / 2));
-    const page = await ask("services", { q, sort, reverse: reverse ? "true" : "", offset, limit: WINDOW }, running.signal);
+    const page = await ask("services", { q, sort, reverse: reverse ? "true" : "", offset, limit: WINDOW }, mine.signal);
+    // A later request is under way, and will bring what is visible then.
+    if (mine !== running) return;
     [total, rows, first] = [page.matched, page.rows, offset];
     const found = q ? `${whole(page.matched)} of ${whole(page.total)}` : whole(page.total);
     count.textContent = `${found} service ports${page.unready ? `, ${whole(page.unready)} without ready backends` : ""}${page.unhealthy ? `, ${whole(page.unhealthy)} with unhealthy endpoints` : ""}`;
@@ -126,12 +129,15 @@ export default function services(root, frame) {
     if (following) return;
     following = true;
     try {
-      for (let [from, to] = range(); from < first || Math.min(to, total) > first + rows.length; [from, to] = range()) {
-        await load();
-        // The server has not as many rows as it said.
-        if (!rows.length) break;
-      }
+      // Ends also if the server has fewer rows than it says.
+      for (let before = -1, now = missing(); now >= 0 && now !== before; [before, now] = [now, missing()]) await load();
     } finally { following = false; }
+  }
+
+  /** The first row to hold if the page lacks one of those to hold, else -1. */
+  function missing() {
+    const [from, to] = range();
+    return from < first || Math.min(to, total) > first + rows.length ? from : -1;
   }
 
   let pending = 0;

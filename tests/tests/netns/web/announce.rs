@@ -98,7 +98,7 @@ fn page_of_a_service_names_the_node_that_announces_its_address() {
     browser.resize(SIZES[1], false).unwrap();
     for (name, address) in SHOPS {
         says(&browser, name, "LoadBalancer", "–");
-        assert_eq!(owner(&bed, address), None, "nothing is advertised");
+        assert_eq!(answering(&bed, address), [""; 0], "nothing is advertised");
     }
 
     advertise(&bed, "L2Advertisement");

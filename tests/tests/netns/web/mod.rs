@@ -157,10 +157,14 @@ fn ten_thousand_services_are_drawn_at_once() {
     eprintln!("first paint after {paint:.0} ms");
     assert!(paint < 1000.0 * f64::from(patience()) * busy(), "first paint after {paint:.0} ms");
     shows(&browser, "s00000");
-    let busiest = busiest_frame(&browser);
-    eprintln!("the longest of 120 frames while the list scrolls took {busiest:.0} ms");
-    // Below this time a frame feels instant: https://web.dev/articles/rail.
-    assert!(busiest < 100.0 * f64::from(patience()) * busy(), "a frame took {busiest:.0} ms");
+    let [longest, median, named] = scroll(&browser);
+    eprintln!("while the list scrolls, a frame takes {median:.0} ms (median), at most {longest:.0} ms");
+    // Single frames may wait for other processes.
+    assert!(
+        median < 50.0 * f64::from(patience()) * busy(),
+        "half of the frames took {median:.0} ms and more"
+    );
+    assert!(named > 0.0, "rows beyond the first request come only when the list stands still");
     let rows = "return document.querySelectorAll('tbody tr').length";
     let to_the_end =
         "const list = document.querySelector('.list'); list.scrollTop = list.scrollHeight; return true";
@@ -173,23 +177,32 @@ fn ten_thousand_services_are_drawn_at_once() {
     shows(&browser, "s09999");
 }
 
-/// Scrolls the list by about two rows in each of 120 frames; returns the longest time between two frames, in milliseconds.
-fn busiest_frame(browser: &Browser) -> f64 {
+/// Scrolls the list by about four rows in each of 240 frames. Returns the longest and the median time between two frames,
+/// in milliseconds, and the number of frames that showed rows which the page lacked at first.
+fn scroll(browser: &Browser) -> [f64; 3] {
     const SCRIPT: &str = "return new Promise(done => {
-        const list = document.querySelector('.list');
-        let frames = 0, longest = 0, before = performance.now();
+        const list = document.querySelector('.list'), times = [];
+        let named = 0, before = performance.now();
+        const isNamed = () => {
+            const [rows, top] = [[...list.querySelectorAll('tbody tr:not(.gap)')], list.getBoundingClientRect().top + 100];
+            const row = rows.find(row => row.getBoundingClientRect().bottom > top);
+            return list.scrollTop > 200 * 34 && row?.querySelector('a');
+        };
         const next = now => {
-            longest = Math.max(longest, now - before);
+            times.push(now - before);
             before = now;
-            list.scrollTop += 64;
-            if (++frames < 120) requestAnimationFrame(next); else done(list.scrollTop > 5000 ? longest : null);
+            if (isNamed()) named += 1;
+            list.scrollTop += 128;
+            if (times.length < 240) return requestAnimationFrame(next);
+            times.sort((one, other) => other - one);
+            done([times[0], times[120], named]);
         };
         requestAnimationFrame(next);
     })";
-    browser.run(SCRIPT).unwrap().as_f64().expect("the list has scrolled")
+    serde_json::from_value(browser.run(SCRIPT).unwrap()).unwrap()
 }
 
-/// The load average per CPU, at least 1: the limit of one second applies to a machine that is not busy.
+/// The load average per CPU, at least 1: the limits apply to a machine that is not busy.
 fn busy() -> f64 {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(1.0);
