@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use indicatif::ProgressBar;
 use k8s_openapi::api::{
     core::v1::{Pod, Service},
@@ -20,7 +20,8 @@ use crate::{
     target::Packet,
 };
 
-/// What `lb-agent explain` answers on one node. Scripts read its JSON: keys may be added, never renamed or removed.
+/// What `lb-agent explain` answers on one node. Scripts read its JSON: after the first release, keys may
+/// be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 struct Part {
     node: String,
@@ -125,8 +126,12 @@ impl Walk<'_> {
                 "No EndpointSlice names the node of backend {backend}: the way ends on node {node}."
             ));
         };
-        let from = if next.is_masqueraded { self.leave(node, next.from, backend).await? } else { next.from };
-        if second != node {
+        let is_local = second == node;
+        let from = match next.is_masqueraded {
+            true => self.masquerade((node, is_local), next.from, backend).await?,
+            false => next.from,
+        };
+        if !is_local {
             let ends = (from.clone(), backend);
             self.ask(&second, "arrives at the backend's node", ends, Hook::First).await?;
         }
@@ -134,33 +139,35 @@ impl Walk<'_> {
             1 => String::new(),
             count => format!(" It is one of {count} possible backends."),
         };
-        let place = format!("Backend {backend} is on node {second}.{others}");
-        // Replies belong to a connection, whose source port must be known.
-        let Ok(client) = from.parse::<SocketAddr>() else {
-            return Ok(match args.client_port {
-                None => format!("{place} --client-port PORT shows the way back of a connection."),
-                // The node masquerades the Pod.
-                Some(port) => {
-                    format!(
-                        "{place} The Pod has no open connection from port {port}, so no reply has a way back."
-                    )
-                }
-            });
+        let notice = match args.client_port {
+            None => " --client-port PORT shows the way back of a connection.".to_owned(),
+            Some(port) if page["verdict"] == "begins" => {
+                format!(" The Pod has no connection from port {port}: this is the way of a new one.")
+            }
+            Some(_) => String::new(),
         };
-        self.back((node, page["device"].as_str()), &second, backend, client).await?;
-        Ok(place)
+        // Replies need a port. That of a new connection which the node masquerades is not known yet.
+        if let Ok(client) = from.parse::<SocketAddr>() {
+            self.back((node, page["device"].as_str()), &second, backend, client).await?;
+        }
+        Ok(format!("Backend {backend} is on node {second}.{others}{notice}"))
     }
 
     /// Explains how the node masquerades a packet that leaves for the backend. Returns the source that the backend
     /// sees.
-    async fn leave(&mut self, node: &str, from: String, backend: SocketAddr) -> anyhow::Result<String> {
-        const TITLE: &str = "leaves the Pod's node";
+    async fn masquerade(
+        &mut self,
+        (node, is_local): (&str, bool),
+        from: String,
+        backend: SocketAddr,
+    ) -> anyhow::Result<String> {
+        let title = if is_local { "goes to the backend" } else { "leaves the Pod's node" };
         let client =
             from.parse().with_context(|| format!("node {node} names {from} as source of a packet"))?;
         // The packet leaves by the device through which its replies arrive.
-        let reply = self.explain(node, TITLE, (&backend.to_string(), client), Hook::First).await?;
+        let reply = self.explain(node, title, (&backend.to_string(), client), Hook::First).await?;
         let egress = Hook::Egress(reply["device"].as_str());
-        let page = self.ask(node, TITLE, (from.clone(), backend), egress).await?;
+        let page = self.ask(node, title, (from.clone(), backend), egress).await?;
         Ok(Next::of(&page, &from).map_or(from, |next| next.from))
     }
 
@@ -173,10 +180,13 @@ impl Walk<'_> {
         client: SocketAddr,
     ) -> anyhow::Result<()> {
         let ends = (backend.to_string(), client);
-        if second != node {
+        let title = if second == node {
+            "the reply leaves the backend"
+        } else {
             self.ask(second, "the reply leaves the backend's node", ends.clone(), Hook::First).await?;
-        }
-        let page = self.ask(node, "the reply arrives at the Pod's node", ends.clone(), Hook::First).await?;
+            "the reply arrives at the Pod's node"
+        };
+        let page = self.ask(node, title, ends.clone(), Hook::First).await?;
         if let Some(ends) = left_to_egress(&page, ends, self.packet.to) {
             self.ask(node, "the reply goes to the Pod", ends, Hook::Egress(device)).await?;
         }
@@ -224,9 +234,12 @@ impl Walk<'_> {
             arguments.extend(["--at", "tc-egress"]);
             arguments.extend(device.iter().flat_map(|device| ["--device", device]));
         }
-        gather::ask(self.cluster, known, &arguments, self.limit)
+        let page: Value = gather::ask(self.cluster, known, &arguments, self.limit)
             .await
-            .with_context(|| format!("node {node}, {title}"))
+            .with_context(|| format!("node {node}, {title}"))?;
+        let is_understood = page["verdict"] != "translated" || page["ends"].is_object();
+        ensure!(is_understood, "the agent on node {node} is older than this plugin: update it");
+        Ok(page)
     }
 
     /// The node of a backend, by the EndpointSlices of the Service.
@@ -267,9 +280,7 @@ impl Next {
             "translated" => {
                 let ends = &page["ends"];
                 let masquerades = |step: &Value| {
-                    step["way"]
-                        .as_str()
-                        .is_some_and(|way| ["masqueraded", "caughtAndMasqueraded"].contains(&way))
+                    matches!(step["way"].as_str(), Some("masqueraded" | "caughtAndMasqueraded"))
                 };
                 let (from, backends) = (ends["from"].as_str()?.to_owned(), vec![address(&ends["to"])?]);
                 Some(Self { from, backends, is_masqueraded: steps().any(masquerades) })
