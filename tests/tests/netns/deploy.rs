@@ -170,13 +170,10 @@ fn agent_needs_every_capability_of_the_daemon_set() {
 
 /// Runs the command of the Pod of `helm test` in pod1, with the programs of the image busybox, as the Pod's user and with
 /// the variables that kubelet sets.
-fn helm_test(bed: &Bed, to: IpAddr) -> bool {
+fn helm_test(bed: &Bed, programs: &Path, to: IpAddr) -> bool {
     const TEMPLATE: &str = include_str!("../../../deploy/chart/templates/tests/vip.yaml");
     let command = TEMPLATE.lines().find_map(|line| line.trim().strip_prefix("command: ")).unwrap();
     let command: Vec<String> = serde_saphyr::from_str(command).unwrap();
-    let programs = bed.cluster.folder().join("busybox");
-    fs::create_dir_all(&programs).unwrap();
-    run(Command::new("busybox").args(["--install", "-s"]).arg(&programs)).unwrap();
     let mut pod = bed.netns("pod1").command("setpriv");
     pod.args(["--reuid=65534", "--clear-groups", "--bounding-set=-all", "--no-new-privs", "env", "-i"]);
     pod.arg(format!("PATH={}", programs.display())).arg(format!("KUBERNETES_SERVICE_HOST={to}"));
@@ -188,11 +185,14 @@ fn helm_test(bed: &Bed, to: IpAddr) -> bool {
 fn helm_test_succeeds_only_if_a_cluster_ip_answers() {
     let bed = bed();
     let _agent = start_in_container(&bed, &[]);
+    let programs = bed.cluster.folder().join("busybox");
+    fs::create_dir_all(&programs).unwrap();
+    run(Command::new("busybox").args(["--install", "-s"]).arg(&programs)).unwrap();
     for vip in WEB {
-        assert!(helm_test(&bed, vip), "{vip}");
+        assert!(helm_test(&bed, &programs, vip), "{vip}");
     }
     bed.put("web", WEB, &[]);
-    let refused = wait_for(PATIENCE, || (!helm_test(&bed, WEB[0])).then_some(()));
+    let refused = wait_for(PATIENCE, || (!helm_test(&bed, &programs, WEB[0])).then_some(()));
     assert!(refused.is_some(), "no endpoint is left");
 }
 
