@@ -196,7 +196,7 @@ fn frontend_table(service: &ServiceView, wide: bool) -> Table {
         let mut row = vec![frontend.socket(), frontend.kind.to_owned()];
         if wide {
             row.push(slot_range(frontend.slot, frontend.slots));
-            row.push(slot_range(frontend.inside_slot.unwrap_or(0), frontend.inside_slots.unwrap_or(0)));
+            row.push(slot_range(frontend.internal_slot.unwrap_or(0), frontend.internal_slots.unwrap_or(0)));
             row.extend([frontend.masquerade.to_owned(), frontend.without_backends.to_owned()]);
         }
         table.add_row(row);

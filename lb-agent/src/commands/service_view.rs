@@ -91,10 +91,10 @@ pub(super) struct FrontendView {
     pub(super) slots: u32,
     /// First slot of the frontend for internal clients in `BACKENDS`; `None` if internal clients get the same backends.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) inside_slot: Option<u32>,
+    pub(super) internal_slot: Option<u32>,
     /// Number of the frontend's slots for internal clients in `BACKENDS`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) inside_slots: Option<u32>,
+    pub(super) internal_slots: Option<u32>,
     /// Which clients are masqueraded: `all`, `outsiders` (external clients), or `none`.
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
@@ -294,15 +294,15 @@ fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &
 
 fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
     let has = |flag| record.flags & flag != 0;
-    let inside = has(service_flags::SHORT_CIRCUIT);
+    let has_internal = has(service_flags::SHORT_CIRCUIT);
     FrontendView {
         address: key.address.into(),
         port: key.port,
         kind: FrontendKind::try_from(record.kind).map_or("unknown", FrontendKind::as_str),
         slot: record.backends_base,
         slots: record.backends_count,
-        inside_slot: inside.then_some(record.internal_base),
-        inside_slots: inside.then_some(record.internal_count),
+        internal_slot: has_internal.then_some(record.internal_base),
+        internal_slots: has_internal.then_some(record.internal_count),
         masquerade: match (record.masquerades(true), record.masquerades(false)) {
             (true, _) => "all",
             (false, true) => "outsiders",
@@ -556,8 +556,8 @@ mod tests {
         let services = services(&contents);
         let view = serde_json::to_value(&services).unwrap();
         let frontend = |address: &str, port: u16, kind: &str| {
-            json!({"address": address, "port": port, "kind": kind, "slot": 64, "slots": 1, "insideSlot": 65,
-                "insideSlots": 2, "masquerade": "none", "withoutBackends": "drop"})
+            json!({"address": address, "port": port, "kind": kind, "slot": 64, "slots": 1, "internalSlot": 65,
+                "internalSlots": 2, "masquerade": "none", "withoutBackends": "drop"})
         };
         let cluster_ip = json!({"address": "10.96.0.10", "port": 80, "kind": "ClusterIP", "slot": 64, "slots": 1,
             "masquerade": "outsiders", "withoutBackends": "reject"});

@@ -345,7 +345,7 @@ impl Inner {
             ("layer2", announce_conditions.iter().chain(bound_conditions).collect()),
             ("bgp", bgp_conditions.iter().collect()),
             ("healthz", healthz.iter().filter_map(|healthz| healthz.problem.as_ref()).collect()),
-            ("pages", unserved.values().collect()),
+            ("listeners", unserved.values().collect()),
         ]
     }
 
@@ -418,7 +418,12 @@ impl State {
     }
 
     /// Records whether the server listens at its address.
-    pub(super) fn listens(&self, listener: Listener, address: SocketAddr, attempt: Result<(), &io::Error>) {
+    pub(super) fn record_attempt(
+        &self,
+        listener: Listener,
+        address: SocketAddr,
+        attempt: Result<(), &io::Error>,
+    ) {
         let unserved = &mut self.lock().unserved;
         match attempt {
             Ok(()) => unserved.remove(&listener),
@@ -592,16 +597,16 @@ mod tests {
     fn server_that_cannot_listen_is_a_condition_until_it_does() {
         let address = "127.0.0.1:10249".parse().unwrap();
         let state = Arc::new(State::new("a".to_owned()));
-        state.listens(Listener::Metrics, address, Err(&io::ErrorKind::AddrInUse.into()));
+        state.record_attempt(Listener::Metrics, address, Err(&io::ErrorKind::AddrInUse.into()));
         let problems = state.report(true).problems;
         let [problem] = &problems[..] else { panic!("{problems:?}") };
         for part in ["/metrics", "127.0.0.1:10249", "--metrics-bind-address to a free port"] {
             assert!(problem.contains(part), "{part}: {problem}");
         }
-        assert!(state.condition_counts().contains(&("pages", 1)));
-        state.listens(Listener::Web, address, Err(&io::ErrorKind::AddrNotAvailable.into()));
+        assert!(state.condition_counts().contains(&("listeners", 1)));
+        state.record_attempt(Listener::Web, address, Err(&io::ErrorKind::AddrNotAvailable.into()));
         assert_eq!(state.report(true).problems.len(), 2);
-        state.listens(Listener::Metrics, address, Ok(()));
+        state.record_attempt(Listener::Metrics, address, Ok(()));
         let problems = state.report(true).problems;
         assert!(problems[0].contains("--web-bind-address to an address of this node"), "{problems:?}");
     }

@@ -81,7 +81,7 @@ impl<T: Tables> Walk<'_, T> {
             return Err(Stop::With(Verdict::Dropped { outcome: Outcome::TornService }));
         }
         let name = self.name_of(service.id)?;
-        let has_inside = service.flags & service_flags::SHORT_CIRCUIT != 0;
+        let has_internal = service.flags & service_flags::SHORT_CIRCUIT != 0;
         self.steps.push(TraceStep::Frontend {
             frontend: socket(key.address, key.port),
             protocol: protocol_name(key.protocol),
@@ -90,7 +90,7 @@ impl<T: Tables> Walk<'_, T> {
             scheduler: Scheduler::try_from(service.scheduler).unwrap_or_default(),
             affinity_seconds: service.affinity_seconds,
             backends: service.backends_count,
-            inside: has_inside.then_some(service.internal_count),
+            internal: has_internal.then_some(service.internal_count),
         });
         Ok(Some(service))
     }

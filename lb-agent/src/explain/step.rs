@@ -64,10 +64,10 @@ pub enum TraceStep {
         scheduler: Scheduler,
         /// Timeout of `ClientIP` affinity in seconds; 0 means none.
         affinity_seconds: u32,
-        /// Number of backends for external clients; for all clients if `inside` is `None`.
+        /// Number of backends for external clients; for all clients if `internal` is `None`.
         backends: u32,
         /// Number of backends for internal clients, if `externalTrafficPolicy: Local` gives them others.
-        inside: Option<u32>,
+        internal: Option<u32>,
     },
     /// The destination is the DNS Service, whose queries from this node's pods the agent can answer itself.
     NodeLocalDns {

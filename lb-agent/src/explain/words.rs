@@ -186,14 +186,14 @@ fn frontend(step: &TraceStep) -> String {
             scheduler,
             affinity_seconds,
             backends,
-            inside,
+            internal,
         } => {
             let kind = kind.map_or("of an unknown kind", FrontendKind::as_str);
             let affinity = match affinity_seconds {
                 0 => "no affinity".to_owned(),
                 seconds => format!("affinity ClientIP {seconds} s"),
             };
-            let backends = match inside {
+            let backends = match internal {
                 Some(internal) => format!(
                     "traffic policy Local: {} for external clients, {internal} for internal ones",
                     counted(*backends)

@@ -101,8 +101,6 @@ impl Sink {
     /// Writes lines; first rotates the file if they would make it too large. If this returns an error, some of the
     /// lines may have been written.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        // Opens the file before it asks for its size: after SIGHUP, the path may lead to the same file.
-        self.open()?;
         self.rotate_before(lines.len() as u64)?;
         let is_torn = self.is_torn;
         let opened = self.open()?;
@@ -148,6 +146,8 @@ impl Sink {
     }
 
     fn rotate_before(&mut self, length: u64) -> io::Result<()> {
+        // After SIGHUP, the path may lead to the same file.
+        self.open()?;
         let Rotation { max_size, keep } = self.rotation;
         let (FlowLogTarget::File(path), Some(Opened::File(OpenFile { size: Some(size), .. }))) =
             (&self.target, &self.opened)

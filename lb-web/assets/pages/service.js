@@ -115,7 +115,7 @@ function announcers({ announced, announcedByBgp }, mark = "") {
 
 function frontendTable(port) {
   const row = (frontend) => h("tr", null, h("td", { className: "mono" }, socket(frontend.address, frontend.port)), h("td", null, frontend.kind),
-    h("td", null, frontend.slots === 0 ? h("span", { className: "tag bad" }, "none") : frontend.insideSlots === undefined ? frontend.slots : `${frontend.slots}, internal clients ${frontend.insideSlots}`),
+    h("td", null, frontend.slots === 0 ? h("span", { className: "tag bad" }, "none") : frontend.internalSlots === undefined ? frontend.slots : `${frontend.slots}, internal clients ${frontend.internalSlots}`),
     h("td", null, { all: "all clients", outsiders: "external clients", none: "no" }[frontend.masquerade]), h("td", null, frontend.withoutBackends),
     h("td", null, announcers(frontend, " (this node)").join(", ") || "–"));
   return h("table", null, heads("Frontend", "Kind", "Backends", "Masquerade", "Without backends", "Announced by"), h("tbody", null, port.frontends.map(row)));

@@ -90,7 +90,7 @@ fn attempts_of(
     state: &Arc<State>,
 ) -> impl Fn(Result<(), &io::Error>) + use<> {
     let state = Arc::clone(state);
-    move |attempt| state.listens(listener, address, attempt)
+    move |attempt| state.record_attempt(listener, address, attempt)
 }
 
 /// The functions by which the `healthCheckNodePort` servers ask whether the agent is healthy, and report their errors.
