@@ -43,7 +43,10 @@ pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
     elf::strip(&target_dir()?.join("next-layout/lb-agent"), &next_agent)?;
     match given {
         Some(given) => elf::strip(given, &agent),
-        None => elf::strip(&Profile::Debug.path()?, &agent),
+        None => {
+            Profile::Release.build()?;
+            elf::strip(&Profile::Release.path()?, &agent)
+        }
     }
 }
 

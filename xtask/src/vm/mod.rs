@@ -51,10 +51,10 @@ pub(crate) struct Args {
     /// Run only tests whose name (`packet::sctp::…`, `netns::sockets::…`) contains this; repeat it for several names
     #[arg(long = "test", value_name = "NAME", conflicts_with = "full")]
     tests: Vec<String>,
-    /// Run this agent instead of the debug build
+    /// Run this agent instead of building one for release
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
-    /// Run each test on one of the two kernels only
+    /// Run each test on one of the two kernels only, and few with an agent
     #[arg(long, conflicts_with_all = ["kernels", "full", "tests"])]
     share: bool,
     /// Write the table of kernels and features to docs/kernels.md; without this option a stale table is an error
