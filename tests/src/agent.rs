@@ -174,8 +174,7 @@ impl Agent {
     /// # Errors
     /// The command fails, or prints no JSON.
     pub fn json(&self, arguments: &[&str]) -> Result<Value> {
-        let output = self.ask(&[arguments, &["-o", "json"]].concat())?;
-        serde_json::from_slice(&output.stdout).with_context(|| format!("in the output of {arguments:?}"))
+        parse(&self.ask(&[arguments, &["-o", "json"]].concat())?, arguments)
     }
 
     /// Number of packets that the programs have counted under this outcome.
@@ -183,10 +182,7 @@ impl Agent {
     /// # Errors
     /// As [`Self::json`], or there is no such outcome.
     pub fn counted(&self, outcome: &str) -> Result<u64> {
-        let status = self.json(&["status"])?;
-        let mut outcomes = status["outcomes"].as_array().into_iter().flatten();
-        let found = outcomes.find(|entry| entry["outcome"] == outcome);
-        found.and_then(|entry| entry["packets"].as_u64()).with_context(|| format!("no outcome {outcome}"))
+        packets(&self.json(&["status"])?, outcome)
     }
 
     fn reap_killed(&mut self) -> io::Result<()> {
@@ -219,6 +215,32 @@ impl Drop for Agent {
 /// Runs `lb-agent SUBCOMMAND ARGUMENTS --bpffs DIR` in a namespace.
 pub fn ask(netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Result<Output> {
     ask_by(&binary(), netns, bpffs, arguments)
+}
+
+/// The output of [`ask`] with `-o json`, parsed.
+///
+/// # Errors
+/// The command fails, or prints no JSON.
+pub fn ask_json(netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Result<Value> {
+    parse(&ask(netns, bpffs, &[arguments, &["-o", "json"]].concat())?, arguments)
+}
+
+/// Number of packets that the programs in a namespace have counted under this outcome.
+///
+/// # Errors
+/// As [`ask_json`], or there is no such outcome.
+pub fn counted(netns: &Netns, bpffs: &Path, outcome: &str) -> Result<u64> {
+    packets(&ask_json(netns, bpffs, &["status"])?, outcome)
+}
+
+fn parse(output: &Output, arguments: &[&str]) -> Result<Value> {
+    serde_json::from_slice(&output.stdout).with_context(|| format!("in the output of {arguments:?}"))
+}
+
+fn packets(status: &Value, outcome: &str) -> Result<u64> {
+    let mut outcomes = status["outcomes"].as_array().into_iter().flatten();
+    let found = outcomes.find(|entry| entry["outcome"] == outcome);
+    found.and_then(|entry| entry["packets"].as_u64()).with_context(|| format!("no outcome {outcome}"))
 }
 
 fn ask_by(binary: &Path, netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Result<Output> {

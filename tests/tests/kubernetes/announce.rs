@@ -26,29 +26,8 @@ impl Segment {
             "metadata": {"namespace": "metallb-system", "name": "production"},
             "spec": {"addresses": ["192.0.2.100-192.0.2.109"]},
         }));
-        self.server.put(json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "default", "name": "web"},
-            "spec": {
-                "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
-                "externalTrafficPolicy": "Local",
-                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080}],
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": VIP, "ipMode": "VIP"}]}},
-        }));
+        self.service(VIP, "Local");
         self.endpoints(&(1..=self.nodes.len()).collect::<Vec<_>>());
-    }
-
-    pub(crate) fn endpoints(&self, numbers: &[usize]) {
-        let endpoint = |number: &usize| {
-            let conditions = json!({"ready": true});
-            json!({"addresses": [format!("192.0.2.{number}")], "nodeName": format!("n{number}"), "conditions": conditions})
-        };
-        self.server.put(json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {"namespace": "default", "name": "web", "labels": {"kubernetes.io/service-name": "web"}},
-            "addressType": "IPv4", "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
-            "endpoints": numbers.iter().map(endpoint).collect::<Vec<_>>(),
-        }));
     }
 
     fn advertise(&self, spec: &Value) {
@@ -231,10 +210,7 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     let has_route = |segment: &Segment| routes(segment, 1).contains(&format!("blackhole {VIP} "));
     start(&mut segment);
     waits(&segment, "the route and the session", &|| has_route(&segment) && has_session("192.0.2.251"));
-    let (mut agent, cleanup) = segment.agents.remove(0);
-    agent.kill().unwrap();
-    agent.wait().unwrap();
-    cleanup.disarm();
+    drop(segment.agents.remove(0));
     let mut service = segment.server.object("services", "default", "web").unwrap();
     let ports = std::mem::replace(&mut service["spec"]["ports"], "none".into());
     segment.server.put(service.clone());
@@ -270,8 +246,7 @@ fn nodes_share_an_address_as_advertisements_and_labels_say() {
     assert_eq!(ask_http(&segment.client, to).unwrap().server, format!("n{first}"));
     segment.wait_for_voters("n1 n2 n3");
     let first = segment.owner("the best node answers", |number| number.is_some()).unwrap();
-    let list = ask(&segment.nodes[0], &segment.bpffs(1), &["announce", "list", "-o", "json"]).unwrap();
-    let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+    let list = segment.json(1, &["announce", "list"]).unwrap();
     assert_eq!((&list[0]["address"], &list[0]["pool"]), (&json!(VIP), &json!("production")));
 
     let excluded = json!({"node.kubernetes.io/exclude-from-external-load-balancers": ""});
@@ -307,10 +282,7 @@ fn address_is_announced_without_an_api_server_and_by_nodes_that_come_and_go() {
     segment.wait_for_voters("n1 n2 n3");
     segment.server.stop();
     let owner = segment.owner("the API server is gone", |number| number.is_some()).unwrap();
-    let (mut child, cleanup) = segment.agents.remove(owner - 1);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    cleanup.disarm();
+    drop(segment.agents.remove(owner - 1));
     let next = segment.owner("another takes over without it", |number| number.is_some_and(|is| is != owner));
     segment.server.delete(&node(owner, json!({})));
     segment.server.listen();
@@ -370,11 +342,7 @@ fn voters_that_have_lost_their_majority_are_replaced_by_command() {
     };
     let (is_done, text) = voters(&segment, &["--replace"]);
     assert!(!is_done && text.contains("a majority of the voters has Nodes"), "{text}");
-    for (mut child, cleanup) in segment.agents.drain(..2) {
-        child.kill().unwrap();
-        child.wait().unwrap();
-        cleanup.disarm();
-    }
+    drop(segment.agents.drain(..2));
     (1..=2).for_each(|number| segment.server.delete(&node(number, json!({}))));
     segment.owner("one of three voters is no majority", |number| number.is_none());
     let status = || {

@@ -1,15 +1,14 @@
 //! A node with an API server and an agent, for the tests of the API server source.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::PathBuf,
-    process::{Child, Stdio},
     sync::atomic::{AtomicU8, Ordering},
     time::{Duration, Instant},
 };
 
 use lb_tests::{
-    agent::{ask, binary},
+    agent::ask_json,
     cleanup::{Cleanup, Resource},
     netns::{Netns, unique_prefix},
     wait_for,
@@ -19,6 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     api_server::ApiServer,
     cluster::{self, Cluster},
+    running_agent::{Files, RunningAgent},
 };
 
 /// Time limit of every wait; only an agent that hangs takes so long. After a failure an agent pauses for 0.8 s, 1.6 s
@@ -38,7 +38,7 @@ pub(crate) struct Bed {
     namespace: String,
     /// The third byte of all cluster IPs of this test.
     subnet: u8,
-    agent: Option<(Child, Cleanup)>,
+    agent: Option<RunningAgent>,
     pub(crate) netns: Netns,
     folder: PathBuf,
     _cleanup: Cleanup,
@@ -152,20 +152,13 @@ impl Bed {
 
     /// Starts the agent with these additional arguments of `run`.
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str]) {
-        let log = File::options().create(true).append(true).open(self.folder.join("log")).unwrap();
-        let mut command = self.netns.command(binary());
-        command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
-        command.arg("--bpffs").arg(self.bpffs()).args(["--node-name", "a"]).args(arguments);
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.agent = Some(Cleanup::spawn(&mut command).unwrap());
+        let [kubeconfig, log] = ["kubeconfig", "log"].map(|name| self.folder.join(name));
+        let files = Files { kubeconfig: &kubeconfig, bpffs: &self.bpffs(), log: &log };
+        self.agent = Some(RunningAgent::start(&self.netns, "a", &files, arguments));
     }
 
     pub(crate) fn kill_agent(&mut self) {
-        if let Some((mut child, cleanup)) = self.agent.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            cleanup.disarm();
-        }
+        self.agent = None;
     }
 
     pub(crate) fn bpffs(&self) -> PathBuf {
@@ -173,8 +166,7 @@ impl Bed {
     }
 
     pub(crate) fn json(&self, arguments: &[&str]) -> Option<Value> {
-        let output = ask(&self.netns, &self.bpffs(), &[arguments, &["-o", "json"]].concat()).ok()?;
-        serde_json::from_slice(&output.stdout).ok()
+        ask_json(&self.netns, &self.bpffs(), arguments).ok()
     }
 
     /// The Services in the kernel, each as `NAME NUMBER…`: the last byte of the cluster IP and of each backend's

@@ -3,12 +3,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use lb_tests::{
-    agent::{ask, binary},
-    client::ask_http,
-    wait_for,
-};
-use serde_json::{Value, json};
+use lb_tests::{agent::counted, client::ask_http, wait_for};
+use serde_json::json;
 
 use crate::segment::{Segment, node};
 
@@ -22,27 +18,11 @@ impl Segment {
     /// Creates a Service with [`VIP`], whose only endpoint is on this node, and starts an agent on each node. The
     /// client's way to the address leads to node 1.
     fn serve_from(&mut self, number: usize) {
-        self.server.put(json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "default", "name": "web"},
-            "spec": {
-                "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
-                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080}],
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": VIP, "ipMode": "VIP"}]}},
-        }));
+        self.service(VIP, "Cluster");
         self.endpoints(&[number]);
         self.nodes.iter().for_each(|node| node.sysctls(&[("ipv4/ip_forward", "1")]).unwrap());
         self.start_with(|_| ["--north-south-mode", "dsr"].map(str::to_owned).to_vec());
         self.client.ip(&format!("route add {VIP} via 192.0.2.1\n")).unwrap();
-    }
-
-    /// Number of packets that the programs of a node have counted under this outcome.
-    fn counted(&self, number: usize, outcome: &str) -> u64 {
-        let status =
-            ask(&self.nodes[number - 1], &self.bpffs(number), &["status", "--all", "-o", "json"]).unwrap();
-        let status: Value = serde_json::from_slice(&status.stdout).unwrap();
-        let found = status["outcomes"].as_array().unwrap().iter().find(|is| is["outcome"] == outcome);
-        found.map_or(0, |is| is["packets"].as_u64().unwrap())
     }
 
     /// The client's address as the server has seen it, and the server; `None` without an answer.
@@ -58,16 +38,11 @@ fn nodes_of_the_api_server_send_each_other_tunnelled_connections() {
     let nodes = [1, 2].map(|number| node(number, json!({})));
     segment.server.put(nodes[1].clone());
     segment.serve_from(2);
-    let list_of = |number: usize| {
-        let mut list = segment.nodes[number - 1].command(binary());
-        list.args(["service", "list", "--bpffs"]).arg(segment.bpffs(number)).output().unwrap()
-    };
-    let is_served = || {
-        let lists = [1, 2].map(|number| String::from_utf8(list_of(number).stdout).unwrap());
-        lists.iter().all(|list| list.contains(VIP)).then_some(())
-    };
+    let serves =
+        |number| segment.json(number, &["service", "list"]).is_ok_and(|list| list.to_string().contains(VIP));
+    let is_served = || [1, 2].into_iter().all(serves).then_some(());
     wait_for(SOON, is_served).unwrap_or_else(|| panic!("both agents serve\n{}", segment.logs()));
-    let refused = || segment.counted(2, "tunnel_refused");
+    let refused = || counted(&segment.nodes[1], &segment.bpffs(2), "tunnel_refused").unwrap();
     assert_eq!(segment.seen(), None, "node 2 takes no tunnels from a machine that is no Node");
     assert!(refused() > 0, "{}", segment.logs());
 

@@ -42,9 +42,7 @@ fn with_agents() -> Segment {
     segment.start_with(|_| Vec::new());
     for number in 1..=2 {
         let is_synchronised = || {
-            let arguments = ["status", "-o", "json"];
-            let output = ask(&segment.nodes[number - 1], &segment.bpffs(number), &arguments).ok()?;
-            let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+            let status = segment.json(number, &["status"]).ok()?;
             (status["agent"]["synchronised"] == true).then_some(())
         };
         wait_for(SOON, is_synchronised).unwrap_or_else(|| panic!("n{number}\n{}", segment.logs()));
@@ -186,10 +184,7 @@ shop       web   80/TCP  10.96.0.7:80  2/2    1         -
     served(&segment, table);
 
     // Without an agent, a node's programs continue to serve the Services that they know.
-    let (mut agent, cleanup) = segment.agents.pop().unwrap();
-    agent.kill().unwrap();
-    agent.wait().unwrap();
-    cleanup.disarm();
+    drop(segment.agents.pop().unwrap());
     segment.server.put(json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": "late"},
         "spec": {

@@ -23,6 +23,7 @@ mod names;
 mod names_follow;
 mod node;
 mod pod_exec;
+mod running_agent;
 mod segment;
 mod selection;
 mod source;

@@ -1,14 +1,11 @@
 //! A cluster without pods on one bridge: nodes with an agent and an HTTP server each, a client, and the API server.
 
-use std::{
-    fs::{self, File},
-    net::IpAddr,
-    path::PathBuf,
-    process::{Child, Stdio},
-};
+use std::{fs, net::IpAddr, path::PathBuf};
+
+use anyhow::Result;
 
 use lb_tests::{
-    agent::binary,
+    agent::ask_json,
     cleanup::{self, Cleanup, Resource},
     lan::{self, Lan},
     netns::{self, Netns},
@@ -16,13 +13,16 @@ use lb_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::api_server::ApiServer;
+use crate::{
+    api_server::ApiServer,
+    running_agent::{Files, RunningAgent},
+};
 
 const SERVER: &str = "192.0.2.250";
 
 /// The nodes, client and API server. Agents are dropped first.
 pub(crate) struct Segment {
-    pub(crate) agents: Vec<(Child, Cleanup)>,
+    pub(crate) agents: Vec<RunningAgent>,
     pub(crate) server: ApiServer,
     _servers: Vec<Server>,
     pub(crate) nodes: Vec<Netns>,
@@ -62,19 +62,50 @@ impl Segment {
     /// Starts an agent on each node; `flags` returns its flags, given the node's number.
     pub(crate) fn start_with(&mut self, flags: impl Fn(usize) -> Vec<String>) {
         for number in 1..=self.nodes.len() {
-            let log = File::create(self.folder.join(format!("log-{number}"))).unwrap();
-            let mut command = self.nodes[number - 1].command(binary());
-            command.arg("run").arg("--kubeconfig").arg(self.folder.join("kubeconfig"));
-            command.args(flags(number));
-            command.arg("--bpffs").arg(self.bpffs(number)).args(["--node-name", &format!("n{number}")]);
-            command.args(["--socket-lb", "off", "--wire-device", "eth*"]);
-            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-            self.agents.push(Cleanup::spawn(&mut command).unwrap());
+            let [kubeconfig, log] =
+                ["kubeconfig", &format!("log-{number}")].map(|name| self.folder.join(name));
+            let files = Files { kubeconfig: &kubeconfig, bpffs: &self.bpffs(number), log: &log };
+            let common = ["--socket-lb", "off", "--wire-device", "eth*"].map(str::to_owned);
+            let arguments = flags(number).into_iter().chain(common);
+            let node = &self.nodes[number - 1];
+            self.agents.push(RunningAgent::start(node, &format!("n{number}"), &files, arguments));
         }
     }
 
     pub(crate) fn bpffs(&self, number: usize) -> PathBuf {
         self.folder.join(format!("bpf-{number}"))
+    }
+
+    /// What the agent of the node with this number prints for these arguments and `-o json`.
+    pub(crate) fn json(&self, number: usize, arguments: &[&str]) -> Result<Value> {
+        ask_json(&self.nodes[number - 1], &self.bpffs(number), arguments)
+    }
+
+    /// Creates the Service `web` of type LoadBalancer with this address and `externalTrafficPolicy`.
+    pub(crate) fn service(&self, vip: &str, policy: &str) {
+        self.server.put(json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "default", "name": "web"},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
+                "externalTrafficPolicy": policy,
+                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 8080}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": vip, "ipMode": "VIP"}]}},
+        }));
+    }
+
+    /// Gives the Service `web` an endpoint on each node with one of these numbers.
+    pub(crate) fn endpoints(&self, numbers: &[usize]) {
+        let endpoint = |number: &usize| {
+            let conditions = json!({"ready": true});
+            json!({"addresses": [format!("192.0.2.{number}")], "nodeName": format!("n{number}"), "conditions": conditions})
+        };
+        self.server.put(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"namespace": "default", "name": "web", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+            "endpoints": numbers.iter().map(endpoint).collect::<Vec<_>>(),
+        }));
     }
 
     pub(crate) fn logs(&self) -> String {
@@ -85,11 +116,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        for (mut child, cleanup) in self.agents.drain(..) {
-            _ = child.kill();
-            _ = child.wait();
-            cleanup.disarm();
-        }
+        self.agents.clear();
         self.server.stop();
     }
 }

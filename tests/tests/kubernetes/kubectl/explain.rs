@@ -1,17 +1,10 @@
 //! `kubectl lb explain` against real connections: Pods and agents on two nodes, and for each part of the answer the
 //! connection that it describes.
 
-use std::{
-    fs::{self, File},
-    io,
-    net::SocketAddr,
-    path::PathBuf,
-    process::{Child, Output, Stdio},
-};
+use std::{fs, io, net::SocketAddr, process::Output};
 
 use lb_tests::{
-    agent::{ask, binary},
-    cleanup::Cleanup,
+    agent::counted,
     client::{Answer, Connection, REFUSED, ask_http, ask_udp},
     cluster::{ClientLink, Cluster, HTTP_PORT, Pod, UDP_PORT},
     wait_for,
@@ -19,11 +12,16 @@ use lb_tests::{
 use serde_json::{Value, json};
 
 use super::{SOON, linux_node, plugin_from, pod, rows};
-use crate::{api_server::ApiServer, pod_exec::PodExec};
+use crate::{
+    api_server::ApiServer,
+    pod_exec::PodExec,
+    running_agent::{Files, RunningAgent},
+};
 
 /// Address of the router, where the API server listens: both nodes reach it, as do users of the plugin.
 const ROUTER: &str = "172.18.0.254";
-/// What a program counts of packets that it translates. A node that leaves a connection untouched counts none of them.
+/// The outcomes under which the programs count packets that they translate. On a node that leaves the packets of a connection
+/// untouched, none of these counters rises.
 const TRANSLATED: [&str; 6] = ["new_flow", "forward", "reply", "masquerade", "new_direct_flow", "direct"];
 
 /// A Service of namespace `shop` in these tests. All have a TCP port `http` and a UDP port `echo`.
@@ -66,7 +64,7 @@ impl Family {
 /// The cluster, the API server, and an agent on each node. Agents are dropped first.
 struct Site {
     family: Family,
-    agents: Vec<(Child, Cleanup)>,
+    agents: Vec<RunningAgent>,
     server: ApiServer,
     cluster: Cluster,
 }
@@ -146,17 +144,12 @@ impl Site {
 
     fn start_agent(&mut self, number: u8, flags: &[&str]) {
         let settings = self.cluster.agent_settings(number);
-        let log = File::create(&settings.log).unwrap();
-        let mut command = self.cluster.node(number).command(binary());
-        command.arg("run").arg("--kubeconfig").arg(self.kubeconfig()).args(flags);
-        command.args(["--node-name", &format!("n{number}")]).arg("--bpffs").arg(settings.bpffs);
-        command.arg("--cgroup").arg(settings.cgroup.unwrap());
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.agents.push(Cleanup::spawn(&mut command).unwrap());
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.cluster.folder().join("kubeconfig")
+        let kubeconfig = self.cluster.folder().join("kubeconfig");
+        let files = Files { kubeconfig: &kubeconfig, bpffs: &settings.bpffs, log: &settings.log };
+        let cgroup = format!("--cgroup={}", settings.cgroup.unwrap().display());
+        let arguments = flags.iter().copied().chain([&*cgroup]);
+        let node = self.cluster.node(number);
+        self.agents.push(RunningAgent::start(node, &format!("n{number}"), &files, arguments));
     }
 
     fn pod(&self, name: &str) -> &Pod {
@@ -187,11 +180,7 @@ impl Site {
     /// Number of packets that the programs of a node have counted under an outcome.
     fn counted(&self, node: &str, outcome: &str) -> u64 {
         let number = node.trim_start_matches('n').parse().unwrap();
-        let arguments = ["status", "-o", "json"];
-        let output = ask(self.cluster.node(number), &self.cluster.bpffs(number), &arguments).unwrap();
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let mut outcomes = status["outcomes"].as_array().unwrap().iter();
-        outcomes.find(|row| row["outcome"] == outcome).map_or(0, |row| row["packets"].as_u64().unwrap())
+        counted(self.cluster.node(number), &self.cluster.bpffs(number), outcome).unwrap()
     }
 
     /// Asserts that the node of each part counts packets under the outcome that the part names while `connect` runs,
@@ -217,11 +206,7 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        for (mut child, cleanup) in self.agents.drain(..) {
-            _ = child.kill();
-            _ = child.wait();
-            cleanup.disarm();
-        }
+        self.agents.clear();
         self.server.stop();
     }
 }
