@@ -131,18 +131,27 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// What the server serves, and the flag with its address.
-    const fn names(self) -> (&'static str, &'static str) {
+    /// What the server serves.
+    pub(super) const fn served(self) -> &'static str {
         match self {
-            Self::Healthz => ("/healthz", "--healthz-bind-address"),
-            Self::Metrics => ("/metrics", "--metrics-bind-address"),
-            Self::Web => ("the pages for a browser", "--web-bind-address"),
+            Self::Healthz => "/healthz",
+            Self::Metrics => "/metrics",
+            Self::Web => "the pages for a browser",
+        }
+    }
+
+    /// The flag that sets the server's address.
+    const fn flag(self) -> &'static str {
+        match self {
+            Self::Healthz => "--healthz-bind-address",
+            Self::Metrics => "--metrics-bind-address",
+            Self::Web => "--web-bind-address",
         }
     }
 
     /// Why the server does not listen at the address, and what to do.
     fn refused(self, address: SocketAddr, error: &io::Error) -> String {
-        let (what, flag) = self.names();
+        let (what, flag) = (self.served(), self.flag());
         let kind = error.kind();
         let advice = if kind == io::ErrorKind::AddrInUse {
             format!(
@@ -424,11 +433,14 @@ impl State {
         address: SocketAddr,
         attempt: Result<(), &io::Error>,
     ) {
-        let unserved = &mut self.lock().unserved;
-        match attempt {
-            Ok(()) => unserved.remove(&listener),
-            Err(error) => unserved.insert(listener, listener.refused(address, error)),
-        };
+        let mut inner = self.lock();
+        match (listener, attempt) {
+            (Listener::Healthz, _) => inner.healthz = Some(HealthzReport::after(address, attempt)),
+            (Listener::Metrics | Listener::Web, Ok(())) => drop(inner.unserved.remove(&listener)),
+            (Listener::Metrics | Listener::Web, Err(error)) => {
+                inner.unserved.insert(listener, listener.refused(address, error));
+            }
+        }
     }
 
     /// Replaces the addresses and settings of the node.

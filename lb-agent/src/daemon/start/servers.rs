@@ -3,6 +3,7 @@
 use std::{fs, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
+use axum::Router;
 use jiff::Timestamp;
 use lb_web::{Access, Token};
 use tokio::sync::watch;
@@ -36,13 +37,10 @@ pub(super) fn spawn(
     tasks.spawn("BPF file system", bpffs::run(pins, Arc::clone(state), Arc::clone(metrics)));
     if let Some(address) = config.healthz {
         state.set_healthz(HealthzReport::untried(address));
-        let (reported, state, node_info) = (Arc::clone(state), Arc::clone(state), node_info.clone());
-        let attempted = move |result: Result<(), &io::Error>| {
-            reported.set_healthz(HealthzReport::after(address, result));
-        };
+        let (asked, node_info) = (Arc::clone(state), node_info.clone());
         let eligible = move || node_info.borrow().eligible;
-        let router = health::router(move || state.health(), eligible, Arc::clone(metrics));
-        tasks.spawn("healthz", http::serve("/healthz", address, router, attempted));
+        let router = health::router(move || asked.health(), eligible, Arc::clone(metrics));
+        serve("healthz", (Listener::Healthz, address), router, state, tasks);
     }
     if let Some(address) = config.metrics {
         let about = About {
@@ -52,8 +50,7 @@ pub(super) fn spawn(
             metrics: Arc::clone(metrics),
         };
         let router = metrics::router(Arc::clone(metrics)).merge(zpages::router(about));
-        let attempted = attempts_of(Listener::Metrics, address, state);
-        tasks.spawn("metrics", http::serve("/metrics", address, router, attempted));
+        serve("metrics", (Listener::Metrics, address), router, state, tasks);
     }
     let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
     tasks.spawn("status socket", socket);
@@ -78,19 +75,21 @@ pub(super) fn spawn_pages(
     let access = Access::new(*address, token)
         .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))?;
     let router = pages(config.kernel.clone(), access);
-    let attempted = attempts_of(Listener::Web, *address, state);
-    tasks.spawn("pages for a browser", http::serve("the pages for a browser", *address, router, attempted));
+    serve("pages for a browser", (Listener::Web, *address), router, state, tasks);
     Ok(())
 }
 
-/// A function that takes the result of each attempt of a server to listen.
-fn attempts_of(
-    listener: Listener,
-    address: SocketAddr,
+/// Spawns the task of an HTTP server, which records whether it listens at its address.
+fn serve(
+    task: &'static str,
+    (listener, address): (Listener, SocketAddr),
+    router: Router,
     state: &Arc<State>,
-) -> impl Fn(Result<(), &io::Error>) + use<> {
+    tasks: &mut Tasks,
+) {
     let state = Arc::clone(state);
-    move |attempt| state.record_attempt(listener, address, attempt)
+    let attempted = move |attempt: Result<(), &io::Error>| state.record_attempt(listener, address, attempt);
+    tasks.spawn(task, http::serve(listener.served(), address, router, attempted));
 }
 
 /// The functions by which the `healthCheckNodePort` servers ask whether the agent is healthy, and report their errors.
