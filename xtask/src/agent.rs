@@ -24,17 +24,13 @@ pub(crate) enum Profile {
 impl Profile {
     /// Builds the agent.
     pub(crate) fn build(self) -> anyhow::Result<()> {
-        let mut command = cargo(["build", "--package", "lb-agent"]);
-        match self {
-            Self::Debug => {}
-            Self::Release => {
-                command.arg("--release");
-            }
-        }
-        run(command)
+        run(match self {
+            Self::Debug => cargo(["build", "--package", "lb-agent"]),
+            Self::Release => cargo(["build", "--package", "lb-agent", "--release"]),
+        })
     }
 
-    /// Where cargo writes the agent.
+    /// The path of the agent that [`Self::build`] builds.
     pub(crate) fn path(self) -> anyhow::Result<PathBuf> {
         let folder = match self {
             Self::Debug => "debug",

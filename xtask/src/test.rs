@@ -1,6 +1,6 @@
 //! `cargo xtask test`: all tests that this machine can run.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::ensure;
 
@@ -33,8 +33,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if stages.run("setup", setup::run) {
         stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
         stages.run("fuzz targets", || fuzz::run(&fuzz::Args::of_ci()));
-        let mut agent = PathBuf::new();
-        if stages.run("agents", || build_agents(args.release).map(|built| agent = built)) {
+        let profile = if args.release { Profile::Release } else { Profile::Debug };
+        if stages.run("agents", || build_agents(profile)) {
+            let agent = given().map_or_else(|| profile.path(), Ok)?;
             let tests = || kernel_tests(&agent);
             if args.busy {
                 stages.run("kernel tests beside busy loops", || beside_busy_loops(tests));
@@ -50,17 +51,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     stages.finish()
 }
 
-/// Builds the agents that the kernel tests run, unless `$LB_AGENT` names the one to test; returns the path of that one.
-fn build_agents(release: bool) -> anyhow::Result<PathBuf> {
+/// Builds the agents that the kernel tests run; not one for release if `$LB_AGENT` names the one to test.
+fn build_agents(profile: Profile) -> anyhow::Result<()> {
     build_debug_agents()?;
-    if let Some(given) = given() {
-        return Ok(given);
+    match profile {
+        Profile::Release if given().is_none() => profile.build(),
+        Profile::Release | Profile::Debug => Ok(()),
     }
-    if !release {
-        return Profile::Debug.path();
-    }
-    Profile::Release.build()?;
-    Profile::Release.path()
 }
 
 /// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run two at a time,

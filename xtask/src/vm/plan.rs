@@ -61,8 +61,9 @@ const LONG: [&str; 6] = [
     "packet::random::random_flows_are_translated_in_both_directions",
 ];
 
-/// The tests of the oldest kernel in a run that shares a short run's tests between kernels: of the verifier, of what the
-/// programs do with the kernel's helpers. The other kernels run the rest. A name stands for all tests that begin with it.
+/// The tests of the oldest kernel in a run that shares a short run's tests between two kernels: those of the verifier, and
+/// of what the programs do with the kernel's helpers. The other kernel runs the rest. A name stands for all tests that begin
+/// with it.
 const OF_THE_OLDEST: [&str; 15] = [
     "packet::decapsulate::",
     "packet::early::",
@@ -81,8 +82,8 @@ const OF_THE_OLDEST: [&str; 15] = [
     "datapath::attachment::clsact_qdisc_is_removed_unless_others_use_it",
 ];
 
-/// The namespace tests of such a run: it has the debug build of the agent, which is too slow in an emulated machine for
-/// others.
+/// The namespace tests of such a run. In CI it has the debug build of the agent, which is too slow for others in an emulated
+/// machine. A name stands for all tests that begin with it.
 const SHARED_WITH_AGENT: &str = "netns::balancing::";
 
 /// Tests that only guests run, and only if a run is full or names them: they take minutes in an emulated machine. Their
@@ -114,17 +115,15 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The share of the oldest kernel, or that of the other one, so that each test runs on one of two kernels; without
-    /// most of the tests with an agent.
+    /// The tests of the oldest kernel, or those of the other one, of a run that shares its tests between two kernels.
     pub(super) fn share(&self, is_oldest: bool) -> Self {
         let mut share = self.clone();
         for Binary { name, tests, skipped } in &mut share.binaries {
             let is_shared = |test: &str| {
                 let name = full_name(name, test);
-                if name.starts_with("netns::") && !name.starts_with(SHARED_WITH_AGENT) {
-                    return false;
-                }
-                OF_THE_OLDEST.iter().any(|begin| name.starts_with(begin)) == is_oldest
+                let is_of_the_oldest = OF_THE_OLDEST.iter().any(|begin| name.starts_with(begin));
+                let is_fast = !name.starts_with("netns::") || name.starts_with(SHARED_WITH_AGENT);
+                is_fast && is_of_the_oldest == is_oldest
             };
             tests.retain(|test| is_shared(test));
             skipped.retain(|(test, _)| is_shared(test));
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_have_each_test_once() {
+    fn shared_tests_run_on_one_kernel() {
         let tests = SHORT.into_iter().chain(["packet::icmp::ping", "packet::life::begin"]);
         let names = tests.map(|test| test.split_once("::").unwrap());
         let binaries = names.map(|(binary, test)| choose(&Extent::Full, binary, vec![test.to_owned()]));
