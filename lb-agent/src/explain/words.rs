@@ -323,8 +323,8 @@ pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
             let what = if question.hook == HookPoint::Socket { call(*outcome) } else { packet(*outcome) };
             vec![format!("{what} ({})", outcome.as_str())]
         }
-        Verdict::Translated { outcome, ends: to } => {
-            vec![format!("translated to {} -> {} ({})", to.from, to.to, outcome.as_str())]
+        Verdict::Translated { outcome, ends } => {
+            vec![format!("translated to {} -> {} ({})", ends.from, ends.to, outcome.as_str())]
         }
         Verdict::Begins { backends } => match &backends[..] {
             [only] => vec![format!("sent to {}", candidate(only))],

@@ -129,8 +129,14 @@ export default function services(root, frame) {
     if (following) return;
     following = true;
     try {
-      // Ends also if the server has fewer rows than it says.
-      for (let before = -1, now = missing(); now >= 0 && now !== before; [before, now] = [now, missing()]) await load();
+      let row = missing();
+      while (row >= 0) {
+        await load();
+        const next = missing();
+        // The server has fewer rows than it says.
+        if (next === row) break;
+        row = next;
+      }
     } finally { following = false; }
   }
 

@@ -1,4 +1,5 @@
-//! Who announces a Service's address, on the page of the Service, compared with the node that answers ARP requests.
+//! The page of a Service names the node that announces the Service's address. The test compares it with the node that
+//! answers ARP requests.
 
 use std::{fs, net::SocketAddr};
 
