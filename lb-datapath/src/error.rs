@@ -26,7 +26,8 @@ pub enum DatapathError {
     Watched(String),
     /// No data plane is pinned at this path.
     #[error(
-        "no data plane in {0}: start `lb-agent run`, or give the --bpffs that the agent was started with"
+        "no data plane in {0}: an agent that has just started creates it within seconds; if none runs, start \
+         `lb-agent run`, or give the --bpffs that the agent was started with"
     )]
     Absent(PathBuf),
     /// No BPF file system is mounted at this path, so nothing can be pinned there.

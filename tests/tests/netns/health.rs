@@ -174,9 +174,11 @@ fn agent_is_not_ready_while_another_process_answers_at_its_health_port() {
     let agent = Agent::spawn(&bed.cluster.node1, bed.cluster.agent_settings(1)).unwrap();
     bed.agent = Some(agent);
     let log = |bed: &Bed| bed.agent.as_ref().unwrap().log();
+    // The agent is alive before it has created its maps; until then, `status` fails.
     let synchronised = || {
         let alive = ready(&bed, &["--live"]).status.success();
-        (alive && bed.status()["agent"]["synchronised"] == true).then_some(())
+        let status = bed.agent.as_ref().unwrap().json(&["status"]).ok()?;
+        (alive && status["agent"]["synchronised"] == true).then_some(())
     };
     wait_for(AGENT_START, synchronised).unwrap_or_else(|| panic!("{}", log(&bed)));
 
