@@ -17,11 +17,25 @@ pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cargo that runs xtask, in the root of the workspace.
+/// The cargo that runs xtask, in the root of the workspace. It does not inherit the variables that describe xtask: the
+/// build script of `ring` reads them, so each change between a shell and xtask would compile `ring` and the agent again.
 pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(ebpf_build::workspace_root()).args(args);
+    remove_variables(&mut command, describes_package);
     command
+}
+
+/// Lets a command inherit none of these variables.
+pub(crate) fn remove_variables(command: &mut Command, removed: fn(&str) -> bool) {
+    for (name, _) in env::vars_os().filter(|(name, _)| removed(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
+}
+
+/// Whether `cargo run` sets this variable to describe the package that it runs.
+pub(crate) fn describes_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
 
 /// Whether `PATH` or the system folders contain a program of this name.
@@ -50,6 +64,17 @@ pub(crate) fn command_line(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cargo_inherits_no_description_of_xtask() {
+        let removed: Vec<_> =
+            cargo(["build"]).get_envs().map(|(name, value)| (name.to_owned(), value.is_some())).collect();
+        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
+            assert!(env::var_os(name).is_some(), "cargo sets {name} for this test");
+            assert!(removed.contains(&(name.into(), false)), "{name} is inherited");
+        }
+        assert!(removed.iter().all(|(name, _)| name != "PATH"), "{removed:?}");
+    }
 
     #[test]
     fn error_has_the_command_line() {

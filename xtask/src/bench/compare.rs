@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use ebpf_build::{DATAPATH, TARGET, workspace_root};
 
-use crate::process::{command_line, run};
+use crate::process::{command_line, describes_package, remove_variables, run};
 
 /// Number of digits of a commit's hash in file names and tables.
 const DIGITS: usize = 12;
@@ -85,15 +85,9 @@ impl Tree {
         // The revision's own toolchain file and cargo configuration apply, not the environment of this cargo.
         let mut build = Command::new("cargo");
         build.current_dir(&self.path).args(["xtask", "build-ebpf"]);
-        for (name, _) in
-            std::env::vars_os().filter(|(name, _)| belongs_to_this_cargo(&name.to_string_lossy()))
-        {
-            build.env_remove(name);
-        }
-        run({
-            build.env("CARGO_TARGET_DIR", self.target());
-            build
-        })
+        remove_variables(&mut build, belongs_to_this_cargo);
+        build.env("CARGO_TARGET_DIR", self.target());
+        run(build)
     }
 }
 
@@ -111,10 +105,7 @@ impl Drop for Tree {
 
 /// Whether the variable comes from the cargo that runs xtask.
 fn belongs_to_this_cargo(name: &str) -> bool {
-    name == "CARGO"
-        || name == "RUSTUP_TOOLCHAIN"
-        || name.starts_with("CARGO_PKG_")
-        || name.starts_with("CARGO_MANIFEST_")
+    name == "CARGO" || name == "RUSTUP_TOOLCHAIN" || describes_package(name)
 }
 
 /// The target folder of this xtask.
