@@ -25,6 +25,8 @@ pub mod hash;
 pub mod layout;
 mod limit;
 mod names;
+#[cfg(feature = "next-layout")]
+mod next_layout;
 mod outcome;
 mod scheduler;
 mod service;

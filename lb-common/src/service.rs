@@ -1,5 +1,7 @@
 use bytemuck::{Pod, Zeroable};
 
+#[cfg(feature = "next-layout")]
+pub use crate::next_layout::Service;
 use crate::{Address, conntrack::Tick, layout::describe};
 
 /// Key of `SERVICES`: the destination of a client's packets.
@@ -75,12 +77,10 @@ impl TryFrom<u8> for FrontendKind {
 /// kernel may reuse the memory of a replaced record for another key while a reader still looks at it (hash maps reuse
 /// elements at once), so a record carries a seal over itself *and its key*. A reader that finds the seal broken looks
 /// up again.
+#[cfg(not(feature = "next-layout"))]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Service {
-    /// Digest of the key and the other fields, see [`Self::sealed`]. (The normal layout has it as its last field.)
-    #[cfg(feature = "next-layout")]
-    pub seal: u32,
     /// Id of the service port, shared by all its frontends; never 0.
     pub id: u32,
     /// First slot of the backends in `BACKENDS`; they are sorted by address, then port.
@@ -110,15 +110,13 @@ pub struct Service {
     /// Bits of [`service_flags`].
     pub flags: u16,
     /// Digest of the key and the other fields, see [`Self::sealed`].
-    #[cfg(not(feature = "next-layout"))]
     pub seal: u32,
 }
 
 const _: () = assert!(size_of::<Service>() == 48);
 
+#[cfg(not(feature = "next-layout"))]
 describe!(Service {
-    #[cfg(feature = "next-layout")]
-    seal,
     id,
     backends_base,
     backends_count,
@@ -132,7 +130,6 @@ describe!(Service {
     scheduler,
     kind,
     flags,
-    #[cfg(not(feature = "next-layout"))]
     seal,
 });
 

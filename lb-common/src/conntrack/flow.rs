@@ -1,7 +1,9 @@
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
+#[cfg(feature = "next-layout")]
+pub use super::next_layout::Flow;
 use super::{Tick, Tuple, observe::is_after};
-use crate::{checksum::Sum, layout::describe, protocol};
+use crate::{checksum::Sum, protocol};
 
 /// Bits of [`Flow::flags`].
 pub mod flow_flags {
@@ -77,12 +79,10 @@ pub mod seen {
 }
 
 /// An entry of the flow table: how packets of one direction are translated, and what this direction has sent.
+#[cfg(not(feature = "next-layout"))]
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, Zeroable)]
 pub struct Flow {
-    /// Padding that makes the entries of the two layouts differ; always 0.
-    #[cfg(feature = "next-layout")]
-    pub ahead: [u32; 16],
     /// The tuple of translated packets.
     pub to: Tuple,
     /// [`crate::Service::id`] of the service port.
@@ -117,20 +117,17 @@ pub struct Flow {
 /// How many of the lower bits of [`Flow::traffic`] count bytes.
 const BYTE_COUNT_BITS: u32 = 48;
 
-const _: () = assert!(size_of::<Flow>() == 80 + 64 * cfg!(feature = "next-layout") as usize);
+#[cfg(not(feature = "next-layout"))]
+const _: () = assert!(size_of::<Flow>() == 80);
 
-describe!(Flow {
-    #[cfg(feature = "next-layout")]
-    ahead,
+#[cfg(not(feature = "next-layout"))]
+crate::layout::describe!(Flow {
     to.source,
     to.destination,
     to.source_port,
     to.destination_port,
-    #[cfg(not(feature = "next-layout"))]
     to.protocol,
     to.zero,
-    #[cfg(feature = "next-layout")]
-    to.protocol,
     to.zeros,
     service,
     last_seen,

@@ -21,6 +21,8 @@ mod expiry;
 mod fixtures;
 mod flow;
 mod next_hop;
+#[cfg(feature = "next-layout")]
+mod next_layout;
 mod observe;
 mod phase;
 mod segment;

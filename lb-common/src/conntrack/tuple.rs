@@ -1,10 +1,11 @@
-use bytemuck::{Pod, Zeroable};
-
-use crate::{Address, layout::describe};
+#[cfg(feature = "next-layout")]
+pub use super::next_layout::Tuple;
+use crate::Address;
 
 /// The five values that name one direction of a flow; key of the flow table.
+#[cfg(not(feature = "next-layout"))]
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Tuple {
     /// Source address.
     pub source: Address,
@@ -15,31 +16,17 @@ pub struct Tuple {
     /// Destination port, host byte order.
     pub destination_port: u16,
     /// IP protocol number.
-    #[cfg(not(feature = "next-layout"))]
     pub protocol: u8,
     /// Padding, always 0. (Apart from `zeros`, because LLVM would fill one field of three bytes by a call to `memset`.)
     pub zero: u8,
-    /// IP protocol number.
-    #[cfg(feature = "next-layout")]
-    pub protocol: u8,
     /// Padding, always 0: the tuple is a key that is compared as a whole.
     pub zeros: u16,
 }
 
 const _: () = assert!(size_of::<Tuple>() == 40);
 
-describe!(Tuple {
-    source,
-    destination,
-    source_port,
-    destination_port,
-    #[cfg(not(feature = "next-layout"))]
-    protocol,
-    zero,
-    #[cfg(feature = "next-layout")]
-    protocol,
-    zeros,
-});
+#[cfg(not(feature = "next-layout"))]
+crate::layout::describe!(Tuple { source, destination, source_port, destination_port, protocol, zero, zeros });
 
 impl Tuple {
     /// The tuple of a packet; ports in host byte order.

@@ -24,6 +24,8 @@ mod find;
 mod header;
 mod insert;
 mod memory;
+#[cfg(feature = "next-layout")]
+mod next_layout;
 mod place;
 #[cfg(any(test, feature = "user"))]
 mod shared;

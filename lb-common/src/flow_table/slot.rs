@@ -2,10 +2,7 @@ use bytemuck::{Pod, Zeroable};
 
 #[cfg(feature = "user")]
 use super::{Control, Places};
-use crate::{
-    conntrack::{Flow, Tuple},
-    layout::describe,
-};
+use crate::conntrack::{Flow, Tuple};
 
 /// Element of `FLOWS`: a place for one entry. Zeros are a slot that has never been used.
 #[repr(C)]
@@ -20,32 +17,25 @@ pub struct Slot {
 }
 
 const _: () = assert!(size_of::<Slot>() == 48 + size_of::<Flow>());
-// A slot fills two neighbouring cache lines (three with `next-layout`), because the array begins at a page.
-const _: () = assert!(size_of::<Slot>() == 128 + 64 * cfg!(feature = "next-layout") as usize);
+// A slot fills two neighbouring cache lines (three in the next layout), because the array begins at a page.
+const _: () = assert!(size_of::<Slot>().is_multiple_of(64));
 
-describe!(Slot {
+#[cfg(not(feature = "next-layout"))]
+crate::layout::describe!(Slot {
     control,
     key.source,
     key.destination,
     key.source_port,
     key.destination_port,
-    #[cfg(not(feature = "next-layout"))]
     key.protocol,
     key.zero,
-    #[cfg(feature = "next-layout")]
-    key.protocol,
     key.zeros,
-    #[cfg(feature = "next-layout")]
-    flow.ahead,
     flow.to.source,
     flow.to.destination,
     flow.to.source_port,
     flow.to.destination_port,
-    #[cfg(not(feature = "next-layout"))]
     flow.to.protocol,
     flow.to.zero,
-    #[cfg(feature = "next-layout")]
-    flow.to.protocol,
     flow.to.zeros,
     flow.service,
     flow.last_seen,
