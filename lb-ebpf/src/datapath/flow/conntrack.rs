@@ -104,16 +104,17 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 /// find an entry, only one deletes it, and none deletes the entry that has taken its place since.
 #[inline(always)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
-    let over = flow_over(key, u32::from(eager));
-    if over == NO_FLOW {
-        return true;
-    }
-    if over == NOT_OVER || !remove_judged(key) {
+    let over = match Over::of(flow_over(key, u32::from(eager))) {
+        Over::NoFlow => return true,
+        Over::No => return false,
+        over => over,
+    };
+    if !remove_judged(key) {
         return false;
     }
     end_other();
     remove_other();
-    if over == SECOND_IS_OVER {
+    if over == Over::SecondOfMasqueraded {
         end_first_flow();
     }
     true
@@ -125,35 +126,58 @@ fn remove_judged(key: &Tuple) -> bool {
     scratch().is_ok_and(|scratch| table::remove_found(&scratch.keys().place, key))
 }
 
-/// Result of [`flow_over`]: the flow keeps its port.
-const NOT_OVER: u32 = 0;
-/// Result of [`flow_over`]: no entry has the key.
-const NO_FLOW: u32 = 1;
-/// Result of [`flow_over`]: another flow may take the port. `SCRATCH` has the places of both entries of this flow.
-const OVER: u32 = 2;
-/// Result of [`flow_over`]: as `OVER`, and the flow is the second one of a masqueraded connection. `SCRATCH` has the
-/// key of the first one's reverse entry.
-const SECOND_IS_OVER: u32 = 3;
+/// Whether a new flow may take the source port of the flow whose reverse entry has a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Over {
+    /// The flow keeps its port.
+    No = 0,
+    /// No entry has the key.
+    NoFlow = 1,
+    /// Another flow may take the port. `SCRATCH` has the places of both entries of this flow.
+    Yes = 2,
+    /// As [`Self::Yes`], and the flow is the second one of a masqueraded connection. `SCRATCH` has the key of the first
+    /// one's reverse entry.
+    SecondOfMasqueraded = 3,
+}
 
-/// Whether a new flow may take the source port of the flow whose reverse entry has this key: [`NOT_OVER`], [`NO_FLOW`],
-/// [`OVER`] or [`SECOND_IS_OVER`]. (A global function: the verifier checks it once.)
+impl Over {
+    /// The result of [`flow_over`] with this number.
+    #[inline(always)]
+    const fn of(number: u32) -> Self {
+        match number {
+            1 => Self::NoFlow,
+            2 => Self::Yes,
+            3 => Self::SecondOfMasqueraded,
+            _no => Self::No,
+        }
+    }
+}
+
+/// Whether a new flow may take the source port of the flow whose reverse entry has this key: the number of an [`Over`].
+/// (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_over(key: *const Tuple, eager: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
-    let (Some(key), Ok(scratch)) = (unsafe { key.as_ref() }, scratch()) else { return NOT_OVER };
+    unsafe { key.as_ref() }.map_or(Over::No, |key| over(key, eager != 0)) as u32
+}
+
+#[inline(always)]
+fn over(key: &Tuple, eager: bool) -> Over {
+    let Ok(scratch) = scratch() else { return Over::No };
     let keys = scratch.keys();
-    let Some(reply) = table::locate(key, &mut keys.place) else { return NO_FLOW };
+    let Some(reply) = table::locate(key, &mut keys.place) else { return Over::NoFlow };
     (keys.other, keys.first_reply) = (reply.to.reversed(), reply.to);
     flow_log::keep(reply, &mut keys.reply);
     // If the forward entry is missing, another CPU may be creating it.
-    let Some(forward) = table::locate(&keys.other, &mut keys.other_place) else { return NOT_OVER };
-    if !flow::may_be_replaced(forward, reply, eager != 0, now) {
-        NOT_OVER
+    let Some(forward) = table::locate(&keys.other, &mut keys.other_place) else { return Over::No };
+    if !flow::may_be_replaced(forward, reply, eager, now) {
+        Over::No
     } else if reply.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
-        SECOND_IS_OVER
+        Over::SecondOfMasqueraded
     } else {
-        OVER
+        Over::Yes
     }
 }
 
@@ -227,38 +251,56 @@ fn observe_end(packet: &Packet, flow: &mut Flow) {
     if packet.segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0
         && (flow.active_flows_slot != 0 || flow_log::is_on())
     {
-        let over = flow_end_if_over(flow);
-        if flow_log::is_on() && over != 0 {
-            flow_log::closed(&packet.tuple, flow, over - 1);
+        let number = flow_end_if_over(flow);
+        if flow_log::is_on()
+            && let Some(phase) = phase_of_end(number)
+        {
+            flow_log::closed(&packet.tuple, flow, phase);
         }
     }
 }
 
-/// Subtracts the flow from its backend's active flows if it is over; returns its [`Phase`] plus one if it is over, else
-/// 0. (A global function: the verifier checks it once.)
+/// Subtracts the flow from its backend's active flows if it is over; returns [`number_of_end`] of its phase. (A global
+/// function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_end_if_over(flow: *mut Flow) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Flow`, or is null.
     let Some(flow) = (unsafe { flow.as_mut() }) else { return 0 };
-    if flow.is_tunnelled() {
+    let phase = if flow.is_tunnelled() {
         let phase = Phase::of_one_way(flow);
         if phase.is_over() {
             active_flows::end(flow);
         }
-        return over(phase);
-    }
-    let Some(reverse) = lookup(&flow.to.reversed()) else { return 0 };
-    let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
-    let phase = Phase::of(forward, reply);
-    if phase.is_over() {
-        active_flows::end(forward);
-    }
-    over(phase)
+        phase
+    } else {
+        let Some(reverse) = lookup(&flow.to.reversed()) else { return 0 };
+        let (forward, reply) = if flow.is_reply() { (reverse, flow) } else { (flow, reverse) };
+        let phase = Phase::of(forward, reply);
+        if phase.is_over() {
+            active_flows::end(forward);
+        }
+        phase
+    };
+    number_of_end(phase)
 }
 
-/// The result of [`flow_end_if_over`].
+/// The number of the phase in which a flow has ended; 0 if it has not ended.
 #[inline(always)]
-const fn over(phase: Phase) -> u32 {
-    if phase.is_over() { phase as u32 + 1 } else { 0 }
+const fn number_of_end(phase: Phase) -> u32 {
+    match phase {
+        Phase::TimeWait => 1,
+        Phase::Closed => 2,
+        _ => 0,
+    }
+}
+
+/// The phase in which a flow has ended, by its number: the inverse of [`number_of_end`].
+#[inline(always)]
+const fn phase_of_end(number: u32) -> Option<Phase> {
+    match number {
+        1 => Some(Phase::TimeWait),
+        2 => Some(Phase::Closed),
+        _ => None,
+    }
 }

@@ -61,8 +61,8 @@ pub(super) fn begun(reply: Option<&Flow>) {
 
 /// Emits an event: a packet with this tuple has closed the connection with this entry, which is in `phase` now.
 #[inline(always)]
-pub(super) fn closed(tuple: &Tuple, flow: &Flow, phase: u32) {
-    flow_log_closed(tuple, flow, phase);
+pub(super) fn closed(tuple: &Tuple, flow: &Flow, phase: Phase) {
+    flow_log_closed(tuple, flow, phase as u32);
 }
 
 /// [`closed`] as a global function: the verifier checks it once.

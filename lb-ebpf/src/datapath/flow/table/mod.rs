@@ -15,7 +15,7 @@ use lb_common::{
     flow_table::{self, Control, Entry, Insert, Memory as _, Replace, Slot},
 };
 
-use self::{evict::Eviction, memory::Element, place::IN_OVERFLOW};
+use self::{evict::Eviction, memory::Element, place::Location};
 use crate::datapath::{filter, maps::FLOWS};
 
 pub(super) use self::evict::{end_first_flow, end_other, remove_other};
@@ -24,11 +24,6 @@ pub(crate) use self::{
     overflow::has as is_in_overflow,
     place::{Inserted, Place},
 };
-
-/// The result of [`flow_find`] if neither the table nor the overflow has the entry.
-const ABSENT: u32 = 0;
-/// The result of [`flow_find`] if the table does not have the entry, but the overflow may.
-const MAY_BE_IN_OVERFLOW: u32 = u32::MAX;
 
 /// The result of [`find`].
 pub(crate) enum Found {
@@ -54,21 +49,23 @@ pub(crate) fn find(table: Table, key: &Tuple) -> Found {
 /// The flow of the entry with this key, in the table or in the overflow.
 #[inline(always)]
 pub(crate) fn lookup(key: &Tuple) -> Option<&'static mut Flow> {
-    match flow_find(key) {
-        ABSENT => None,
-        MAY_BE_IN_OVERFLOW => overflow::get(key),
-        number => Element::at(number - 1).map(Element::flow),
-    }
+    flow_in(Location::of(flow_find(key)), key)
 }
 
 /// Like [`lookup`], and also writes the place of the entry to `place`, for a caller that may [remove](remove_found)
 /// exactly this entry.
 #[inline(always)]
 pub(crate) fn locate(key: &Tuple, place: &mut Place) -> Option<&'static mut Flow> {
-    match flow_locate(key, place) {
-        ABSENT => None,
-        MAY_BE_IN_OVERFLOW => overflow::get(key),
-        number => Element::at(number - 1).map(Element::flow),
+    flow_in(Location::of(flow_locate(key, place)), key)
+}
+
+/// The flow of the entry with this key in this location.
+#[inline(always)]
+fn flow_in(location: Location, key: &Tuple) -> Option<&'static mut Flow> {
+    match location {
+        Location::Absent => None,
+        Location::Slot(index) => Element::at(index).map(Element::flow),
+        Location::MayBeInOverflow => overflow::get(key),
     }
 }
 
@@ -76,26 +73,28 @@ pub(crate) fn locate(key: &Tuple, place: &mut Place) -> Option<&'static mut Flow
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_locate(key: *const Tuple, place: *mut Place) -> u32 {
+    let absent = Location::Absent.number();
     // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
-    let (Some(key), Some(place)) = (unsafe { (key.as_ref(), place.as_mut()) }) else { return ABSENT };
-    let Some(table) = Table::get() else { return ABSENT };
-    match flow_table::find(&table, &table.places(key), key) {
+    let (Some(key), Some(place)) = (unsafe { (key.as_ref(), place.as_mut()) }) else { return absent };
+    let Some(table) = Table::get() else { return absent };
+    let location = match flow_table::find(&table, &table.places(key), key) {
         Some(entry) => {
-            *place = Place { control: entry.control.0, index: entry.slot.index, zero: 0 };
-            entry.slot.index + 1
+            *place = Place { control: entry.control.0, index: entry.slot.index, in_overflow: 0 };
+            Location::Slot(entry.slot.index)
         }
         None if table.has_overflow() => {
-            *place = Place { control: 0, index: IN_OVERFLOW, zero: 0 };
-            MAY_BE_IN_OVERFLOW
+            *place = Place::IN_OVERFLOW;
+            Location::MayBeInOverflow
         }
-        None => ABSENT,
-    }
+        None => Location::Absent,
+    };
+    location.number()
 }
 
 /// The flow of the entry with this key, if it still has this place.
 #[inline(always)]
 pub(crate) fn flow_at(place: &Place, key: &Tuple) -> Option<&'static mut Flow> {
-    if place.index == IN_OVERFLOW {
+    if place.in_overflow != 0 {
         return overflow::get(key);
     }
     let (table, slot) = (Table::get()?, Element::at(place.index)?);
@@ -105,7 +104,7 @@ pub(crate) fn flow_at(place: &Place, key: &Tuple) -> Option<&'static mut Flow> {
 /// Removes the entry with this key, if it still has this place; returns whether this call did.
 #[inline(always)]
 pub(crate) fn remove_found(place: &Place, key: &Tuple) -> bool {
-    if place.index == IN_OVERFLOW { remove(key) } else { flow_remove_found(place.index, place.control) != 0 }
+    if place.in_overflow != 0 { remove(key) } else { flow_remove_found(place.index, place.control) != 0 }
 }
 
 #[unsafe(no_mangle)]
@@ -115,52 +114,47 @@ extern "C" fn flow_remove_found(index: u32, control: u64) -> u32 {
     u32::from(flow_table::remove_entry(&table, &Entry { slot, control: Control(control) }))
 }
 
-/// The slot that holds the entry with this key, plus one; else [`ABSENT`] or [`MAY_BE_IN_OVERFLOW`].
+/// The number of the [`Location`] of the entry with this key.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_find(key: *const Tuple) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
-    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return ABSENT };
-    match flow_table::find(&table, &table.places(key), key) {
-        Some(entry) => entry.slot.index + 1,
-        None if table.has_overflow() => MAY_BE_IN_OVERFLOW,
-        None => ABSENT,
-    }
+    let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else {
+        return Location::Absent.number();
+    };
+    let location = match flow_table::find(&table, &table.places(key), key) {
+        Some(entry) => Location::Slot(entry.slot.index),
+        None if table.has_overflow() => Location::MayBeInOverflow,
+        None => Location::Absent,
+    };
+    location.number()
 }
 
 /// Marks an entry in the filter, then inserts it if its key is new. No other code of the programs inserts entries.
 #[inline(always)]
 pub(crate) fn insert(key: &Tuple, flow: &Flow) -> Inserted {
     filter::mark(key, flow.flags);
-    let mut inserted = flow_insert(key, flow, 0);
-    if inserted == NO_PLACE {
+    let inserted = Inserted::of(flow_insert(key, flow, 0)).or_else(|| {
         flow_make_room(key);
-        inserted = flow_insert(key, flow, 1);
-    }
-    match inserted {
-        0 => Inserted::New,
-        1 => Inserted::Exists,
-        _full => Inserted::Full,
-    }
+        Inserted::of(flow_insert(key, flow, 1))
+    });
+    inserted.unwrap_or(Inserted::Full)
 }
 
-/// The result of [`flow_insert`] if no place is free; all others are those of [`Inserted`].
-const NO_PLACE: u32 = 3;
-
-/// Inserts an entry if its key is new. If no place is free, the entry goes to the overflow if `anywhere` is not 0;
-/// otherwise the result is [`NO_PLACE`].
+/// Inserts an entry if its key is new. If no place is free, the entry goes to the overflow if `anywhere` is not 0. The
+/// result is [`Inserted::number`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
     let (Some(key), Some(flow)) = (unsafe { (key.as_ref(), flow.as_ref()) }) else {
-        return Inserted::Full as u32;
+        return Inserted::number(Some(Inserted::Full));
     };
-    let Some(table) = Table::get() else { return Inserted::Full as u32 };
+    let Some(table) = Table::get() else { return Inserted::number(Some(Inserted::Full)) };
     let places = table.places(key);
     let inserted = match flow_table::insert_free(&table, &places, key, flow) {
         None if anywhere != 0 => flow_table::insert_into_overflow(&table, &places, key, flow),
-        None => return NO_PLACE,
+        None => return Inserted::number(None),
         Some(inserted) => inserted,
     };
     let inserted = match inserted {
@@ -171,7 +165,7 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
         }
         Insert::Full => Inserted::Full,
     };
-    inserted as u32
+    Inserted::number(Some(inserted))
 }
 
 /// Number of attempts to find an entry that another CPU is inserting. They take some microseconds; an insertion takes
@@ -182,7 +176,7 @@ const ATTEMPTS: u32 = 64;
 #[inline(always)]
 fn await_entry(key: &Tuple) {
     for _ in 0..ATTEMPTS {
-        if flow_find(key) != ABSENT {
+        if flow_find(key) != Location::Absent.number() {
             break;
         }
     }
