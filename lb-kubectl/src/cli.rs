@@ -158,9 +158,23 @@ pub struct ExplainArgs {
     /// Source port of an open connection of the Pod. Without it the packet begins a new connection
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub client_port: Option<u16>,
+    /// The address family of the packet. Without it, that of the Service's first cluster IP, if the Pod has it, too
+    #[arg(long, value_name = "FAMILY", value_enum, ignore_case = true)]
+    pub ip_family: Option<IpFamily>,
     /// Format of the output
     #[arg(long, short, default_value = "table")]
     pub output: TableOrJson,
+}
+
+/// An address family, as a Service names it in `spec.ipFamilies`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum IpFamily {
+    /// IPv4
+    #[value(name = "IPv4")]
+    V4,
+    /// IPv6
+    #[value(name = "IPv6")]
+    V6,
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ async fn question(cluster: &Cluster, args: &ExplainArgs) -> anyhow::Result<(Stri
         .get(&service.name)
         .await
         .with_context(|| named("Service", &service.namespace, &service.name))?;
-    let packet = Packet::between(&found, &target, service.port.as_deref())
+    let packet = Packet::between(&found, &target, service.port.as_deref(), args.ip_family)
         .with_context(|| format!("no packet from Pod {} to Service {}", pod.name, service.name))?;
     let node = found.spec.and_then(|spec| spec.node_name);
     let node = node.ok_or_else(|| anyhow!("Pod {} is on no node yet; wait until it runs", pod.name))?;

@@ -4,6 +4,8 @@ use std::{net::IpAddr, net::SocketAddr, str::FromStr};
 
 use k8s_openapi::api::core::v1::{Pod, Service, ServicePort};
 
+use crate::cli::IpFamily;
+
 /// The client of `explain`: `pod/NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodTarget {
@@ -43,9 +45,11 @@ pub enum TargetError {
         "the Service has no cluster IP, so clients reach its endpoints directly; explain needs a Service with one"
     )]
     NoClusterIp,
-    /// The Pod and the Service have no family in common.
-    #[error("the Pod has only {pod}, the Service only {service}; they need a common address family")]
+    /// The Pod and the Service have no family in common, or not the wanted one.
+    #[error("the Pod has {pod}, the Service {service}; {needed}")]
     NoCommonFamily {
+        /// What the packet needs.
+        needed: &'static str,
         /// Addresses of the Pod.
         pod: String,
         /// Addresses of the Service.
@@ -104,12 +108,18 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// The first packet from `pod` to `service`, at the first cluster IP of a family that the Pod has.
+    /// The first packet from `pod` to `service`, at the first cluster IP of a family that the Pod has, or at that of
+    /// this family.
     ///
     /// # Errors
-    /// The Pod has no address, the Service has no cluster IP, they have no common family, or `port` selects no port (it
-    /// may be omitted only if the Service has a single port).
-    pub(crate) fn between(pod: &Pod, service: &Service, port: Option<&str>) -> Result<Self, TargetError> {
+    /// The Pod has no address, the Service has no cluster IP, they do not both have the family or have none in common,
+    /// or `port` selects no port (it may be omitted only if the Service has a single port).
+    pub(crate) fn between(
+        pod: &Pod,
+        service: &Service,
+        port: Option<&str>,
+        family: Option<IpFamily>,
+    ) -> Result<Self, TargetError> {
         let (sources, vips) = (pod_addresses(pod), cluster_ips(service));
         if sources.is_empty() {
             return Err(TargetError::NoPodAddress);
@@ -118,9 +128,16 @@ impl Packet {
             return Err(TargetError::NoClusterIp);
         }
         let of_family = |vip: &IpAddr| sources.iter().find(|source| source.is_ipv4() == vip.is_ipv4());
-        let Some((from, vip)) = vips.iter().find_map(|vip| Some((*of_family(vip)?, *vip))) else {
+        let is_wanted = |vip: &&IpAddr| family.is_none_or(|family| vip.is_ipv4() == (family == IpFamily::V4));
+        let found = vips.iter().filter(is_wanted).find_map(|vip| Some((*of_family(vip)?, *vip)));
+        let Some((from, vip)) = found else {
+            let needed = match family {
+                None => "they need a common address family",
+                Some(IpFamily::V4) => "a packet of IPv4 needs an IPv4 address of both",
+                Some(IpFamily::V6) => "a packet of IPv6 needs an IPv6 address of both",
+            };
             let (pod, service) = (list(&sources), list(&vips));
-            return Err(TargetError::NoCommonFamily { pod, service });
+            return Err(TargetError::NoCommonFamily { needed, pod, service });
         };
         let ServicePort { port, protocol, .. } = pick_port(service, port)?;
         let which = |_| TargetError::WhichPort(format!("{port} is no port number"));
@@ -202,9 +219,33 @@ mod tests {
     }
 
     fn packet(pod: &[&str], service: &[&str], port: Option<&str>) -> Result<String, TargetError> {
+        packet_of(None, pod, service, port)
+    }
+
+    fn packet_of(
+        family: Option<IpFamily>,
+        pod: &[&str],
+        service: &[&str],
+        port: Option<&str>,
+    ) -> Result<String, TargetError> {
         let (pod, service) = objects(pod, service);
-        let Packet { from, to, protocol } = Packet::between(&pod, &service, port)?;
+        let Packet { from, to, protocol } = Packet::between(&pod, &service, port, family)?;
         Ok(format!("{from} {to} {protocol}"))
+    }
+
+    #[test]
+    fn packet_has_the_wanted_family() {
+        let (both, v4) = (["10.244.0.5", "fd00::5"], ["10.244.0.5"]);
+        let vips = ["fd01::1", "10.96.0.1"];
+        for (family, expected) in
+            [(IpFamily::V4, "10.244.0.5 10.96.0.1:80 tcp"), (IpFamily::V6, "fd00::5 [fd01::1]:80 tcp")]
+        {
+            assert_eq!(packet_of(Some(family), &both, &vips, Some("80")), Ok(expected.to_owned()));
+        }
+        for (pod, service) in [(&v4[..], &vips[..]), (&both, &vips[1..])] {
+            let error = packet_of(Some(IpFamily::V6), pod, service, Some("80")).expect_err("no IPv6");
+            assert!(error.to_string().contains("needs an IPv6 address of both"), "{error}");
+        }
     }
 
     #[test]
