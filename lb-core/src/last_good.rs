@@ -155,6 +155,5 @@ fn of_family(slice: &EndpointSlice, family: Family) -> Option<EndpointSlice> {
 }
 
 fn is_usable(slice: &EndpointSlice) -> bool {
-    let usable = |endpoint: &Endpoint| endpoint.ready || endpoint.serving && endpoint.terminating;
-    !slice.ports.is_empty() && slice.endpoints.iter().any(usable)
+    !slice.ports.is_empty() && slice.endpoints.iter().any(Endpoint::may_get_flows)
 }

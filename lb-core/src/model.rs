@@ -317,6 +317,19 @@ pub struct Endpoint {
     pub hints: Option<Arc<Hints>>,
 }
 
+impl Endpoint {
+    /// Whether new flows may go to the endpoint: it is ready, or it is terminating and still serves.
+    pub const fn may_get_flows(&self) -> bool {
+        self.ready || self.serves_terminating()
+    }
+
+    /// Whether the endpoint is terminating and still serves (KEP-1669). Such endpoints get new flows while no endpoint
+    /// is ready.
+    pub const fn serves_terminating(&self) -> bool {
+        self.serving && self.terminating
+    }
+}
+
 /// Topology hints of an endpoint: the zones and nodes that should use it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Hints {

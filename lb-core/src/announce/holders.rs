@@ -13,10 +13,10 @@ use crate::model::{EndpointSlice, ObjectName, Service, TrafficPolicy};
 pub struct Holder {
     /// The load balancers' addresses of the Service.
     pub addresses: Vec<IpAddr>,
-    /// Whether the Service has an endpoint, on any node, that is ready or serving.
+    /// Whether the Service has an endpoint, on any node, that may get new flows.
     pub is_served: bool,
-    /// The nodes with a ready or serving endpoint, which may be terminating: under `externalTrafficPolicy: Local`, only
-    /// they may announce. `None` under `Cluster`, where all nodes may.
+    /// The nodes with such an endpoint: under `externalTrafficPolicy: Local`, only they may announce. `None` under
+    /// `Cluster`, where all nodes may.
     pub nodes: Option<BTreeSet<Arc<str>>>,
     /// The addresses at which this node's kernel leads external clients to endpoints. Some or all may be missing if the
     /// Service waits for room in a map, or if the kernel has refused its update.
@@ -72,14 +72,14 @@ impl Holders {
     ) {
         let external = service.map(|service| &service.external);
         let holder = external.filter(|external| !external.load_balancer_ips.is_empty()).map(|external| {
-            let serving: Vec<_> = slices
+            let usable: Vec<_> = slices
                 .flat_map(|slice| &slice.endpoints)
-                .filter(|endpoint| endpoint.ready || endpoint.serving)
+                .filter(|endpoint| endpoint.may_get_flows())
                 .collect();
-            let nodes = || serving.iter().filter_map(|endpoint| endpoint.node.clone()).collect();
+            let nodes = || usable.iter().filter_map(|endpoint| endpoint.node.clone()).collect();
             Holder {
                 addresses: external.load_balancer_ips.clone(),
-                is_served: !serving.is_empty(),
+                is_served: !usable.is_empty(),
                 nodes: (external.policy == TrafficPolicy::Local).then(nodes),
                 here: self.services.get(name).map(|known| known.here.clone()).unwrap_or_default(),
             }

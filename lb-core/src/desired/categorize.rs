@@ -1,7 +1,7 @@
 //! Selects usable endpoints: `CategorizeEndpoints` of kube-proxy (`pkg/proxy/topology.go`), and then the healthy ones.
 
 use super::{
-    endpoints::{Endpoints, is_local, serves_terminating},
+    endpoints::{Endpoints, is_local},
     probed::Health,
 };
 use crate::endpoint_key::EndpointKey;
@@ -56,10 +56,12 @@ pub(super) fn categorize<'a>(
         let chosen = members(preferred);
         if chosen.is_empty() { members(fallback) } else { chosen }
     };
-    let cluster =
-        first(&|endpoint| endpoint.ready && is_meant(endpoint, topology, node), &serves_terminating);
+    let cluster = first(
+        &|endpoint| endpoint.ready && is_meant(endpoint, topology, node),
+        &Endpoint::serves_terminating,
+    );
     let here = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
-        serves_terminating(endpoint) && is_local(endpoint, node)
+        endpoint.serves_terminating() && is_local(endpoint, node)
     });
     // Hints are a preference, so other endpoints take over from unhealthy ones. A traffic policy is a restriction.
     let elsewhere = || if topology == Topology::Anywhere { Vec::new() } else { members(&|it| it.ready) };

@@ -65,11 +65,6 @@ pub(crate) fn is_local(endpoint: &Endpoint, node: &Node) -> bool {
     !name.is_empty() && endpoint.node.as_ref() == Some(name)
 }
 
-/// Whether the endpoint is terminating and still serves (KEP-1669).
-pub(super) const fn serves_terminating(endpoint: &Endpoint) -> bool {
-    endpoint.serving && endpoint.terminating
-}
-
 /// The endpoints that still serve, including those that are ready only by `publishNotReadyAddresses`.
 pub(super) fn serving(endpoints: &Endpoints<'_>) -> Serving {
     let serves = |endpoint: &Endpoint| endpoint.ready || endpoint.serving;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::endpoints::{of_port, serves_terminating};
+use super::endpoints::of_port;
 use crate::{
     endpoint_key::EndpointKey,
     family::Family,
@@ -19,7 +19,7 @@ pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BT
     for port in &service.ports {
         for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
             let endpoints = of_port(port, family, slices.iter());
-            let may_serve = endpoints.iter().filter(|(_, it)| it.ready || serves_terminating(it));
+            let may_serve = endpoints.iter().filter(|(_, it)| it.may_get_flows());
             targets.extend(may_serve.filter_map(|(key, _)| Target::of(check, port.protocol, *key)));
         }
     }

@@ -6,7 +6,7 @@ use lb_core::{
     family::Families,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Member, NodeAddresses, ObjectName, Policy,
-        Protocol, Service, ServicePort, ServiceSettings,
+        Protocol, Service, ServicePort, ServiceSettings, TrafficPolicy,
     },
     plan::{Condition, Plan, Step},
 };
@@ -323,6 +323,30 @@ fn service_is_here_at_the_addresses_that_the_kernel_serves() {
     node.reconciler.handle(objects("b", 2, &[3]).to_vec());
     node.reconciler.plan();
     assert_eq!(here(&mut node, "b"), ["203.0.113.2"]);
+}
+
+/// Otherwise nodes would announce an address at which they drop or reject all clients. A writer of an EndpointSlice may
+/// set only `ready: false`; `serving` is then true.
+#[test]
+fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
+    let balancer = |policy| {
+        let Change::Service(_, Some(service)) = service("a", 1) else { unreachable!() };
+        let external =
+            External { load_balancer_ips: vec![[203, 0, 113, 1].into()], policy, ..External::default() };
+        Change::Service(name("a"), Some(Service { external, ..service }))
+    };
+    for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+        for case in 0..8_u8 {
+            let [ready, serving, terminating] = [1, 2, 4].map(|bit| case & bit != 0);
+            let only = Endpoint { ready, serving, terminating, ..endpoint(1) };
+            let ports = vec![EndpointPort { name: "".into(), protocol: Protocol::Tcp, port: 8080 }];
+            let slice = EndpointSlice { service: name("a"), ports, endpoints: vec![only] };
+            let node = node(9, vec![balancer(policy), Change::EndpointSlice(name("a-1"), Some(slice))]);
+            let has_backends = node.kernel.maps.frontends.values().any(|service| service.backends_count > 0);
+            let is_served = node.reconciler.holders()[&name("a")].is_served;
+            assert_eq!(is_served, has_backends, "{policy:?} {ready} {serving} {terminating}");
+        }
+    }
 }
 
 #[test]
