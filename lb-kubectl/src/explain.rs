@@ -146,7 +146,8 @@ impl Walk<'_> {
             }
             Some(_) => String::new(),
         };
-        // Replies need a port. That of a new connection which the node masquerades is not known yet.
+        // A reply needs the client's port. It is unknown without --client-port, and for a new connection that the node
+        // masquerades.
         if let Ok(client) = from.parse::<SocketAddr>() {
             self.back((node, page["device"].as_str()), &second, backend, client).await?;
         }
@@ -171,7 +172,8 @@ impl Walk<'_> {
         Ok(Next::of(&page, &from).map_or(from, |next| next.from))
     }
 
-    /// Explains the reply of the backend to its client, there and on the Pod's node. `device` is that of the Pod.
+    /// Explains the reply of the backend to its client, on the backend's node if that is another one, and on the Pod's
+    /// node. `device` is that of the Pod.
     async fn back(
         &mut self,
         (node, device): (&str, Option<&str>),
@@ -270,11 +272,12 @@ impl Next {
         let steps = || page["steps"].as_array().into_iter().flatten();
         match page["verdict"].as_str()? {
             "begins" => {
-                let backends = page["backends"].as_array()?.iter();
-                let backends = backends.filter_map(|candidate| address(&candidate["backend"])).collect();
-                // The port of a masqueraded source is known only when the flow begins.
-                let masqueraded = steps().find_map(|step| step["source"]["address"].as_str());
-                let from = masqueraded.unwrap_or(from).to_owned();
+                let candidates = page["backends"].as_array()?;
+                let backends =
+                    candidates.iter().filter_map(|candidate| address(&candidate["backend"])).collect();
+                // The port of another source than the client is known only when the flow begins.
+                let other = candidates.first().and_then(|first| first["source"]["address"].as_str());
+                let from = other.unwrap_or(from).to_owned();
                 Some(Self { from, backends, is_masqueraded: false })
             }
             "translated" => {
@@ -290,8 +293,8 @@ impl Next {
     }
 }
 
-/// The ends with which a reply leaves for the Pod, if a program at the Pod's device still has to translate its source
-/// to `vip`. `page` is about its arrival with these `ends`.
+/// The ends with which a reply leaves for the Pod, if a program at the Pod's device still has to translate the source
+/// of the reply to `vip`. `page` explains how the reply arrives on the Pod's node, with these `ends`.
 fn left_to_egress(page: &Value, ends: (String, SocketAddr), vip: SocketAddr) -> Option<(String, SocketAddr)> {
     match page["verdict"].as_str()? {
         "untouched" if page["outcome"] == "other_hook" => Some(ends),
@@ -338,9 +341,10 @@ mod tests {
         let mut page = json!({"verdict": "begins", "backends": [{"backend": "10.1.0.1:80"}, {"backend": "10.1.0.2:80"}]});
         let expected = next("10.0.0.1", &["10.1.0.1:80", "10.1.0.2:80"]);
         assert_eq!(Next::of(&page, "10.0.0.1").as_ref(), Some(&expected));
-        page["steps"] = json!([{"step": "masquerade", "source": {"of": "client"}}]);
-        assert_eq!(Next::of(&page, "10.0.0.1"), Some(expected));
-        page["steps"] = json!([{"step": "masquerade", "source": {"of": "node", "address": "192.0.2.1"}}]);
+        page["backends"][0]["source"] = json!({"of": "client"});
+        page["backends"][1]["source"] = json!({"of": "vip", "address": "10.96.0.1"});
+        assert_eq!(Next::of(&page, "10.0.0.1"), Some(expected), "the first backend sees the Pod");
+        page["backends"][0]["source"] = json!({"of": "node", "address": "192.0.2.1"});
         assert_eq!(Next::of(&page, "10.0.0.1:7").map(|next| next.from).as_deref(), Some("192.0.2.1"));
 
         let ends = json!({"from": "192.0.2.1:10000", "to": "10.1.0.1:80"});

@@ -2,7 +2,7 @@
 
 use crate::announce::AnnouncedBy;
 
-use super::step::{ForwardingPath, Source, TraceStep, Unlisted, Verdict};
+use super::step::{ForwardingPath, TraceStep, Unlisted, Verdict};
 
 /// Lists sections of the documentation with their paths.
 macro_rules! sections {
@@ -116,7 +116,6 @@ const fn section(step: &TraceStep) -> Section {
         TraceStep::Scheduler { .. } => Section::Schedulers,
         TraceStep::NextBackend => Section::SynRetries,
         TraceStep::NoSuchBackend => Section::Arenas,
-        TraceStep::Masquerade { source: Source::Vip(_) } => Section::CatchDevice,
         TraceStep::Masquerade { .. } => Section::Masquerading,
         TraceStep::ProxyProtocol => Section::ProxyHeader,
         TraceStep::SocketWithoutHeader { .. } => Section::ProxyExceptions,

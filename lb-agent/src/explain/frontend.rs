@@ -95,7 +95,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(service))
     }
 
-    /// Ends the walk if `--deny-source` denies the client; like `settings::admits`.
+    /// Ends the walk if the settings deny the client, by `--deny-source` or because of an IPsec policy; like
+    /// `settings::admits`.
     fn source(&mut self) -> WalkResult<()> {
         let client = &self.question.tuple.source;
         let is_denied = self.settings()?.is_some_and(|settings| settings.denied.contains(client));

@@ -126,7 +126,7 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// Whether XDP can send frames with the tuple `to`: the kernel knows the link-layer address of their next hop, and
-    /// the device towards it can send them, by `XDP_TX` if the packet arrived there, else by a redirect.
+    /// the device of the route can send them, by `XDP_TX` if the packet arrived on that device, else by a redirect.
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;

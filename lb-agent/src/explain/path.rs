@@ -41,6 +41,7 @@ impl<T: Tables> Walk<'_, T> {
                 pod: self.tables.pod_name(&backend.address)?,
                 outcome: self.outcome(request, backend, way, source, earlier)?,
                 way,
+                source,
             });
         }
         let first = candidates.first().map(|candidate| candidate.outcome);
@@ -69,6 +70,7 @@ impl<T: Tables> Walk<'_, T> {
             pod: self.tables.pod_name(&destination)?,
             outcome: Outcome::Masquerade,
             way: ForwardingPath::Masquerade,
+            source: Source::Client,
         };
         Ok(Verdict::Begins { backends: vec![candidate] })
     }
@@ -82,20 +84,18 @@ impl<T: Tables> Walk<'_, T> {
         let client = &self.question.tuple.source;
         let may_tunnel = self.fallback(client)?.is_some();
         let device = self.tables.device(self.question.device)?;
-        let vip = &self.question.tuple.destination;
-        let in_range = self.settings()?.is_some_and(|settings| settings.service_ranges.contains(vip));
+        let vip = self.question.tuple.destination;
+        let in_range = self.settings()?.is_some_and(|settings| settings.service_ranges.contains(&vip));
         let caught = device.is_some_and(|device| forwarding::is_caught(&device, || in_range));
         let (masquerade, direct) = (request.masquerade, request.direct);
         let rule = forwarding::forwarding(client, backend, masquerade, direct, caught, || may_tunnel);
         Ok(match rule {
-            Forwarding::Hairpin => (ForwardingPath::Hairpin, Source::Client),
+            Forwarding::Hairpin => (ForwardingPath::Hairpin, Source::Vip(vip.into())),
             Forwarding::Tunnel => (ForwardingPath::Tunnel, Source::Client),
             Forwarding::Plain => (self.through_node(&request.service, backend)?, Source::Client),
             Forwarding::PlainOnNode => (self.through_node(&request.service, backend)?, Source::ClientOnNode),
             Forwarding::Masquerade => self.masqueraded(&request.service, backend)?,
-            Forwarding::Caught => {
-                (ForwardingPath::Caught, Source::Vip(self.question.tuple.destination.into()))
-            }
+            Forwarding::Caught => (ForwardingPath::Caught, Source::Vip(vip.into())),
             Forwarding::CaughtAndMasquerade => {
                 (ForwardingPath::CaughtAndMasqueraded, self.node_source(backend)?)
             }

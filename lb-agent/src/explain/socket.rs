@@ -7,7 +7,7 @@ use lb_ebpf::rules::admission;
 use super::{
     Question,
     frontend::AdmittedFlow,
-    step::{Candidate, ForwardingPath, Verdict, endpoint},
+    step::{Candidate, ForwardingPath, Source, Verdict, endpoint},
     tables::Tables,
     walk::{Walk, WalkResult, untouched},
 };
@@ -42,6 +42,7 @@ impl<T: Tables> Walk<'_, T> {
                 pod: self.tables.pod_name(&backend.address)?,
                 outcome: Outcome::NewFlow,
                 way: ForwardingPath::Stack,
+                source: Source::Client,
             });
         }
         Ok(Verdict::Begins { backends })

@@ -1,5 +1,5 @@
-//! Every step and verdict, as data. The serialised names are part of the JSON interface: after the first release, names may
-//! be added, never renamed or removed.
+//! Every step and verdict, as data. The serialised names are part of the JSON interface: after the first release, names
+//! may be added, never renamed or removed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -73,7 +73,7 @@ pub enum TraceStep {
     NodeLocalDns {
         /// The address and port at which the agent answers.
         server: SocketAddr,
-        /// Whether the agent is known to answer; if not, the endpoints of the Service answer.
+        /// Whether the server's lease is live; if not, the endpoints of the Service answer.
         live: bool,
     },
     /// `SERVICES` has no record of the packet's destination.
@@ -346,7 +346,7 @@ pub enum Source {
     ClientOnNode,
     /// This address of the node, which masquerades the client.
     Node(IpAddr),
-    /// The virtual address: the source of every flow on the path [`ForwardingPath::Caught`].
+    /// The virtual address, on the paths [`ForwardingPath::Hairpin`] and [`ForwardingPath::Caught`].
     Vip(IpAddr),
     /// No address: the agent has set no address or no source ports for masquerading.
     Unset,
@@ -402,6 +402,8 @@ pub struct Candidate {
     pub outcome: Outcome,
     /// How packets get to the backend.
     pub way: ForwardingPath,
+    /// The source address that the backend sees.
+    pub source: Source,
 }
 
 impl Verdict {

@@ -1,4 +1,4 @@
-//! The text of every step and verdict. Each line names what it is about.
+//! The text of every step and verdict. The text of a step begins with its topic, such as `conntrack:`.
 
 use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
 use lb_ebpf::rules::socket::{self, SocketVerdict};
@@ -281,7 +281,7 @@ fn masquerade(source: Source) -> String {
         }
         Source::Node(address) => format!("masquerade: yes, the backend sees the node's address {address}"),
         Source::Vip(address) => format!(
-            "masquerade: no, but the packet comes from the catch device: the backend sees the virtual address {address}"
+            "masquerade: no, but the backend sees the virtual address {address}, so its replies come back through here"
         ),
         Source::Unset => {
             "masquerade: yes, but the agent has not yet set an address or source ports for it: dropped".into()

@@ -47,6 +47,8 @@ struct Coverage {
     /// Packets that XDP processed itself, and those that it left to tc.
     pub(super) xdp: [u32; 2],
     pub(super) steps: BTreeSet<String>,
+    /// The kinds of source addresses that the programs gave new flows as `explain` had predicted.
+    pub(super) sources: BTreeSet<String>,
 }
 
 fn is_emulated() -> bool {
@@ -121,6 +123,9 @@ fn explain_agrees_with_the_programs() {
             NoRoute,
         ],
     );
+    for source in ["Client", "ClientOnNode", "Vip"] {
+        assert!(is_emulated() || seen.sources.contains(source), "only {:?}", seen.sources);
+    }
     let steps = [
         "NewConnection",
         "Retransmission",
@@ -148,6 +153,7 @@ fn explain_agrees_with_the_programs_between_wires() {
     set_up();
     let mut bed = Testbed::new();
     let seen = run_worlds(&mut bed, true, Globals::default(), WORLDS..2 * WORLDS);
+    assert!(is_emulated() || seen.sources.contains("Node"), "{:?}", seen.sources);
     assert_seen(
         &seen,
         &[NewFlow, NewRoutedFlow, Routed, NewTunnelledFlow, Tunnelled, Masquerade, SourceNotAllowed],

@@ -7,11 +7,13 @@ use std::{
 };
 
 use bytemuck::Zeroable as _;
-use lb_agent::explain::{self, Explanation, HookPoint, PacketKind, Question, TraceStep, Verdict};
+use lb_agent::explain::{
+    self, Candidate, Explanation, HookPoint, PacketKind, Question, Source, TraceStep, Verdict,
+};
 use lb_common::{
     Address, Backend, ConnectionLimits, ConnectionRate, FrontendKind, Network, Networks, Outcome, Scheduler,
     Service, ServiceKey, Settings, backend_flags,
-    conntrack::{Flow, Tuple},
+    conntrack::{Flow, Tuple, flow_flags},
     service_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
@@ -377,6 +379,14 @@ impl World<'_> {
         };
         let of_dns = explanation.steps.iter().any(|step| matches!(step, TraceStep::NodeLocalDns { .. }))
             || matches!(explanation.verdict, Verdict::Translated { outcome: Outcome::DnsAnswer, .. });
+        if let (Verdict::Begins { backends }, Some(flow)) = (&explanation.verdict, &flow) {
+            let chosen = backends.iter().find(|candidate| {
+                candidate.backend == SocketAddr::new(flow.to.destination.into(), flow.to.destination_port)
+            });
+            if let Some(candidate) = chosen.filter(|candidate| moved == [(candidate.outcome, 1)]) {
+                self.assert_source(context, question, candidate, flow);
+            }
+        }
         // Packets of node-local DNS have no flow, whose entry would show the new destination.
         let leads = if of_dns {
             true
@@ -395,6 +405,24 @@ impl World<'_> {
             *self.seen.outcomes.entry(*outcome).or_default() += 1;
         }
         self.note(explanation);
+    }
+
+    /// Asserts that the backend sees the source that the explanation names. Masqueraded flows get it from a second flow,
+    /// and packets in a tunnel keep the client's source inside.
+    fn assert_source(&mut self, context: &str, question: &Question, candidate: &Candidate, flow: &Flow) {
+        if flow.flags & (flow_flags::MASQUERADED | flow_flags::TUNNEL) != 0
+            || flow_flags::is_of_node(flow.flags)
+        {
+            return;
+        }
+        let expected: IpAddr = match candidate.source {
+            Source::Client | Source::ClientOnNode => question.tuple.source.into(),
+            Source::Vip(address) | Source::Node(address) => address,
+            Source::Unset => panic!("{context}: a flow without source: {candidate:?}"),
+        };
+        let source = IpAddr::from(flow.to.source);
+        assert_eq!(source, expected, "{context}: {question:?}\n{candidate:?}\n{flow:?}");
+        self.seen.sources.insert(format!("{:?}", candidate.source).split('(').next().unwrap().to_owned());
     }
 
     fn note(&mut self, explanation: &Explanation) {
