@@ -1,5 +1,5 @@
-//! Limits the number of log lines: about many similar errors, such as a mistake in a template that every generated object
-//! repeats, and about conditions that last.
+//! Limits the number of log lines: about many similar errors, such as a mistake in a template that every generated
+//! object repeats, and about conditions that last.
 
 use tracing::warn;
 
@@ -25,7 +25,7 @@ pub(crate) fn warn_of_more(more: usize) {
     }
 }
 
-/// Logs those conditions of `now` as warnings that are not in `known`; then `known` has those of `now`.
+/// Logs as warnings the conditions in `now` that are not in `known`; then replaces `known` by `now`.
 pub(crate) fn warn_new(known: &mut Vec<String>, now: &[String]) {
     for condition in now.iter().filter(|condition| !known.contains(condition)) {
         warn!("{condition}");

@@ -88,7 +88,7 @@ fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     KernelPaths::new(given)
 }
 
-/// The text of an error with its causes. Leaves out a cause whose text is there already.
+/// The text of an error with its causes. Leaves out a cause whose text the errors before it already contain.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = cause.to_string();

@@ -56,7 +56,7 @@ pub struct Heard {
     /// ARP requests and neighbour solicitations that the node could not answer, because the kernel failed to rewrite or
     /// redirect the frame.
     pub failures: u64,
-    /// The MAC address of the machine that made the last of these claims.
+    /// The MAC address of the machine that made the claim at `conflict_at`.
     pub conflict_mac: [u8; 6],
     /// Padding, always 0.
     pub reserved: [u8; 2],

@@ -15,9 +15,8 @@ pub const PORT: u16 = 53;
 pub struct DnsIntercept {
     /// The address that replaces the one of the key.
     pub address: Address,
-    /// Until when the server is known to answer, in nanoseconds of `CLOCK_MONOTONIC`; [`WITHDRAWN`] while the server
-    /// stops, 0 if the key is the server's endpoint. The agent renews it while the server answers the agent's own
-    /// queries.
+    /// When the server's lease ends, in nanoseconds of `CLOCK_MONOTONIC`; [`WITHDRAWN`] while the server stops, 0 if
+    /// the key is the server's endpoint. The agent renews the lease while the server answers the agent's own queries.
     pub until: u64,
     /// The port that replaces the one of the key, in host byte order.
     pub port: u16,

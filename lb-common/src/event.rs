@@ -8,7 +8,7 @@ use crate::conntrack::Tuple;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Event {
-    /// When it happened, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the program emitted the event, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// The tuple of the packet before its translation; zeros for [`crate::Outcome::RewriteFailed`]. A system call has
     /// no source yet: the port is 0, and the address is the node's or, for a socket of another network namespace, one

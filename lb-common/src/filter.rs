@@ -11,7 +11,8 @@
 //!
 //! 1. A grace period, so that no program still reads that copy.
 //! 2. Zero it. No insertion by the agent runs meanwhile.
-//! 3. A grace period, so that every program that found its mark there before step 2 has inserted its entry.
+//! 3. A grace period, so that every program that found the mark of its new entry in that copy before step 2, and so did
+//!    not set it, has inserted the entry.
 //! 4. Mark all frontends and all entries. Whatever is inserted from now on has been marked after step 2.
 //! 5. Make it the copy in use.
 //!
@@ -240,7 +241,7 @@ pub fn words_of(copy: usize) -> core::ops::Range<usize> {
     2 * WORDS * copy..2 * WORDS * (copy + 1)
 }
 
-/// The address as one word: itself for IPv4, two multiplications for IPv6.
+/// The address as one word: an IPv4 address itself, an IPv6 address hashed by two multiplications.
 #[inline(always)]
 fn folded(address: &Address) -> u64 {
     if address.is_v4() {

@@ -8,7 +8,7 @@ use crate::conntrack::{Tick, Tuple};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowEvent {
-    /// When it happened, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the program emitted the event, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// The tuple of the client's packets: the key of the forward entry.
     pub from: Tuple,
@@ -33,7 +33,7 @@ pub struct FlowEvent {
     pub flags: u8,
     /// The index of the flow's phase in [`crate::conntrack::Phase::ALL`].
     pub phase: u8,
-    /// Padding, always 0. (Apart from `zeros`, because LLVM would fill one field of three bytes by a call to `memset`.)
+    /// Padding, always 0. (Separate from `zeros`: LLVM would fill one field of three bytes by a call to `memset`.)
     pub zero: u8,
     /// Padding, always 0.
     pub zeros: u16,
@@ -45,14 +45,16 @@ const _: () = assert!(size_of::<FlowEvent>() == 128);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEventKind {
-    /// The flow has begun. The counts are those of earlier flows with the same tuple, which the new flow continues.
+    /// The flow has begun. `traffic` and `packets` count earlier flows with the same tuple; the new flow adds to them.
     Begun = 0,
     /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are
     /// meaningful: the other fields describe one direction, and the last packets are still to be counted.
     Closed = 1,
-    /// A new flow has taken the slot of one of this flow's entries, because none of the new flow's places was free.
+    /// A new flow has taken the slot of one of this flow's entries, because all slots where the new entry may be were
+    /// occupied; or a new flow has taken the flow's source port.
     Evicted = 2,
-    /// Another flow has replaced this one: it comes from the same client port, or needs the same source port.
+    /// A new connection from the same client port has replaced the flow; or the flow was over, and its client has
+    /// connected to the backend from the same port without the VIP.
     Replaced = 3,
 }
 

@@ -95,7 +95,7 @@ impl FragmentedDatagram {
 
     /// Ticks for which a later fragment waits for the first one, and for which later fragments are dropped once the
     /// first one was dropped: 1 to 2 s. The network reorders fragments within milliseconds. A longer time would only
-    /// make it more likely that a fragment is taken for one of another datagram, which reuses the identification.
+    /// make it more likely that the programs take a fragment for part of another datagram with the same identification.
     const SHORT_LIFETIME: u32 = 1;
 
     /// The protocol of a datagram that no program translates at this hook: its fragments pass.
@@ -151,7 +151,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The number for the end of every datagram. No unit has it.
+    /// The position that stands for the end of every datagram, larger than that of any unit.
     const END: u64 = 1 << 32;
 
     /// [`Self::boundaries`] of all fragments of a datagram together.
@@ -161,7 +161,7 @@ impl Span {
     /// out, so the exclusive or over all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A
     /// fragment that is seen twice before the datagram is complete cancels itself, and the datagram then never seems
     /// complete. A duplicate that arrives after the datagram is complete may be held like an early fragment. It then
-    /// counts as a part of the next datagram with the same key, if that one follows within 2 s.
+    /// counts as a part of the next datagram with the same key, if that datagram follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })
@@ -234,7 +234,7 @@ mod tests {
                 let key = |number: u32| FragmentKey::new(source, destination, number << 12, 17, false);
                 (0..1_000).map(|number| key(number).hash(&seed) % 4_096).collect()
             };
-            // 1,000 of 4,096 numbers by chance: 887 different ones, with a standard deviation of 10.
+            // 1,000 random numbers below 4,096 have 887 different values on average, with a standard deviation of 10.
             let (one, other) = (hashes(seed(0x1234_5679)), hashes(seed(0x9abc_def1)));
             assert!(one.len() > 800 && one != other, "{} {}", one.len(), other.len());
         }

@@ -1,12 +1,12 @@
-//! The layout of the feature `next-layout`, for tests of upgrades and downgrades: the struct that it changes. The fields are
-//! those of the normal layout, which documents them, at other offsets.
+//! The layout of the feature `next-layout`, for tests of upgrades and downgrades: the struct that it changes. The
+//! fields are those of the normal layout, which documents them, at other offsets.
 #![expect(missing_docs, reason = "the normal layout documents these fields")]
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// Here, `seal` is the first field.
+/// In this layout, `seal` is the first field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Service {

@@ -115,8 +115,8 @@ pub enum Outcome {
     NewDirectFlow = 36,
     /// A further packet of a flow that bypasses the stack, in either direction.
     Direct = 37,
-    /// During the handover from an earlier map layout: a packet of no flow that is known here, left to the earlier
-    /// programs, which are next on the hook.
+    /// During the handover from an earlier map layout: a packet of no flow in the maps of this layout, left to the
+    /// programs of the earlier layout, which are next on the hook.
     LeftToEarlier = 38,
     /// Dropped without an answer: the node has reached its limit on ICMP errors.
     IcmpRateLimited = 39,
@@ -153,8 +153,8 @@ pub enum Outcome {
     DnsQuery = 49,
     /// A packet of the agent's answer to such a query, which leaves with the cluster IP as its source.
     DnsAnswer = 50,
-    /// An ICMP error of a router about a tunnelled packet: it becomes an error about the packet inside the tunnel, which
-    /// goes to the client.
+    /// An ICMP error of a router about a tunnelled packet: it becomes an error about the packet inside the tunnel,
+    /// which goes to the client.
     TunnelError = 51,
 }
 

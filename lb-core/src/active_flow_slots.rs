@@ -74,8 +74,8 @@ impl ActiveFlowSlots {
     }
 
     /// Frees each counter that was unused at the previous call and still is: neither a backend nor a flow uses it. One
-    /// check is not enough: a program that still reads a removed backend may start a flow to it right afterwards.
-    /// Returns whether any counter was freed.
+    /// check is not enough: a program that still reads a removed backend may start a flow to this backend right after
+    /// the check. Returns whether any counter was freed.
     pub(crate) fn free_unused(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
         let before = self.taken.len();
         let unused: BTreeSet<u32> = self.taken.keys().copied().filter(|counter| !is_used(*counter)).collect();

@@ -21,8 +21,8 @@ pub(crate) struct Adopted {
     pub(crate) tables: Slices,
     pub(crate) counters: ActiveFlowSlots,
     pub(crate) mirror: Mirror,
-    /// Frontends that must be deleted: their record is broken, has an unknown id, or refers to a slice or table that is
-    /// unwritten or overlaps another one.
+    /// Frontends that must be replaced or deleted: their record is broken, has an unknown id, or refers to a slice or
+    /// table that is unwritten or overlaps another one.
     pub(crate) distrusted: BTreeSet<ServiceKey>,
     /// Ids in `SERVICE_NAMES` that must be deleted: their name already has another id, or the id is 0, which is
     /// invalid.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that map entries which still
-/// carry the id of a deleted service port do not match a new one. After a restart of the agent they may, because it
+/// carry the id of a deleted service port do not match a new one. After a restart they may, because the agent then
 /// continues after the highest id that still has a name. Flows with such an id are only counted under the wrong name,
 /// because the programs choose no backend by a flow's id. An `AFFINITY` entry with such an id applies only if its
 /// backend is also a backend of the new service port.

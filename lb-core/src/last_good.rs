@@ -80,8 +80,8 @@ impl Unread {
         self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
     }
 
-    /// The slices of a Service that were read, completed by endpoints from the maps that are in none of them. `None` if
-    /// all slices of the Service were read, or if the maps had no endpoints of it.
+    /// The slices of a Service that were read, completed by the endpoints from the maps whose address is in none of
+    /// these slices. `None` if all slices of the Service were read, or if the maps had no endpoints of the Service.
     pub(crate) fn complete<'a>(
         &self,
         service: &ObjectName,

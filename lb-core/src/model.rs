@@ -118,7 +118,7 @@ pub struct ServiceSettings {
     pub proxy_protocol: bool,
     /// Invalid annotations.
     pub annotation_errors: Vec<AnnotationError>,
-    /// Annotations of clouds that have no effect here.
+    /// Annotations of clouds that have no effect.
     pub ignored: Vec<IgnoredAnnotation>,
 }
 
@@ -174,7 +174,7 @@ pub enum Member {
     Zone(Arc<str>),
 }
 
-/// A Service's annotation, known from a cloud, that has no effect here.
+/// A Service's annotation for a cloud's load balancer; it has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IgnoredAnnotation {
     /// The annotation's name.
@@ -380,7 +380,7 @@ pub struct Node {
 pub struct NodeAddresses {
     /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
     pub own: Vec<IpAddr>,
-    /// This node's addresses that other nodes use, one for each family; `own` has them, too.
+    /// This node's addresses that other nodes use, one for each family; `own` also has them.
     pub primary: Vec<IpAddr>,
     /// The addresses that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
     pub node_ports: Vec<IpAddr>,
@@ -402,7 +402,7 @@ pub enum Change {
     EndpointSlice(ObjectName, Option<EndpointSlice>),
 }
 
-/// When the event happened in the cluster that caused a change of an EndpointSlice.
+/// When the event that caused a change of an EndpointSlice happened in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trigger {
     /// Address family of the slice.

@@ -213,8 +213,8 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight = Vec::new();
     }
 
-    /// Records that some changes have failed: the next call of [`Self::changes`] returns those of them again that
-    /// `known` lacks.
+    /// Records that some changes have failed: the next call of [`Self::changes`] returns again the changes that `known`
+    /// lacks.
     pub(crate) fn failed(&mut self) {
         self.dirty.extend(std::mem::take(&mut self.in_flight));
     }

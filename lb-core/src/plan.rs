@@ -170,7 +170,7 @@ pub enum Condition {
     ArenaFull {
         /// The Service whose backends do not fit.
         service: ObjectName,
-        /// Number of slots that the new backends need.
+        /// Number of slots that all backends of the Service need, including those that have slots already.
         wanted: u32,
         /// Number of slots that are free now.
         free: u32,
@@ -186,7 +186,7 @@ pub enum Condition {
     TablesFull {
         /// The Service whose tables do not fit.
         service: ObjectName,
-        /// Number of slots that the new tables need.
+        /// Number of slots that all tables of the Service need, including those that have slots already.
         wanted: u32,
         /// Number of slots that are free now.
         free: u32,
@@ -274,7 +274,7 @@ pub enum Condition {
         /// The annotation, and what is wrong with its value.
         error: AnnotationError,
     },
-    /// An annotation of a cloud has no effect here.
+    /// An annotation of a cloud has no effect.
     #[error(
         "annotation {name} of Service {service} is ignored (value {value:?}): {why}",
         name = .ignored.annotation, value = .ignored.value, why = .ignored.why
@@ -300,8 +300,8 @@ pub enum Condition {
         ports: BTreeSet<u16>,
     },
     /// Two service ports claim the same frontend. The stronger kind of address owns it (from strongest to weakest:
-    /// cluster IP, load balancer, external IP, node port), among equal kinds the smaller name. The other one takes over
-    /// when the owner no longer claims it.
+    /// cluster IP, load balancer, external IP, node port), among equal kinds the smaller name. The other service port
+    /// takes over when the owner no longer claims the frontend.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
         /// The frontend that both claim.

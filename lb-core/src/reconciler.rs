@@ -360,9 +360,10 @@ impl Reconciler {
     /// A good number of Services for [`Self::plan_part`].
     pub const PART: usize = 4096;
 
-    /// Like [`Self::plan`], but plans about `services` Services of those that are due, which limits the use of memory.
-    /// If [`Self::is_partial`] afterwards, call it again once the steps are applied: the last part removes what no
-    /// Service needs any more. A frontend goes to another Service in one step, as with [`Self::plan`].
+    /// Like [`Self::plan`], but to limit the use of memory, plans only `services` of the Services that are due, and
+    /// those that take over frontends of these. If [`Self::is_partial`] afterwards, call it again once the steps are
+    /// applied: the last part removes what no Service needs any more. A frontend goes to another Service in one step,
+    /// as with [`Self::plan`].
     pub fn plan_part(&mut self, services: usize) -> Plan {
         self.failed();
         self.update_due();
@@ -550,8 +551,8 @@ impl Reconciler {
         self.endings.take()
     }
 
-    /// Returns what the last plan, or its failure, changes of the endpoints of UDP frontends. Must be applied before the
-    /// first step of the plan.
+    /// Returns what the last plan, or its failure, changes of the endpoints of UDP frontends. Must be applied before
+    /// the first step of the plan.
     pub fn take_served_changes(&mut self) -> Vec<ServedChange> {
         self.endings.take_changes()
     }
@@ -657,7 +658,8 @@ impl Reconciler {
         self.holders.take_changed()
     }
 
-    /// The families with a backend, in the maps, at an address that this node does not have: its packets are routed.
+    /// The families in which a backend in the maps has an address that this node does not have, so that the kernel must
+    /// route packets to it.
     pub fn routed(&self) -> Families {
         // The map is sorted, IPv4 first, and has few addresses of the node itself, so both searches end early.
         let known = &self.mirror.contents().endpoint_labels;
@@ -690,8 +692,8 @@ impl Reconciler {
         self.problems.values().flatten()
     }
 
-    /// Adds the dirty Services to those that are due, and also the Services whose frontends change their owner because
-    /// of them.
+    /// Adds the dirty Services to those that are due, and also the Services that may gain or lose a frontend because of
+    /// the dirty ones.
     fn update_due(&mut self) {
         let mut dirty = self.store.take_dirty();
         dirty.retain(|service| self.is_shown(service));

@@ -33,8 +33,8 @@ impl Slices {
         }
     }
 
-    /// Takes over a slice of an earlier run. True also if that was done before; false if another slice uses some of its
-    /// slots.
+    /// Takes over a slice of an earlier run. Returns true also for a slice that was taken over before; false if another
+    /// slice uses some of its slots.
     pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
         let SlotRange { base, count } = range;
         if let Some(known) = self.slices.get(&base) {

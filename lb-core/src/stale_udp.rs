@@ -21,9 +21,9 @@ pub type StaleFrontends = BTreeSet<ServiceKey>;
 
 /// The endpoints that serve each UDP frontend.
 ///
-/// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before its first step.
-/// Then a new endpoint is here before it is in the kernel, so a flow to an endpoint that is missing here is always
-/// stale.
+/// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before the first step
+/// of the plan. So this map has a new endpoint before the kernel has it, and a flow to an endpoint that this map lacks
+/// is always stale.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Frontends);
 
@@ -67,8 +67,8 @@ type Frontends = BTreeMap<ServiceKey, Serving>;
 /// Finds the frontends that have lost endpoints.
 ///
 /// An endpoint counts as long as it serves, regardless of policies, hints and termination: established flows stay, only
-/// new flows go elsewhere. A frontend without any endpoint keeps its flows, because they could go nowhere else; they
-/// become stale when it gets other endpoints.
+/// new flows go elsewhere. A frontend without any endpoint keeps its flows, because they could go nowhere else; the
+/// flows become stale when the frontend gets other endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StaleUdp {
     known: BTreeMap<ObjectName, Frontends>,

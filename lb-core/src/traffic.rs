@@ -106,7 +106,7 @@ impl AddAssign for Tally {
 pub struct Ledger<S> {
     hasher: S,
     seen: HashMap<u64, Seen>,
-    /// How many connections of sockets had begun at the last walk.
+    /// For each counter that [`Self::note_sockets`] received in the last walk: number of connections that had begun.
     sockets: BTreeMap<SocketCounter, u64>,
     backends: BTreeMap<ServiceEndpoint, Backend>,
     /// Sums of expired backends, by service port, so that the sums of a service port with other backends never
@@ -157,8 +157,8 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// Adds the connections of sockets, which have no flows: those that have begun since the last walk, and those that
-    /// have not ended. Must be called once in each walk.
+    /// Adds the connections that the socket hooks have translated, which have no flow table entries: those that have
+    /// begun since the last walk, and those that have not ended. Must be called once in each walk.
     pub fn note_sockets(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>) {
         for (counter, counts) in counts {
             let backend = self.backends.entry(counter.into()).or_default();
@@ -173,8 +173,8 @@ impl<S: BuildHasher> Ledger<S> {
         self.sockets = counts.iter().map(|(counter, counts)| (*counter, counts.begun)).collect();
     }
 
-    /// Drops the counts of the last walk for these counters of sockets' connections, because the counters are deleted:
-    /// one that is created again counts from 0.
+    /// Drops the counts that [`Self::note_sockets`] stored for these counters, because the agent deletes the counters:
+    /// a counter that is created again counts from 0.
     pub fn forget_sockets(&mut self, deleted: &[SocketCounter]) {
         for counter in deleted {
             self.sockets.remove(counter);
@@ -182,8 +182,8 @@ impl<S: BuildHasher> Ledger<S> {
     }
 
     /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and expires backends
-    /// without an entry in the last [`SILENCE`] walks. The service port keeps their sums as long as it has other
-    /// backends here.
+    /// without an entry in the last [`SILENCE`] walks. The service port keeps their sums as long as it has a backend
+    /// that has not expired.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);

@@ -121,7 +121,7 @@ impl Datapath {
     }
 
     /// Opens the map of clients with session affinity. The handle stays valid without this [`Datapath`]. Only one may
-    /// be used at a time: each compares the map with its own previous pass.
+    /// be used at a time: a GC pass compares the map with what the previous pass of the same handle found.
     pub fn affinity(&self) -> Result<AffinityTable, DatapathError> {
         AffinityTable::open(&self.folder, self.maps.clone())
     }
@@ -197,7 +197,7 @@ impl Datapath {
     }
 
     /// Attaches the socket programs to the cgroup of [`Options::sockets`], or detaches them if that is `None`. Must be
-    /// called when the maps are complete: the programs reject Services that are not in the maps yet.
+    /// called when the maps are complete: the programs reject system calls to Services that are not in the maps yet.
     pub fn attach_sockets(&self) -> Result<(), DatapathError> {
         self.socket_attacher().sync()
     }

@@ -26,7 +26,7 @@ const LONGEST_DENIAL: Duration = Duration::from_secs(1800);
 const STALE: Duration = Duration::from_secs(3600);
 /// TTL of the records of an expired answer.
 const STALE_TTL: u32 = 30;
-/// For how long after a failure of the upstream servers an expired answer is served before they are asked again.
+/// How long after a failure of the upstream servers the forwarder uses an expired answer before it asks them again.
 const RECHECK: Duration = Duration::from_secs(30);
 /// How long a failure is remembered (RFC 9520): at first, and at most. Each further failure doubles the time.
 const FIRST_FAILURE: Duration = Duration::from_secs(1);

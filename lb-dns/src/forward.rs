@@ -1,4 +1,4 @@
-//! Asks upstream servers for the names that are not ours.
+//! Asks upstream servers about names outside of this server's zones.
 
 use std::{
     collections::HashMap,
@@ -25,8 +25,8 @@ use crate::{
 /// Maximum number of questions that wait for upstream servers at a time: `max_concurrent` in the Corefile of most
 /// clusters. Each holds a socket.
 pub const MOST_QUESTIONS: usize = 1000;
-/// Questions of clients that may wait for answers of upstream servers at a time. Equal ones are sent only once, but
-/// each of them counts here.
+/// Questions of clients that may wait for answers of upstream servers at a time. The forwarder sends equal questions
+/// only once, but each of them counts towards this limit.
 const MOST_CLIENTS: usize = 10_000;
 /// How long the first round waits for each server, if there are several. (glibc waits 5 s for the answer.)
 const FIRST_ROUND: Duration = Duration::from_millis(500);

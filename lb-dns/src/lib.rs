@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! bytes → query::read → local::answer → message::encode → bytes
-//!                            └ not ours → Forwarder (cache, upstream servers)
+//!                            └ other names → Forwarder (cache, upstream servers)
 //! ```
 #![forbid(unsafe_code)]
 

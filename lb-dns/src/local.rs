@@ -25,8 +25,8 @@ pub(crate) enum Local {
 }
 
 /// Answers a query from the index. The message may have more records than fit into `limit` bytes, but their number is
-/// bounded; encoding the message leaves out the rest. If the name is not ours, the message has no records, except for
-/// aliases of ours that lead to that name.
+/// bounded; encoding the message leaves out the rest. If the query leads to a name outside of this server's zones, the
+/// message has no records except the aliases that lead to that name.
 pub(crate) fn answer(names: &Names, query: &Query, limit: u16) -> Local {
     match follow(names, query, limit) {
         Ok(local) => local,
@@ -144,8 +144,8 @@ impl Writer<'_> {
         })
     }
 
-    /// The SOA record of a zone of ours. Resolvers cache a negative answer for the smaller of the record's TTL and its
-    /// MINIMUM field (RFC 2308).
+    /// The SOA record of `zone`, one of this server's zones. Resolvers cache a negative answer for the smaller of the
+    /// record's TTL and its MINIMUM field (RFC 2308).
     fn soa(&self, zone: &str) -> Result<Record, ProtoError> {
         let server = absolute(&format!("ns.dns.{}", self.zone.name()))?;
         let mail = absolute(&format!("hostmaster.{}", self.zone.name()))?;

@@ -77,7 +77,7 @@ fn count(records: usize) -> Result<u16, ProtoError> {
     u16::try_from(records).map_err(|_many| ProtoError::Message("more records than a message can count"))
 }
 
-/// Encodes the records that fit; returns how many. `owner` is the last owner with a pointer to it.
+/// Encodes the records that fit; returns how many. `owner` is the last owner name written in full, with its pointer.
 fn section<'a>(
     encoder: &mut BinEncoder<'_>,
     records: &'a [Record],

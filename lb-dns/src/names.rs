@@ -43,17 +43,19 @@ impl Names {
         self.serial.store(serial, Ordering::Relaxed);
     }
 
-    /// Replaces the ranges of cluster IPs, whose reverse names are ours.
+    /// Replaces the ranges of cluster IPs, for whose reverse names this server answers.
     pub fn set_ranges(&self, ranges: Vec<IpNet>) {
         self.write().zone_mut().set_ranges(ranges);
     }
 
-    /// Replaces what is known about objects that cannot be read. Queries for names that these may have get SERVFAIL.
+    /// Replaces the names that unreadable objects have or may have. Queries for such names get SERVFAIL, unless another
+    /// object has the name.
     pub fn set_unread(&self, unread: Unread) {
         self.write().set_unread(unread);
     }
 
-    /// Records that all objects have been applied once. Before that, every query for a name of ours gets SERVFAIL.
+    /// Records that all objects have been applied once. Before that, every query for a name in this server's zones gets
+    /// SERVFAIL.
     pub fn set_synchronised(&self) {
         self.synchronised.store(true, Ordering::Release);
     }

@@ -67,7 +67,7 @@ impl Query {
     }
 }
 
-/// The OPT record of our answers and of our own queries.
+/// The OPT record of this server's answers, and of its queries to upstream servers.
 pub(crate) fn our_edns(dnssec_ok: bool) -> Edns {
     let mut edns = Edns::new();
     edns.set_max_payload(UDP_LIMIT).set_version(0).set_dnssec_ok(dnssec_ok);

@@ -178,7 +178,7 @@ impl Server {
     }
 }
 
-/// Puts an upstream answer behind our own records, which are the aliases that lead to it.
+/// Appends the records of an upstream answer to those of `reply`, the aliases that lead to the name asked upstream.
 pub(crate) fn append(reply: &mut Message, query: &Query, mut answer: Message) {
     let asked = query.name();
     let Message { answers, authorities, .. } = &mut answer;

@@ -1,4 +1,4 @@
-//! The upstream servers, and which of them lead back to us.
+//! The upstream servers, and which of them lead back to this server.
 
 use std::{
     net::SocketAddr,
@@ -32,13 +32,13 @@ pub struct Servers {
 #[derive(Debug, Default)]
 struct State {
     all: Arc<[SocketAddr]>,
-    /// The upstream servers that have led a probe back to us.
+    /// The upstream servers that have led a probe back to this server.
     loops: Vec<SocketAddr>,
     usable: Arc<[SocketAddr]>,
 }
 
-/// A question with a random name, for which no client asks. If it comes back, the server that we sent it to leads to
-/// us.
+/// A question with a random name, for which no client asks. If it comes back, the upstream server that got it leads
+/// back to this server.
 #[derive(Debug)]
 struct Probe {
     name: Name,
@@ -47,7 +47,7 @@ struct Probe {
 }
 
 impl Servers {
-    /// Replaces the servers. Leaves out those among `own`, the addresses that we listen at.
+    /// Replaces the servers. Leaves out those among `own`, the addresses that this server listens at.
     pub fn set(&self, servers: &[SocketAddr], own: &[SocketAddr]) {
         let (ours, others): (Vec<_>, Vec<_>) = servers.iter().partition(|server| own.contains(server));
         for server in ours {
@@ -63,8 +63,8 @@ impl Servers {
         Arc::clone(&lock(&self.state).usable)
     }
 
-    /// Sends each server a question that comes back only if the server, or one that it asks, asks us. Returns the
-    /// servers whose question came back; until the next call, no questions go to them.
+    /// Sends each upstream server a question that comes back only if that server, or one that it asks, asks this
+    /// server. Returns the upstream servers whose question came back; until the next call, no questions go to them.
     pub async fn find_loops(&self) -> Vec<SocketAddr> {
         let all = Arc::clone(&lock(&self.state).all);
         let mut asked = JoinSet::new();
@@ -87,7 +87,7 @@ impl Servers {
         loops
     }
 
-    /// Whether the question is one of our probes; if so, records that it has come back.
+    /// Whether the question is one of the probes; if so, records that it has come back.
     pub(crate) fn is_probe(&self, question: &Question) -> bool {
         if question.query_type != RecordType::HINFO {
             return false;

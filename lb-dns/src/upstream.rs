@@ -103,7 +103,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Message> {
     (is_answer && message.metadata.op_code == OpCode::Query).then_some(message)
 }
 
-/// The message, if it is the answer to our question.
+/// The message, if it answers `ask` and has this ID.
 fn accept(bytes: &[u8], id: u16, ask: &Ask) -> Option<Message> {
     let message = read(bytes)?;
     let question = message.queries.first()?;

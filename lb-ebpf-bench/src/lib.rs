@@ -1,7 +1,7 @@
 //! Types that the packet benchmark shares with its BPF programs. Nothing of this crate is shipped.
 //!
 //! The binary `restore` writes a fresh packet and tail-calls the measured program. The binary `baselines` has minimal
-//! load balancers, with which the benchmark compares ours.
+//! load balancers, with which the benchmark compares the data plane.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
@@ -23,7 +23,8 @@ pub struct Template {
     pub is_v6: u32,
     /// 1 if the client is the destination, 0 if it is the source.
     pub is_reply: u32,
-    /// Number of distinct flows minus one, a mask of low bits: the packets rotate through flows 0 to `mask`.
+    /// Number of distinct flows minus one, a mask of low bits: the packets rotate through the flows from `first` to
+    /// `first + mask`.
     pub mask: u32,
     /// The first flow of the rotation; 0 unless two CPUs send packets of different flows.
     pub first: u32,

@@ -53,8 +53,9 @@ mod programs {
     }
 
     /// Packets that leave by the catch device, because no program has translated them so far. This program translates
-    /// those of caught flows. It makes those that it passes on enter the node again through the device, where
-    /// `tc_ingress` creates flows. It drops a packet that came in through the device and leaves by it once more.
+    /// packets of caught flows. It makes all packets that it passes on, translated or not, enter the node again through
+    /// the catch device, where `tc_ingress` creates flows. It drops a packet that came in through the catch device and
+    /// leaves by it again.
     #[classifier]
     fn tc_catch(ctx: TcContext) -> i32 {
         let mut skb = Skb::new(TcContext::new(ctx.skb.skb), Layer::Ethernet);
@@ -70,7 +71,7 @@ mod programs {
         }
     }
 
-    /// Packets that enter the node through a device on whose network it announces virtual addresses. Runs before
+    /// Packets that enter the node through a device on whose network the node announces virtual addresses. Runs before
     /// `tc_ingress`, which counts the packets that this program passes on.
     #[classifier]
     fn tc_announce(ctx: TcContext) -> i32 {
@@ -105,7 +106,7 @@ mod programs {
                 events::dropped(&skb.context(), outcome, hook.event_hook());
                 TC_ACT_SHOT as i32
             }
-            // tcx does not support TC_ACT_STOLEN.
+            // (tcx does not support TC_ACT_STOLEN, which would describe this verdict better.)
             Verdict::Hold => TC_ACT_SHOT as i32,
         }
     }
@@ -126,9 +127,9 @@ mod programs {
         run_xdp(ctx)
     }
 
-    /// As `xdp_native`, for devices where the kernel runs XDP on skbs. The program does not declare support for
-    /// fragments: with it, Linux up to at least 6.18 gives tc a copy of the packet whose `mac_len` is 0
-    /// (`skb_pp_cow_data`).
+    /// As `xdp_native`, for devices where the kernel runs XDP on skbs. The program does not declare support for frames
+    /// in several buffers (`frags`): if it did, Linux up to at least 6.18 would give tc a copy of the packet whose
+    /// `mac_len` is 0 (`skb_pp_cow_data`).
     #[xdp]
     fn xdp_generic(ctx: XdpContext) -> u32 {
         run_xdp(ctx)

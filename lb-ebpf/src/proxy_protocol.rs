@@ -67,7 +67,7 @@ pub const TCP_LONGEST: u32 = 60;
 /// access is within the array.
 pub type TcpBytes = [u8; OFFSETS as usize + 8];
 
-/// Offsets that six bits reach.
+/// Number of offsets that a mask of six bits allows.
 const OFFSETS: u32 = 64;
 const _: () = assert!(TCP_LONGEST <= OFFSETS);
 const MASK: u32 = OFFSETS - 1;
@@ -89,7 +89,8 @@ const NOP: u8 = 1;
 const SACK: u8 = 5;
 /// The option TCP Fast Open, RFC 7413 §4.1.1.
 const FAST_OPEN: u8 = 34;
-/// A change of a TCP header. The shifts, `SetAck` and `NarrowWindow` take a number, which the others ignore.
+/// A change of a TCP header. `ShiftSeq`, `ShiftAck`, `SetAck` and `NarrowWindow` take a number, which the other changes
+/// ignore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Change {
@@ -162,7 +163,7 @@ pub struct Options {
     left: u32,
     /// The kind of the option to find; [`END`] if there is none.
     kind: u32,
-    /// What to subtract from the numbers in the option; 0 means that the option is removed.
+    /// What to subtract from the sequence numbers in the option; 0 means that the option is removed.
     by: u32,
 }
 

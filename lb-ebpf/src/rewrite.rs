@@ -117,7 +117,7 @@ pub fn unfinished_transport<F: FrameMut + ?Sized>(
 }
 
 /// Gives a packet the addresses of `flow.to`, and subtracts `hops` (0 or 1) from its hop limit, which the caller has
-/// checked to be larger.
+/// checked to be larger than `hops`.
 ///
 /// # Errors
 ///

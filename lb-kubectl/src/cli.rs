@@ -9,8 +9,8 @@ use crate::target::{PodTarget, ServiceTarget};
 
 /// The load balancers of all nodes of a cluster, through the API server.
 ///
-/// Runs `lb-agent` in the agents' Pods, with your own rights: you may list Pods and create pods/exec in their
-/// namespace. Exit codes: 0 success, 1 a failure, or a node that has not answered, 2 bad usage.
+/// Runs `lb-agent` in the agents' Pods, with your own rights: in their namespace you need the verb list on pods, and
+/// create and get on pods/exec. Exit codes: 0 success, 1 a failure, or a node that has not answered, 2 bad usage.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl lb", bin_name = "kubectl lb", version, max_term_width = 110)]
 pub struct Cli {
@@ -54,7 +54,8 @@ impl ClusterArgs {
         self.limit_or(15)
     }
 
-    /// How long a node may take to collect its report: longer, because a busy node is often the reason for one.
+    /// How long a node may take to collect its report: longer than [`Self::limit`], because users often report a bug
+    /// while a node is busy.
     pub(crate) fn limit_of_report(&self) -> Duration {
         self.limit_or(60)
     }
@@ -158,7 +159,7 @@ pub struct ExplainArgs {
     /// Source port of an open connection of the Pod. Without it the packet begins a new connection
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub client_port: Option<u16>,
-    /// The address family of the packet. Without it, that of the Service's first cluster IP, if the Pod has it, too
+    /// The address family of the packet [default: that of the Service's first cluster IP in a family of the Pod]
     #[arg(long, value_name = "FAMILY", value_enum, ignore_case = true)]
     pub ip_family: Option<IpFamily>,
     /// Format of the output

@@ -108,12 +108,12 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// The first packet from `pod` to `service`, at the first cluster IP of a family that the Pod has, or at that of
-    /// this family.
+    /// The first packet from `pod` to `service`, to the Service's first cluster IP in a family that the Pod also has;
+    /// with `family`, in that family.
     ///
     /// # Errors
-    /// The Pod has no address, the Service has no cluster IP, they do not both have the family or have none in common,
-    /// or `port` selects no port (it may be omitted only if the Service has a single port).
+    /// The Pod has no address, the Service has no cluster IP, they have no family in common or do not both have
+    /// `family`, or `port` selects no port (it may be omitted only if the Service has a single port).
     pub(crate) fn between(
         pod: &Pod,
         service: &Service,

@@ -25,7 +25,7 @@ pub fn create(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot create {}; set another --output", path.display()))
 }
 
-/// An archive that is being written: files in one folder, all of the same age.
+/// An archive that is being written: files in one folder, all with the same modification time.
 pub struct Archive<W: Write> {
     builder: Builder<W>,
     folder: String,

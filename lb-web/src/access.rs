@@ -111,7 +111,7 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Allowed,
-    /// The request names another host: see the module.
+    /// The server has no token, and the request names a host other than loopback: see the module.
     WrongHost,
     /// Another site has made the request.
     OtherSite,

@@ -51,7 +51,7 @@ pub(crate) fn router<S: Source>() -> Router<Arc<Web<S>>> {
         .route("/connections.csv", get(export))
         .route("/explain", get(explain))
         .route("/live", get(live))
-        // The pages ask here whether the server is there.
+        // The pages request this path to find out whether the server runs.
         .route("/ping", get(|| async { Json(json!({})) }))
 }
 

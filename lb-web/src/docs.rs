@@ -75,8 +75,8 @@ fn document(name: &str) -> Option<String> {
 
 /// A file of the folder `docs` as HTML, by its name without `.md`; `None` if there is no such file.
 ///
-/// Headings have the anchors that GitHub gives them. So have rows of tables, by the first words in them: the page
-/// `datapath` has `session-affinity`. Links to other files than these pages, and pictures, become text.
+/// Headings have the anchors that GitHub gives them. Rows of tables also have anchors, made of their first words: the
+/// page `datapath` has `session-affinity`. Links to other files than these pages, and pictures, become text.
 pub fn documentation(name: &str) -> Option<String> {
     let (_, text) = PAGES.iter().find(|(known, _)| *known == name)?;
     let mut in_dead_link = false;
@@ -88,7 +88,8 @@ pub fn documentation(name: &str) -> Option<String> {
     Some(html)
 }
 
-/// The events that a page shows in place of one. `in_dead_link`: whether it lies within a link that has become text.
+/// The events that a page shows in place of `event`. `in_dead_link`: whether `event` lies within a link that has become
+/// text.
 #[expect(clippy::wildcard_enum_match_arm, reason = "all other events stay as they are")]
 fn shown<'a>(event: Event<'a>, in_dead_link: &mut bool) -> Vec<Event<'a>> {
     let html = |text: &'static str| Event::Html(text.into());
@@ -102,7 +103,7 @@ fn shown<'a>(event: Event<'a>, in_dead_link: &mut bool) -> Vec<Event<'a>> {
         Event::End(TagEnd::Link) if *in_dead_link => Vec::new(),
         Event::Start(Tag::Image { .. }) => vec![Event::InlineHtml("<span class=\"muted\">Picture: ".into())],
         Event::End(TagEnd::Image) => vec![Event::InlineHtml("</span>".into())],
-        // Wide blocks scroll by themselves, also by keys.
+        // A wide block scrolls without the rest of the page, also with the keyboard.
         Event::Start(Tag::CodeBlock(_)) => vec![html("<pre tabindex=\"0\"><code>")],
         Event::End(TagEnd::CodeBlock) => vec![html("</code></pre>\n")],
         Event::Start(Tag::Table(_)) => {
@@ -116,7 +117,8 @@ fn shown<'a>(event: Event<'a>, in_dead_link: &mut bool) -> Vec<Event<'a>> {
     }
 }
 
-/// The address on this server to which a link of a page leads; `None` if this server does not have that file.
+/// The address to which a link of a page leads on this server. Links within the page and links to other servers stay
+/// as they are. `None` if this server does not have the file.
 fn target(link: &str) -> Option<String> {
     if link.starts_with('#') || link.starts_with("https://") || link.starts_with("http://") {
         return Some(link.to_owned());
@@ -167,7 +169,7 @@ fn with_row_anchors<'a>(events: &[Event<'a>], taken: &mut BTreeSet<String>) -> V
     marked
 }
 
-/// The text of the events before the one that ends it.
+/// The text of the events before the first one for which `is_end` is true.
 #[expect(clippy::wildcard_enum_match_arm, reason = "all other events have no text")]
 fn words(events: &[Event<'_>], is_end: impl Fn(&Event<'_>) -> bool) -> String {
     let text = |event: &Event<'_>| match event {

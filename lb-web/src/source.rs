@@ -166,7 +166,7 @@ pub struct Problem {
     pub severity: Severity,
     /// What the condition is about, such as `Missing`.
     pub topic: &'static str,
-    /// What is wrong, and what to do.
+    /// The condition as a text for users, with advice if there is something to do.
     pub text: String,
 }
 

@@ -140,8 +140,8 @@ impl Container {
     }
 }
 
-/// A command that replaces the folder with a mount point by an empty one, in which the mount point can be created
-/// without a trace on this machine. `/run` is replaced in any case.
+/// A command that mounts an empty file system over the parent folder of a mount point, so that the mount point can be
+/// created there without a trace on this machine. Empty for a mount point below `/run`, which the script always covers.
 fn replaced(point: &str) -> String {
     match Path::new(point).parent() {
         Some(parent) if !parent.starts_with("/run") && !parent.starts_with("/var/run") => {

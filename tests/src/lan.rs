@@ -10,7 +10,7 @@ use crate::{
     sniffer::{Asker, Sniffer},
 };
 
-/// The bridge as the sender of questions; no other machine has these addresses.
+/// The bridge, as the sender of ARP requests and neighbour solicitations; no other machine has these addresses.
 const BRIDGE: Asker = Asker {
     mac: [2, 0, 0, 0, 0, 0xfa],
     v4: Ipv4Addr::new(192, 0, 2, 250),

@@ -1,5 +1,5 @@
-//! Links two namespaces by two TUN or TAP devices and a thread that copies frames. This makes links that a veth cannot
-//! be: packets without Ethernet header, or frames with an 802.1Q header.
+//! Links two namespaces by two TUN or TAP devices and a thread that copies frames. Unlike a veth, such a link carries
+//! packets without an Ethernet header, or frames with an 802.1Q header.
 
 use std::{
     fs::{File, OpenOptions},

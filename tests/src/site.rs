@@ -96,7 +96,8 @@ impl Site {
         router.sysctls(&[
             ("ipv4/fib_multipath_hash_policy", "1"),
             ("ipv6/fib_multipath_hash_policy", "1"),
-            // The default is 30 s. While the router considers a neighbour reachable, it sends to it even if it is dead.
+            // The default is 30 s. While the router considers a neighbour reachable, it sends packets to that neighbour
+            // even if the neighbour is dead.
             ("ipv4/neigh/lan/base_reachable_time_ms", "5000"),
             ("ipv6/neigh/lan/base_reachable_time_ms", "5000"),
         ])?;

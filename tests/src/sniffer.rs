@@ -88,7 +88,7 @@ pub struct Turn {
     pub last: Duration,
 }
 
-/// Groups claims of one address, in the order of their times, by the machines that made them.
+/// Groups consecutive claims with the same MAC address. All `claims` are of one address, in the order of their times.
 pub fn turns(claims: &[Claim]) -> Vec<Turn> {
     let same = claims.chunk_by(|one, next| one.mac == next.mac);
     same.map(|claims| {
@@ -115,7 +115,8 @@ impl Drop for Sniffer {
     }
 }
 
-/// The machine that asks for addresses: the bridge itself. No machine has its IP addresses.
+/// The sender of ARP requests and neighbour solicitations: the bridge itself. No machine is configured with these IP
+/// addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
     /// MAC address of the bridge.

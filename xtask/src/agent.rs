@@ -12,7 +12,7 @@ use crate::setup;
 /// The variable that names the agent to use instead of one that a task builds.
 const VARIABLE: &str = "LB_AGENT";
 
-/// How the agent is compiled. The BPF programs in it are the same.
+/// How the agent is compiled. Both builds contain the same BPF programs.
 #[derive(Clone, Copy)]
 pub(crate) enum Profile {
     /// For tests and the demo: built in a third of the time, from crates that the unit tests share.
@@ -60,8 +60,8 @@ pub(crate) fn with_agent<'a>(command: &'a mut Command, agent: &Path) -> &'a mut 
     command.env(VARIABLE, agent)
 }
 
-/// Builds the agent for debugging, and one with another map layout, `target/next-layout/lb-agent`, for tests of upgrades
-/// and downgrades. Cargo writes both to the same place, so this copies the other one first.
+/// Builds the agent for debugging, and one with another map layout, `target/next-layout/lb-agent`, for tests of
+/// upgrades and downgrades. Cargo writes both to the same place, so this builds the latter first, and copies it.
 pub(crate) fn build_debug_agents() -> anyhow::Result<()> {
     run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
     let (built, kept) = (Profile::Debug.path()?, target_dir()?.join("next-layout/lb-agent"));

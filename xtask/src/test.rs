@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     stages.finish()
 }
 
-/// Builds the agents that the kernel tests run; not one for release if `$LB_AGENT` names the one to test.
+/// Builds the agents that the kernel tests run, but no release build if `$LB_AGENT` names the agent to test.
 fn build_agents(profile: Profile) -> anyhow::Result<()> {
     build_debug_agents()?;
     match profile {
@@ -60,8 +60,8 @@ fn build_agents(profile: Profile) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run two at a time,
-/// because most of their time is waiting.
+/// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run two at a
+/// time, because most of their time is waiting.
 fn kernel_tests(agent: &Path) -> anyhow::Result<()> {
     ensure!(
         is_root()?,

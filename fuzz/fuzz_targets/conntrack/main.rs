@@ -67,7 +67,7 @@ enum Step {
     Wait { ticks: u16, under_pressure: bool },
 }
 
-/// The latest numbers in one end's segments that passed the node. Forged segments do not count.
+/// The latest sequence and acknowledgement numbers of one end's segments that passed the node, forged ones left out.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passed {
     /// Whether any segment passed.

@@ -39,8 +39,8 @@ impl<'a> Wires<'a> {
     }
 
     /// The devices on which to announce an address: those that `interfaces` names. With [`Interfaces::All`], those with
-    /// a network that contains the address; if no network contains it, all network cards and all devices with an address
-    /// (a bond or VLAN without one may carry only other devices).
+    /// a network that contains the address; if no network contains it, all network cards and all devices with an
+    /// address (a bond or VLAN without an address may carry only other devices).
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
         let in_network = move |link: &Link| {
             let networks =
@@ -57,17 +57,19 @@ impl<'a> Wires<'a> {
     }
 }
 
-/// Sentences about announced addresses that a device of this node has: for these the kernel answers, whether or not the
-/// node has the right to. `announced` are the addresses with the names of their pools, `wires` the names of the devices
-/// on which other machines may ask. `arp_ignore` returns this setting of a wire.
+/// Sentences about announced addresses that a device of this node has: the kernel answers for these addresses, whether
+/// or not the node has the right to announce them. `announced` maps the addresses to the names of their pools; `wires`
+/// are the names of the devices on which other machines may ask for addresses; `arp_ignore` returns the sysctl setting
+/// `arp_ignore` of a wire.
 pub(super) fn bound(
     network: &Network,
     wires: &[String],
     announced: &BTreeMap<IpAddr, Arc<str>>,
     arp_ignore: impl Fn(&str) -> u8,
 ) -> Vec<String> {
-    // With `arp_ignore` 0 on a wire, the kernel answers ARP requests there for the addresses of all devices, even of
-    // those that are down, as `kube-ipvs0` is. It answers neighbour solicitations only on the device that has the address.
+    // With `arp_ignore` 0 on a wire, the kernel answers ARP requests on that wire for the addresses of all devices,
+    // even of those that are down, as `kube-ipvs0` is. It answers neighbour solicitations only on the device that has
+    // the address.
     let for_all_devices = wires.iter().any(|wire| arp_ignore(wire) == 0);
     let mut found = Vec::new();
     for Link { name, addresses, .. } in &network.links {

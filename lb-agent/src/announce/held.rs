@@ -15,7 +15,8 @@ pub(super) struct Held {
     /// When this announcement began: the node got the right, the device got a new MAC address, or a hold-off ended.
     pub(super) since: Nanos,
     pub(super) mac: [u8; 6],
-    /// Number of times that the frames of this announcement have been sent since `since`.
+    /// Number of announcements that were due ([`due`](lb_core::announce::schedule::due)) when the frames were last
+    /// sent; 0 before that.
     pub(super) sent: u64,
 }
 
@@ -36,8 +37,8 @@ impl Held {
         known.filter(|known| is_same(known) && goes_on(known)).unwrap_or(begin)
     }
 
-    /// Whether another machine has claimed the address since the announcement began: then this node does not answer for
-    /// it.
+    /// Whether another machine has claimed the address since the announcement began. If so, this node does not answer
+    /// for the address.
     pub(super) fn is_claimed(&self, heard: Option<&Heard>) -> bool {
         heard.is_some_and(|heard| heard.conflict_at >= self.since)
     }

@@ -29,8 +29,8 @@ impl Kernel {
     }
 
     /// Attaches the program to exactly the devices of `places`, and joins exactly the multicast groups at which
-    /// neighbour solicitations for these addresses arrive. Returns the programs' counters and conflicts, by address and
-    /// device.
+    /// neighbour solicitations for the addresses of `places` arrive. Returns the programs' counters and conflicts, by
+    /// address and device.
     pub(super) fn serve(
         &mut self,
         places: &BTreeMap<AnnounceKey, Place>,

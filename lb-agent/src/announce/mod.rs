@@ -176,7 +176,7 @@ impl Announcer {
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         self.elect();
         if self.peers.is_some() {
-            // This agent does not know the rights of an earlier one, so it deletes that one's records.
+            // This agent does not know the rights behind the records of an earlier agent, so it deletes the records.
             self.kernel.maps.set(&BTreeMap::new())?;
         }
         loop {
@@ -184,9 +184,9 @@ impl Announcer {
             let busy = is_member || self.in_use || !self.candidacies.is_empty();
             let Sources { advertised, cluster, holders, network, synchronised, stop } = &mut self.sources;
             tokio::select! {
-                // With an API server but without `--announce`, the senders of these two are closed, so `changed` fails
-                // and its branch is disabled. The announcer then only withdraws what an earlier agent, which read a
-                // directory of manifests, has announced.
+                // With an API server but without `--announce`, the senders of `advertised` and `cluster` are closed, so
+                // `changed` fails and `select!` disables the branches. The announcer then only withdraws what an
+                // earlier agent, which read a directory of manifests, has announced.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = cluster.changed() => {}
                 changed = holders.changed() => changed?,

@@ -38,7 +38,7 @@ pub(super) struct Peers {
     key: Key,
     /// UDP port of all members if these are the Nodes of the cluster; `None` if they are configured.
     port: Option<u16>,
-    /// UDP address at which this member receives messages; `None` while its Node is unknown.
+    /// UDP address at which this member receives messages; `None` while the address of its Node is unknown.
     own: Option<SocketAddr>,
     /// The UDP socket bound to `own`; `None` until it is bound.
     socket: Option<net::UdpSocket>,

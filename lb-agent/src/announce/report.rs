@@ -94,8 +94,8 @@ pub(crate) fn means(by: AnnouncedBy, advertisements: &[String]) -> String {
 }
 
 impl AnnouncementReport {
-    /// The report on an address that the node `this` announces by BGP. `age` says how long the table of the BGP daemon has
-    /// had a route to the address; `None` if it has none.
+    /// The report on an address that the node `this` announces by BGP, or would announce if the table of the BGP daemon
+    /// had a route to it. `age` says how long the table has had such a route; `None` if it has none.
     pub(super) fn by_bgp(
         (address, pool): (IpAddr, &str),
         announced: &AnnouncedAddress,

@@ -84,8 +84,8 @@ pub enum Command {
     Top(TopArgs),
     /// Show the data plane in a browser: rates, Services, connections, events, the way of a packet
     ///
-    /// Only reads. Needs no running agent, which can also serve the pages itself (--web-bind-address of run). On loopback
-    /// every process of the node may look, at any other address those who have the token.
+    /// Only reads. Needs no running agent, which can also serve the pages itself (--web-bind-address of run). On
+    /// loopback every process of the node may look, at any other address those who have the token.
     Web(WebArgs),
     /// Check whether this kernel and machine can run the agent, and list what is missing
     Check(CheckArgs),

@@ -136,8 +136,8 @@ settings! {
         /// this setting elect the one that does so
         "load-balancer-controller" "LB_AGENT_LOAD_BALANCER_CONTROLLER" "loadBalancerController"
         load_balancer_controller: bool | bool, ();
-        /// Give a Service another address, as MetalLB does, if its own is in no pool any more or in one that may not serve
-        /// it any more [default: Services keep their addresses]
+        /// Give a Service another address, as MetalLB does, if its own is in no pool any more or in one that may not
+        /// serve it any more [default: Services keep their addresses]
         "load-balancer-reassign" "LB_AGENT_LOAD_BALANCER_REASSIGN" "loadBalancerReassign"
         load_balancer_reassign: bool | bool, ();
         /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; the Nodes of
@@ -270,8 +270,8 @@ settings! {
         /// [default: 2000]
         "dns-rate-limit" "LB_AGENT_DNS_RATE_LIMIT" "dnsRateLimit"
         dns_rate_limit: Option<u32> | Option<u32>, (value_name = "NUMBER");
-        /// The DNS Service of the cluster, such as kube-system/kube-dns: the agent answers the queries of this node's pods
-        /// in its place, while it can [default: none: the Service's endpoints answer]
+        /// The DNS Service of the cluster, such as kube-system/kube-dns: the agent answers the queries of this node's
+        /// pods in its place, while it can [default: none: the Service's endpoints answer]
         "dns-intercept" "LB_AGENT_DNS_INTERCEPT" "dnsIntercept"
         dns_intercept: Option<String> | Option<String>, (value_name = "NAMESPACE/NAME");
         /// Port at the node's addresses on which the agent answers these queries [default: 9053]
@@ -280,8 +280,8 @@ settings! {
         /// Detail of flow, packet and byte counts in /metrics [default: service]
         "service-metrics" "LB_AGENT_SERVICE_METRICS" "serviceMetrics"
         service_metrics: Option<ServiceMetrics> | Option<ServiceMetrics>, (value_name = "WHAT");
-        /// Where to log each connection as a line of JSON: a file, - (standard output), or unix:PATH, a listening stream
-        /// socket [default: none: no flow log]
+        /// Where to log each connection as a line of JSON: a file, - (standard output), or unix:PATH, a listening
+        /// stream socket [default: none: no flow log]
         "flow-log" "LB_AGENT_FLOW_LOG" "flowLog"
         flow_log: Option<String> | Option<String>, (value_name = "FILE|-|unix:PATH");
         /// Seconds between two lines of a long connection [default: 60]
@@ -291,7 +291,8 @@ settings! {
         /// [default: 1]
         "flow-log-sample" "LB_AGENT_FLOW_LOG_SAMPLE" "flowLogSample"
         flow_log_sample: Option<f64> | Option<f64>, (value_name = "PART");
-        /// Services whose connections the agent logs in the flow log, unless an annotation of the Service says otherwise [default: all]
+        /// Services whose connections the agent logs in the flow log, unless an annotation of the Service says
+        /// otherwise [default: all]
         "flow-log-services" "LB_AGENT_FLOW_LOG_SERVICES" "flowLogServices"
         flow_log_services: Option<FlowLogServices> | Option<FlowLogServices>, (value_name = "WHICH");
         /// Size in MiB from which on the agent rotates the file of the flow log; 0: never [default: 100]
@@ -332,7 +333,7 @@ settings! {
 }
 
 impl KernelArgs {
-    /// These values, with the file `default` for `--config` if none is given and it exists.
+    /// These values; if `--config` is not given and the file `default` exists, `--config` becomes that file.
     #[must_use]
     pub fn or_config_file(mut self, default: &Path) -> Self {
         self.config = self.config.or_else(|| default.exists().then(|| default.to_owned()));

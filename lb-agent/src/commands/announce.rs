@@ -85,7 +85,7 @@ fn routes(routes: &[RouteReport]) -> anyhow::Result<()> {
     print_table(&table)
 }
 
-/// The columns that only layer 2 has are empty for BGP.
+/// The table of `announce list`. For BGP, the columns that apply only to layer 2 show [`NOTHING`].
 fn list(announcements: &[AnnouncementReport]) -> Table {
     let mut table = table(&[
         "ADDRESS",

@@ -169,8 +169,8 @@ fn health(check: &CheckReport) -> String {
     format!("{} every {interval:?}: {healthy} healthy, {unhealthy} unhealthy{unknown}", check.check)
 }
 
-/// A table of the endpoints whose probes fail. Unhealthy endpoints are not used as backends, unless all are unhealthy
-/// and the Service has no annotation `lb.dev/fail-closed: true`.
+/// A table of the endpoints whose probes fail. The Service does not use unhealthy endpoints as backends. If all are
+/// unhealthy, it uses them after all, except with the annotation `lb.dev/fail-closed: true`.
 fn failing_table(check: &CheckReport) -> Table {
     let mut table = table(&["PROBED", "HEALTH", "SINCE", "LAST-FAILURE"]);
     for EndpointReport { address, port, verdict, since, held_until, reason } in &check.failing {

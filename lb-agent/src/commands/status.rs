@@ -307,8 +307,8 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
     }
 }
 
-/// The text of `status`: first what is wrong and what to do, then the state, without repeating the former. Without `all`,
-/// it leaves out counters that are 0, empty maps, and devices that make a list long.
+/// The text of `status`: first what is wrong and what to do, then the rest of the state. Without `all`, it leaves out
+/// counters that are 0, empty maps, and devices that make a list long.
 fn page(status: &Status, now: Timestamp, all: bool) -> String {
     let (notes, wrong): (Vec<Problem>, Vec<Problem>) =
         problems(status, now).into_iter().partition(|problem| problem.severity == Severity::Note);
@@ -388,7 +388,8 @@ fn socket_line(programs: &[SocketProgramView]) -> String {
     }
 }
 
-/// The lines about the agent, the node and the sockets, without what is wrong; `notes` are the problems that only inform.
+/// The lines about the agent, the node and the sockets, without what is wrong; `notes` are the problems that only
+/// inform.
 fn summary(status: &Status, notes: &[Problem], now: Timestamp) -> String {
     let Status { agent, socket_programs, folder, .. } = status;
     let mut text = match (&agent.report, &agent.process) {

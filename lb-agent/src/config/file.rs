@@ -43,7 +43,7 @@ impl File {
     }
 }
 
-/// The field `kind`, which distinguishes a Kubernetes configuration object from our own file.
+/// The field `kind`, which a Kubernetes configuration object has and a file of settings lacks.
 #[derive(Deserialize)]
 struct Kind {
     kind: Option<String>,

@@ -18,7 +18,7 @@ pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// The lowest `logging.verbosity` that sets the agent's log level to debug: kube-proxy logs details at that verbosity.
 const DEBUG_VERBOSITY: u32 = 4;
 
-/// Fields that have no effect here, each with the values that cause no warning: the defaults of kube-proxy. Zero values
+/// Fields that the agent ignores, each with the values that cause no warning: the defaults of kube-proxy. Zero values
 /// cause no warning either. A field with subfields stands for all of them.
 const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("bindAddressHardFail", &[]),

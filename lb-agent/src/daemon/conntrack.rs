@@ -41,7 +41,7 @@ const ENTRIES: u64 = 4;
 pub(super) struct Observers {
     pub(super) metrics: Arc<Metrics>,
     pub(super) state: Arc<State>,
-    /// The slots of the map `ACTIVE` (flow counters) that existing flows refer to.
+    /// The slots of the map `ACTIVE` (flow counters) that existing flows and sockets refer to.
     pub(super) counters: watch::Sender<BTreeSet<u32>>,
     /// Traffic counters of Services; `None` with `--service-metrics none`.
     pub(super) traffic: Option<ServiceTraffic>,

@@ -61,8 +61,8 @@ impl Ends {
             };
             let closed = sockets.destroy_tcp(end, &mut of_sockets);
             of_sockets.into_iter().for_each(|end| ended.count(Some(end)));
-            // A pass over the flows that failed may not have found all connections, so it is not complete. (`closed` is
-            // ignored here, because closing sockets always fails on kernels that do not support it.)
+            // If the walk over the flows failed, it may not have found all connections, so the pass is not complete.
+            // (`closed` does not count, because closing sockets always fails on kernels that do not support it.)
             if result.is_ok() {
                 drains.end_pass(now);
             }

@@ -56,8 +56,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match address {
         SocketAddr::V4(v4) if *v4.ip() == Ipv4Addr::UNSPECIFIED => {
             match bind((Ipv6Addr::UNSPECIFIED, v4.port()).into()) {
-                // Without IPv6 in the kernel, the agent serves IPv4 only. But if a process has the port only for IPv6, it
-                // would answer there in place of the agent.
+                // Without IPv6 in the kernel, the agent serves IPv4 only. But if another process has the port for IPv6
+                // only, the agent serves neither family: that process would answer IPv6 clients in place of the agent.
                 Err(error) if error.kind() != io::ErrorKind::AddrInUse => bind(address),
                 result => result,
             }

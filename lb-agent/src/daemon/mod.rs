@@ -95,7 +95,7 @@ async fn serve(config: Config, file: ConfigFile, pages: Pages) -> anyhow::Result
     let (stop, _) = watch::channel(false);
     start::start(config.clone(), pages, &stop, &mut tasks)?;
     // In the background, because reading all rules takes long and no task needs the result. After the start, because
-    // before, it would compete with the verifier for CPUs.
+    // the verifier needs the CPUs during the start.
     thread::spawn(|| {
         for line in leftovers::find().report().into_iter().chain(host_rules::find()) {
             warn!("{line}");

@@ -44,7 +44,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct NodeOptions {
     /// Name of the node's Node object.
     pub(super) name: Arc<str>,
-    /// This node's address as `--bind-address` gives it; `None` if that is unspecified.
+    /// This node's address as `--bind-address` gives it; `None` for an unspecified address (`0.0.0.0` or `::`).
     pub(super) node_ip: Option<IpAddr>,
     /// The value of `--nodeport-addresses`.
     pub(super) nodeport_addresses: NodePortAddresses,
@@ -261,9 +261,9 @@ impl Node {
         ))
     }
 
-    /// Admits tunnelled packets only from the nodes `peers`, in addition to the networks of `--dsr-peers`, which are in
-    /// the settings. While `peers` is `None`, the nodes that an earlier agent admitted stay admitted. Returns a
-    /// condition if the map cannot be written.
+    /// Writes the nodes whose tunnelled packets the programs admit. (The networks of `--dsr-peers`, which they also
+    /// admit, are in the settings.) While `peers` is `None`, the nodes that an earlier agent admitted stay admitted.
+    /// Returns a condition if the map cannot be written.
     fn admit_tunnels_of(&mut self, peers: Option<&BTreeSet<IpAddr>>) -> Option<String> {
         let peers = peers?.iter().copied().map(Address::from).collect();
         let error = self.kernel.peers.set(&peers).err()?;

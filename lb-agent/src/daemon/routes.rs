@@ -27,9 +27,9 @@ pub(super) struct Inputs {
     pub(super) complete: watch::Receiver<bgp::Completeness>,
 }
 
-/// Spawns the tasks if announcements by BGP are configured. First removes the routes that the earlier agent of this
-/// data plane announced, unless they are in the routing table in which this agent announces. Returns the
-/// channel with the pools and objects for BGP; `None` if this agent announces nothing by BGP.
+/// Removes the routes that the earlier agent of this data plane announced, unless they are in the routing table in
+/// which this agent announces. Then spawns the tasks if announcements by BGP are configured. Returns the channel with
+/// the pools and objects for BGP; `None` if this agent announces nothing by BGP.
 pub(super) fn spawn(
     config: &Config,
     inputs: Inputs,

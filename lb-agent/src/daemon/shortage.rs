@@ -11,7 +11,8 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Minimum interval between two log lines about one shortage, and how long a shortage lasts after its last refusal.
+/// Minimum interval between two log lines about one shortage, and how long a shortage lasts after the last call of
+/// [`Shortages::refused`].
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A shortage, as `status` shows it.

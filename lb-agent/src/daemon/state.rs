@@ -124,7 +124,7 @@ impl HealthzReport {
 pub(super) enum Listener {
     /// `/healthz` and `/livez`.
     Healthz,
-    /// `/metrics` and the pages beside it.
+    /// `/metrics`, and pages such as `/configz` at the same address.
     Metrics,
     /// The pages for a browser.
     Web,
@@ -194,7 +194,8 @@ pub struct InterceptReport {
     pub service: String,
     /// The cluster IPs of the Service.
     pub cluster_ips: Vec<IpAddr>,
-    /// The addresses of this agent to which queries go now; without one, they go to the endpoints of the Service.
+    /// The addresses of this agent to which the programs redirect queries now; without any, queries go to the endpoints
+    /// of the Service.
     pub servers: Vec<SocketAddr>,
     /// Why queries do not go to this agent, and what to do; `None` if all is well.
     pub problem: Option<String>,
@@ -453,7 +454,7 @@ impl State {
         self.lock().announcements = announcements;
     }
 
-    /// Replaces the conditions about announced addresses that a device of this node has.
+    /// Replaces the conditions about announced addresses that are also assigned to a device of this node.
     pub(crate) fn set_bound_conditions(&self, conditions: Vec<String>) {
         self.lock().bound_conditions = conditions;
     }
@@ -463,8 +464,8 @@ impl State {
         self.lock().coverage_conditions = conditions;
     }
 
-    /// Replaces the report on announcements by BGP, those on the announced addresses, and the conditions of these
-    /// announcements.
+    /// Replaces the report on BGP, the reports on the addresses that this node announces by BGP, and the conditions
+    /// about BGP.
     pub(crate) fn set_bgp(
         &self,
         report: BgpReport,

@@ -2,8 +2,8 @@
 //!
 //! The task receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace
 //! period before it reuses slots. Once the source has sent all readable objects, the task applies each change
-//! immediately, unless the retry of a refused update is pending. The changes that arrive until then, or while the task
-//! is busy, are applied together.
+//! immediately, unless the retry of a refused update is pending. The changes that arrive before that, during the pause
+//! before a retry, or while the task is busy, are applied together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -80,7 +80,7 @@ pub(super) struct Listeners {
     pub(super) synchronised: watch::Sender<bool>,
     /// The families with backends at addresses that this node does not have.
     pub(super) routed: watch::Sender<Families>,
-    /// How much the source has sent that a synchronisation has written since then. `holders` is up to date before this
+    /// How much of the source's objects has been read and is in the kernel. `holders` is up to date before this
     /// changes.
     pub(super) complete: watch::Sender<Completeness>,
 }
@@ -189,7 +189,7 @@ impl Writer {
         self.reconciler.adopt_counters(counters);
     }
 
-    /// Runs the task. `counters` receives the slots of `ACTIVE` that flows referred to at the last GC run.
+    /// Runs the task. `counters` receives the slots of `ACTIVE` that flows and sockets referred to at the last GC run.
     pub(super) async fn run(
         mut self,
         mut events: mpsc::Receiver<SourceEvent>,

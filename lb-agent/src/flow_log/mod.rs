@@ -198,8 +198,8 @@ impl Collector {
         }
     }
 
-    /// Processes a flow that a GC pass has found. Now and then empties the ring buffer, because a pass may take
-    /// seconds.
+    /// Processes a flow that a GC pass has found. After every [`ROOM_EACH`] flows, empties the ring buffer, because a
+    /// pass may take seconds.
     fn found(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>) {
         self.tracker.found(key, (forward, reply), self.now, &mut self.names);
         self.found = self.found.wrapping_add(1);

@@ -146,7 +146,8 @@ impl Sink {
     }
 
     fn rotate_before(&mut self, length: u64) -> io::Result<()> {
-        // After SIGHUP, the path may lead to the same file.
+        // `reopen` closes the file, so its size is unknown until it is open again. After SIGHUP, the path may still
+        // lead to the same file.
         self.open()?;
         let Rotation { max_size, keep } = self.rotation;
         let (FlowLogTarget::File(path), Some(Opened::File(OpenFile { size: Some(size), .. }))) =

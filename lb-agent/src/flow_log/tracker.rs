@@ -74,9 +74,9 @@ impl Line {
         self.translation().is_tunnelled()
     }
 
-    /// The outcome under which the programs count the client's packets. A connection that is masqueraded in a second
-    /// translation has that one's outcome. `direct` is whether all flows may bypass the stack (`--forwarding direct`);
-    /// those from a tunnel never do.
+    /// The outcome under which the programs count the client's packets. If a second flow masquerades the connection, it
+    /// is the outcome of that second translation, [`Outcome::Masquerade`]. `direct` is whether all flows may bypass the
+    /// stack (`--forwarding direct`); flows from a tunnel never do.
     pub(super) fn verdict(&self, direct: bool) -> Outcome {
         let flow = self.translation();
         if flow.flags & flow_flags::MASQUERADED != 0 {
@@ -182,7 +182,7 @@ impl Known {
     }
 
     /// Why the connection has ended: closed or reset, if its phase says so, else `gone`, the reason why its entries
-    /// went.
+    /// were deleted.
     const fn end_reason(&self, gone: EndReason) -> EndReason {
         match self.phase {
             Phase::Closed => EndReason::Reset,
@@ -251,7 +251,8 @@ impl Tracker {
             // A GC pass has shown this connection before this event was read.
             Some(shown) if shown.start.is_none() && shown.to.destination == event.to.destination => {
                 (known.now, known.last_seen, known.phase) = (shown.now, shown.last_seen, shown.phase);
-                // The first pass takes all connections for older than the log; one that began during it is not.
+                // The first pass takes every connection for one that is older than the log, and marks those that are
+                // over as done. This connection began during that pass, so the mark is wrong.
                 (known.closed, known.done) = (shown.closed, shown.done && shown.pass > 1);
             }
             // The end of an earlier connection of this tuple was not seen: the event was lost.
@@ -324,7 +325,8 @@ impl Tracker {
             }
         };
         known.pass = self.pass;
-        // If false, a new flow has replaced the connection in the flow table, and its events are still to be read.
+        // If false, a new flow has replaced the connection in the flow table, and the events about that are still to be
+        // read.
         let is_same = known.to.destination == forward.to.destination
             && known.now[0].leads_to(counters[0])
             && (reply.is_none() || known.now[1].leads_to(counters[1]));

@@ -178,7 +178,8 @@ impl Writer {
         (self.counters.dropped_lines.get(), self.counters.lost_events.get())
     }
 
-    /// Writes a line of statistics if lines or events were lost since the last one.
+    /// Writes a line of statistics if lines or events were lost since the last such line, [`STATS_INTERVAL`] has passed
+    /// since then, and the last write has not failed.
     fn report_loss(&mut self) {
         let is_due = self.reported.is_none_or(|at| at.elapsed() >= STATS_INTERVAL);
         if is_due && !self.failing && self.loss() != self.reported_loss {

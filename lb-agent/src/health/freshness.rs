@@ -1,5 +1,5 @@
-//! Decides whether the agent is healthy, from the time that changes have waited. Every function gets the time as a
-//! parameter.
+//! Decides whether the agent is healthy, from the time that changes have waited. [`Freshness`] reads no clock: callers
+//! pass the time.
 
 use std::{
     ops::Add,

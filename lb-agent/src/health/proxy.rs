@@ -51,7 +51,7 @@ impl Body {
         Self::new(health, health.healthy, Some(node_eligible))
     }
 
-    /// The body of `/livez`, as of kube-proxy. (The probes of our chart run `lb-agent ready --live` instead.)
+    /// The body of `/livez`, as kube-proxy sends it. (The probes of the chart run `lb-agent ready --live` instead.)
     fn of_life(health: Health) -> Self {
         Self::new(health, health.alive, None)
     }

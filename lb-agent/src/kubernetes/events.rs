@@ -51,7 +51,8 @@ enum Occurrence {
         is_unhealthy: bool,
         note: String,
     },
-    /// An annotation of the Service is invalid, has no effect here, or has an effect that administrators should know.
+    /// An annotation of the Service is invalid, is ignored by this load balancer, or has an effect that administrators
+    /// should know.
     Annotation {
         service: ObjectName,
         reason: &'static str,

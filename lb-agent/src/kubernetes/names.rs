@@ -31,7 +31,7 @@ struct NamedService(Service);
 #[serde(transparent)]
 struct NamedSlice(EndpointSlice);
 
-/// A Namespace: its name exists even if no Service is in it.
+/// A Namespace: its DNS name exists even if the Namespace has no Service.
 #[derive(Clone, Debug, Deserialize)]
 struct NamedNamespace {}
 
@@ -97,9 +97,9 @@ impl Kind for NamedSlice {
     }
 }
 
-/// Follows the API server; `names` are synchronised once all Services, EndpointSlices and Namespaces have been listed,
-/// or the API server has refused to list Namespaces: then those without Services have no names. While the API server
-/// does not answer, names keep their last state; the proxy's watches report why.
+/// Follows the API server. `names` are synchronised once it has listed all Services and EndpointSlices, and has listed
+/// all Namespaces or refused to. If it refuses, Namespaces without Services have no names. While the API server does
+/// not answer, names keep their last state; the proxy's watches report why.
 ///
 /// # Errors
 ///

@@ -35,8 +35,8 @@ pub struct Published {
     /// The ranges of cluster IPs: those of all ServiceCIDR objects, sorted. While there is no such object, the channel
     /// has its initial value.
     pub service_cidrs: watch::Sender<Vec<IpNet>>,
-    /// The addresses of all other Nodes; `None` until they are listed. Without a sender, the source does not watch
-    /// other Nodes.
+    /// The addresses of all other Nodes; the channel's value is `None` until they are listed. Without a channel, the
+    /// source does not watch other Nodes.
     pub peers: Option<watch::Sender<Option<BTreeSet<IpAddr>>>>,
     /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,

@@ -196,8 +196,8 @@ impl Addresses {
         waits
     }
 
-    /// A warning if the Service names no address, and other nodes announce its addresses, too. Each node gives addresses
-    /// by itself, so a Service may have another one there.
+    /// A warning if other members exist and the Service, which has an address, requests none by name. Each member
+    /// allocates addresses by itself, so another member may give the Service a different one.
     fn unnamed(&self, request: &Request, has: &[IpAddr]) -> Option<FieldError> {
         let first = has.first().filter(|_| self.has_members && request.addresses.is_empty())?;
         let why = format!(
@@ -227,7 +227,8 @@ impl Addresses {
         Ok(request)
     }
 
-    /// Allocates addresses to Services that exchange theirs: all of them first release their addresses.
+    /// Tries again to allocate addresses to the rejected Services that hold some. All of them first release theirs, so
+    /// that Services can exchange addresses.
     fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);

@@ -122,7 +122,7 @@ pub(super) enum Resource {
     /// The Service, without annotations of other software. Its addresses and node ports are allocated later, because
     /// they depend on the other Services.
     Service(Box<api::Service>),
-    /// The object itself, or the EndpointSlices that an Endpoints object stands for.
+    /// An EndpointSlice, or the EndpointSlices that an Endpoints object stands for.
     Slices(Slices, NamedSlices),
     /// A pool of load balancers' addresses.
     Pool(Pool),
@@ -356,7 +356,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
 fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {
     let mut service: api::Service = typed::<core::Service, _>(value)?;
     validate::service(&service)?;
-    // Drops annotations of other software, which have no effect here and may be larger than the rest.
+    // Drops annotations of other software: the agent does not use them, and they may be larger than the rest.
     let ObjectMeta { name, namespace, labels, annotations, .. } = service.metadata;
     let ours = |(name, _): &(String, String)| {
         name.starts_with(convert::ANNOTATION_PREFIX)

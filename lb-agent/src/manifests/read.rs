@@ -14,7 +14,7 @@ use super::folder::{Content, Edit};
 
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// Whether a file with this name is a manifest: its extension is right, and it does not begin with `.` or `#`.
+/// Whether a file with this name is a manifest: the name has one of [`EXTENSIONS`], and does not begin with `.` or `#`.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !name.as_bytes().starts_with(b".")

@@ -295,7 +295,7 @@ impl Metrics {
         }
     }
 
-    /// Sets whether the agent has failed to make BIRD use the configuration that it wants.
+    /// Sets whether the agent has failed to make BIRD use the configuration that the agent wants.
     pub(crate) fn set_bird_failed(&self, failed: bool) {
         self.own.bird_config_failed.set(i64::from(failed));
     }

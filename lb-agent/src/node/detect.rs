@@ -42,7 +42,7 @@ impl DetectLocal {
         }
     }
 
-    /// Networks whose clients are internal; `None` until the Node object names pod networks.
+    /// Networks whose clients are internal. In mode `NodeCIDR`, `None` until the Node object names pod networks.
     pub fn networks(&self, pod_cidrs: &[IpNet]) -> Option<Vec<IpNet>> {
         match self {
             Self::ClusterCidr(networks) => Some(networks.clone()),
@@ -61,8 +61,9 @@ impl DetectLocal {
         }
     }
 
-    /// A condition for each family in `in_use` in which the Node object has no pod network. `pod_cidrs` is `None` until
-    /// the agent has read the Node object; `inside` are the families of the current networks of internal clients.
+    /// In mode `NodeCIDR`, a condition for each family in `in_use` in which the Node object has no pod network; none in
+    /// other modes. `pod_cidrs` is `None` until the agent has read the Node object; `inside` are the families of the
+    /// current networks of internal clients.
     pub fn problems(
         &self,
         node_name: &str,

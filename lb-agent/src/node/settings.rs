@@ -20,7 +20,8 @@ pub struct SettingsInputs {
     pub primary: Primary,
     /// Range of source ports for masqueraded packets.
     pub ports: RangeInclusive<u16>,
-    /// Networks of the nodes that may send packets to backends on this node through a tunnel.
+    /// Networks (`--dsr-peers`) of machines, other than the nodes, that may send tunnelled packets to backends on this
+    /// node.
     pub peers: Vec<IpNet>,
     /// Networks whose external clients may use no Service: those of `--deny-source`, and those behind IPsec policies.
     pub denied_sources: Vec<IpNet>,

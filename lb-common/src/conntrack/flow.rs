@@ -13,7 +13,7 @@ pub mod flow_flags {
     /// XDP).
     pub const AT_EGRESS: u8 = 2;
     /// Hairpin: client and backend are the same pod, and translated packets go back through the device they came from.
-    /// With [`AT_EGRESS`] it is a [caught](CAUGHT) flow instead.
+    /// Together with [`AT_EGRESS`], this bit marks a [caught](CAUGHT) flow instead.
     pub const HAIRPIN: u8 = 4;
     /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
     /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
@@ -201,12 +201,13 @@ impl Flow {
     }
 
     /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack. `all` is whether
-    /// the node lets all flows bypass the stack (`--forwarding direct`).
+    /// the node lets all flows bypass the stack (`--forwarding direct`); otherwise only routed flows may.
     ///
-    /// False for tunnelled flows, whose packets get other headers, for flows with a PROXY protocol header, whose
-    /// sequence numbers are shifted, and for SCTP, whose checksum covers whole packets. Also false for the second
-    /// translation of a masqueraded connection: the egress program of the device towards the backend does it, so
-    /// packets must reach that program.
+    /// False for tunnelled flows, whose packets get other headers. Of the flows that are not routed, also false for
+    /// hairpin and caught flows, for connections of the node itself, for flows with a PROXY protocol header, whose
+    /// sequence numbers are shifted, and for SCTP, whose checksum covers whole packets; and for the second translation
+    /// of a masqueraded connection: the egress program of the device towards the backend does it, so packets must reach
+    /// that program.
     #[inline(always)]
     pub const fn may_bypass_stack(&self, all: bool) -> bool {
         const SECOND_TRANSLATION: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS;
@@ -241,7 +242,7 @@ impl Flow {
     }
 
     /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
-    /// counts the packets of both. Counts the replaced flows, too; beyond 65,535 of them, all counters start from 0
+    /// counts the packets of both. Also counts the replaced flows; beyond 65,535 of them, all counters start from 0
     /// again.
     #[inline(always)]
     pub const fn continue_counters(&mut self, earlier: &Self) {

@@ -1,5 +1,5 @@
-//! The layout of the feature `next-layout`, for tests of upgrades and downgrades: the structs that it changes. The fields are
-//! those of the normal layout, which documents them, at other offsets.
+//! The layout of the feature `next-layout`, for tests of upgrades and downgrades: the structs that it changes. The
+//! fields are those of the normal layout, which documents them, at other offsets.
 #![expect(missing_docs, reason = "the normal layout documents these fields")]
 
 use bytemuck::{Pod, Zeroable};
@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::Tick;
 use crate::{Address, layout::describe};
 
-/// Here, `protocol` follows the padding.
+/// In this layout, `protocol` follows the padding byte `zero`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Tuple {
@@ -24,7 +24,7 @@ const _: () = assert!(size_of::<Tuple>() == 40);
 
 describe!(Tuple { source, destination, source_port, destination_port, zero, protocol, zeros });
 
-/// Here, padding that is always 0 precedes the fields, so that entries also have another size.
+/// In this layout, padding that is always 0 precedes the fields, so that entries also have another size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {

@@ -7,7 +7,7 @@ impl Flow {
     /// Ticks after which further datagrams make a stream: about 2 s, as in nf_conntrack.
     const STREAM_AFTER: u32 = 2;
 
-    /// Bytes that may have been sent without being counted, such as those of later fragments.
+    /// Bytes that a direction may have sent without its entry counting them, such as those of later fragments.
     const UNSEEN: u32 = 65_536;
 
     /// Records a datagram of this direction.
@@ -28,11 +28,11 @@ impl Flow {
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     ///
-    /// A segment without SYN is implausible if its numbers are far from the last ones. A SYN is implausible once the
-    /// direction is synchronised, unless it [accepts a connection](Self::accepts_connection). An implausible segment
-    /// changes nothing but the time of the last packet: it is forged, or it is outside the window and the receiver
-    /// rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that is not on the path of the connection guesses both
-    /// numbers with a probability of 1 in 1,024.
+    /// A segment without SYN is implausible if its sequence or acknowledgement number is far from the last one. A SYN
+    /// is implausible once the direction is synchronised, unless it [accepts a connection](Self::accepts_connection).
+    /// An implausible segment changes nothing but the time of the last packet: it is forged, or it is outside the
+    /// window and the receiver rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that is not on the path of the
+    /// connection guesses both numbers with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -50,10 +50,10 @@ impl Flow {
         }
     }
 
-    /// Whether the segment is a backend's first answer to a SYN, rather than a late or repeated segment of this
-    /// connection, whose numbers both lie a little behind the last ones. The entries may belong to an older connection
-    /// that client and backend have closed without this node seeing it; the answer then begins another connection. No
-    /// client can forge such a segment.
+    /// Whether the segment is a backend's first answer to a SYN. If it is a late or repeated segment of this connection
+    /// instead, its sequence and acknowledgement numbers both lie a little behind the last ones. The entries may belong
+    /// to an older connection that client and backend have closed without this node seeing it; the answer then begins
+    /// another connection. No client can forge such a segment.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
         // One comparison for both distances, as the limit is a power of two.
@@ -71,9 +71,10 @@ impl Flow {
         }
     }
 
-    /// Whether the next segment of this direction may have these numbers. Once the direction is synchronised, a SYN
-    /// begins a new connection only if the backend accepts it. (After the end of the connection a SYN begins another
-    /// flow. A late SYN must not undo a FIN: netfilter also ignores it, up to the state LAST_ACK.)
+    /// Whether a segment without SYN has sequence and acknowledgement numbers near the last ones of this direction. A
+    /// SYN is plausible until the direction is synchronised; from then on it begins a new connection only if the
+    /// backend accepts it. (After the end of the connection a SYN begins another flow. A late SYN must not undo a FIN:
+    /// netfilter also ignores it, up to the state LAST_ACK.)
     #[inline(always)]
     const fn is_plausible(&self, segment: &Segment) -> bool {
         let is_synchronised = self.seen & seen::SYNCHRONISED != 0;
@@ -115,10 +116,10 @@ impl Flow {
         }
     }
 
-    /// Whether this direction has acknowledged only data that `reverse` is known to have sent, and at most
+    /// Whether this direction has acknowledged only data that the entry `reverse` has recorded as sent, and at most
     /// [`Self::UNSEEN`] bytes more; always true for SCTP. A sender with a forged address never receives the replies and
-    /// can only guess; without this check its SYN and ACK would hold an entry for a day. (If it guesses too low a
-    /// number, the backend answers with a RST, which ends the flow.)
+    /// can only guess the sequence number of the backend; without this check its SYN and ACK would hold an entry for a
+    /// day. (If it guesses too low a number, the backend answers with a RST, which ends the flow.)
     #[inline(always)]
     pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
         self.to.protocol != protocol::TCP
@@ -129,9 +130,9 @@ impl Flow {
     ///
     /// The sequence number of the RST must lie between what the other direction has acknowledged and what this
     /// direction has sent. This range is narrower than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs
-    /// no window scale. The number that the receiver expects is always accepted, even if a SYN with other numbers has
-    /// come in the meantime: by such a RST a client ends a connection that it no longer has. A RST that answers a SYN
-    /// must acknowledge exactly that SYN.
+    /// no window scale. The sequence number that the receiver expects is always accepted, even if a SYN with another
+    /// one has come in the meantime: by such a RST a client ends a connection that it no longer has. A RST that answers
+    /// a SYN must acknowledge exactly that SYN.
     ///
     /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
     /// §8.5.1); any answer to an INIT is accepted.

@@ -17,7 +17,8 @@ pub enum Phase {
     TimeWait,
     /// A RST has ended the connection.
     Closed,
-    /// UDP: the backend has not answered yet; or a tunnelled flow, whose replies bypass this node.
+    /// UDP: the backend has not answered yet. A tunnelled flow, whose replies bypass this node, stays in this phase
+    /// until it becomes a [`Self::Stream`].
     Unreplied,
     /// UDP: the backend has answered, and the datagrams of neither direction span more than about 2 s.
     Replied,

@@ -17,7 +17,7 @@ pub struct Tuple {
     pub destination_port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// Padding, always 0. (Apart from `zeros`, because LLVM would fill one field of three bytes by a call to `memset`.)
+    /// Padding, always 0. (Separate from `zeros`: LLVM would fill one field of three bytes by a call to `memset`.)
     pub zero: u8,
     /// Padding, always 0: the tuple is a key that is compared as a whole.
     pub zeros: u16,

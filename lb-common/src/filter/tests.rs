@@ -229,7 +229,7 @@ mod interleavings {
     struct World {
         memory: Words,
         active: u64,
-        /// Which of the entries are visible.
+        /// For each of the three entries, whether the flow table has it.
         visible: [bool; 3],
         inserters: [Inserter; 2],
         asker: Asker,

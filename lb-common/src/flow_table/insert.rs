@@ -61,7 +61,7 @@ pub fn insert_free<M: Overflow>(
 /// there is one.
 #[inline(always)]
 pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Places) {
-    // (One loop, because LLVM would unroll the outer one of two.)
+    // (One loop for both passes over the places: of two nested loops, LLVM would unroll the outer one.)
     for turn in 0..2 * PLACES {
         let wanted = if turn < PLACES { Verdict::Expired } else { Verdict::Unproven };
         let place = turn % PLACES;

@@ -10,11 +10,11 @@ use std::{
 use super::{advertisement::Advertised, holders::Holder};
 use crate::{load_balancer::Pool, model::ObjectName};
 
-/// Number of addresses that the text of an [`Uncovered`] names.
+/// Maximum number of addresses that the text of an [`Uncovered`] names.
 const NAMED: usize = 5;
 
-/// What this agent announces: `None` for a protocol by which it announces nothing. The two may have read their objects
-/// at different times.
+/// What this agent announces: `None` for a protocol by which it announces nothing. The agent may have read the objects
+/// for the two protocols at different times.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocols<'a> {
     /// The pools and the advertisements at layer 2.
@@ -36,7 +36,7 @@ pub struct Uncovered {
 
 /// The pools that no advertisement covers, with their addresses that Services have. Empty without advertisements: then
 /// nothing shall be announced. Leaves out addresses in no pool, because other software may have given them, and pools
-/// that one of the protocols has not read yet.
+/// that the agent has not read yet for one of the protocols.
 pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Uncovered> {
     if !protocols.advertise() {
         return Vec::new();
@@ -54,7 +54,7 @@ pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder
     pools.into_iter().map(|(pool, addresses)| Uncovered { pool, addresses, missing }).collect()
 }
 
-/// What is announced by one protocol.
+/// The pools and advertisements of one protocol, as this agent has read them.
 struct Known<'a> {
     advertised: &'a Advertised,
     /// For each pool of `advertised`, whether an advertisement of the protocol covers it.

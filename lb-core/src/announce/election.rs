@@ -36,13 +36,13 @@ pub struct Candidacy {
     pub interfaces: Interfaces,
 }
 
-/// What is known about a node that may announce addresses.
+/// What this agent knows about a node that may announce addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Candidate {
     /// The labels of the node.
     pub labels: Labels,
-    /// The devices on which the node can announce, as far as advertisements name them. `None` until the node has
-    /// reported them; until then, it counts as having every device.
+    /// The devices on which the node can announce, as far as advertisements name them. `None` if the node has not
+    /// reported them yet, or if the list is too long for a message; the node then counts as having every device.
     pub devices: Option<BTreeSet<String>>,
 }
 

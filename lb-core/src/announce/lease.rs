@@ -147,7 +147,7 @@ pub struct Leases {
     /// Id of the last question that this member sent.
     id: QuestionId,
     challenges: Challenges,
-    /// Numbers of recent questions, each with the time at which it was sent.
+    /// [`QuestionId::number`] of each recent question, with the time at which this member sent it.
     sent: VecDeque<(u64, Nanos)>,
     evidence: Evidence,
     rights: BTreeMap<IpAddr, Right>,
@@ -298,7 +298,8 @@ impl Leases {
         self.candidates = candidates;
     }
 
-    /// Replaces the devices on which this member can announce; `None` while they are unknown.
+    /// Replaces the devices on which this member can announce; `None` while they are unknown. A list that is too long
+    /// for a question counts as `None`.
     pub fn set_devices(&mut self, devices: Option<BTreeSet<String>>) {
         let fits = |devices: &BTreeSet<String>| {
             devices.iter().map(|device| device.len() + 3).sum::<usize>() <= DEVICES
@@ -384,10 +385,10 @@ impl Leases {
         Ask { echo: self.others.get(to).and_then(|peer| peer.echo), ..ask.clone() }
     }
 
-    /// Answers the question of another member. There is no answer to a sender that is not a member, nor to a question
-    /// that is not newer than one already answered. An incarnation that has not echoed the challenge gets the challenge
-    /// and nothing else, and its question has no effect. For a member that has missed a change of the voters, more
-    /// answers follow with parts of the list of voters.
+    /// Answers the question of another member. Ignores a sender that is no member, and a question that is a copy or
+    /// that a later question has overtaken. An incarnation that has not echoed the challenge gets the challenge and
+    /// nothing else, and its question has no effect. For a member that has missed a change of the voters, more answers
+    /// follow with parts of the list of voters.
     pub fn asked(&mut self, from: &Arc<str>, ask: &Ask, now: Nanos) -> Vec<Answer> {
         let Some(peer) = self.others.get_mut(from) else { return Vec::new() };
         let empty = Answer { id: ask.id, grants: Vec::new(), challenge: None, voters: None };
@@ -533,7 +534,8 @@ impl Leases {
         }
     }
 
-    /// The number of voters that must grant a question.
+    /// The number of voters that must grant a question: a majority. Under [`Prefer::Availability`], one of two voters
+    /// needs only its own grant if the other one is silent or has retired.
     fn quorum(&self, now: Nanos) -> usize {
         let is_gone = |peer: &Peer| {
             let silence = |heard| now.saturating_sub(heard) >= self.timing.promise;

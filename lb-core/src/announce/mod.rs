@@ -17,8 +17,8 @@
 //! bgp            the routes that a node offers, and the configuration of its BGP daemon
 //! ```
 //!
-//! At layer 2 an election only proposes a node, because nodes see changes at different times. A node answers only while
-//! it has the right to announce.
+//! At layer 2 an election only proposes a node, because nodes see changes at different times. A node answers ARP
+//! requests and neighbour solicitations for an address only while it has the right to announce the address.
 
 pub mod advertisement;
 pub mod bgp;

@@ -387,9 +387,10 @@ fn partitions_leave_one_owner_with_a_majority_and_none_without() {
     }
 }
 
-/// Tests every combination of directions in which messages of three members are lost. Member 0 is the best candidate. It
-/// announces while another member hears it and it hears that member's answers. Another member replaces it only if
-/// no member hears it: a member that hears it waits for it, or has promised the address to it.
+/// Tests every combination of directions in which messages of three members are lost. Member 0, the best candidate,
+/// announces while another member receives its questions, and it receives the answers of that member. Another member
+/// replaces member 0 only if no member receives its questions: a member that receives them waits for member 0, or has
+/// promised the address to member 0.
 #[test]
 fn messages_lost_in_one_direction_leave_at_most_one_owner() {
     const LINKS: [(usize, usize); 6] = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];

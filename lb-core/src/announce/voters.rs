@@ -10,17 +10,18 @@
 //! 2. A voter refuses questions of an older generation than its own.
 //! 3. No member proposes the next generation before a majority of the voters has had the present one for longer than a
 //!    promise lasts ([`Leases::may_change`](super::lease::Leases::may_change)). So no member that still uses the
-//!    generation before it can have a majority: one of those voters refuses.
+//!    generation before the present one can have a majority: one of those voters refuses.
 //!
 //! Members learn a generation from the API server, or in [`Part`]s from a member that knows it, at different times. By
 //! rule 1, two consecutive generations cannot both elect a member; by rules 2 and 3, older generations cannot elect
-//! any. A side of a partition that sees nodes disappear can change nothing unless it has a majority of the voters from
-//! before.
+//! any. A side of a partition that sees nodes disappear can change nothing unless it has a majority of the present
+//! voters.
 //!
-//! The rules need members that never return to an older generation. An agent that starts knows none, so it votes only
-//! after it has read one from the API server. If the object was deleted or replaced by an older one, the agents that
-//! know the newest generation write its voters back in a new one ([`Voters::restored`]). [`Voters::vacated`] breaks
-//! rule 1: an administrator may use it only after the agents of the voters that are gone have ended.
+//! The rules need members that never return to an older generation. An agent that starts knows no generation, so it
+//! votes only after it has read one from the API server. If the object was deleted or replaced by an older one, the
+//! agents that know the newest generation write its voters back in a new generation ([`Voters::restored`]).
+//! [`Voters::vacated`] breaks rule 1: an administrator may use it only after the agents of the voters that are gone
+//! have ended.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -127,8 +128,8 @@ impl Voters {
         }
     }
 
-    /// The next generation, with no voters. An agent that reads it writes another one with its own node as the only
-    /// voter.
+    /// The next generation, with no voters. An agent that reads it writes a further generation, with the agent's node
+    /// as the only voter.
     pub fn vacated(&self) -> Option<Self> {
         Some(Self { generation: self.next_generation()?, names: BTreeSet::new() })
     }

@@ -1,5 +1,5 @@
-//! Finds the annotations that configure load balancers of clouds and have no effect here, so that the agent reports
-//! them. An annotation that asks for what happens anyway needs no report.
+//! Finds the annotations that configure load balancers of clouds and have no effect in this project, so that the agent
+//! reports them. An annotation that asks for what happens anyway needs no report.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const PREFIXES: [&str; 3] =
 /// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
 /// text that does not ask for a public one ([`ASKS_FOR_PUBLIC`]).
 pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
-    // GKE accepts both, and Kubernetes 1.7.0 to 1.7.3 only lower case.
+    // GKE accepts both spellings, and Kubernetes 1.7.0 to 1.7.3 only lower case.
     ("networking.gke.io/load-balancer-type", &["Internal", "internal"]),
     ("cloud.google.com/load-balancer-type", &["Internal", "internal"]),
     ("service.beta.kubernetes.io/aws-load-balancer-internal", &[]),
@@ -35,7 +35,7 @@ const NOT_INTERNAL: &str = "this value does not ask for an internal load balance
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
-/// Annotations that have an effect here, apart from those about health checks, timeouts, the PROXY protocol and
+/// Annotations of clouds that have an effect, apart from those about health checks, timeouts, the PROXY protocol and
 /// internal load balancers.
 const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
 const ATTRIBUTES: &str = "of these attributes, only proxy_protocol_v2.enabled has an effect";
@@ -109,7 +109,7 @@ const OF_TKE: [&str; 3] = [
 ];
 
 /// Whether the annotation of this name configures load balancers of clouds. The agent reports such an annotation if it
-/// has no effect here.
+/// has no effect.
 pub fn is_of_cloud(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || OF_TKE.contains(&name)
@@ -117,7 +117,7 @@ pub fn is_of_cloud(name: &str) -> bool {
         || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
-/// The annotations that have no effect here.
+/// The annotations of clouds that have no effect, with the reasons.
 pub(super) fn ignored(annotations: &BTreeMap<String, String>) -> Vec<IgnoredAnnotation> {
     let of_cloud =
         annotations.iter().filter(|(name, _)| is_of_cloud(name) && !health::AWS.contains(&name.as_str()));

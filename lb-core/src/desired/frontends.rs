@@ -34,7 +34,7 @@ pub(super) struct Slices {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
     /// The slice for direct server return: the backends of `cluster`, of which those on other nodes answer external
-    /// clients directly, and the other backends on this node with weight 0.
+    /// clients directly, and with weight 0 the endpoints on this node that `cluster` lacks.
     pub(super) direct: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The networks that may use the load balancer addresses of the Service, sorted, each once. As in kube-proxy, ranges
-/// apply per family: a family without ranges admits every client and has no entry here.
+/// apply per family: a family without ranges admits every client and has no networks in this list.
 pub(super) fn source_ranges(service: &Service, node: &Node) -> Vec<IpNet> {
     let mut networks = Vec::new();
     for family in Family::ALL {

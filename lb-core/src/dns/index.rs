@@ -16,7 +16,7 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// Namespace and name of the DNS Service of most clusters; `ns.dns` has its addresses.
+/// Namespace and name of the DNS Service of most clusters; the name `ns.dns` resolves to its cluster IPs.
 const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
 /// The namespace that exists even if the index knows no object in it.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
@@ -41,7 +41,7 @@ struct Namespace {
     entries: HashMap<Arc<str>, Entry>,
 }
 
-/// A Service and its slices; the slices may be known before the Service.
+/// A Service and its slices; the index may receive the slices before the Service.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     pub(super) service: Option<NamedService>,
@@ -126,7 +126,7 @@ impl Index {
         &mut self.zone
     }
 
-    /// Replaces what is known about objects that cannot be read. The index does not deny the names that they may have.
+    /// Replaces the names that unreadable objects may have; the index does not deny them.
     pub fn set_unread(&mut self, unread: Unread) {
         self.unread = unread;
     }

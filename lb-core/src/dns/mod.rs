@@ -64,7 +64,7 @@ pub enum Target {
     Name(Box<str>),
 }
 
-/// A port of a Service or of a slice. The name `_NAME._protocol` below the Service's name has its SRV records.
+/// A port of a Service or of a slice. The name `_NAME._protocol` below the Service's name has the port's SRV records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
     /// Name of the port; empty for an unnamed port, which only the SRV records at the Service's own name include.

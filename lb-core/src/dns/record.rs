@@ -26,7 +26,7 @@ pub enum Kind {
     Txt,
     /// Any type: the answer only shows whether the name exists (RFC 8482).
     Any,
-    /// Any other type: no name of ours has records of such a type.
+    /// Any other type: no name in the index has records of such a type.
     Other,
 }
 
@@ -103,10 +103,10 @@ pub enum Answer {
     NoData(String),
     /// Neither the name nor any name below it exists. The answer carries the SOA record of this zone.
     NxDomain(String),
-    /// The name is in one of our zones and was not found, but an object that cannot be read may have it, so the index
-    /// does not deny it.
+    /// The name is in one of the zones that the index answers for. The index does not have the name, but does not deny
+    /// it, because an object that cannot be read may have it.
     Unknown,
-    /// The name is in none of our zones: another server has to answer.
+    /// The name is in none of the zones that the index answers for: another server has to answer.
     NotOurs,
 }
 

@@ -17,7 +17,7 @@ pub(super) enum Reverse {
 }
 
 impl Reverse {
-    /// Parses a name whose labels are in lower case; `None` if it is below neither zone.
+    /// Parses a name whose labels are in lower case; `None` if it is below neither `in-addr.arpa` nor `ip6.arpa`.
     pub(super) fn parse(labels: &[&[u8]]) -> Option<Self> {
         match labels {
             [rest @ .., b"in-addr", b"arpa"] => Some(Self::read(rest, 4, octet, v4)),

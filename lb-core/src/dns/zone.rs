@@ -24,7 +24,7 @@ pub struct Zone {
     ttl: u32,
     /// Ranges of cluster IPs: the server owns all their reverse names.
     ranges: Vec<IpNet>,
-    /// Addresses of this server, which `ns.dns` has if the DNS Service has no cluster IP.
+    /// Addresses of this server, to which `ns.dns` resolves if the DNS Service has no cluster IP.
     servers: Vec<IpAddr>,
 }
 

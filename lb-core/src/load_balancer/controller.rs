@@ -414,8 +414,8 @@ impl Controller {
         lost.filter_map(move |ip| Some((*ip, self.balancers.withdrawal(request?, *ip)?)))
     }
 
-    /// The conflicts in which a Service loses an address that another Service also had before the pass, and may not share
-    /// with it.
+    /// The conflicts in which a Service loses an address that another Service also had before the pass, and the two may
+    /// not share the address.
     fn conflicts(&self, name: &ObjectName, known: &Known) -> Vec<Conflict> {
         let Ok(Some(request)) = &known.seen.request else { return Vec::new() };
         let wanted = self.balancers.addresses(name);

@@ -131,7 +131,7 @@ pub enum PoolError {
         /// The range of the other pool that overlaps.
         other_range: AddressRange,
     },
-    /// Another pool has the same name, which is given here.
+    /// Another used pool has this name.
     #[error("pool {0:?} is not used: there is another one of that name")]
     Twin(String),
     /// The pool contains addresses that cluster IPs or pods may have.

@@ -37,7 +37,7 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 /// The pools, and which Service has which address.
 ///
 /// [`assign`](Self::assign) gives two Services one address only if they may share it. A Service keeps its addresses
-/// while its request stays the same, unless it has them in common with a Service that it may not share them with, or
+/// while its request stays the same, unless another Service also has one of them and the two may not share it, or
 /// [`set_reassign`](Self::set_reassign) is on and the pools no longer allow them.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {

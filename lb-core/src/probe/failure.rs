@@ -36,7 +36,7 @@ pub enum Reason {
     Unreachable,
     /// No TLS session could be established.
     Tls,
-    /// The answer has an HTTP status outside 200 to 399.
+    /// The answer has an HTTP status outside 200 to 399, or in gRPC any status but 200.
     Status,
     /// The answer has a gRPC error status, or a health other than `SERVING`.
     Grpc,

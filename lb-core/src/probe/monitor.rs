@@ -113,8 +113,8 @@ impl Monitor {
 
     /// Sets the Services that use a target; a target without users is no longer probed. A new target begins with the
     /// state of a known one that has the same address, port and kind of check, so that a changed interval changes no
-    /// verdict. Pass new targets before those without users. Returns whether a new target is unhealthy; `None` if it is
-    /// not new.
+    /// verdict. Pass new targets before those without users, whose state they may take over. Returns whether a new
+    /// target is unhealthy; `None` if it is not new.
     pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> Option<bool> {
         if users.is_empty() {
             self.remove(target);

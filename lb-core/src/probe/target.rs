@@ -31,8 +31,8 @@ impl Target {
     }
 }
 
-/// A target with the same address, port and kind of check as `target`, perhaps with another interval. `before` are the
-/// known targets below `target`, `after` those from `target` on, both sorted.
+/// A target with the same address, port and kind of check as `target`; the rest of its check, such as the interval, may
+/// differ. `before` are the known targets that sort before `target`, `after` those from `target` on, both sorted.
 pub(crate) fn alike<'a>(
     before: impl DoubleEndedIterator<Item = &'a Target>,
     after: impl Iterator<Item = &'a Target>,

@@ -49,8 +49,8 @@ impl Targets {
         self.users.get(target).map_or(&[], Vec::as_slice)
     }
 
-    /// The targets whose set of Services has changed since the last call, with these Services; a target without any is
-    /// gone.
+    /// The targets whose set of Services has changed since the last call, with these Services. No Service uses a target
+    /// any more if its list is empty.
     pub(crate) fn take_changes(&mut self) -> Vec<(Target, Vec<ObjectName>)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().map(|target| (target.clone(), self.users(&target).to_vec())).collect()

@@ -26,7 +26,8 @@ pub(super) fn table(maglev: Maglev, backends: &[Backend], turns: &[u32]) -> Vec<
     table
 }
 
-/// A walk through a backend's permutation of the table's entries. The table's size is a prime, so any step visits all.
+/// A walk through a backend's permutation of the table's entries. The table's size is a prime, so a walk by steps of
+/// any length visits every entry.
 struct Walk {
     at: u32,
     step: u32,
@@ -173,7 +174,7 @@ mod tests {
             for (place, weight) in (0..).zip(&weights) {
                 let share = table.iter().filter(|entry| **entry == place).count() as f64;
                 let fair = 2039.0 * f64::from(*weight) / f64::from(total);
-                // Sequences of turns are rounded to about 4096 entries, and the last repetition in the table is cut.
+                // Long sequences of turns are reduced to about 4096 entries, and the table cuts the last repetition.
                 prop_assert!((share - fair).abs() <= 3.0, "place {} of weight {}: {} of {}", place, weight, share, fair);
             }
         }

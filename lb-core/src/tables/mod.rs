@@ -15,7 +15,7 @@ use lb_common::{Backend, Scheduler, hash::DEFAULT_SEED};
 /// The only entry of the table if all backends have weight 0: a position that no backend has.
 pub const NOBODY: u32 = u32::MAX;
 
-/// Number of entries of a Maglev table. It is a prime, so every permutation visits every entry.
+/// Number of entries of a Maglev table. It is a prime, so each backend's walk through the table visits every entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableSize(u32);
 

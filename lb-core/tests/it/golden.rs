@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::kernel::Node;
 
-/// The state of the node in a golden manifest: a document of kind `Node` with fields of our own.
+/// The state of the node in a golden manifest: a document of kind `Node` with fields that only these tests know.
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NodeDocument {

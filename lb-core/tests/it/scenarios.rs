@@ -325,8 +325,8 @@ fn service_is_here_at_the_addresses_that_the_kernel_serves() {
     assert_eq!(here(&mut node, "b"), ["203.0.113.2"]);
 }
 
-/// Otherwise nodes would announce an address at which they drop or reject all clients. A writer of an EndpointSlice may
-/// set only `ready: false`; `serving` is then true.
+/// Nodes announce an address that counts as served, so an address at which they drop or reject all clients must not
+/// count. A writer of an EndpointSlice may set only `ready: false`; `serving` is then true.
 #[test]
 fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
     let balancer = |policy| {

@@ -51,9 +51,9 @@ impl AnnounceAttacher {
         Ok(Self { folder, programs, mode, netlink, attached: BTreeMap::new(), first: true })
     }
 
-    /// Attaches the program to exactly these devices, given by interface index, which must have an Ethernet header;
-    /// attaches it again where another process has detached it. Returns the devices to which it could not be attached;
-    /// the next call tries again.
+    /// Attaches the program to exactly these devices (interface indices), which must have an Ethernet header; attaches
+    /// it again where another process has detached it. Returns the devices to which it could not be attached; the next
+    /// call tries again.
     pub fn sync(&mut self, devices: &BTreeSet<u32>) -> Result<Vec<(u32, DatapathError)>, DatapathError> {
         let mut failed = Vec::new();
         for index in devices {

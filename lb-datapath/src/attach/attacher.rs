@@ -58,7 +58,7 @@ pub struct AttachPoint {
     pub index: u32,
     /// Interface name; `None` in [`SyncReport::detached`], because the device may be gone.
     pub name: Option<String>,
-    /// Whether the hook is that of arriving or of leaving packets.
+    /// Whether the hook gets packets that arrive at the host, or packets that leave it.
     pub direction: Direction,
 }
 

@@ -79,7 +79,7 @@ impl Direction {
     }
 }
 
-/// Our filter for `role` on a hook, with this map layout; `None` if there is none.
+/// Our filter for `role` on a hook, of this agent's map layout; `None` if there is none.
 pub(crate) fn find(
     netlink: &mut Netlink,
     (ifindex, direction, role): (u32, Direction, Role),
@@ -178,7 +178,7 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     }
 }
 
-/// Removes our filter of this map layout, if there is one. The device may be gone.
+/// Removes our filter of this agent's map layout, if there is one. The device may be gone.
 pub(crate) fn remove(
     netlink: &mut Netlink,
     (ifindex, direction, role): (u32, Direction, Role),

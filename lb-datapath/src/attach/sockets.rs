@@ -117,8 +117,8 @@ fn detach(folder: &Folder) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The place of a pinned link in the order in which [`cleanup`](super::cleanup) detaches links. Those of socket programs
-/// come first, in the order of [`detach`].
+/// The position of a pinned link in the order in which [`cleanup`](super::cleanup) detaches links. The links of socket
+/// programs come first, in the order of [`detach`].
 pub(super) fn detach_order(link: &Path) -> usize {
     let is_link = |hook: &SocketHook| link.file_name().is_some_and(|name| name == hook.program);
     SOCKET_HOOKS.iter().rev().position(is_link).unwrap_or(SOCKET_HOOKS.len())

@@ -26,8 +26,9 @@ pub(crate) struct TcxHook<'a> {
 
 impl TcxHook<'_> {
     /// Makes sure that a link has `program` on the hook: the link with the id `known`, else the link that an earlier
-    /// agent has pinned at `pin`, else a new link, which is then pinned there. The program of a new link runs before
-    /// the one that `successor` picks from those on the hook, else first at ingress and last at egress.
+    /// agent has pinned at `pin`, else a new link, which this function pins at `pin`. A new link is placed before the
+    /// link that `successor` returns, given the programs on the hook; without such a link, first at ingress and last at
+    /// egress.
     ///
     /// Returns the id of the link, or `None` if it is still `known`.
     pub(crate) fn ensure(

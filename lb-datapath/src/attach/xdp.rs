@@ -105,8 +105,10 @@ impl XdpAttacher {
         }
     }
 
-    /// Whether frames that programs on other devices redirect to this device really leave through it. (Generic programs
-    /// redirect through the stack, so only native ones depend on the driver.)
+    /// Whether frames that programs on other devices redirect to this device really leave through it. False if this
+    /// device does not run the program. Generic programs redirect through the stack, so if all programs are generic,
+    /// the driver does not matter. Otherwise the driver must report that it sends redirected frames as large as the
+    /// MTU. If the kernel reports no features, a driver that runs the program natively counts as able to send them.
     pub fn is_redirect_target(&self, device: &Device) -> bool {
         let Some(mode) = self.mode_of(device.index) else { return false };
         let takes_from_native = match self.features.get(&device.index) {
@@ -133,8 +135,8 @@ impl XdpAttacher {
         for device in &wires {
             if let Some(mode) = self.ensure(device, reader.as_mut()) {
                 attached.insert(device.index, mode);
-                // The features are read after attaching, because some drivers send frames only while they have a
-                // program.
+                // Reads the features after attaching, because some drivers send redirected frames only while they have
+                // a program.
                 features.extend(read(reader.as_mut(), device).map(|found| (device.index, found)));
             }
         }

@@ -1,7 +1,7 @@
 //! Keeps the pins when the BPF file system is unmounted under a running agent.
 //!
-//! While the agent has a folder there open, the kernel refuses all but a lazy unmount (`umount -l`). After a
-//! lazy unmount, the pinned objects, including programs on devices, still exist, but no other process can find them,
+//! While the agent has a folder of the file system open, the kernel refuses all but a lazy unmount (`umount -l`). After
+//! a lazy unmount, the pinned objects, including programs on devices, still exist, but no other process can find them,
 //! and the kernel frees them when the last process that has the folder open ends. So the agent pins everything again
 //! before it ends.
 //!
@@ -90,8 +90,8 @@ impl Anchor {
     /// is none.
     ///
     /// # Errors
-    /// No file system can be mounted, another agent uses it, or an object cannot be pinned. Pins that were created
-    /// stay; the call can be repeated.
+    /// No file system can be mounted, another agent has locked the folder, or an object cannot be pinned. Pins that
+    /// were created stay; the call can be repeated.
     pub fn rescue(&self) -> Result<Rescued, DatapathError> {
         let folder = Folder::create(self.folder.bpffs())?;
         let lock = folder.lock()?;

@@ -40,7 +40,7 @@ impl Globals {
     /// Reads the constants of the pinned programs; the defaults if none are pinned.
     ///
     /// # Errors
-    /// The map of the constants cannot be opened, which takes `CAP_SYS_ADMIN`, or the programs are of a build whose
+    /// The map of the constants cannot be opened (opening takes `CAP_SYS_ADMIN`), or the programs are of a build whose
     /// `.rodata` has another size.
     pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
         let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };

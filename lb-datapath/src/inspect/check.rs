@@ -319,7 +319,7 @@ fn ipsec(bpffs: &Path) -> Probe {
     )
 }
 
-/// The virtual addresses of the pinned data plane; none without one.
+/// The virtual addresses of the pinned data plane; empty if no data plane is pinned.
 fn pinned_addresses(bpffs: &Path) -> Result<BTreeSet<IpAddr>, DatapathError> {
     Pinned::find(bpffs)?.map_or_else(|| Ok(BTreeSet::new()), |pinned| pinned.virtual_addresses())
 }
@@ -351,8 +351,8 @@ fn ipsec_probe(found: Result<Vec<(OutPolicy, Vec<IpAddr>)>, DatapathError>) -> P
 /// Name of the probe [`devices`].
 const DEVICES: &str = "devices";
 
-/// Checks for devices whose clients reach no Service, and for wires that `--xdp native` would leave to tc. It selects
-/// devices as an agent without `--wire-device` does, because the data plane does not tell the agent's flags.
+/// Checks for devices whose clients reach no Service, and for wires that `--xdp native` would leave to tc. Selects
+/// devices as an agent without `--wire-device` does, because the pinned data plane does not record the agent's flags.
 fn devices() -> Probe {
     match Network::read() {
         Ok(Network { links, .. }) => {
@@ -363,8 +363,9 @@ fn devices() -> Probe {
     }
 }
 
-/// The probe [`devices`] with all devices, those that get programs, and reasons why `--xdp native` would leave some to
-/// tc. These reasons do not degrade the result: `--xdp` is off by default, and a running agent reports them in `status`.
+/// The probe [`devices`], given all devices, those that get programs, and the reasons why `--xdp native` would leave
+/// some to tc. These reasons do not degrade the result: `--xdp` is off by default, and a running agent reports them in
+/// `status`.
 fn devices_probe(links: &[Link], devices: &[Device], left_to_tc: &[DatapathError]) -> Probe {
     const ADVICE: &str = "see docs/limits.md, \"Devices\"";
     let unserved: Vec<String> = links.iter().filter_map(Link::unserved).collect();
@@ -421,7 +422,7 @@ mod tests {
         );
     }
 
-    /// A data plane of which one map is left; in another place, none.
+    /// First no data plane, then a folder of pins without a map, then one in which only one map is left.
     #[test]
     fn data_plane_that_cannot_be_read_degrades_the_probes_that_need_it() {
         let folder = tempfile::tempdir().unwrap();

@@ -175,7 +175,7 @@ impl Pinned {
     /// Opens the maps pinned on `bpffs`; `None` if no data plane is pinned there.
     ///
     /// # Errors
-    /// Those of [`Self::open`], except that there is none.
+    /// Those of [`Self::open`], except a missing BPF file system or data plane.
     pub fn find(bpffs: &Path) -> Result<Option<Self>, DatapathError> {
         match Self::open(bpffs) {
             Err(DatapathError::Absent(_) | DatapathError::NotMounted(_)) => Ok(None),
@@ -387,7 +387,7 @@ impl Pinned {
     }
 }
 
-/// The program that `link` attaches, if it is on this hook in this network namespace.
+/// The id of the program that `link` attaches; `None` if the link is not on this hook in this network namespace.
 fn tcx_program(
     index: u32,
     device: &str,

@@ -39,8 +39,8 @@ pub struct ProgramView {
     pub settings: Settings,
     /// The constants in the loaded programs; the defaults if there is a [`Self::globals_error`].
     pub globals: Globals,
-    /// Why the constants could not be read; `None` if they could. Only for the constants, the process needs
-    /// `CAP_SYS_ADMIN`.
+    /// Why the constants could not be read; `None` if they could. Reading the constants takes `CAP_SYS_ADMIN`, unlike
+    /// reading the maps.
     pub globals_error: Option<DatapathError>,
 }
 

@@ -20,7 +20,7 @@ const PRIORITY: u32 = 32_000;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
 /// Adds the rule that looks up forwarded packets in the table, for both families, unless it exists. It does not match
-/// packets of local processes, whose input device is `lo`: programs may still translate them where they leave.
+/// packets of local processes, whose input device is `lo`: programs may still translate them at tc egress.
 pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
         match netlink.execute(RouteNetlinkMessage::NewRule(rule(family, table)), NLM_F_CREATE | NLM_F_EXCL) {

@@ -69,12 +69,12 @@ pub struct Device {
     pub mac: Option<[u8; 6]>,
     /// Index of the bridge, bond or VRF that the device belongs to.
     pub controller: Option<u32>,
-    /// Whether the device is one end of a pair (veth or netkit), so that packets sent here arrive at the other end.
+    /// Whether the device is one end of a pair (veth or netkit): packets sent through it arrive at the other end.
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth whose other end has no XDP program. Unless the other end uses GRO, such a veth
-    /// loses the frames that its native XDP program sends back (`XDP_TX`).
+    /// Whether the device is a veth whose other end has no XDP program. The frames that its native XDP program sends
+    /// back (`XDP_TX`) are then lost, or, if the other end uses GRO, stay in the ring of the other end.
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,

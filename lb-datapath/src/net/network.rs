@@ -51,8 +51,8 @@ pub struct Link {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth whose other end has no XDP program. Unless the other end uses GRO, such a veth
-    /// loses the frames that its native XDP program sends back (`XDP_TX`).
+    /// Whether the device is a veth whose other end has no XDP program. The frames that its native XDP program sends
+    /// back (`XDP_TX`) are then lost, or, if the other end uses GRO, stay in the ring of the other end.
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,
@@ -149,8 +149,9 @@ impl Link {
 
     /// Whether routes may lead through the device although it has no address of its own: a network card, a device that
     /// is stacked on others (bond, VLAN, …), or a tunnel (WireGuard, GRE, xfrm, …), whose packets have no Ethernet
-    /// header. Not a bridge, which then only switches frames between its ports, nor a port of a bridge, bond or VRF. The
-    /// agent does not look for such routes: a node may have a million routes.
+    /// header. Never a bridge, because a bridge without an address only switches frames between its ports; nor a port
+    /// of a bridge, bond or VRF, nor an end of a pair. The agent does not look for such routes: a node may have a
+    /// million routes.
     fn is_unnumbered(&self) -> bool {
         let is_tunnel = Layer::of(self.hardware) == Some(Layer::Ip);
         let is_lower = self.loopback || self.is_pair || self.controller.is_some();

@@ -152,7 +152,7 @@ impl Routes {
 }
 
 /// Whether `bpf_fib_lookup` reports source addresses (kernel 6.7 and newer). True if the probe cannot run, for example
-/// without the privilege to load programs, because most kernels are newer.
+/// without the privilege to load programs, because most kernels report them.
 fn programs_see_sources() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| probe::takes_route_flags(probe::SOURCE).unwrap_or(true))

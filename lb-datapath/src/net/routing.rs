@@ -23,8 +23,8 @@ pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> 
         .all(|answer| if let RouteNetlinkMessage::NewRule(rule) = answer { is_default(rule) } else { true }))
 }
 
-/// Whether a policy rule sends all packets to one of the tables that the kernel's own rules use. Attributes that are
-/// not named here count as conditions.
+/// Whether a policy rule sends all packets to one of the tables that the kernel's own rules use. An attribute that this
+/// function does not know counts as a condition.
 fn is_default(rule: &RuleMessage) -> bool {
     let header = &rule.header;
     let is_all = header.src_len == 0 && header.dst_len == 0 && header.tos == 0;

@@ -89,8 +89,8 @@ pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     Ok(answers.map_err(failed)?.into_iter().filter_map(policy).collect())
 }
 
-/// Those of the policies that replies from virtual addresses bypass, each with these addresses. Calls `vips` only if there
-/// is a policy.
+/// Those policies that replies from virtual addresses bypass, each with the virtual addresses from which replies bypass
+/// it. Calls `vips` only if there is a policy.
 pub(crate) fn bypassed(
     policies: Vec<OutPolicy>,
     vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,

@@ -277,7 +277,7 @@ impl Conntrack {
         })
     }
 
-    /// Deletes the second flow of a masqueraded connection; `first` is the forward entry of its first one.
+    /// Deletes the second flow of a masqueraded connection; `first` is the forward entry of the first flow.
     fn delete_second(&self, first: &Flow) -> Result<(), DatapathError> {
         if first.flags & flow_flags::MASQUERADED == 0 {
             return Ok(());
@@ -435,8 +435,9 @@ impl Conntrack {
         Ok(report)
     }
 
-    /// Corrects the counters of active flows by the flows in the index and the connections of sockets. Returns these
-    /// connections; `None` if they cannot be read: then the counters stay as they are.
+    /// Compares the counters of active flows with the flows in the index and the connections of sockets, and corrects
+    /// wrong counters. Returns these connections; if they cannot be read, returns `None` and leaves the counters as
+    /// they are.
     fn correct(
         &self,
         recount: &mut Recount,

@@ -1,5 +1,5 @@
 //! The agent's part of the filter: adds marks before it inserts entries and frontends, and rebuilds the filter.
-//! [`lb_common::filter`] has the rules, and why no mark is ever missing.
+//! [`lb_common::filter`] describes the rules, and why no mark is ever missing.
 
 use std::{
     io,

@@ -13,8 +13,8 @@
 //!    connection.
 //! 4. The agent copies the remaining old flows, and removes the old data plane.
 //!
-//! So at every moment some program has each flow. XDP hooks and control groups have one link for both versions, whose
-//! program is replaced atomically.
+//! So at every moment, at least one version has the entries of any given flow. XDP hooks and control groups have one
+//! link for both versions, whose program is replaced atomically.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -399,7 +399,7 @@ impl Handover {
         Ok(self.earlier.map(spec)?.zip(self.earlier.conversions(spec)))
     }
 
-    /// The slots of the earlier flow table; `None` if both layouts use the same table, or the earlier one has no flow table.
+    /// The slots of the earlier flow table; `None` if both versions share the table, or the earlier version has none.
     fn slots(&self) -> Result<Option<EarlierSlots>, DatapathError> {
         let source = self.source(&layout::FLOWS)?;
         source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()

@@ -23,7 +23,7 @@ const LEASE: u32 = 3;
 pub struct Monitor {
     switch: Table<u32, u64>,
     ring: RingBuf<MapData>,
-    /// Start of this monitor in nanoseconds of `CLOCK_MONOTONIC`; events from before were left by an earlier one.
+    /// Start of this monitor in nanoseconds of `CLOCK_MONOTONIC`. Older events are left over from an earlier monitor.
     since: u64,
     lost_before: u64,
     _lock: Lock,

@@ -1,6 +1,6 @@
 //! Finds and destroys sockets of the node that the socket programs have connected to a backend in `connect(2)`.
-//! Otherwise datagrams of UDP sockets would be lost without an error, and TCP connections would outlive the timeouts of
-//! their Service.
+//! Otherwise UDP sockets would send datagrams to removed backends without an error, and TCP connections would outlive
+//! the timeouts of their Service.
 //!
 //! sock_diag(7) lists sockets with their cookies, and destroys them. For TCP it also shows what the socket programs
 //! have stored in a socket (`COUNTED_SOCKETS`); for UDP it does not (`inet_sk_diag_fill` in net/ipv4/inet_diag.c), so

@@ -22,7 +22,7 @@ const ADVERTISEMENT: u32 = 32;
 /// ICMPv6 types, RFC 4861 §4.3 and §4.4.
 const SOLICITATION: u8 = 135;
 const ADVERTISED: u8 = 136;
-/// Hop limit of all neighbour discovery: no router has forwarded the packet.
+/// Hop limit of every neighbour discovery packet; it shows that no router has forwarded the packet.
 const HOP_LIMIT: u8 = 255;
 /// Options of link-layer addresses, RFC 4861 §4.6.1.
 const SOURCE_LINK: u8 = 1;
@@ -33,7 +33,7 @@ const OPTIONS: u32 = (LONGEST - SHORTEST) / 8;
 /// The multicast address of all nodes of the link, RFC 4291 §2.7.1.
 pub const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
-/// Flags of an advertisement, RFC 4861 §4.4: the upper byte of its word.
+/// Flags of an advertisement, RFC 4861 §4.4: in the upper byte of the word that holds them.
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 

@@ -53,7 +53,8 @@ static ANNOUNCE_BUFFER: PerCpuArray<Buffer, 1> = PerCpuArray::new();
 pub(crate) enum Done {
     Nothing = 0,
     Sent = 1,
-    /// The kernel has refused a change that turns the packet into an answer: the packet must not go on half-written.
+    /// The kernel failed to rewrite or redirect the packet: it may be half an answer by now, so the caller must drop
+    /// it.
     Failed = 2,
 }
 
@@ -76,7 +77,7 @@ fn of_arp(skb: &mut Skb) -> Done {
     if skb.load_bytes(0, &mut bytes, arp::FRAME as u32).is_err() {
         return Done::Nothing;
     }
-    // SAFETY: the type is a `Header`, which any bytes are, and has this size.
+    // SAFETY: `Frame` is a `Header`, which is valid for every bit pattern, and has the size of `bytes`.
     let frame: arp::Frame = unsafe { core::mem::transmute(bytes) };
     if let Some(claim) = frame.claimed().and_then(|address| Record::of(skb, address)) {
         let claimed = frame.claim(claim.mac());
@@ -100,12 +101,12 @@ fn of_arp(skb: &mut Skb) -> Done {
 fn of_neighbour(skb: &mut Skb) -> Done {
     let Some(buffer) = ANNOUNCE_BUFFER.get_ptr_mut(0) else { return Done::Nothing };
     // SAFETY: the element belongs to this CPU, and programs on this hook run with bottom halves disabled, so no other
-    // borrows it before this one ends. The kernel fills it with zeros.
+    // program borrows the element before this one ends. The kernel fills it with zeros.
     let buffer = unsafe { &mut *buffer };
     if skb.load_bytes(0, &mut buffer.headers, HEADERS as u32).is_err() {
         return Done::Nothing;
     }
-    // SAFETY: the type is a `Header`: any bytes are one, at any address.
+    // SAFETY: `Headers` is a `Header`: valid for every bit pattern, at any address.
     let headers: &Headers = unsafe { &*buffer.headers.as_ptr().cast() };
     let Some(length) = headers.message() else { return Done::Nothing };
     buffer.message = [0; MESSAGE];

@@ -3,8 +3,8 @@
 //! `__sk_buff` lacks the field. Since Linux 6.2, `bpf_cast_to_kern_ctx` returns the kernel's own structure. The call
 //! costs nothing: the verifier turns it into a copy of the context pointer. The id of the function and the offset of
 //! the field differ from kernel to kernel, so the loader replaces four placeholder instructions
-//! (`lb-datapath/src/bpf/checksum.rs`). On a kernel without the function they stay, and the programs look at the packet
-//! instead ([`lb_ebpf::rewrite::lacks_checksum`]).
+//! (`lb-datapath/src/bpf/checksum.rs`). On a kernel without the function the placeholders stay, and the programs look
+//! at the packet instead ([`lb_ebpf::rewrite::lacks_checksum`]).
 
 use core::arch::asm;
 

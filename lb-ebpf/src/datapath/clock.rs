@@ -6,8 +6,8 @@ use lb_common::conntrack::Tick;
 /// The time as last read: the number of the timer interrupt in the upper 32 bits, the tick in the lower 32 bits.
 static mut CLOCK: u64 = 0;
 
-/// The current tick. The kernel's coarse time changes only at timer interrupts, so the program reads it once after
-/// each. Reading the number of interrupts takes no call.
+/// The current tick. The kernel's coarse time changes only at timer interrupts, so the programs read it once after each
+/// interrupt. Reading the number of interrupts takes no call.
 #[inline(always)]
 pub(crate) fn now() -> Tick {
     // SAFETY: the helper takes nothing and only returns a number.

@@ -34,7 +34,7 @@ impl Hook {
         }
     }
 
-    /// Whether packets of `flow` are translated here.
+    /// Whether packets of `flow` are translated at this hook.
     #[inline(always)]
     pub(super) fn translates(self, flow: &Flow) -> bool {
         lb_ebpf::rules::flow::is_translated_at(flow, self == Self::Egress)

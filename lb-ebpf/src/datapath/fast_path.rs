@@ -32,17 +32,17 @@ use super::{
 pub(super) enum FastPath {
     /// The fast path has decided about the packet, and rewritten it if necessary: the caller must not process it again.
     Done(Outcome),
-    /// The fast path has translated and counted the packet, which goes on to the stack. (In the XDP program: leaves
-    /// through its exit.) Counting it after the return from the fast path would cost several nanoseconds: the CPU waits
-    /// for the memory of the counter there, and has nothing else to do.
+    /// The fast path has translated and counted the packet, which passes the hook. (In the XDP program, the frame
+    /// leaves through its exit.) Counting the packet after the return from the fast path would cost several
+    /// nanoseconds: the CPU waits for the memory of the counter there, and has nothing else to do.
     Counted,
     /// The headers are unusual or truncated, or there is no Ethernet header: the slow path has to parse the packet.
     NotPlain,
     /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
     /// The fast path has parsed and stored the packet. A flow has the packet's tuple, but the slow path has to decide:
-    /// the packet may begin or end the flow, or the flow needs a route or a PROXY protocol header, or is in the
-    /// overflow. (In the XDP program also if the flow is not routed.)
+    /// the packet may begin another flow or end this one, or this one needs a route or a PROXY protocol header, or is
+    /// in the overflow. (In the XDP program also if the flow is not routed.)
     HasFlow,
 }
 
@@ -54,13 +54,13 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     if skb.layer != Layer::Ethernet {
         return FastPath::NotPlain;
     }
-    // Before the packet is parsed, so that the CPU loads the address of the table meanwhile.
+    // This comes before parsing, so that the CPU loads the address of the table while it parses the packet.
     let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(mut plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {
         Found::Flow(flow) => Some(flow),
-        // Few flows are in the overflow. The slow path handles them: here the verifier would check the code below
-        // twice.
+        // Few flows are in the overflow. The slow path handles them: if this function did, the verifier would check the
+        // code below twice.
         Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
@@ -124,7 +124,7 @@ fn needs_slow_path(skb: &Skb, packet: &Packet) -> bool {
     of_node::begins(skb, packet) || dns::is_answer(skb, &packet.tuple)
 }
 
-/// Counts a packet that only has to go on to the stack.
+/// Counts a packet that passes the hook. The caller handles and counts all others.
 #[inline(always)]
 fn counted(outcome: Outcome) -> FastPath {
     if !matches!(outcome.verdict(), Verdict::Pass) {

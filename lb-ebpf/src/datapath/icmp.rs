@@ -37,8 +37,8 @@ use super::{
 pub(super) enum Translated {
     /// The message is handled, with this outcome.
     Done(Outcome),
-    /// The message is unchanged: it is about a packet of a backend on another node, and has to go there through a
-    /// tunnel. The key of the flow is in `SCRATCH`.
+    /// The message is unchanged: it is about a packet of a backend on another node, and has to go to that node through
+    /// a tunnel. The key of the flow is in `SCRATCH`.
     ThroughTunnel,
 }
 
@@ -50,8 +50,8 @@ const REDIRECT: u8 = 5;
 
 /// Translates an ICMP error for the sender of the packet that it quotes.
 ///
-/// The quoted packet went the other way, so the error belongs to the flow whose key is the reversed quoted tuple, and
-/// the quote becomes `to` of that flow, reversed.
+/// The quoted packet went in the opposite direction, so the error belongs to the entry whose key is the reversed tuple
+/// of the quoted packet. The translated quote has the tuple `to` of that entry, reversed.
 #[inline(never)]
 pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Translated {
     translate_quoted(skb, headers, hook).unwrap_or_else(Translated::Done)

@@ -15,8 +15,8 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The bits of a VLAN tag that name the VLAN; 0 in a tag that only has a priority.
 const VLAN_ID: u32 = 0xfff;
 
-/// Whether the stack would take the packet from its device, rather than forward the frame, drop it, or hand it to a
-/// VLAN device, which has programs of its own.
+/// Whether the frame is for this node at this device. If not, the stack forwards it, drops it, or hands it to a VLAN
+/// device, which has programs of its own.
 #[inline(always)]
 pub(crate) fn takes(skb: &Skb) -> bool {
     if skb.layer != Layer::Ethernet {

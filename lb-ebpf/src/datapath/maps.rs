@@ -43,7 +43,7 @@ pub(super) static FLOW_TABLE: Array<Header, 1, MMAPABLE> = Array::new();
 #[btf_map]
 pub(super) static CONNTRACK: HashMap<Tuple, Flow, { capacity::CONNTRACK }, NO_PREALLOC> = HashMap::new();
 
-/// The treatment of the fragments of a datagram whose first fragment was seen.
+/// What the programs do with the later fragments of a datagram whose first fragment they have seen.
 #[btf_map]
 pub(super) static FRAGMENTS: LruHashMap<FragmentKey, FragmentedDatagram, { capacity::FRAGMENTS }> =
     LruHashMap::new();
@@ -57,12 +57,12 @@ pub(super) static AFFINITY: LruHashMap<ServiceClient, Affinity, { capacity::AFFI
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 
-/// Networks whose clients may use the frontends of a service port that have source ranges.
+/// Networks whose clients may use a service port, at those of its frontends that have source ranges.
 #[btf_map]
 pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RANGES }, NO_PREALLOC> =
     LpmTrie::new();
 
-/// Interface indices of devices whose senders are internal clients.
+/// Interface indices of devices through which packets of internal clients enter.
 #[btf_map]
 pub(super) static INSIDE_DEVICES: HashMap<u32, u32, { capacity::INSIDE_DEVICES }, NO_PREALLOC> =
     HashMap::new();
@@ -97,7 +97,7 @@ pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 
-/// The packets of this CPU: slot 0 has the packet that it processes, slot 1 the packet inside the tunnel of that
+/// The packets of this CPU: slot 0 has the packet that the CPU processes, slot 1 the packet inside the tunnel of that
 /// packet.
 ///
 /// They are stored in a map rather than on the stack because the verifier tracks every value on the stack: it would
@@ -121,10 +121,10 @@ pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
 fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     let packet = PACKET.get_ptr_mut(slot).ok_or(Outcome::RewriteFailed)?;
     // SAFETY: the slot belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
-    // other of them runs here before this one ends. Two borrows of a slot are never in use at the same time: the fast
-    // path stores a packet in slot 0 before the slow path (`process`, or `decide` of XDP) borrows it, other code
-    // borrows it only after its last use there; slot 1 is borrowed by `decapsulate` or by `tunnel_error`, and no packet
-    // is for both. The kernel fills new maps with zeros, a valid packet.
+    // other of them runs on it before this one ends. Two borrows of a slot are never in use at the same time. The fast
+    // path stores a packet in slot 0 before the slow path (`process_slow`, or `decide` of XDP) borrows the slot; other
+    // code borrows slot 0 only after the last use of that borrow. `decapsulate` or `tunnel_error` borrows slot 1, never
+    // both for one packet. The kernel fills new maps with zeros, a valid packet.
     Ok(unsafe { &mut *packet })
 }
 

@@ -1,11 +1,11 @@
 //! The programs on packets, at tc ingress, tc egress and XDP.
 //!
-//! Both tc hooks run [`process`]. A client's packets are translated at the device through which they enter the node:
-//! DNATed at its ingress, before the stack routes them. Replies are translated back at its egress, after the stack has
-//! routed them. So packets at the device of a backend have the backend's own address, and reverse path filters check
-//! the address of the sender itself. (Flows that begin at the catch device are
+//! Both tc hooks run [`process`]. The programs translate a client's packets at the ingress of the device through which
+//! the packets enter the node (DNAT), before the stack routes them. They translate replies back at the egress of that
+//! device, after the stack has routed them. So packets at the device of a backend have the backend's own address, and
+//! reverse path filters check the address of the sender itself. (Flows that begin at the catch device are
 //! [caught](lb_common::conntrack::flow_flags::CAUGHT) instead.) If the client address must not reach the backend, a
-//! second translation replaces it at the other end: see [`flow::masquerade`].
+//! second translation replaces it where packets leave the node towards the backend: see [`flow::masquerade`].
 //!
 //! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Rare parts of
 //! the slow path are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A
@@ -49,8 +49,8 @@ use lb_ebpf::parse::Packet;
 pub(crate) use self::{context::Hook, skb::Skb};
 use self::{fast_path::FastPath, flow::conntrack, forward::decapsulate};
 
-/// Decides about a packet and rewrites it accordingly. `None` is the outcome of a packet that is counted already and
-/// goes on to the stack.
+/// Decides about a packet and rewrites it accordingly. `None`: the fast path has counted the packet, which passes the
+/// hook.
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb, hook: Hook) -> Option<Outcome> {
     match fast_path::process(skb, hook) {
@@ -81,7 +81,7 @@ fn process_slow(skb: &mut Skb, hook: Hook, known: FastPath) -> Outcome {
 }
 
 /// Decides about a packet by its outermost headers, after the fast path. `Err` is the outcome of a packet that no flow
-/// translates here; the packet may be in a tunnel.
+/// translates at this hook; the packet may be in a tunnel.
 #[inline(always)]
 fn process_outside_tunnel(
     skb: &mut Skb,

@@ -43,7 +43,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
-    // Adds the pseudo header in a second step: if the device is to compute the checksum, the field needs only that sum.
+    // Adds the pseudo header in a second step: if the device is to compute the checksum, the field must hold only the
+    // sum over the pseudo header.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;
@@ -53,8 +54,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
 }
 
 /// Turns the packet into an ICMP error about itself; `start` is the beginning of the error. A later fragment is not
-/// answered: its sender could not match the quote. While the node sends too many errors, it sends only those to which
-/// the limit does not apply ([`icmp_limit::applies`]).
+/// answered: its sender could not match the quote. Once the node has reached its limit on ICMP errors, it sends only
+/// those to which the limit does not apply ([`icmp_limit::applies`]).
 #[inline(never)]
 pub(super) fn icmp_error(
     skb: &mut Skb,
@@ -70,7 +71,7 @@ pub(super) fn icmp_error(
     }
     let headers = &packet.headers;
     let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
-    // The length of a network header is a multiple of 4 bytes, so the length of the quote is one as well.
+    // The length of a network header is a multiple of 4 bytes, so the length of the quote is also a multiple of 4.
     let quote = clamped::<SHORTEST_QUOTE, QUOTE>((headers.l4 - headers.l3 + 8) & !3);
     let message = scratch()?.message();
     message[..lengths::ICMP as usize].copy_from_slice(start);
@@ -83,7 +84,7 @@ pub(super) fn icmp_error(
     Ok(outcome)
 }
 
-/// The time at which the bucket of [`icmp_limit`] will be full again, in ns of the clock.
+/// The time at which the bucket of [`icmp_limit`] will be full again, in ns of the coarse clock.
 static mut FULL_AT: u64 = 0;
 
 /// Whether the node may send another ICMP error now: 1 or 0. (A global function: the verifier checks it once.)

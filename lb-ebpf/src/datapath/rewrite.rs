@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Gives the packet the addresses and ports of `flow.to`, and subtracts `hops` (0 or 1) from its hop limit, which must
-/// be larger.
+/// be larger than `hops`.
 ///
 /// Fields are written in place if possible. A device may have computed a sum over the frame (`CHECKSUM_COMPLETE`),
 /// which has to stay right. A checksum in the packet compensates the changes that it covers: ports and addresses of
@@ -30,8 +30,8 @@ use super::{
 ///
 /// # Errors
 ///
-/// Always [`Outcome::RewriteFailed`]: the flow has counted the packet, which may be partly rewritten, so it must be
-/// dropped, and never be parsed again.
+/// Always [`Outcome::RewriteFailed`]: the flow has counted the packet, which may be partly rewritten. So the caller
+/// must drop the packet, and never parse it again.
 #[inline(always)]
 pub(super) fn packet(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Outcome> {
     write(skb, packet, flow, hops).map_err(|_| Outcome::RewriteFailed)
@@ -91,7 +91,8 @@ fn seems_unfinished(skb: &Skb, packet: &Packet) -> Result<bool, Outcome> {
 }
 
 /// Writes ports and checksum. The checksum compensates the change of the addresses in the sum over the frame. In IPv4
-/// the header's checksum compensates it as well, once too often, so the program subtracts the change from that sum.
+/// the header's checksum compensates the change a second time, so the program subtracts the change once from the sum
+/// over the frame.
 #[inline(always)]
 fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     rewrite::transport(skb, packet, flow)?;

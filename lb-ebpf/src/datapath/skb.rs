@@ -386,8 +386,9 @@ impl Skb {
         u16::from_be(unsafe { (*self.ctx.skb.skb).protocol } as u16)
     }
 
-    /// Prepares the frame for other devices: makes room for an Ethernet header, which the kernel writes, and removes
-    /// the VLAN tag of the network that it came from. (If the next network is a VLAN, its device adds the tag.)
+    /// Prepares the frame for other devices: makes room for an Ethernet header, which the kernel writes, if the frame
+    /// has none; otherwise removes the VLAN tag of the network that the frame came from, if there is one. (If the next
+    /// network is a VLAN, its device adds the tag.)
     #[inline(always)]
     fn frame_for_others(&mut self) -> Result<(), Outcome> {
         // SAFETY: the context is that of this program. The calls may move the packet; `&mut self` excludes borrowed

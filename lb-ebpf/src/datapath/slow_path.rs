@@ -1,6 +1,6 @@
 //! The slow path: packets that the fast path does not handle. They have unusual headers, may begin or end a flow, are
-//! for an unlisted cluster IP or in a tunnel, or have a flow that is in the overflow, or that needs a route or a PROXY
-//! protocol header.
+//! for an address in a range of cluster IPs where no Service has the port, are in a tunnel, or have a flow that is in
+//! the overflow or needs a route or a PROXY protocol header.
 
 use lb_common::{
     Outcome,
@@ -67,7 +67,7 @@ fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
 }
 
 /// Decides about a packet with ports; `known` is the entry of its tuple, if there is one. `Err` is the outcome of a
-/// packet that no flow translates here.
+/// packet that no flow translates at this hook.
 #[inline(always)]
 pub(super) fn process(
     skb: &mut Skb,
@@ -81,8 +81,8 @@ pub(super) fn process(
     }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
-        // The entry belongs to a caught connection that has ended. The next connection with this tuple begins where
-        // this packet enters the node again.
+        // The entry belongs to a caught flow, and this packet begins another one. `tc_catch` makes the packet enter the
+        // node again, and the program at ingress then creates the new flow.
         Some(flow) if hook == Hook::Egress && !flow_flags::is_of_node(flow.flags) => {
             return Err(Outcome::NoService);
         }
@@ -135,8 +135,8 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
 }
 
 /// Creates the flow of a connection of the node itself that begins with this packet, and returns the flow's entry. The
-/// connection needs a flow if its source port is taken, or if an earlier connection with the same tuple had one
-/// (`earlier`). Answers of the DNS server are translated without a flow.
+/// connection needs a flow if another flow already has its source port, or if an earlier connection with the same tuple
+/// had a flow (`earlier`). Answers of the DNS server are translated without a flow.
 #[inline(always)]
 fn create_of_node(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     if !earlier && !of_node::begins(skb, packet) {

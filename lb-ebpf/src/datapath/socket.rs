@@ -52,7 +52,7 @@ fn tcp_state(context: &HookContext, tuple: &mut SocketTuple, length: u32) -> Opt
     if socket.is_null() {
         return None;
     }
-    // SAFETY: the helper has returned a socket, which stays valid until it is released, here and only once.
+    // SAFETY: the helper has returned a socket, which stays valid until the program releases it, here and only once.
     unsafe {
         let state = (&raw const (*socket).state).read_volatile();
         bpf_sk_release(socket.cast());
@@ -63,7 +63,7 @@ fn tcp_state(context: &HookContext, tuple: &mut SocketTuple, length: u32) -> Opt
 #[inline(always)]
 fn has_udp_socket(context: &HookContext, tuple: &mut SocketTuple, length: u32) -> bool {
     // SAFETY: the context is that of this program, and the tuple has at least `length` bytes, which the helper copies.
-    // A socket that it returns stays valid until it is released, here and only once.
+    // A socket that the helper returns stays valid until the program releases it, here and only once.
     unsafe {
         let socket = bpf_sk_lookup_udp(context.raw, tuple.as_ptr(), length, THIS_NETNS, 0);
         if !socket.is_null() {

@@ -9,7 +9,7 @@ use super::{maps::STATS, words};
 pub(crate) fn count(outcome: Outcome) {
     if let Some(counter) = STATS.get_ptr_mut(outcome as u32) {
         // SAFETY: the pointer is that of an array element for this CPU, which lives as long as the program runs.
-        // Programs on packets run with bottom halves disabled, so none can interrupt this one here.
+        // Programs on packets run with bottom halves disabled, so none of them can interrupt this one.
         unsafe { *counter += 1 };
     }
 }

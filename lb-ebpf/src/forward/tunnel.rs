@@ -29,7 +29,7 @@ use crate::{
 pub struct Tunnel {
     /// The address of the node that sent the packet into the tunnel.
     pub source: Address,
-    /// The address of a backend.
+    /// The destination of the outer header: in a tunnel of this cluster, the address of a backend.
     pub destination: Address,
     /// Offset of the outer header in the frame.
     pub outer: u32,
@@ -117,7 +117,7 @@ const TIME_EXCEEDED_V6: u8 = 3;
 
 /// The smallest MTU of an IPv4 link in bytes (RFC 791 §3.2). A router that reports less does not know the MTU.
 const LEAST_MTU_V4: u32 = 68;
-/// The smallest MTU of an IPv6 link in bytes (RFC 8200 §5). Senders take a smaller one for this.
+/// The smallest MTU of an IPv6 link in bytes (RFC 8200 §5). Senders treat a smaller MTU as this one.
 const LEAST_MTU_V6: u32 = 1280;
 
 /// The source port of the GUE datagrams that carry a flow, a dynamic port (RFC 6335 §6): routers and network cards that

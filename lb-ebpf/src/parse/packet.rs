@@ -19,8 +19,8 @@ pub enum Layer {
 
 /// A packet with a transport protocol that has ports, a later fragment, an ICMP error, or an ICMP echo request.
 ///
-/// No field is an enum with a payload: in variants without payload, its bytes would be undefined. LLVM would store
-/// whatever a register happens to hold, and the verifier would reject that if it is a pointer.
+/// No field is an enum with a payload: in variants without payload, the bytes of the payload would be undefined. LLVM
+/// would store whatever a register happens to hold, and the verifier would reject that if it is a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// The five-tuple. The parser sets its ports to 0 for an ICMP message or a later fragment.
@@ -88,8 +88,9 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Like [`Packet::length`], but 40 instead of 0 for IPv6. (The length is read from the packet again, which makes it
-    /// an unknown number to the verifier. Otherwise the verifier would follow each case of parsing.)
+    /// Like [`Packet::length`], except that the length of an IPv6 packet that is too large for the header field is 40
+    /// instead of 0. (The length is read from the packet again, which makes it an unknown number to the verifier.
+    /// Otherwise the verifier would follow each case of parsing.)
     ///
     /// # Errors
     ///

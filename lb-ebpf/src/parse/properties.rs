@@ -28,7 +28,7 @@ pub fn check(frame: &[u8], layer: Layer) {
     }
 }
 
-/// Checks that, if our parser and etherparse both find ports, the ports are equal, and so are the addresses.
+/// Checks that, if this parser and etherparse both find ports, the ports are equal, and so are the addresses.
 ///
 /// # Panics
 ///

@@ -115,8 +115,8 @@ pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bo
 }
 
 /// Whether a socket of the node gets a backend. If the backend gets a PROXY protocol header, the socket connects to the
-/// cluster IP, and the programs at the catch device serve its packets; connections to the Service's other addresses
-/// fail.
+/// cluster IP, and the programs at the catch device serve the socket's packets; connections to the Service's other
+/// addresses fail.
 #[inline(always)]
 pub const fn socket_of_node(service: &Service) -> Admission {
     if service.flags & service_flags::PROXY_PROTOCOL == 0 {
@@ -146,7 +146,7 @@ pub const fn handshake(segment: &Segment, protocol: u8, service: &Service) -> Ad
 }
 
 /// Whether a packet of no flow is left to the programs of an earlier map layout; `mode` is the element of `HANDOVER`.
-/// `connection` is whether its protocol has a handshake: TCP and SCTP.
+/// `connection` is whether the protocol of the packet has a handshake: TCP and SCTP.
 #[inline(always)]
 pub const fn is_left_to_earlier(mode: u32, connection: bool, segment: &Segment) -> bool {
     match mode {

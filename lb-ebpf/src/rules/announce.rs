@@ -12,7 +12,7 @@ pub enum Message {
     /// Nothing that concerns announcements: the message is invalid, from this node, or for another machine.
     Other = 0,
     /// A question for the MAC address of the address: an ARP request, an ARP probe (RFC 5227 §2.1), or a neighbour
-    /// solicitation from an address (RFC 4861 §4.3).
+    /// solicitation whose sender has an address (RFC 4861 §4.3).
     Asks = 1,
     /// A check that no machine has the address, before the sender takes it: a neighbour solicitation from the
     /// unspecified address (RFC 4862 §5.4).

@@ -20,7 +20,8 @@ pub enum Staleness {
     Over = 2,
     /// The backend has left too many SYNs unanswered.
     Unanswered = 3,
-    /// The service no longer has the flow's backend; or it has no backends, and none has answered the flow yet.
+    /// The service no longer has the flow's backend; or the service has no backends, and no backend has answered the
+    /// flow yet.
     BackendGone = 4,
 }
 
@@ -142,9 +143,9 @@ pub const fn takes_answers_of_node(flow: &Flow) -> bool {
     flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0
 }
 
-/// Whether `flow` is a connection of the node, but this packet with its tuple belongs to the other flow with the same
-/// source port: the node forwards the packet, and has not sent it itself. Such a packet is already translated, and
-/// bypasses the stack.
+/// Whether `flow` is a connection of the node, but this packet, which has the tuple of that connection, belongs to the
+/// other flow with the same source port: the node forwards the packet, and has not sent it itself. Such a packet is
+/// already translated, and bypasses the stack.
 #[inline(always)]
 pub fn is_of_other_flow(flow: &Flow, egress: bool, from_node: impl FnOnce() -> bool) -> bool {
     egress && flow.flags == flow_flags::AT_EGRESS && !from_node()

@@ -67,7 +67,7 @@ pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
     is_tunnelled && service.scheduler == Scheduler::Maglev as u8 && !service.requires_syn()
 }
 
-/// Whether the device leads to other machines.
+/// Whether this is a wire device (it leads to other machines) on which packets may bypass the stack.
 #[inline(always)]
 pub const fn is_wire(device: &DeviceInfo) -> bool {
     device.flags & device_flags::WIRE != 0

@@ -2,8 +2,8 @@
 //! from.
 //!
 //! Each new connection takes a token from the bucket of its client, then one from the bucket of the service. A client
-//! whose own bucket is empty takes nothing from the latter, so that it cannot use up what other clients may have. A
-//! full bucket has the tokens of the limit's whole period (one second or one minute).
+//! whose own bucket is empty takes nothing from the service's bucket, so that it cannot use up what other clients may
+//! have. A full bucket has the tokens of the limit's whole period (one second or one minute).
 
 use lb_common::{Address, ConnectionLimits, ConnectionRate, Service, ServiceClient, protocol, service_flags};
 

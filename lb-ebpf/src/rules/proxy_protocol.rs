@@ -1,10 +1,10 @@
 //! Flows whose backend gets a PROXY protocol header: what happens to each segment.
 //!
-//! The header takes the sequence numbers from that of the client's first byte (the *base*) on. So the backend sees the
-//! client's bytes later in the sequence: the programs add the length of the header to sequence numbers towards the
-//! backend, and subtract it from acknowledgements towards the client. The header travels in the ACK that completes the
-//! client's handshake: it becomes the payload of this segment, which has none. A backend that speaks first thus also
-//! gets the header at once, and no segment that has a payload grows.
+//! The header occupies the sequence numbers from the *base* on: the sequence number of the client's first byte. So the
+//! backend sees the client's bytes later in the sequence: the programs add the length of the header to sequence numbers
+//! towards the backend, and subtract it from acknowledgements towards the client. The header travels in the ACK that
+//! completes the client's handshake: it becomes the payload of this segment, which has none. A backend that speaks
+//! first thus also gets the header at once, and no segment that has a payload grows.
 //!
 //! TCP itself repairs a lost header. The backend then repeats its SYN-ACK, which the client answers with the same ACK;
 //! or the client, whose first bytes stay unacknowledged, repeats them. Either segment carries the header again, until
@@ -31,7 +31,7 @@ pub enum ToBackend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ToClient {
-    /// Change nothing: the segment has no acknowledgement, or one of less than the SYN.
+    /// Change nothing: the segment acknowledges nothing, or less than the SYN.
     Unchanged = 0,
     /// Subtract the length of the header from the window, so that the client's first bytes fit behind the header.
     Accept = 1,
@@ -50,8 +50,8 @@ const fn base(reply: &Flow) -> u32 {
     reply.last_ack
 }
 
-/// Whether the flow with this entry has lost its reverse entry, and with it the knowledge whether the backend has the
-/// header: the programs treat the next segment as one of an unknown connection.
+/// Whether the flow with this entry has lost its reverse entry. Then the programs no longer know whether the backend
+/// has the header, and treat the next segment as one of an unknown connection.
 #[inline(always)]
 pub fn is_lost(flow: &Flow, has_reverse_entry: impl FnOnce() -> bool) -> bool {
     flow.has_proxy_header() && !flow.is_reply() && !has_reverse_entry()
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     const HEADER: u32 = 28;
-    /// The number of the client's first byte: sequence numbers wrap around within the header.
+    /// The sequence number of the client's first byte: sequence numbers wrap around within the header.
     const BASE: u32 = 0xffff_fff0;
     const NOW: Tick = Tick(1);
 

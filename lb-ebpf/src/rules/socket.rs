@@ -10,7 +10,7 @@ pub enum SocketVerdict {
     Continue = 0,
     /// `ECONNREFUSED`: what the stack returns after a RST or an ICMP port unreachable.
     ConnectionRefused = 111,
-    /// `EHOSTUNREACH`: in place of dropping the packet, which a system call cannot do silently.
+    /// `EHOSTUNREACH`: in place of a silent drop, which is not possible for a system call.
     HostUnreachable = 113,
 }
 

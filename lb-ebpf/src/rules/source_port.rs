@@ -6,9 +6,9 @@
 
 use lb_common::conntrack::Tick;
 
-/// Attempts of a new connection.
+/// Number of source ports that a new connection tries.
 const ATTEMPTS: u32 = 32;
-/// Attempts towards a backend whose ports have run out in this tick.
+/// Number of source ports that a new connection tries if the ports towards its backend have run out in this tick.
 const FEW_ATTEMPTS: u32 = 8;
 
 /// How many source ports a new connection tries. `ran_out`: another connection to the same backend has found none in

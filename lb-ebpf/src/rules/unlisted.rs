@@ -37,7 +37,7 @@ impl Unlisted {
 }
 
 /// The kind of an address at which no Service has the port. Packets to an unknown address in a range of cluster IPs are
-/// dropped, if the node is set to, because they would follow the default route out of the cluster, or loop.
+/// dropped, if `drops_unknown` returns true, because they would follow the default route out of the cluster, or loop.
 #[inline(always)]
 pub fn unlisted(
     in_range: bool,

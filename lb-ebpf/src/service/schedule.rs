@@ -22,7 +22,8 @@ pub enum Method {
     Random = 0,
     /// The entries in turn.
     Turn = 1,
-    /// The entry that a [hash](hashed) of the client's or the virtual address selects.
+    /// The entry that a [hash](hashed) of the client's address, of the client's address and port, or of the virtual
+    /// address selects.
     Hash = 2,
     /// The backend with the least [`Load`].
     Load = 3,

@@ -28,7 +28,8 @@ static SOCKET_COUNTS: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// The counters that include the connection of a socket. They are stored in the socket itself, and are freed with it.
+/// The keys of the counters in `SOCKET_COUNTS` that include the connection of a socket. The kernel stores a key in the
+/// socket itself, and frees it with the socket.
 #[btf_map]
 static COUNTED_SOCKETS: SkStorage<SocketCounter> = SkStorage::new();
 
@@ -49,7 +50,7 @@ pub(super) fn begin(call: &Call, service: u32, backend: &Backend) {
     }
 }
 
-/// Counts the end of the connection of a socket, if it has one that is counted.
+/// Counts the end of a socket's connection, if [`begin`] has counted the connection.
 #[inline(always)]
 pub(super) fn end(call: &Call) {
     // SAFETY: the storage lives as long as the socket, which outlives the call.
@@ -76,8 +77,8 @@ pub(super) fn release(ctx: &SockContext) -> bool {
     }
 }
 
-/// Counts the end of a connection, and clears its counter, so that the end counts only once. (If two threads connect
-/// the same UDP socket at once, an end may count twice. [`SocketCounts::active`] never falls below 0.)
+/// Counts the end of a connection, and clears the socket's key, so that the end counts only once. (If two threads
+/// connect the same UDP socket at once, an end may count twice. [`SocketCounts::active`] never falls below 0.)
 #[inline(always)]
 fn count_end(counter: &mut SocketCounter) {
     if counter.backend.port == 0 {
@@ -95,7 +96,7 @@ fn count_end(counter: &mut SocketCounter) {
 #[inline(always)]
 fn counts_of(counter: &SocketCounter) -> Option<&'static mut SocketCounts> {
     if SOCKET_COUNTS.get_ptr(counter).is_none() {
-        // Another CPU may insert them first.
+        // Another CPU may insert the counts first.
         SOCKET_COUNTS.insert(counter, &SocketCounts::zeroed(), u64::from(BPF_NOEXIST)).unwrap_or_default();
     }
     // SAFETY: the memory of an element stays mapped while the program runs; the program changes it atomically only.

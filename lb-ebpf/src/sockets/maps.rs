@@ -22,8 +22,8 @@ pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capaci
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 
-/// UDP sockets of the node that are connected to a Service, by their cookies. The agent looks here for sockets whose
-/// backend is gone. An LRU map: if there are too many sockets, the map keeps those that connected last.
+/// UDP sockets of the node that are connected to a Service, by their cookies. The agent looks in this map for sockets
+/// whose backend is gone. An LRU map: if there are too many sockets, the map keeps those that connected last.
 #[btf_map]
 pub(super) static CONNECTED_SOCKETS: LruHashMap<u64, SocketConnection, { capacity::SOCKETS }> =
     LruHashMap::new();

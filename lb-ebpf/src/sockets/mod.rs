@@ -38,7 +38,7 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
             delete_reply_address(call, &key, &to);
             let probes = outcome == Outcome::RejectUdp && frontend::is_unlisted(&key);
             let outcome = if probes { connect_nowhere(call, &to) } else { outcome };
-            // If the call fails, a UDP socket stays connected to its backend.
+            // If the call fails, a UDP socket stays connected to its previous backend, so that connection still counts.
             if socket::verdict(outcome) == SocketVerdict::Continue {
                 counts::end(call);
             }
@@ -139,7 +139,7 @@ fn record_reply_address(call: &Call, vip: &Endpoint, backend: &Endpoint) -> Resu
     SOCKET_VIPS.insert(&key, vip, 0).map_err(|_| Outcome::ConntrackFull)
 }
 
-/// Deletes the entry of a socket that is no longer connected to a service.
+/// Deletes the entry of a UDP socket in `CONNECTED_SOCKETS`: the socket is no longer connected to a service.
 #[inline(always)]
 fn delete_connected(call: &Call, key: &ServiceKey) {
     if key.protocol == protocol::UDP {
@@ -147,7 +147,7 @@ fn delete_connected(call: &Call, key: &ServiceKey) {
     }
 }
 
-/// Deletes the entry of the socket with this cookie, if it has one.
+/// Deletes the entry of the socket with this cookie in `CONNECTED_SOCKETS`, if it has one.
 #[inline(always)]
 fn delete_cookie(cookie: u64) {
     // Most sockets are not in the map, and a lookup takes no lock.
@@ -204,7 +204,7 @@ fn name_peer(call: &Call) {
     }
 }
 
-/// The virtual address that replaces `backend` on this socket.
+/// The virtual address through which this socket was connected to `backend`; `None` if it was not.
 #[inline(always)]
 fn connected_vip(call: &Call, backend: &Endpoint) -> Option<Endpoint> {
     let connection = call.connection()?;

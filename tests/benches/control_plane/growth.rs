@@ -9,7 +9,7 @@ use crate::workload::Size;
 /// The results for one number of Services.
 pub(crate) struct Growth {
     pub(crate) size: Size,
-    /// Seconds from the end of the lists until `/healthz` succeeds.
+    /// Seconds from when the API server has sent the lists of Services and EndpointSlices until `/healthz` succeeds.
     pub(crate) start: Range,
     /// Milliseconds from the watch event of a changed slice until the kernel has the change.
     pub(crate) change: Range,

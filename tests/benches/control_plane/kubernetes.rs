@@ -1,5 +1,5 @@
-//! Measures the agent as a process with an API server: the time from the lists until `/healthz` succeeds, the time from
-//! a watch event until the kernel has the change, and the agent's memory.
+//! Measures the agent as a process with an API server: the time from when the server has sent the lists until
+//! `/healthz` succeeds, the time from a watch event until the kernel has the change, and the agent's memory.
 
 use std::{
     fs::{self, File},
@@ -33,7 +33,8 @@ use crate::{
 /// Limits that the results of one size must not exceed.
 #[derive(Clone, Copy)]
 struct Limits {
-    /// Limit on the seconds from the end of the lists until `/healthz` succeeds.
+    /// Limit on the seconds from when the API server has sent the lists of Services and EndpointSlices until `/healthz`
+    /// succeeds.
     start: f64,
     /// Limit on the agent's memory, in bytes.
     memory: f64,

@@ -27,7 +27,7 @@ pub(crate) struct Memory {
     pub(crate) baseline: [Vec<f64>; 2],
     /// The agent with DNS and unbound, both with the names of all Services, before the first burst.
     pub(crate) begin: [Vec<f64>; 2],
-    /// Both after the last burst.
+    /// The same servers as in `begin`, after the last burst.
     pub(crate) end: [Vec<f64>; 2],
 }
 

@@ -23,7 +23,8 @@ use crate::{
     workload::Workload,
 };
 
-/// Network of the clients of idle flows (IPv4 only). They must be internal, so it is also `--cluster-cidr`.
+/// Network of the clients of idle flows (IPv4 only). The agent must treat these clients as internal, so the network is
+/// also its `--cluster-cidr`.
 pub(crate) const CLIENTS: &str = "10.0.0.0/8";
 
 /// Opens this number of established flows from pods to the measured Service, through the programs pinned below `bpffs`.

@@ -46,7 +46,8 @@ pub(crate) struct Prepared {
 }
 
 impl Plan {
-    /// Creates a node for each load balancer and size, and one without a load balancer.
+    /// Creates a node without a load balancer. Then creates, for each size, a node for each load balancer that is
+    /// measured on one of the paths, and starts the load balancer on the node.
     pub(crate) fn prepare(&self) -> Result<Prepared> {
         let mut nodes = vec![Node::create(&unique_prefix(), self.family)?];
         let baseline = |way: &Way| Candidate { system: System::Nothing, way: *way, size: None, node: 0 };

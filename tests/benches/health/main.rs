@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     exit_code(run(&Args::parse()))
 }
 
-/// Runs the benchmark; returns whether the agent has reached the rate that was asked for.
+/// Runs the benchmark; returns whether the agent has reached the share [`REACHED`] of the requested probe rate.
 fn run(args: &Args) -> Result<bool> {
     ensure!(nix::unistd::geteuid().is_root(), "this benchmark loads BPF programs: run it as root");
     cleanup::on_interrupt();

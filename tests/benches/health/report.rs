@@ -20,7 +20,8 @@ pub(crate) struct Row {
     pub(crate) cpu: f64,
     pub(crate) resident: Resident,
     pub(crate) seen: Seen,
-    /// The agent notices that all endpoints have failed, then that all have returned; `None` without a check.
+    /// The agent's time and CPU time until it has noticed that all endpoints have failed, then until it has noticed
+    /// that all have returned; `None` without a check.
     pub(crate) outage: Option<[Turn; 2]>,
     /// Peak memory of the agent in bytes, including the outage.
     pub(crate) peak: u64,

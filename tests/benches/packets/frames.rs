@@ -46,8 +46,9 @@ const LOOPBACK: u32 = 1;
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
 const CLIENT_PORT: u16 = 0x8000;
-/// Number that compensates for the changing port in the checksum: the upper half of TCP's acknowledgement number, or a
-/// datagram's first bytes.
+/// Value, for the first flow, of the two bytes that `restore` changes to compensate for the flows' different client
+/// ports in the checksum: the upper half of TCP's acknowledgement number, or the first two bytes of a datagram's
+/// payload.
 const BALANCE: u16 = 0x7fff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];

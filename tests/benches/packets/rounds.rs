@@ -206,7 +206,8 @@ impl Contest {
 }
 
 impl Candidate {
-    /// Returns an error unless the baseline program returns `TC_ACT_UNSPEC` or `XDP_TX`: it has processed the packet.
+    /// Returns an error unless the baseline program returns `TC_ACT_UNSPEC` or `XDP_TX`, which shows that it has
+    /// processed the packet.
     pub(crate) fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {

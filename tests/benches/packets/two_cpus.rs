@@ -150,7 +150,7 @@ fn contests(world: &World, ip: Ip, plan: Plan) -> anyhow::Result<Vec<Contest>> {
             contests.push(Contest::new(world, &load, ip, Some(index), datapath.name.clone(), sides, plan)?);
         }
         if let Some(baseline) = load.baseline {
-            // The baselines know no Service but `vip`, so they get packets from its clients whatever the load is.
+            // The baselines know only the Service `vip`, so for every load they process packets to `vip`.
             let transport = if world.population == Population::Empty { SYN } else { ACK };
             let frame = |half: usize| {
                 let frame = Frame::new(transport, Sender::Client, world.v4.vip)?;

@@ -19,7 +19,7 @@ pub enum Unit {
 
 /// A quantity that a benchmark has measured several times.
 pub struct Figure {
-    /// What was measured: a part of the system, or a setup.
+    /// The part of the system, or the setup, that was measured.
     pub place: String,
     /// Name of the measured quantity.
     pub what: String,

@@ -37,13 +37,14 @@ pub struct Bar {
 const WIDTH: f64 = 900.0;
 /// Left end of the bars; their labels are left of it.
 const LEFT: f64 = 380.0;
-/// Right end of the longest line from minimum to maximum; its number is right of it.
+/// Right end of the longest line from minimum to maximum. The bar's median, as a number, is right of the line.
 const RIGHT: f64 = 820.0;
 const ROW: f64 = 20.0;
 const LINE: f64 = 16.0;
 const MARGIN: f64 = 12.0;
 const FONT: &str = "system-ui, sans-serif";
-/// Colours of bars and of reference bars: readable on white and for the colour-blind (Okabe and Ito).
+/// Fill colours of bars and of reference bars, from the palette of Okabe and Ito: they stand out from white, and people
+/// with colour blindness can tell them apart.
 const BAR: &str = "#0072b2";
 const REFERENCE: &str = "#999999";
 const INK: &str = "#222222";

@@ -35,7 +35,7 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
 }
 
-/// The sum of `utime` and `stime` in the text of `/proc/PID/stat`. The name of the program may have spaces and brackets.
+/// The sum of `utime` and `stime` in the text of `/proc/PID/stat`. The program's name may have spaces and brackets.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(11).map(|field| field.parse::<u64>().ok());

@@ -57,7 +57,7 @@ fn idle_flows_expire_after_their_timeout() {
     }
 }
 
-/// Tunnelled flows have no reverse entry: GC adds none, and deletes no entry of another flow with them.
+/// Tunnelled flows have no reverse entry: GC adds none. If GC deletes such a flow, it deletes no entry of another.
 #[test]
 fn tunnelled_flows_expire_by_their_only_entry() {
     let sandbox = Sandbox::new();

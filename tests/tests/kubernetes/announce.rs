@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::segment::{Segment, node};
 
 const VIP: &str = "192.0.2.100";
-/// How long to wait for agents to start; voters that have just started grant nothing at first.
+/// How long to wait until agents have started, or until a change has taken effect. An agent that has just started votes
+/// for no node at first.
 const SOON: Duration = Duration::from_secs(20);
 
 impl Segment {
@@ -223,7 +224,7 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     };
     let kept = format!("route {VIP}/32: stays as an earlier agent left it");
     waits(&segment, "`status` names the route", &|| status(&segment).contains(&kept));
-    // The Service holds back only its own route, not the sessions.
+    // Because of the unreadable Service only its own route stays as it was: the agent still replaces the session.
     waits(&segment, "the new session", &|| has_session("192.0.2.252") && !has_session("192.0.2.251"));
     assert!(has_route(&segment), "{}", segment.logs());
     service["spec"]["ports"] = ports;

@@ -300,7 +300,7 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     assert!(errors.contains("cannot read Pod shop/none"), "{errors}");
 }
 
-/// Only on a terminal, and the line is gone when the answer is there.
+/// `explain` shows the node that it waits for only on a terminal, and removes that line before it prints the result.
 fn explain_says_which_node_it_waits_for(segment: &Segment) {
     segment.server.set_exec("lb-agent-2", PodExec::Silent);
     let typed = ["--timeout", "5", "explain", "pod/shop/client", "svc/shop/web:http"];
@@ -431,7 +431,7 @@ impl Monitor {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let printed = BufReader::new(child.stdout.take().unwrap()).lines();
         let (found, lines) = mpsc::channel();
-        // Ends with the output, or when nobody receives.
+        // The thread ends with the output of the child, or when `lines` is dropped.
         thread::spawn(move || printed.map_while(Result::ok).try_for_each(|line| found.send(line)));
         Self { child, lines }
     }

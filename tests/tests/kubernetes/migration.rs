@@ -122,7 +122,7 @@ fn fits(pod: &Value, node: &Value) -> bool {
     let labels = &node["metadata"]["labels"];
     let mut selector = pod["nodeSelector"].as_object().into_iter().flatten();
     let terms = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
-    // All labels of the selector and one of the terms.
+    // A node fits if it has all labels of the selector and fulfils one of the terms.
     selector.all(|(label, value)| labels[label] == *value)
         && terms.as_array().is_none_or(|terms| terms.iter().any(|term| holds(term, labels)))
 }
@@ -150,7 +150,7 @@ fn label_moves_only_its_node_from_kube_proxy_to_lb_agent_and_back() {
     let api = Api::prepared(None, &nodes);
     let runs = |daemon_set| nodes.each_ref().map(|node| api.runs(daemon_set, node));
     assert_eq!((runs("kube-proxy"), runs("lb-agent")), ([true, true, false], [false; 3]));
-    // Again and again: of the labels of the node only this one changes.
+    // Moves the node and moves it back, twice. Only this label of the node changes.
     for _ in 0..2 {
         api.label(&nodes[0], documented("kubectl label node NODE ", " "));
         assert_eq!((runs("kube-proxy"), runs("lb-agent")), ([false, true, false], [true, false, false]));
@@ -404,9 +404,9 @@ fn end(mut child: Child) {
     assert!(status.is_some_and(|status| status.success()), "{status:?}");
 }
 
-/// Stops clients after some more transactions, and asserts that each failed at most twice: with the connection that it
-/// had open when something else began to translate its packets, and on a busy machine with one that it opened while
-/// some devices already had programs and others had not.
+/// Stops clients after some more transactions, and asserts that each failed at most twice: with the connection that was
+/// open when the translation passed from kube-proxy's rules to the agent's programs or back, and on a busy machine with
+/// one that it opened while only some devices had programs.
 #[track_caller]
 fn assert_at_most_two_failures_each(traffic: Traffic) {
     traffic.progresses().unwrap();
@@ -455,7 +455,7 @@ fn node_moves_and_comes_back(mode: Mode) {
     others.stop().assert_unharmed();
     of_node.progresses().unwrap();
     let report = of_node.stop();
-    // Each of its eight clients would fail if a move broke connections. One failure may be chance: the agent does not
+    // Each of these eight clients would fail if a move broke connections. One failure may be chance: the agent does not
     // see which ports netfilter has chosen for connections of the node (docs/datapath.md), and may choose the same one
     // for an external client.
     assert!(report.failures() <= 1, "{report}");

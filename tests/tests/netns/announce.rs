@@ -38,7 +38,7 @@ const VIP6: &str = "2001:db8::6d";
 /// The best of three nodes.
 const BEST: usize = 3;
 const ADVERTISEMENT: &str = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all, namespace: metallb-system}}\n";
-/// How long to wait for an announcement or a takeover. A voter that has just started grants nothing for 1.2 s.
+/// How long to wait for an announcement or a takeover. An agent that has just started votes for no node for 1.2 s.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Nodes and clients on one bridge. Agents are dropped first.
@@ -177,7 +177,7 @@ impl Segment {
     }
 
     /// Opens connections to the address until a server answers. Returns the server's name. The client's kernel sends
-    /// them to the MAC address that it knows.
+    /// the packets to the MAC address in its neighbour table.
     fn reach(&self, address: &str) -> Option<String> {
         let to = SocketAddr::new(address.parse().unwrap(), 80);
         let connect = || {
@@ -332,8 +332,9 @@ fn both() -> [IpAddr; 2] {
     [VIP, VIP6].map(|address| address.parse().unwrap())
 }
 
-/// The least time without an answer between a node whose right has expired and the next one: a promise lasts 1.2 s from
-/// when a question arrived, and a right 0.9 s from when it was sent.
+/// Minimum time without an answer between a node whose right to announce has expired and the next node. A right lasts
+/// 0.9 s from when the node sent its question; the members' promises to the node last 1.2 s from when the question
+/// arrived, and until then they promise the address to no other node.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// Asserts that exactly these nodes have claimed each address, one after the other: a node that was replaced claims

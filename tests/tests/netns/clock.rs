@@ -32,7 +32,7 @@ const REPLIED: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() a
 const EXPIRY_LIMIT: Duration = Duration::from_secs(Phase::Replied.timeout_seconds() as u64 + 5);
 /// Source port of the UDP flows with one reply, outside of the range of ephemeral ports.
 const PORT: u16 = 20_000;
-/// How long to wait until the UDP flows with one reply have expired, on an emulated machine under load.
+/// Maximum time after which the UDP flows with one reply have expired, also on an emulated machine under load.
 const LATEST: Duration = Duration::from_secs(600);
 const _: () = assert!(EXPIRY_LIMIT.as_secs() < LATEST.as_secs());
 

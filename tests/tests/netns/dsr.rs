@@ -308,7 +308,7 @@ fn path_mtu_between_nodes_reaches_dsr_clients() {
         let pod = nodes.cluster.pod("pod5").unwrap();
         let node = nodes.cluster.node(1);
         let router = nodes.cluster.router.as_ref().unwrap();
-        // Node 1 and node 3 are on one network, which a router would tell node 1.
+        // Node 1 and node 3 are on one network, so the router would send ICMP redirects to node 1.
         let silent = [("ipv4/conf/all/send_redirects", "0"), ("ipv4/conf/lan/send_redirects", "0")];
         router.sysctls(&silent).unwrap();
         for (family, overhead) in [0, 1].into_iter().zip(overheads) {

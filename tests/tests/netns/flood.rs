@@ -31,8 +31,8 @@ pub(crate) enum Forged {
 /// The guessed acknowledgement number, far from the sequence numbers of any backend.
 const GUESS: u32 = 0x4000_0000;
 
-/// Sends `count` SYNs from `netns` to an address, each with a different forged source; sources have numbers, here from
-/// `first` on.
+/// Sends `count` SYNs from `netns` to an address, each from another forged source: those with the numbers from `first`
+/// on.
 pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io::Result<()> {
     forge(netns, to, first..first + count, Forged::Syn)
 }

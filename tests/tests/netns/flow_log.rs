@@ -237,8 +237,8 @@ fn lines_of_masqueraded_connections_have_the_packets_on_the_wire() {
 /// A connection of a test: the client, the number of the Service, the kind of its address, and the verdict.
 type Expected = (&'static str, u8, Frontend, &'static str);
 
-/// Asserts that the lines of these connections have their verdicts, and that node 1 has counted most packets of their
-/// clients under them.
+/// Asserts that the lines of these connections have the expected verdicts, and that node 1 has counted most packets of
+/// the clients under these verdicts.
 fn assert_verdicts(lan: &Lan, connections: &[Expected]) {
     let counted = |outcome: &str| lan.agents[0].as_ref().unwrap().counted(outcome).unwrap();
     let verdicts: BTreeSet<&str> = connections.iter().map(|(.., verdict)| *verdict).collect();
@@ -508,7 +508,8 @@ fn emit_interval_makes_lines_of_a_service_rarer() {
 
 #[test]
 fn emit_interval_makes_lines_of_a_service_more_frequent() {
-    // Connections to `shop` are due ten seconds after their begin, those to `web` half a minute later.
+    // The first intermediate line of a connection is due 10 s after its begin if the connection is to `shop`, and after
+    // 40 s if it is to `web`.
     let bed = bed_with_interval_of_shop("330", 290);
     let open = intermediate(&bed, 1);
     assert!(open.iter().all(|line| line["service"] == "shop"), "{open:#?}");

@@ -218,7 +218,7 @@ fn entries(bed: &Bed) -> u64 {
     of_flows.map(|map| map["entries"].as_u64().unwrap()).sum()
 }
 
-/// How many earlier flows the entry of this client's connection to the VIP has had.
+/// The number of earlier flows that have used the flow table entry of this client's connection to the VIP.
 fn earlier_flows(bed: &Bed, client: SocketAddr, vip: SocketAddr) -> u16 {
     let pinned = Pinned::open(&bed.cluster.bpffs(1)).unwrap();
     let [from, to] = [client, vip].map(|end| Address::from(end.ip()));

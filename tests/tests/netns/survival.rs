@@ -248,8 +248,8 @@ fn connections_under_sh_or_under_affinity_with_mh_survive_on_another_node() {
     }
 }
 
-/// Under other settings the second node cannot find out the pod of a connection, or the port that the first node gave
-/// it.
+/// Without Maglev the second node cannot find out the pod of a connection; without DSR it cannot find out the source
+/// port that the first node gave the connection.
 #[test]
 fn without_maglev_or_dsr_connections_end_when_another_node_gets_them() {
     let dsr = &MAGLEV_AND_DSR[2..];

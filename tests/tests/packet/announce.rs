@@ -219,7 +219,8 @@ fn claim_of_another_machine_ends_the_announcement() {
         // A node that no longer answers counts no further conflict: later claims are those of the owner.
         passes(&bed, &claim);
         assert_eq!(heard(&bed, address), noted, "{name}");
-        // A renewal of the old right does not end the silence; a new right, which began after the conflict, does.
+        // If the agent only extends the announcement, the program stays silent. It answers again once an announcement
+        // has begun after the conflict.
         let key = AnnounceKey { address, device: DEVICE };
         let old: Announcement = bed.read("ANNOUNCED", key).unwrap();
         bed.insert("ANNOUNCED", key, Announcement { deadline: old.deadline + SECOND, ..old });

@@ -1,5 +1,6 @@
-//! Packets that arrive in a tunnel at the node of their backend. (Packets that are decapsulated have an Ethernet
-//! header: a test run treats the first 14 bytes of any packet as one, and the kernel would move the bytes after it.)
+//! Packets that arrive in a tunnel at the node of their backend. (Only packets with an Ethernet header are
+//! decapsulated: a test run treats the first 14 bytes of any packet as one, so the kernel would keep them and remove
+//! the bytes after them.)
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -31,7 +31,7 @@ fn packet_without_a_mark_never_reaches_the_lookups() {
         open(bed, family);
         let (request, reply) = packets(family);
         bed.clear_filter();
-        // The entries and the frontend are there, but only the lookups would find them.
+        // The maps still have the entries and the frontend, but the empty filter keeps the programs from the lookups.
         bed.send(Hook::Ingress, &request).passes_untouched(NoService);
         bed.send(Hook::Egress, &reply).passes_untouched(NoService);
         // Without a filter in use the programs look up every packet.

@@ -206,8 +206,8 @@ impl State {
     const fn exceptions(self, sender: Sender, flags: u8) -> &'static [&'static str] {
         use Sender::{Backend, Client};
         match (self, sender, flags & !URG) {
-            // Until the handshake is complete, the numbers of a client prove nothing. They are compared with those of
-            // the backend: `Flow::acknowledges_only_sent`.
+            // Until the handshake is complete, the client's sequence numbers prove nothing. The programs only compare
+            // its acknowledgement numbers with what the backend has sent: `Flow::acknowledges_only_sent`.
             (Self::SynSent, Client, SYN | SYN_ACK | ACK | FIN_ACK) => &["numbers"],
             (Self::SynReceived, Client, SYN) => &["numbers"],
             (Self::SynReceived, Client, SYN_ACK | ACK) => &["numbers", "established"],
@@ -289,7 +289,7 @@ impl Connection {
         let [Some(forward), Some(reply)] = self.keys.map(|key| bed.flow(&key)) else {
             return "deleted";
         };
-        // Every translated segment counts as traffic, whatever its numbers, so the counters are not compared.
+        // Every translated segment counts as traffic, also one outside the window, so the counters are not compared.
         let observed = |flow: &Flow| Flow { last_seen, packets: 0, traffic: 0, ..*flow };
         let is_same = [&forward, &reply].map(observed) == [&before[0], &before[1]].map(observed);
         let now = tick();

@@ -119,8 +119,8 @@ fn early_fragments_wait_no_longer_than_2_seconds() {
     });
 }
 
-/// If a CPU is interrupted while others fill the whole ring, its ticket is older than that of the fragment in its
-/// place.
+/// If a CPU is interrupted while others fill the whole ring, the place for its fragment already has a fragment with a
+/// newer ticket.
 #[test]
 fn fragment_with_an_older_ticket_replaces_no_newer_one() {
     each("interrupted CPU", |bed, family| {

@@ -123,7 +123,7 @@ fn flow_without_a_free_slot_evicts_an_expired_or_else_an_unproven_connection() {
     }
 }
 
-/// Without room in the overflow either, the packet is dropped and leaves no entry.
+/// If the overflow has no room either, the program drops the packet and leaves no entry.
 #[test]
 fn flow_without_free_slot_and_overflow_is_dropped() {
     let mut bed = Testbed::with_size("CONNTRACK", 1);

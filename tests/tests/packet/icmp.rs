@@ -11,7 +11,7 @@ use super::{
     testbed::{Hook, TCP, Testbed, UDP},
 };
 
-/// The MTU of the next hop, in the rest of the ICMP header of both versions.
+/// The last four bytes of the ICMP and the ICMPv6 header, for a next hop with an MTU of 1400.
 const MTU_1400: [u8; 4] = [0, 0, 5, 0x78];
 
 /// Name, type and code, the rest of the header.

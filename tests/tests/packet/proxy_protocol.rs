@@ -19,7 +19,7 @@ use super::{
 
 /// The client's first sequence number, that of its SYN. The next ones wrap around within the header.
 const ISN: u32 = 0xffff_fff0;
-/// The number of the client's first byte.
+/// The sequence number of the client's first byte.
 const BASE: u32 = ISN.wrapping_add(1);
 
 /// A connection to a Service with the PROXY protocol.
@@ -239,8 +239,9 @@ fn lost_header_is_sent_again_with_each_empty_segment() {
     });
 }
 
-/// The ACK of the handshake is lost before the node, or the client sends it with its first bytes: the segment carries
-/// the header in place of these bytes, which follow in a copy of the segment. Here the test sends the copy.
+/// The ACK of the handshake is lost before the node, or the client sends it with its first bytes. So the node receives
+/// no empty segment that could carry the header: the segment with the first bytes carries the header in their place,
+/// and they follow in a copy of the segment. The test itself sends the copy.
 #[test]
 fn first_bytes_give_way_to_the_header() {
     for finishes in [false, true] {
@@ -291,7 +292,8 @@ fn selective_acknowledgements_are_shifted() {
         };
         let segment = with_options(&tcp.backend(5001, 0, b"x"), &of(0));
         tcp.replies(bed, &segment, &with_options(&tcp.reduced(&segment), &of(tcp.length)));
-        // The client's selective acknowledgements are about bytes of the backend, whose numbers are not shifted.
+        // The client's selective acknowledgements are about bytes of the backend, whose sequence numbers are not
+        // shifted.
         let segment = with_options(&tcp.client(0, &[]), &of(0));
         tcp.forwards(bed, &segment, &tcp.shifted(&segment));
     });
@@ -419,7 +421,7 @@ fn masqueraded_connection_tells_the_address_of_the_client() {
         let ack = tcp.client(0, &[]);
         let header = tcp.with_header(&ack).from(translated);
         tcp.forwards(bed, &ack, &header);
-        // The second translation, towards the node of the backend, changes no numbers.
+        // The second translation, towards the node of the backend, changes no sequence numbers.
         let node = SocketAddr::new(family.node(), port);
         bed.send(Hook::Egress, &header).passes(Masquerade, &header.clone().from(node));
     });

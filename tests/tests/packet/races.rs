@@ -78,7 +78,8 @@ fn first_packets_on_two_cpus_begin_one_whole_flow() {
     }
 }
 
-/// Two new connections want the source port of one that has ended. Each flow is whole: the later one gets another port.
+/// Two new connections want the source port of one that has ended. Each gets both of its entries; the later one gets
+/// another port.
 #[test]
 fn port_of_an_ended_connection_is_reused_by_only_one_of_two_cpus() {
     let mut bed = Testbed::new();

@@ -394,7 +394,7 @@ fn icmp_errors_about_a_tunnel_reach_the_client() {
             let tunnelled = sent(bed, kind, family, &data).network();
             let header = if family == Family::V4 { 20 } else { 40 };
             for (_, code, mtu, answer) in ERRORS.into_iter().filter(|error| error.0 == family) {
-                // As much as routers quote at most, and 8 bytes of the inner transport header.
+                // Quotes of 512 bytes, and quotes that end after 8 bytes of the inner transport header.
                 for quoted in [512, kind.overhead(family) + header + 8] {
                     let error =
                         Packet::icmp(family.router(), node, code, mtu.to_be_bytes(), &tunnelled[..quoted]);
@@ -581,8 +581,8 @@ fn tunnelled_flow_is_active_until_the_client_finishes() {
     });
 }
 
-/// The Service changes from DSR to masquerading and back while connections exist. They continue in their own mode, and
-/// a flow that replaces one of them leaves none of its entries behind.
+/// The Service changes from DSR to masquerading and back while connections exist. They continue in their own mode. If a
+/// new flow replaces one of them, no entry of the replaced flow stays.
 #[test]
 fn existing_flows_survive_mode_changes() {
     each_on_wires("modes change", |bed, family| {

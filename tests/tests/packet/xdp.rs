@@ -148,14 +148,14 @@ fn frames_leave_through_another_wire_that_takes_them() {
         let expected = translated(bed, &syn);
         assert_eq!(IpAddr::from(expected.tuple().source), "203.0.113.253".parse::<IpAddr>().unwrap());
         run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&expected));
-        // XDP redirects no frame to a device that is no wire, whether the frame's flow exists or would be new.
+        // XDP redirects frames only to wire devices, both frames of existing flows and frames that begin a flow.
         bed.remove_wire(OTHER);
         bed.expire_next_hops();
         bed.arrive(Mode::Native, &syn).stays_for_tc();
         let other = Packet::tcp(family.stranger(), family.vip(), 1000, b"").syn();
         bed.arrive(Mode::Native, &other).stays_for_tc();
         bed.assert_flows(1);
-        // Frames that arrive on a device that is no wire are not redirected either.
+        // XDP redirects only frames that arrive on a wire device.
         bed.remove_wire(WIRE);
         bed.arrive(Mode::Native, &other).stays_for_tc();
     });

@@ -14,7 +14,7 @@ pub(super) struct Needs {
     pub(super) architecture: Architecture,
     /// The names of the shared libraries that the program needs, such as `libc.so.6`.
     pub(super) libraries: BTreeSet<String>,
-    /// The oldest version of glibc that has all functions that it calls: major and minor.
+    /// The oldest version of glibc that has all functions that the program calls: major and minor.
     pub(super) glibc: (u32, u32),
 }
 

@@ -61,9 +61,9 @@ const LONG: [&str; 6] = [
     "packet::random::random_flows_are_translated_in_both_directions",
 ];
 
-/// The tests of the oldest kernel in a run that shares a short run's tests between two kernels: those of the verifier, and
-/// of what the programs do with the kernel's helpers. The other kernel runs the rest. A name stands for all tests that begin
-/// with it.
+/// The tests of the oldest kernel in a run that shares a short run's tests between two kernels: those of the verifier,
+/// and of what the programs do with the kernel's helpers. The other kernel runs the rest. A name stands for all tests
+/// that begin with it.
 const OF_THE_OLDEST: [&str; 15] = [
     "packet::decapsulate::",
     "packet::early::",
@@ -82,8 +82,9 @@ const OF_THE_OLDEST: [&str; 15] = [
     "datapath::attachment::clsact_qdisc_is_removed_unless_others_use_it",
 ];
 
-/// The namespace tests of such a run. In CI it has the debug build of the agent, which is too slow for others in an emulated
-/// machine. A name stands for all tests that begin with it.
+/// The namespace tests of a run that shares its tests between two kernels. In CI such a run has the debug build of the
+/// agent, which is too slow for other namespace tests in an emulated machine. A name stands for all tests that begin
+/// with it.
 const SHARED_WITH_AGENT: &str = "netns::balancing::";
 
 /// Tests that only guests run, and only if a run is full or names them: they take minutes in an emulated machine. Their

@@ -57,8 +57,8 @@ impl Bird {
         configuration.text(self.content.as_deref().unwrap_or_default(), is_complete)
     }
 
-    /// Brings the configuration file and BIRD up to date; returns the error, if any. `is_complete`: every object was
-    /// read.
+    /// Brings the configuration file and BIRD up to date; returns the error, if any. `is_complete`: the agent has read
+    /// every object that it can read.
     pub(super) async fn update(
         &mut self,
         configuration: &Configuration,
@@ -106,8 +106,8 @@ impl Bird {
         Sessions { established: established.min(wanted), down: wanted.saturating_sub(established) }
     }
 
-    /// Writes the text to the configuration file and makes BIRD use it. A content that BIRD is known to accept is
-    /// replaced only by a text that BIRD accepts.
+    /// Writes the text to the configuration file and makes BIRD use it. If `self.is_accepted`, only a text that BIRD
+    /// accepts replaces the content of the file.
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
         let (file, new) = (self.file.clone(), beside(&self.file));
         let (name, socket) = (file.display(), self.socket.display());
@@ -118,8 +118,8 @@ impl Bird {
             write(&new, &file, text).map_err(cannot_write)?;
             let is_accepted = match ask(&self.socket, &check(&new)).await {
                 Ok(_) => true,
-                // Whether BIRD accepts the old content is unknown as well, so the new content replaces it unchecked:
-                // BIRD reads it when it starts.
+                // Whether BIRD accepts the old content is unknown as well, so the new content replaces the old one
+                // unchecked: BIRD reads the file when it starts.
                 Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
                 Err(Refusal::Unreachable(error)) => {
                     return Err(format!(

@@ -8,7 +8,8 @@ use tokio::{
     time,
 };
 
-/// Timeout of a conversation with BIRD: much shorter than the lifetime of routes, because heartbeats wait for it.
+/// Timeout of a conversation with BIRD: shorter than the fence's `--lifetime`, because the agent sends no heartbeat
+/// during the conversation.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why BIRD did not carry out a command.
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) enum Refusal {
     /// BIRD's control socket does not answer.
     Unreachable(io::Error),
-    /// BIRD reports an error, for example in a configuration file; this is its answer.
+    /// BIRD reports an error, for example in a configuration file; this is the last line of its answer.
     Invalid(String),
 }
 
@@ -58,7 +59,7 @@ pub(super) async fn ask(socket: &Path, command: &str) -> Result<Answer, Refusal>
     Ok(answer)
 }
 
-/// Reads an answer of BIRD. In all lines but the last one, a hyphen follows the code or a space replaces it.
+/// Reads an answer of BIRD. In all lines but the last one, a hyphen follows the code, or a space replaces the code.
 async fn answer(stream: &mut BufReader<UnixStream>) -> io::Result<Answer> {
     let mut lines = Vec::new();
     loop {

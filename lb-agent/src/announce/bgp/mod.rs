@@ -121,7 +121,7 @@ pub struct RouteAnnouncer {
     wanted: BTreeMap<IpNet, Offer>,
     /// The addresses that the routes in `wanted` announce, each with its pool.
     announced: BTreeMap<IpAddr, (Arc<str>, AnnouncedAddress)>,
-    /// Since when the table has had a route to each of these addresses.
+    /// For each announced address with a route in the table: when this task first found the route.
     since: BTreeMap<IpAddr, Instant>,
     configuration: Configuration,
     /// When to read the state of the sessions from BIRD again.
@@ -201,8 +201,8 @@ impl RouteAnnouncer {
             let Sources { advertised, holders, synchronised, complete, node, problems: _ } =
                 &mut self.sources;
             tokio::select! {
-                // Once the sender of one of these two is closed, as without an API server, `changed` fails: its branch
-                // is then disabled, and the value never changes.
+                // Once the sender of `advertised` or `node` is closed, as without an API server, `changed` fails:
+                // `select!` then disables the branch, and the value never changes.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = node.changed() => {}
                 changed = holders.changed() => changed?,
@@ -250,7 +250,8 @@ impl RouteAnnouncer {
         self.report(fence, conditions);
     }
 
-    /// Exports how many sessions are established, if the agent configures BIRD and [`LOOK`] has passed.
+    /// Exports how many sessions are established, if the agent configures BIRD and [`LOOK`] has passed since the last
+    /// time.
     async fn look_at_sessions(&mut self) {
         let Some(bird) = self.bird.as_ref().filter(|_| self.is_ready && self.look_at <= Instant::now())
         else {

@@ -23,7 +23,8 @@ use tracing::{info, warn};
 pub(super) struct Table {
     pub(super) number: u32,
     routes: AnnouncedRoutes,
-    /// Routes of an earlier agent that stay until all objects are read; `None` until the table is first read.
+    /// Routes of an earlier agent that stay, because this agent cannot judge them yet; `None` until the table is first
+    /// read.
     adopted: Option<Adopted>,
     /// The announced routes in the table at the last update that could list them.
     present: BTreeSet<Range>,
@@ -34,8 +35,8 @@ pub(super) struct Known<'a> {
     pub(super) wanted: &'a BTreeMap<IpNet, Offer>,
     pub(super) holders: &'a BTreeMap<ObjectName, Holder>,
     pub(super) node: &'a Arc<str>,
-    /// Whether every object has been read, or this node may not announce: then the routes of an earlier agent that are
-    /// not wanted are removed.
+    /// Whether the agent has read every object, or this node may not announce. If so, the update removes the routes of
+    /// an earlier agent that are not wanted.
     pub(super) is_complete: bool,
 }
 
@@ -70,8 +71,8 @@ impl Table {
         let is_kept = |range: &Range| {
             wanted.contains(range) || network(*range).is_some_and(|net| adopted.routes().contains(&net))
         };
-        // `guard` adds its rule before `update` adds the first route: once routers send packets here, the kernel must
-        // not forward those that no program translates.
+        // `guard` adds its rule before `update` adds the first route: once routers send packets to this node, the
+        // kernel must not forward those that no program translates.
         self.routes.guard()?;
         let none = BTreeSet::new();
         let RouteUpdate { added, removed, present, refused } =

@@ -56,7 +56,8 @@ pub(in crate::config) fn dns(given: &RunArgs) -> Result<DnsConfig, ConfigError> 
     Ok(DnsConfig { access: access(given, &bind)?, bind, zone, upstreams, intercept })
 }
 
-/// Checks `--dns-intercept`, which names the DNS Service, and `--dns-intercept-port`, the port of our own DNS server.
+/// Checks `--dns-intercept`, which names the DNS Service, and `--dns-intercept-port`, the port of the agent's DNS
+/// server.
 fn intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, ConfigError> {
     let port = port.unwrap_or(INTERCEPT_PORT);
     if port == 0 || port == dns::PORT {

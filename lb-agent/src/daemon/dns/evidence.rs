@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Time in which at least one redirected query must reach the server; else the queries count as lost.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How many queries the programs must have redirected, and the server not received, before they count as lost.
+/// How many queries the programs must have redirected, of which the server received none, before redirected queries
+/// count as lost.
 const ENOUGH: u64 = 4;
 /// How long the programs redirect no queries to the server after redirected queries were lost.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -28,8 +29,9 @@ struct Window {
 
 impl Evidence {
     /// Whether redirected queries are lost. `led` is the number of queries that the programs have redirected so far
-    /// (`None` if unknown), and `received` the number that the server has received. Once [`ENOUGH`] queries were
-    /// redirected within at least [`WINDOW`] and the server received none, returns true for [`PAUSE`].
+    /// (`None` if unknown), and `received` the number that the server has received. Once the programs have redirected
+    /// [`ENOUGH`] queries over [`WINDOW`] or longer, and the server has received none of them, returns true for
+    /// [`PAUSE`].
     pub(super) fn blocked(&mut self, led: Option<u64>, received: u64, now: Instant) -> bool {
         if self.blocked_until.is_some_and(|until| now < until) {
             self.window = None;

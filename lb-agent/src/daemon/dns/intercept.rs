@@ -260,7 +260,7 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
     entries
 }
 
-/// The same servers, each with [`dns::WITHDRAWN`], which tells the programs that the server is stopping.
+/// The servers in `until`, each with [`dns::WITHDRAWN`], which tells the programs that the server is stopping.
 fn withdrawn(until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<SocketAddr, u64> {
     until.keys().map(|address| (*address, dns::WITHDRAWN)).collect()
 }

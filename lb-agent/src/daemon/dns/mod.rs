@@ -143,6 +143,6 @@ async fn follow_ranges(
     while ranges.changed().await.is_ok() {
         names.set_ranges(ranges.borrow_and_update().clone());
     }
-    // Manifests name no ranges: those of the configuration stay.
+    // The sender is dropped when Services come from manifests. Then the ranges of the configuration stay.
     future::pending().await
 }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::{config::DnsConfig, daemon::state::State};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// File in which systemd-resolved lists the upstream servers that it asks itself.
+/// File in which systemd-resolved lists its own upstream servers.
 const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 /// Address of systemd-resolved's own DNS server, which `resolv.conf` names.
 const RESOLVED: &str = "127.0.0.53:53";

@@ -72,7 +72,7 @@ pub(super) struct Channels {
     pub(super) checks: Latest<Checks>,
     /// UDP frontends that have lost endpoints: from the writer to connection tracking.
     pub(super) stale_udp: Unbounded<StaleFrontends>,
-    /// Slots of `ACTIVE` that flows refer to: from connection tracking to the writer.
+    /// Slots of `ACTIVE` that flows and sockets refer to: from connection tracking to the writer.
     pub(super) counters: Latest<BTreeSet<u32>>,
     /// Counters of new and refused flows: from the shortage task to connection tracking.
     pub(super) flow_counts: Latest<FlowCounts>,

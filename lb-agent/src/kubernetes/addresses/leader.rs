@@ -217,8 +217,9 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Whether the controller has all pools, Services, namespaces and Nodes. An unreadable Service may have an address,
-    /// so the controller assigns none until every Service has been readable.
+    /// Whether the controller has all pools and Services, and the API server has listed, or has refused to list,
+    /// namespaces and Nodes. An unreadable Service may have an address, so the controller assigns no address until
+    /// every Service has been readable once.
     fn knows_all(&self) -> bool {
         let services =
             self.services.as_ref().is_some_and(|watch| watch.is_listed() && watch.unread().is_empty());

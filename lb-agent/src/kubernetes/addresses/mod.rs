@@ -1,7 +1,7 @@
 //! Assigns addresses from MetalLB's `IPAddressPool`s to the Services of a cluster.
 //!
 //! Every agent with `--load-balancer-controller` takes part in an election through a Lease ([`lease`]). The elected
-//! agent watches pools and, once there is one, Services and namespaces ([`leader`]); it writes what
+//! agent watches pools and, once there is one, Services, namespaces and Nodes ([`leader`]); it writes what
 //! [`lb_core::load_balancer::Controller`] decides. All others only read the Lease at intervals.
 
 mod kinds;

@@ -63,7 +63,8 @@ const FOUNDING: Duration = Duration::from_secs(3);
 pub struct Published {
     /// What to announce at layer 2: advertisements and pools.
     pub advertised: watch::Sender<Advertised>,
-    /// The Nodes, and the newest voters that the API server has had; empty until there is an advertisement.
+    /// The Nodes, and the voters of the highest generation that this agent has read from the API server; empty until
+    /// there is an advertisement.
     pub cluster: watch::Sender<Cluster>,
     /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
@@ -181,8 +182,8 @@ impl Follower {
 
     fn voters_changes(&mut self, changes: Vec<Option<Found>>) {
         for change in changes {
-            // The newest voters stay in force even if the ConfigMap is deleted or replaced by an older one, because the
-            // promises that they have made still hold.
+            // The newest voters stay in force even if the ConfigMap is deleted, or replaced by one with an older
+            // generation, because the promises that these voters have made still hold.
             if let Some(voters) = change.as_ref().and_then(|found| found.voters.as_ref())
                 && self.cluster.voters.as_ref().is_none_or(|known| known.generation < voters.generation)
             {

@@ -17,7 +17,7 @@ use crate::{
     protocol::TCP,
 };
 
-/// Few slots, places and keys, so that almost all operations collide.
+/// Number of slots. This number and [`KEYS`] are small, so that almost all operations of the two threads collide.
 const SLOTS: usize = 16;
 const KEYS: u64 = 12;
 const WORDS: usize = SLOTS * size_of::<Slot>() / 8;

@@ -47,7 +47,7 @@ impl Objects {
         }
     }
 
-    /// Removes an object; only the kind of `object` matters.
+    /// Removes the object of this name and of the kind of `object`, whose content does not matter.
     pub fn remove(&mut self, name: &ObjectName, object: &Object) {
         match object {
             Object::Advertisement(_) => _ = self.advertisements.remove(name),

@@ -195,7 +195,7 @@ fn autonomous_systems(
     Ok((local.unwrap_or(of_node), remote))
 }
 
-/// Hold time and keepalive interval in seconds. If only one is given, the other follows by the factor 3.
+/// Hold time and keepalive interval in seconds. If the object sets only one, the interval is a third of the hold time.
 fn timers(object: &Object, spec: &api::BgpPeerSpec) -> Result<(u64, u64), ConvertError> {
     let hold = seconds(object, "spec.holdTime", spec.hold_time.as_deref())?;
     let keepalive = seconds(object, "spec.keepaliveTime", spec.keepalive_time.as_deref())?;

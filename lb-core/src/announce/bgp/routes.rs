@@ -95,9 +95,9 @@ impl Adopted {
         Self(found)
     }
 
-    /// Removes the routes that this agent can now judge: those that are `wanted`; a route to a single address, if some
-    /// Services have the address and the node `this` serves none of them at it; and all routes once every object has
-    /// been read (`complete`).
+    /// Removes the routes that this agent can now judge: those that are `wanted`; a route to a single address, if
+    /// Services have the address and the node `this` serves no Service at the address; and all routes once the agent
+    /// has read every object (`complete`).
     pub fn settle(
         &mut self,
         wanted: &BTreeMap<IpNet, Offer>,

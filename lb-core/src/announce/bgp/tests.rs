@@ -570,8 +570,8 @@ fn routes_of_an_earlier_agent_stay_until_their_objects_are_known() {
         adopted.routes().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     };
     let mut adopted = Adopted::new(found);
-    // One route is wanted, one leads to a Service without an endpoint here, one to a Service whose advertisement is
-    // unknown.
+    // One route is wanted, one leads to a Service without an endpoint on this node, one to a Service whose
+    // advertisement is unknown.
     let services = [holder(&["203.0.113.2"], Some(&["n2"])), holder(&["203.0.113.3"], None)];
     let left = after(&mut adopted, &["203.0.113.1/32"], &services, false);
     assert_eq!(left, "203.0.113.0/28 203.0.113.3/32 203.0.113.4/32");

@@ -17,7 +17,8 @@ const TAKES_ALL: usize = offset_of!(Header, takes_all) / 8;
 
 const _: () = assert!(offset_of!(Header, seed) == 0);
 
-/// The map `FLOW_TABLE`, mapped into memory: the table's seed, the size of its overflow, and a switch for tests.
+/// The map `FLOW_TABLE`, mapped into memory: the table's seed, the number of entries in its overflow, and a switch by
+/// which tests send all new entries to the overflow.
 #[derive(Debug)]
 pub(super) struct SharedHeader(Mapped<AtomicU64>);
 

@@ -26,8 +26,8 @@ static HASH_SEED: Global<u64> = Global::new(hash::DEFAULT_SEED);
 static CHANCE_SEED: Global<u64> = Global::new(0);
 
 /// Flows of a service that this CPU has created, by service id: the position of `rr` and `wrr` in their sequence. Each
-/// CPU has its own counter, so no two write to one cache line. If the map evicts a service, its sequence starts again,
-/// which is harmless.
+/// CPU has its own counter, so no two CPUs write to one cache line. If the map evicts a service, its sequence starts
+/// again, which is harmless.
 #[btf_map]
 static TURNS: LruPerCpuHashMap<u32, u32, 16_384> = LruPerCpuHashMap::new();
 
@@ -130,7 +130,7 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
     i64::from(ends)
 }
 
-/// Ends the turn of a service: a flow has begun with the chosen backend.
+/// Ends the turn of a service with a round-robin scheduler: a flow has begun with the chosen backend.
 #[inline(always)]
 pub(crate) fn flow_began(service: u32, scheduler: u8) {
     if scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8 {

@@ -25,14 +25,14 @@ use crate::datapath::{
 };
 
 /// Backends whose source ports have run out: see [`source_port::exhausted`]. An array suffices, because it only saves
-/// time: two backends with the same element overwrite each other.
+/// time: two backends with the same element overwrite each other's record.
 #[btf_map]
 static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;
 
 /// Inserts the reverse entries of the flow in `SCRATCH`. If a flow or a socket of the node has the source port of `to`,
-/// the flow gets another source port. (Holds no reference to the flow: `try_claim` takes its own. Inlined: on Linux 6.1
-/// another stack frame would be too much for `tc_ingress`.)
+/// the flow gets another source port. (Holds no reference to the flow while `try_claim` runs, which takes its own.
+/// Inlined: on Linux 6.1 another stack frame would be too much for `tc_ingress`.)
 #[inline(always)]
 pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();

@@ -1,5 +1,5 @@
-//! Observation of flows, and deletion of those that are over. Their life cycle is `lb_common::conntrack`; `create`
-//! inserts them, `table` finds them.
+//! Observation of flows, and deletion of those that are over. Their life cycle is in `lb_common::conntrack`; `create`
+//! inserts their entries, and `table` finds the entries.
 
 use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 use lb_common::{
@@ -99,9 +99,9 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 }
 
 /// Deletes the connection whose reverse entry has this key, if its source port may be used again:
-/// [`flow::may_be_replaced`]. Otherwise a busy client would run out of ports towards a backend long before entries
-/// expire. Returns whether the key is free for this CPU: it has deleted the entry, or found none. Of several CPUs that
-/// find an entry, only one deletes it, and none deletes the entry that has taken its place since.
+/// [`flow::may_be_replaced`]. Without this reuse, a busy client would run out of ports towards a backend long before
+/// entries expire. Returns whether the key is free for this CPU: it has deleted the entry, or found none. Of several
+/// CPUs that find an entry, only one deletes it, and none deletes another entry that has taken its place since.
 #[inline(always)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     let over = match Over::of(flow_over(key, u32::from(eager))) {
@@ -126,7 +126,7 @@ fn remove_judged(key: &Tuple) -> bool {
     scratch().is_ok_and(|scratch| table::remove_found(&scratch.keys().place, key))
 }
 
-/// Whether a new flow may take the source port of the flow whose reverse entry has a key.
+/// Whether a new flow may take the source port of another flow, which the key of the reverse entry identifies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Over {

@@ -29,7 +29,8 @@ use crate::datapath::{
     service, settings,
 };
 
-/// The source ports that are tried in place of a client's own: all but the privileged ones.
+/// The source ports that a flow tries in place of the client's own, unless it needs a port reserved for masquerading:
+/// all but the privileged ones.
 const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 
 /// The kind of a new flow, as far as callers distinguish it.
@@ -38,8 +39,8 @@ const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 pub(crate) enum Created {
     /// tc forwards its packets: through the stack, back through their device (hairpin), or bypassing the stack.
     Unrouted = 0,
-    /// [`flow_flags::ROUTED`]: the programs translate the flow's packets, or put them into a tunnel, where the packets
-    /// enter the node, and send them out without the stack.
+    /// [`flow_flags::ROUTED`]: where the flow's packets enter the node, the programs translate them or put them into a
+    /// tunnel, and send them out, bypassing the stack.
     Routed = 1,
     /// No entry: the packet is forwarded with the flow that [`stateless`] returns.
     Stateless = 2,
@@ -174,8 +175,8 @@ fn first_port(setup: &FlowSetup) -> u16 {
     }
 }
 
-/// Whether a flow to this VIP that begins at this device is caught. (A function of its own, because the frames of a
-/// call chain share the stack.)
+/// Whether a flow to this VIP that begins at this device is caught. (A subprogram, so that its stack frame is freed
+/// when it returns: the frames of a call chain share the stack.)
 #[inline(never)]
 fn begins_caught(device: u32, vip: &Address) -> bool {
     is_caught(&device::info(device), || settings::is_in_service_range(vip))

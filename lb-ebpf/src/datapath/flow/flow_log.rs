@@ -21,11 +21,11 @@ static FLOW_EVENTS: RingBuf<FlowEvent, 4096> = RingBuf::new();
 #[btf_map]
 static FLOW_EVENTS_LOST: Array<u64, 1> = Array::new();
 
-/// Whether the agent keeps a flow log: not 0. The agent sets it when it loads the programs.
+/// Not 0 if the agent keeps a flow log. The agent sets it when it loads the programs.
 #[unsafe(no_mangle)]
 static FLOW_LOG: Global<u8> = Global::new(0);
 
-/// Flag of a submission that does not wake the reader: the agent looks several times a second.
+/// Flag of a submission that does not wake the reader: the agent reads the ring buffer several times a second.
 const NO_WAKEUP: u64 = aya_ebpf::bindings::BPF_RB_NO_WAKEUP as u64;
 
 #[inline(always)]
@@ -84,8 +84,8 @@ extern "C" fn flow_log_closed(tuple: *const Tuple, flow: *const Flow, phase: u32
     1
 }
 
-/// Whether the log has this flow: not the second one of a masqueraded connection, whose first one has the same packets,
-/// and no connection of the node itself.
+/// Whether the flow log contains this flow. It contains neither the second flow of a masqueraded connection, because
+/// the first flow has the same packets, nor connections of the node itself.
 #[inline(always)]
 const fn is_logged(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED == 0 && !flow_flags::is_of_node(flow.flags)
@@ -130,7 +130,7 @@ extern "C" fn flow_log_ended(from: *const Tuple, forward: *const Flow, reply: *c
     1
 }
 
-/// Writes what the entries contain.
+/// Writes the fields of the event that come from the flow's entries.
 #[inline(always)]
 fn fill(event: &mut FlowEvent, forward: &Flow, reply: Option<&Flow>) {
     (event.traffic[0], event.packets[0]) = (forward.traffic, forward.packets);

@@ -59,7 +59,7 @@ pub(crate) enum FlowCreation {
     /// The caller sends the packet with the flow that [`create::stateless`] returns, which has no entry in the flow
     /// table.
     Stateless,
-    /// The caller rejects the packet: the service has no backend for it, or resets its connection.
+    /// The caller rejects the packet: the service has no backend for it, or resets connections that have no flow.
     Reject,
     /// The packet gets no flow, for this reason.
     NotCreated(Outcome),
@@ -70,7 +70,7 @@ const _: () = assert!(size_of::<FlowCreation>() == size_of::<Outcome>());
 /// Why a packet gets no flow.
 #[derive(Clone, Copy)]
 enum NotCreated {
-    /// The caller rejects the packet: the service has no backend for it, or resets its connection.
+    /// The caller rejects the packet: the service has no backend for it, or resets connections that have no flow.
     Reject,
     Outcome(Outcome),
 }
@@ -98,7 +98,7 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
             begin_flow_log();
             FlowCreation::CreatedRouted
         }
-        // Neither logged nor reported: every packet of the connection comes here.
+        // Neither logged nor reported, because every packet of the connection has this result.
         Ok(Created::Stateless) => FlowCreation::Stateless,
         Err(NotCreated::Reject) => FlowCreation::Reject,
         Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
@@ -155,8 +155,8 @@ fn request(
 ) -> Result<(), NotCreated> {
     request_service(context, packet, only_routed).inspect_err(|reason| {
         if matches!(reason, NotCreated::Outcome(Outcome::LeftToEarlier)) {
-            // The programs of the earlier layout create the flow, so an entry here does not apply to the packets that
-            // follow. There may be no such entry.
+            // The programs of the earlier layout create the flow, so an entry in this layout's flow table does not
+            // apply to the packets that follow. There may be no such entry.
             table::remove(&packet.tuple);
         }
     })?;

@@ -1,5 +1,5 @@
-//! Connections of the node's own sockets whose source port a flow already uses towards the same endpoint: a flow of a
-//! masqueraded client, or of a hairpin. The endpoint's answers would reach that flow.
+//! Connections of the node's own sockets whose source port a flow already uses towards the same endpoint: a masqueraded
+//! flow or a hairpin flow. The endpoint's answers would reach that flow.
 //!
 //! As with netfilter, the later of the two gets another port: such a connection becomes a flow of its own, whose source
 //! port is replaced where packets leave the node, and restored where answers enter. (A flow that begins after the
@@ -40,9 +40,9 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
         && !is_catch(&device::info(skb.context().device))
 }
 
-/// Whether `flow` is a connection of the node, but this packet with its tuple belongs to the other flow with the same
-/// source port. Such a packet is already translated, and bypasses the stack. `l3` is the offset of the packet's network
-/// header.
+/// Whether `flow` is a connection of the node, but this packet, which has the tuple of that connection, belongs to the
+/// other flow with the same source port. Such a packet is already translated, and bypasses the stack. `l3` is the
+/// offset of the packet's network header.
 #[inline(always)]
 pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
     rules::flow::is_of_other_flow(flow, hook == Hook::Egress, || is_of_node(skb, l3))

@@ -45,9 +45,9 @@ use crate::datapath::{
 #[unsafe(no_mangle)]
 static DECAPSULATE: Global<u8> = Global::new(1);
 
-/// Decapsulates a packet that enters the node, and sends it to its backend; `None` if no tunnel ends here.
-/// (The program inlines this function: creating a flow takes seven of the eight stack frames that a call chain may
-/// have.)
+/// Decapsulates a packet that enters the node, and sends it to its backend; `None` if the packet is in no tunnel that
+/// ends at this node. (The program inlines this function: creating a flow takes seven of the eight stack frames that a
+/// call chain may have.)
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
     let packet = maps::inner_packet().ok()?;
@@ -83,8 +83,8 @@ fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
     outcome
 }
 
-/// Whether a packet that no flow translates may contain a tunnelled packet; `outcome` says why none does. (A UDP packet
-/// to the GUE port counts only if it is for no Service, because a Service may use that port.)
+/// Whether a packet that no flow translates may contain a tunnelled packet; `outcome` is the reason why no flow does.
+/// (A UDP packet to the GUE port counts only if it is for no Service, because a Service may use that port.)
 #[inline(always)]
 pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
     match outcome {
@@ -106,7 +106,8 @@ pub(crate) fn may_be_gue(tuple: &Tuple) -> bool {
 /// [`Outcome`] does not use.
 #[derive(Clone, Copy)]
 enum Received {
-    /// The packet is in no tunnel that ends here, and is unchanged. In all other cases it is decapsulated or dropped.
+    /// The packet is in no tunnel that ends at this node, and is unchanged. In all other cases it is decapsulated or
+    /// dropped.
     NotOurs,
     /// The packet came in a tunnel and is dropped for this reason.
     Dropped(Outcome),
@@ -120,7 +121,7 @@ enum Received {
 
 const _: () = assert!(size_of::<Received>() == size_of::<Outcome>());
 
-/// Decapsulates the packet if its tunnel ends here, or decides to drop it.
+/// Decapsulates the packet if its tunnel ends at this node, or decides to drop it.
 #[inline(never)]
 fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     if !ends_tunnels(skb.context().device) {

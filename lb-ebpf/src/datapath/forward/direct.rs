@@ -1,9 +1,9 @@
 //! Direct forwarding: packets bypass the stack once the next hop is known.
 //!
-//! Packets of routed flows may bypass it here unless they need a tunnel. Packets of other flows may do so only with
-//! `--forwarding direct`, because netfilter does not see packets that bypass the stack. A packet takes the stack (or
-//! [`super::routed`] if its flow is routed) if its next hop is unknown, if it exceeds the MTU, if its TTL or hop limit
-//! would expire, or if its headers are unusual.
+//! Packets of routed flows may bypass the stack in this way, unless they need a tunnel; packets of other flows, only
+//! with `--forwarding direct`, because netfilter does not see packets that bypass the stack. A packet takes the stack
+//! (or [`super::routed`] if its flow is routed) if its next hop is unknown, if it exceeds the MTU, if its TTL or hop
+//! limit would expire, or if its headers are unusual.
 
 use aya_ebpf::Global;
 use lb_common::{
@@ -48,7 +48,8 @@ fn is_plain(packet: &Packet) -> bool {
     transport && packet.headers.l3 == lengths::ETHERNET && packet.fragment.part == Part::Whole
 }
 
-/// Whether the packet, or the largest segment that the device will make of it, fits into the MTU and has hops left.
+/// Whether the packet, or the largest segment that the device will make of it, fits into the MTU, has hops left, and
+/// has no VLAN tag beside the frame.
 #[inline(always)]
 fn fits(skb: &Skb, packet: &Packet, hop: &NextHop) -> bool {
     let hops = rewrite::hops_left(skb, &packet.headers).unwrap_or_default();

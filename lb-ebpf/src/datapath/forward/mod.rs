@@ -30,9 +30,11 @@ use super::{
 pub(super) enum Forwarded {
     /// The packet is handled, with this outcome.
     Done(Outcome),
-    /// The packet is not forwarded yet: it belongs to a routed flow whose route is unknown ([`routed::forward`]).
+    /// The packet is not forwarded yet: it belongs to a routed or tunnelled flow, and [`direct`] cannot send it on.
+    /// [`routed::forward`] does.
     NeedsRoute,
-    /// The packet is not forwarded yet: its backend gets a PROXY protocol header ([`proxy_protocol::change`]).
+    /// The packet is not forwarded yet: its backend gets a PROXY protocol header, so [`proxy_protocol::change`] must
+    /// come first.
     NeedsProxyHeader,
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn is_lost(flow: &Flow) -> bool {
     rules::is_lost(flow, || conntrack::lookup(&flow.to.reversed()).is_some())
 }
 
-/// Changes a packet of a flow with a PROXY protocol header, as planned.
+/// Changes a packet of a flow with a PROXY protocol header, as [`proxy_plan`] decides.
 #[inline(never)]
 pub(crate) fn change(skb: &mut Skb, packet: &mut Packet, flow: &mut Flow, hook: Hook) -> Result<(), Outcome> {
     if packet.body != Body::Tcp {

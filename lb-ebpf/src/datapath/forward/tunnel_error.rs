@@ -71,7 +71,7 @@ fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     }
     packet.tuple = quoted.tuple;
     packet.headers = quoted.headers;
-    // `icmp_error` asks only whether the packet is a later fragment, which no quote is that `parse_quoted` accepts.
+    // `icmp_error` checks only whether the packet is a later fragment, and `parse_quoted` accepts no quote of one.
     packet.body = Body::Udp;
     error.tuple.destination == tunnel.source
         && conntrack::lookup(&quoted.tuple).is_some_and(|flow| {

@@ -42,7 +42,7 @@ use crate::datapath::{
 
 /// Places in the ring.
 const PLACES: u32 = 1024;
-/// Lists, a power of two.
+/// Number of lists, a power of two.
 const LISTS: u64 = 4096;
 /// The longest IP packet that is held, in bytes: enough for an MTU of 1,500, and it makes each place 2 KB large.
 const MAX_BYTES: u32 = 1984;
@@ -139,8 +139,8 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     unsafe {
         let control = &raw mut (*place).control;
         let before = control.read_volatile();
-        // If this CPU was interrupted after it took the ticket, a later fragment may have the place already, and keeps
-        // it.
+        // If this CPU was interrupted after it took the ticket, a fragment with a higher ticket may have the place
+        // already, and keeps it.
         let is_mine = before & state::BUSY == 0 && before >> state::BITS < ticket;
         if !is_mine || !compare_exchange(control, before, busy) {
             return Held::No;
@@ -200,7 +200,7 @@ struct Walk {
     skb: *mut __sk_buff,
     device: u32,
     l3: u32,
-    /// The ticket of the next place in the ring.
+    /// The ticket of the place to visit next.
     ticket: u64,
     key: FragmentKey,
     now: Tick,

@@ -29,8 +29,8 @@ enum At {
     Ingress = 0,
     /// The fragment leaves the node.
     Egress = 1,
-    /// It enters the node in a tunnel. Such a fragment is not held: the node at the other end holds early fragments,
-    /// and sends the first one before them.
+    /// The fragment enters the node in a tunnel. Such a fragment is not held: the node that sends into the tunnel holds
+    /// early fragments, and sends the first one before them.
     Tunnel = 2,
 }
 
@@ -50,7 +50,7 @@ impl From<Hook> for At {
 /// # Errors
 ///
 /// [`Outcome::FragmentHeld`]; [`Outcome::FragmentDropped`]; or [`Outcome::UnknownFragment`] if the datagram is not
-/// translated here, or its first fragment has not arrived and this one cannot be held.
+/// translated at this hook, or its first fragment has not arrived and this one cannot be held.
 #[inline(always)]
 pub(super) fn complete(skb: &Skb, packet: &mut Packet, hook: Hook) -> Result<(), Outcome> {
     if packet.fragment.part != Part::Later {
@@ -188,7 +188,7 @@ fn may_be_of_service(key: &FragmentKey) -> bool {
     vips::lookup(&key.destination).is_some() || unsafe { ENDPOINT_NAMES.get(&key.source) }.is_some()
 }
 
-/// The treatment of all fragments of a datagram.
+/// What the programs do with the later fragments of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Becomes {
@@ -222,8 +222,8 @@ pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
 }
 
 /// Records the treatment of a datagram whose first fragment enters the node and gets no flow. If the first fragment
-/// passes, the function also sends on the fragments that came before it. `outcome` is that of a packet without flow.
-/// Returns it, or [`Outcome::RewriteFailed`] if the packet could not be restored.
+/// passes, the function also sends on the fragments that came before it. `outcome` is that of the first fragment.
+/// Returns `outcome`, or [`Outcome::RewriteFailed`] if the packet could not be restored.
 #[inline(always)]
 pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
     if hook == Hook::Egress || packet.fragment.part != Part::First {
@@ -231,8 +231,8 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
     }
     let becomes = match (outcome, outcome.verdict()) {
         (Outcome::NoService | Outcome::OtherHook | Outcome::LeftToEarlier, _) => Becomes::Untouched,
-        // Answering a fragment, or forwarding it without a flow, takes the transport header, which only the first one
-        // has.
+        // To answer a fragment, or to forward it without a flow, the program needs the transport header, which only the
+        // first fragment has.
         (_, Verdict::Drop | Verdict::Bounce | Verdict::Route) => Becomes::Dropped,
         // All other packets that pass have no ports that later fragments could need, or were never parsed.
         (_, Verdict::Pass | Verdict::Hold) => return outcome,

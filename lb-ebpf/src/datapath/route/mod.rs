@@ -42,8 +42,8 @@ const BPF_FIB_LOOKUP_MARK: u32 = 1 << 5;
 /// A length that fits every route. (With 0, the kernel would not report the MTU of the route.)
 pub(crate) const ANY_LENGTH: u16 = 1;
 
-/// Looks up the route of a packet that came in here as `from` and becomes `to`. `length` is its size in bytes; `flags`
-/// are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
+/// Looks up the route of a packet that came in as `from` and becomes `to`. `length` is the size of the packet in bytes;
+/// `flags` are `BPF_FIB_LOOKUP_*`. Writes the route to `SCRATCH`.
 ///
 /// Like the stack, the lookup uses the source of `from` and the destination of `to`: netfilter translates destinations
 /// before routing, sources afterwards. So `ip rule from POD` also applies to a pod's replies.
@@ -65,7 +65,7 @@ pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u1
         result = lookup(flags);
     }
     if result == -EINVAL && flags != 0 {
-        // A kernel that does not support these flags (`BPF_FIB_LOOKUP_SRC` before 6.7).
+        // The kernel does not support these flags (`BPF_FIB_LOOKUP_SRC` before 6.7).
         result = lookup(0);
         route.clear_source();
     }

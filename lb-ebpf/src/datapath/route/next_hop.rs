@@ -40,7 +40,7 @@ pub(crate) fn find(
 fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
     let cached = NEXT_HOPS.get_ptr_mut(key.slot())?;
     // SAFETY: the element belongs to this CPU alone and lives as long as the program runs, and programs on these hooks
-    // run with bottom halves disabled, so no other of them runs here before this one ends. A program holds one such
+    // run with bottom halves disabled, so no other of them runs on it before this one ends. A program holds one such
     // reference at a time: that of `store` ends before `find` looks up the next hop of the packet. Every bit pattern is
     // valid.
     Some(unsafe { &mut *cached })

@@ -22,7 +22,7 @@ use self::{
     socket::SocketTuple,
 };
 
-/// The longest frame that can be set aside, in bytes.
+/// The longest frame that [`Scratch::frame`] can hold, in bytes.
 pub(crate) const MAX_FRAME: usize = 2048;
 
 /// This CPU's element of `SCRATCH`, looked up once and borrowed field by field.
@@ -53,9 +53,9 @@ macro_rules! fields {
                 pub(crate) fn $field(self) -> &'static mut $type {
                     // SAFETY: the pointer is that of a map element, which lives as long as the program runs. The
                     // element belongs to this CPU alone, and programs on these hooks run with bottom halves disabled,
-                    // so no other of them runs here before this one ends. No reference to the whole element exists, and
-                    // the functions of this program never hold two references to one field (see `Scratch`). The kernel
-                    // fills the element with zeros, which are valid for every field.
+                    // so no other of them runs on it before this one ends. No reference to the whole element exists,
+                    // and the functions of this program never hold two references to one field (see `Scratch`). The
+                    // kernel fills the element with zeros, which are valid for every field.
                     unsafe { &mut (*self.0).$field }
                 }
             )+
@@ -70,9 +70,9 @@ fields! {
     setup: FlowSetup,
     /// Keys of a connection that ends.
     keys: Keys,
-    /// The key of an entry of the overflow.
+    /// The key of the entry that is looked up or changed in the overflow.
     overflow_key: Tuple,
-    /// The flow in an entry of the overflow.
+    /// The flow that is written into an entry of the overflow.
     overflow_flow: Flow,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,

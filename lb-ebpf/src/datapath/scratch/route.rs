@@ -58,7 +58,8 @@ impl Route {
         self.macs[0] = [a, b, c, d, 0, 0];
     }
 
-    /// Removes the source: a lookup that does not report the node's address must not leave the client's there.
+    /// Removes the source. A lookup that does not report the node's address leaves the client's address in this field,
+    /// and [`Self::source`] would return it as the node's.
     #[inline(always)]
     pub(crate) const fn clear_source(&mut self) {
         self.source = [0; 4];

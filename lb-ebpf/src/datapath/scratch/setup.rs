@@ -41,7 +41,7 @@ pub(crate) struct FlowSetup {
     /// [`flow_flags::MASQUERADED`]; [`flow_flags::MASQUERADED`]; [`flow_flags::AT_EGRESS`], if the node itself is the
     /// client; or 0. Unless the flow is routed, [`flow_flags::PROXY_PROTOCOL`] may be set as well.
     pub(crate) flags: u8,
-    /// Whether a port may be taken although the other end may still expect packets of its last connection.
+    /// Whether a port may be taken although the other end may still expect packets of the port's last connection.
     pub(crate) eager: bool,
     /// The [`Service::id`] of the flow's service; 0 if the node itself is the client.
     pub(crate) service: u32,
@@ -49,7 +49,7 @@ pub(crate) struct FlowSetup {
     pub(crate) active_flows_slot: u32,
     /// Whether the ports towards the backend have run out in this tick.
     pub(crate) ran_out: bool,
-    /// The source ports that `to` may have in place of its own.
+    /// The source ports that `to` may get in place of the client's own.
     pub(crate) ports: Ports,
     /// The translated tuple of the entry that is being created.
     pub(crate) back: Tuple,
@@ -137,7 +137,8 @@ pub(crate) const EEXIST: i32 = -17;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Claim {
-    /// Another flow has the key of a reverse entry: another source port may be free.
+    /// Another flow has the key of a reverse entry, or a socket of the node has the source port: another source port
+    /// may be free.
     Taken = 0,
     /// The reverse entries are inserted.
     Made = 1,
@@ -146,7 +147,7 @@ pub(crate) enum Claim {
 }
 
 impl Claim {
-    /// Reads the result of an insertion.
+    /// The claim that results from the insertion of a reverse entry.
     #[inline(always)]
     pub(crate) const fn of(inserted: Inserted) -> Self {
         match inserted {
@@ -161,7 +162,7 @@ impl Claim {
 pub(crate) struct Keys {
     /// The place of the reverse entry whose source port a new flow tries to take.
     pub(crate) place: Place,
-    /// The key of the other entry of the flow.
+    /// The key of the other entry of the flow that ends.
     pub(crate) other: Tuple,
     /// The place of that entry.
     pub(crate) other_place: Place,

@@ -25,7 +25,7 @@ static LIMITS: HashMap<u32, ConnectionLimits, { capacity::LIMITS }, { BPF_F_NO_P
 #[btf_map]
 static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }> = LruHashMap::new();
 
-/// Attempts to take a token of a bucket from which other CPUs take at the same time. If all of them fail, the program
+/// Attempts to take a token of a bucket from which other CPUs take at the same time. If all attempts fail, the program
 /// admits the connection: that many collisions are rare, and a connection within the limit must not fail.
 const ATTEMPTS: u32 = 4;
 

@@ -14,7 +14,7 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
     unsafe { VIPS.get(address) }.copied()
 }
 
-/// What kind of address a packet is for whose destination port no Service has.
+/// The kind of an address at which no Service has the port of a packet or system call.
 #[inline(always)]
 pub(crate) fn unlisted_address(address: &Address, is_rst: bool) -> Unlisted {
     let in_range = settings::is_in_service_range(address);

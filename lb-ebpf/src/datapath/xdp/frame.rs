@@ -94,7 +94,8 @@ impl Xdp {
     }
 }
 
-/// Checks that the packet can be sent as it is: it fits, has hops left, and has its checksum. tc handles all others.
+/// Checks that the packet can be sent as it is: it fits the `mtu`, has hops left, and has its checksum. tc handles all
+/// others.
 #[inline(always)]
 pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let length = packet.length;

@@ -36,8 +36,8 @@ use super::{
     service, stats,
 };
 
-/// Decides about a frame and rewrites it. Only outcomes that drop or route it count here: tc decides about all
-/// others. `None` is the outcome of a frame that is counted already and leaves through its exit.
+/// Decides about a frame and rewrites it. The caller counts only outcomes that drop or route the frame: tc decides
+/// about all others, and counts them. `None`: the fast path has counted the frame, which leaves through its exit.
 #[inline(always)]
 pub(crate) fn process(xdp: &mut Xdp) -> Option<Outcome> {
     // (LLVM would compile a closure here as a subprogram.)

@@ -181,7 +181,7 @@ impl Bed {
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("zebra.conf"), format!("ip import-table {}\n", self.table)).unwrap();
         fs::write(dir.join("bgpd.conf"), frr_config(self.table)).unwrap();
-        // FRR's daemons run as the user `frr`, and read and write files there.
+        // FRR's daemons run as the user `frr`, and read and write files in this folder.
         agent::run(Command::new("chown").args(["-R", "frr:frr"]).arg(&dir)).unwrap();
         for daemon in ["zebra", "bgpd"] {
             let path = |end: &str| dir.join(format!("{daemon}.{end}"));

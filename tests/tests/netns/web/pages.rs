@@ -116,7 +116,7 @@ fn connections_are_filtered_and_exported(browser: &Browser, bed: &Bed, server: S
     let csv = get(&bed.cluster.node1, server, "/api/connections.csv?protocol=udp").unwrap().body;
     assert!(csv.contains("\r\nUDP,"), "{csv}");
     assert!(!csv.contains("TCP,"), "{csv}");
-    // The client's connections, by the form, and what its link exports.
+    // Selects the client's connections in the form; the link for the export must then have only these.
     browser
         .run(
             "const form = document.querySelector('form'); form.reset(); form.client.value = '198.51.100.2'; \
@@ -144,7 +144,7 @@ fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
         "return document.querySelector('.path li.end .verdict').innerText.startsWith('sent to one of 3')",
     );
     compare(browser, "explain");
-    // The same packet by the form.
+    // Explains the same packet by means of the form.
     open(browser, server, "/explain");
     browser
         .run(

@@ -35,8 +35,9 @@ pub(crate) enum Found {
     MayBeInOverflow,
 }
 
-/// Finds the entry with this key without a call: a call would take a tenth of the time of an established packet. Only
-/// the fast paths inline this function, because the verifier checks each copy; all others use [`lookup`] or [`locate`].
+/// Finds the entry with this key without a call: a call would take a tenth of the time that the programs take for a
+/// packet of an established flow. Only the fast paths inline this function, because the verifier checks each copy; all
+/// others use [`lookup`] or [`locate`].
 #[inline(always)]
 pub(crate) fn find(table: Table, key: &Tuple) -> Found {
     match flow_table::find(&table, &table.places(key), key) {
@@ -168,8 +169,8 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
     Inserted::number(Some(inserted))
 }
 
-/// Number of attempts to find an entry that another CPU is inserting. They take some microseconds; an insertion takes
-/// about a tenth of a microsecond.
+/// Number of attempts to find an entry that another CPU is inserting. All attempts together take some microseconds; an
+/// insertion takes about a tenth of a microsecond.
 const ATTEMPTS: u32 = 64;
 
 /// Waits until a look-up finds the entry that another CPU is inserting, but for at most [`ATTEMPTS`] look-ups.

@@ -1,7 +1,7 @@
 //! Results of the operations on the flow table. Global functions of BPF return only numbers, so some types have a number.
 
 /// The place of one entry, valid until another entry takes that place. (The overflow does not tell successive entries
-/// with the same key apart: there, the place is that of the current one.)
+/// with the same key apart: in the overflow, the place is that of the current entry.)
 #[repr(C)]
 pub(crate) struct Place {
     /// The control word of the slot when the entry was found; 0 in the overflow.
@@ -63,7 +63,8 @@ pub(crate) enum Inserted {
 }
 
 impl Inserted {
-    /// The result as a number; `None`, if the table has no free place, and the overflow was not asked.
+    /// The result as a number; `None` means that the table has no free place, and that the insert has not tried the
+    /// overflow.
     #[inline(always)]
     pub(super) const fn number(result: Option<Self>) -> u32 {
         match result {
