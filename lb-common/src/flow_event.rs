@@ -51,10 +51,10 @@ pub enum FlowEventKind {
     /// meaningful: the other fields describe one direction, and the last packets are still to be counted.
     Closed = 1,
     /// A new flow has taken the slot of one of this flow's entries, because all slots where the new entry may be were
-    /// occupied; or a new flow has taken the flow's source port.
+    /// occupied.
     Evicted = 2,
-    /// A new connection from the same client port has replaced the flow; or the flow was over, and its client has
-    /// connected to the backend from the same port without the VIP.
+    /// A new connection from the same client port has replaced the flow; or a new flow has taken the flow's source port;
+    /// or the flow was over, and its client has connected to the backend from the same port without the VIP.
     Replaced = 3,
 }
 

@@ -107,7 +107,7 @@ fn cannot_list(error: &kube::Error, args: &ClusterArgs) -> anyhow::Error {
     {
         let message = &status.message;
         return anyhow!(
-            "you may not list Pods in namespace {namespace}: {message}; ask for a Role with the verbs list on pods and create on pods/exec"
+            "you may not list Pods in namespace {namespace}: {message}; ask for a Role with the verb list on pods, and the verbs create and get on pods/exec"
         );
     }
     anyhow!(

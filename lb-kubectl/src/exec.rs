@@ -34,7 +34,7 @@ pub(crate) enum NodeError {
     },
     /// The user may not run commands in the Pod.
     #[error(
-        "you may not run commands in Pod {pod}: {message}; ask for a Role with the verb create on pods/exec"
+        "you may not run commands in Pod {pod}: {message}; ask for a Role with the verbs create and get on pods/exec"
     )]
     Forbidden {
         /// Name of the Pod.

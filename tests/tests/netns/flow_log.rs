@@ -373,6 +373,27 @@ fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
     assert_eq!(of_port, expected, "{ends:#?}");
 }
 
+/// The node has a single port for masqueraded flows. A flow that has got no answer for more than five seconds loses it
+/// to the next flow.
+#[test]
+fn flow_whose_source_port_another_one_takes_is_replaced() {
+    let bed = bed(&["pod1"], &["--masquerade-all", "--masquerade-ports", "20000-20000"]);
+    let rules =
+        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
+    run(bed.netns("pod1").command("nft").arg(rules)).unwrap();
+    let send = |port| {
+        let from = SocketAddr::new(CLIENT[0], port);
+        let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(WEB[0]))).unwrap();
+        socket.send(b"unanswered").unwrap();
+    };
+    send(PORT);
+    thread::sleep(Duration::from_secs(7));
+    send(PORT + 1);
+    let ends = ended(&bed.cluster, 1);
+    assert_eq!(ends.len(), 1, "{ends:#?}");
+    assert_eq!((&ends[0]["client_port"], &ends[0]["end"]), (&PORT.into(), &"replaced".into()), "{ends:#?}");
+}
+
 #[test]
 fn evicted_flows_have_lines_with_exact_counts() {
     const FLOWS: u16 = 100;

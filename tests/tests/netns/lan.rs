@@ -253,19 +253,23 @@ impl Lan {
         self.pass_marker();
     }
 
-    /// Changes the marker service and waits until each agent serves it.
+    /// Changes the marker service and waits until each agent serves it. Only a local endpoint shows that the agent of the
+    /// client's node does: packets that this node leaves untranslated go to the router, and from there to node 1.
     fn pass_marker(&self) {
         let port = self.generation.fetch_add(1, Ordering::Relaxed);
-        let mut marker = self.service(MARKER, &["pod2"]);
-        (marker.name, marker.exposure) = ("zz-marker".to_owned(), Exposure::default());
+        let mut marker = self.service(MARKER, &["pod2", "pod3"]);
+        let exposure = Exposure { internal_local: true, ..Exposure::default() };
+        (marker.name, marker.exposure) = ("zz-marker".to_owned(), exposure);
         marker.ports.truncate(1);
         (marker.ports[0].port, marker.ports[0].node_port) = (port, None);
         self.cluster.manifests.put(&marker).unwrap();
         let to = SocketAddr::new(vips(MARKER)[0], port);
-        for (agent, pod) in self.agents.iter().zip(["pod1", "pod4"]) {
+        for (agent, (client, local)) in self.agents.iter().zip([("pod1", "pod2"), ("pod4", "pod3")]) {
             let connect = || TcpStream::connect_timeout(&to, Duration::from_millis(100));
-            let seen = || self.netns(pod).run(connect).ok();
-            assert!(agent.is_none() || wait_for(PATIENCE, seen).is_some(), "{pod} does not see the changes");
+            let ask = || Connection::on(self.netns(client).run(connect)?, to)?.ask();
+            let seen = || ask().is_ok_and(|answer| answer.server == local).then_some(());
+            let seen = agent.is_none() || wait_for(PATIENCE, seen).is_some();
+            assert!(seen, "the agent on the node of {client} does not see the changes");
         }
     }
 

@@ -112,10 +112,10 @@ pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     if !remove_judged(key) {
         return false;
     }
-    end_other();
+    end_other(FlowEventKind::Replaced);
     remove_other();
     if over == Over::SecondOfMasqueraded {
-        end_first_flow();
+        end_first_flow(FlowEventKind::Replaced);
     }
     true
 }

@@ -91,8 +91,15 @@ const fn is_logged(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED == 0 && !flow_flags::is_of_node(flow.flags)
 }
 
-/// The argument of [`flow_log_ended`] for an eviction.
-const EVICTED: u32 = FlowEventKind::Evicted as u32;
+/// The kind with this number, of those that a program emits for a flow that it deletes.
+#[inline(always)]
+pub(super) const fn kind_of_end(number: u32) -> FlowEventKind {
+    const EVICTED: u32 = FlowEventKind::Evicted as u32;
+    match number {
+        EVICTED => FlowEventKind::Evicted,
+        _ => FlowEventKind::Replaced,
+    }
+}
 
 /// Emits the event of this kind for a flow that a program deletes; `forward` is its forward entry.
 #[inline(always)]
@@ -114,11 +121,7 @@ extern "C" fn flow_log_ended(from: *const Tuple, forward: *const Flow, reply: *c
     if !is_logged(forward) {
         return 0;
     }
-    let kind = match kind {
-        EVICTED => FlowEventKind::Evicted,
-        _ => FlowEventKind::Replaced,
-    };
-    emit(kind, |event| {
+    emit(kind_of_end(kind), |event| {
         (event.from, event.to) = (*from, forward.to);
         fill(event, forward, reply);
         event.phase = match reply {

@@ -98,6 +98,8 @@ pub(super) struct Bed {
     pub(super) folders: Vec<Manifests>,
     pub(super) dir: PathBuf,
     pub(super) table: u32,
+    /// Time without heartbeats after which a fence removes the routes of its agent.
+    lifetime: Duration,
     bfd: bool,
     _cleanup: Cleanup,
 }
@@ -112,6 +114,11 @@ impl Bed {
     /// alive.
     pub(super) fn with_bfd(count: usize, table: u32) -> Self {
         Self::prepare(count, table, true).with_router_and_agents()
+    }
+
+    /// Like [`Self::new`], but the fences wait longer than a slow machine takes to restart an agent.
+    pub(super) fn with_patient_fences(count: usize, table: u32) -> Self {
+        Self { lifetime: 12 * lifetime(), ..Self::prepare(count, table, false) }.with_router_and_agents()
     }
 
     fn prepare(count: usize, table: u32, bfd: bool) -> Self {
@@ -137,6 +144,7 @@ impl Bed {
             folders,
             dir,
             table,
+            lifetime: lifetime(),
             bfd,
             _cleanup: cleanup,
         };
@@ -211,7 +219,7 @@ impl Bed {
             "--announce-table",
             &table,
             "--lifetime",
-            &lifetime().as_secs().to_string(),
+            &self.lifetime.as_secs().to_string(),
         ]);
         Daemon::start_with_log(&mut command, &self.path(&format!("fence-{number}.log"))).unwrap()
     }

@@ -220,7 +220,7 @@ fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
 
 #[test]
 fn restart_withdraws_no_route_even_with_invalid_manifests() {
-    let mut bed = Bed::new(1, 1080);
+    let mut bed = Bed::with_patient_fences(1, 1080);
     bed.start_birds();
     bed.wait_for_hops(SOON, &[1]);
     let (config, table) = (fs::read_to_string(bed.path("bird-1.conf")).unwrap(), bed.table(1));

@@ -38,14 +38,14 @@ impl Evict<Table> for Eviction {
         let evicted = flow_evicted(slot.index);
         if evicted & HAS_REVERSE != 0 {
             if evicted & IS_REPLY != 0 {
-                end_other();
+                end_other(FlowEventKind::Evicted);
             }
             remove_other();
         }
         // Necessary even if the reverse entry was not found: another CPU may be evicting it, and that CPU no longer
         // finds this entry.
         if evicted & IS_SECOND != 0 {
-            end_first_flow();
+            end_first_flow(FlowEventKind::Evicted);
         }
     }
 }
@@ -133,9 +133,9 @@ fn leads_back(reverse: &Flow, key: &Tuple) -> bool {
 /// Deletes the first flow of a masqueraded connection whose second flow is gone, so that no packet of the connection
 /// leaves with the client address. `SCRATCH` has the key of the first flow's reverse entry.
 #[inline(always)]
-pub(in crate::datapath::flow) fn end_first_flow() {
+pub(in crate::datapath::flow) fn end_first_flow(kind: FlowEventKind) {
     if flow_find_first() != 0 {
-        end_other();
+        end_other(kind);
         remove_other();
     }
     if let Ok(scratch) = scratch() {
@@ -147,8 +147,8 @@ pub(in crate::datapath::flow) fn end_first_flow() {
 /// Ends the flow whose forward entry is the `other` entry in `SCRATCH`: subtracts it from the active flows, and emits
 /// its end for the flow log.
 #[inline(always)]
-pub(in crate::datapath::flow) fn end_other() {
-    flow_end();
+pub(in crate::datapath::flow) fn end_other(kind: FlowEventKind) {
+    flow_end(kind as u32);
 }
 
 /// Removes the `other` entry in `SCRATCH`, unless it is gone already.
@@ -162,12 +162,12 @@ pub(in crate::datapath::flow) fn remove_other() {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_end() -> u32 {
+extern "C" fn flow_end(kind: u32) -> u32 {
     let Ok(scratch) = scratch() else { return 0 };
     let keys = scratch.keys();
     if let Some(forward) = flow_at(&keys.other_place, &keys.other) {
         active_flows::end(forward);
-        flow_log::ended(&keys.other, forward, Some(&keys.reply), FlowEventKind::Evicted);
+        flow_log::ended(&keys.other, forward, Some(&keys.reply), flow_log::kind_of_end(kind));
     }
     1
 }
