@@ -119,6 +119,7 @@ const fn section(step: &TraceStep) -> Section {
         TraceStep::Masquerade { .. } => Section::Masquerading,
         TraceStep::ProxyProtocol => Section::ProxyHeader,
         TraceStep::SocketWithoutHeader { .. } => Section::ProxyExceptions,
+        TraceStep::ConnectsNowhere => Section::Sockets,
         TraceStep::NoRoute => Section::NextHops,
         TraceStep::BypassesStack { .. } => Section::Direct,
         TraceStep::Announced { by: AnnouncedBy::Layer2, .. } => Section::Layer2,

@@ -10,6 +10,7 @@ use lb_ebpf::{
     rules::{
         self,
         flow::{Membership, Relation, Staleness},
+        forwarding,
     },
     service::schedule,
 };
@@ -31,7 +32,11 @@ impl<T: Tables> Walk<'_, T> {
         {
             return self.follow(flow);
         }
-        if self.question.hook == HookPoint::Egress {
+        let at_egress = self.question.hook == HookPoint::Egress;
+        if known.as_ref().is_some_and(|flow| rules::flow::begins_only_at_ingress(flow, at_egress)) {
+            return Ok(untouched(Outcome::NoService));
+        }
+        if at_egress {
             return self.of_node(known.is_some());
         }
         if let Some(verdict) = self.query()? {
@@ -57,7 +62,9 @@ impl<T: Tables> Walk<'_, T> {
     /// endpoint; like `of_node::begins`.
     fn begins_at_egress(&self) -> WalkResult<bool> {
         let Question { tuple, from_node, .. } = self.question;
-        if !from_node || !rules::flow::may_begin_at_egress(self.question.body(), &self.segment) {
+        let is_catch =
+            self.tables.device(self.question.device)?.is_some_and(|device| forwarding::is_catch(&device));
+        if !from_node || is_catch || !rules::flow::may_begin_at_egress(self.question.body(), &self.segment) {
             return Ok(false);
         }
         Ok(self.tables.flow(&tuple.reversed())?.is_some_and(|flow| rules::flow::takes_answers_of_node(&flow)))

@@ -7,7 +7,7 @@ use lb_ebpf::rules::admission;
 use super::{
     Question,
     frontend::AdmittedFlow,
-    step::{Candidate, ForwardingPath, Source, Verdict, endpoint},
+    step::{Candidate, ForwardingPath, Source, TraceStep, Verdict, endpoint},
     tables::Tables,
     walk::{Walk, WalkResult, untouched},
 };
@@ -19,7 +19,12 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(untouched(Outcome::NotTransport));
         }
         let Some(service) = self.frontend()? else {
-            return self.unlisted();
+            let verdict = self.unlisted()?;
+            // `sockets::connect_nowhere` of the programs.
+            if verdict == Verdict::of(Outcome::RejectUdp) {
+                self.steps.push(TraceStep::ConnectsNowhere);
+            }
+            return Ok(verdict);
         };
         // The flag `SOCKETS_ONLY` needs no check: frontends that have it serve exactly these system calls.
         let service = service.for_client(true);

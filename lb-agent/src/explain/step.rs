@@ -161,6 +161,9 @@ pub enum TraceStep {
         /// Whether the program makes the system call fail.
         refused: bool,
     },
+    /// No Service has the port of the cluster IP. `connect(2)` of a UDP socket succeeds nevertheless, and the socket's
+    /// datagrams are refused; the verdict is about system calls that send a datagram.
+    ConnectsNowhere,
     /// Another flow to the backend uses the client's source port.
     PortTaken {
         /// The client's source port.

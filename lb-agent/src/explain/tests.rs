@@ -6,7 +6,7 @@ use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, ConnectionRate, DeviceInfo, DnsIntercept, FrontendKind,
     Network, Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip,
-    conntrack::{Flow, Tick, Tuple, flow_flags},
+    conntrack::{Flow, Tick, Tuple, flow_flags, seen},
     device_flags, protocol, service_flags, vip_flags,
 };
 
@@ -217,6 +217,40 @@ fn texts_of_an_established_connection() {
     assert_eq!(said(&shelf, &answer)[2], "left untouched (other_hook)");
     let answer = Question { hook: HookPoint::Egress, ..answer };
     assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
+}
+
+/// The entry of a caught connection that has ended. The program at egress leaves the SYN of the next one to the program
+/// at ingress, through which the packet enters the node again.
+#[test]
+fn caught_connection_begins_again_at_ingress() {
+    let mut shelf = shelf(0, 1);
+    let question = Question { from_node: true, ..question(HookPoint::Egress, 80) };
+    let to =
+        Tuple { source: v4(VIP), destination: v4([10, 1, 0, 1]), destination_port: 8080, ..question.tuple };
+    let mut forward = Flow::new(&question.tuple, &to, 7, flow_flags::CAUGHT, Tick(990));
+    forward.seen = seen::PACKET | seen::SYN | seen::ACK | seen::RST;
+    let flags = flow_flags::reverse(flow_flags::CAUGHT);
+    let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flags, Tick(990));
+    shelf.flows.extend([(question.tuple, forward), (to.reversed(), reply)]);
+    let verdict = explain(&shelf, &question).unwrap().verdict;
+    assert_eq!(verdict, Verdict::Untouched { outcome: Outcome::NoService });
+}
+
+/// As `getaddrinfo(3)` connects UDP sockets to find out source addresses, `connect(2)` does not fail.
+#[test]
+fn udp_sockets_connect_where_no_service_has_the_port() {
+    let mut shelf = shelf(0, 1);
+    let (key, service) = shelf.service.unwrap();
+    shelf.service = Some((ServiceKey::new(key.address, key.port, protocol::UDP), service));
+    let udp = |port| {
+        let question = question(HookPoint::Socket, port);
+        Question { tuple: Tuple { protocol: protocol::UDP, ..question.tuple }, ..question }
+    };
+    let connects = "socket: connect(2) succeeds, and datagrams are refused; the rest is about sendto(2)";
+    let text = said(&shelf, &udp(81));
+    assert!(text.contains(&connects.to_owned()), "{text:?}");
+    assert_eq!(text.last().unwrap(), "the call fails with ECONNREFUSED (reject_udp)");
+    assert!(!said(&shelf, &udp(80)).contains(&connects.to_owned()), "a Service has the port");
 }
 
 #[test]

@@ -71,6 +71,9 @@ pub fn step(step: &TraceStep) -> String {
              call fails; use the cluster IP"
                 .into()
         }
+        TraceStep::ConnectsNowhere => {
+            "socket: connect(2) succeeds, and datagrams are refused; the rest is about sendto(2)".into()
+        }
         TraceStep::Affinity { is } => affinity(is),
         TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
         TraceStep::NextBackend => {

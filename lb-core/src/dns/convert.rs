@@ -8,7 +8,6 @@ use crate::{
     api,
     convert::{ConvertError, SERVICE_NAME, SKIP_MIRROR, object_name},
     model::ObjectName,
-    protocol::Protocol,
     rules,
 };
 
@@ -47,13 +46,12 @@ fn target(spec: &api::ServiceSpec, cluster_ips: Option<&[IpAddr]>) -> Option<Tar
     if spec.is_headless() {
         return Some(Target::Endpoints);
     }
-    let in_object = || spec.requested_ips().iter().filter_map(|text| text.parse().ok()).collect();
+    let in_object = || spec.requested_ips().iter().filter_map(|text| rules::stored_ip(text).ok()).collect();
     Some(Target::ClusterIps(cluster_ips.map_or_else(in_object, <[IpAddr]>::to_vec)))
 }
 
 fn named_port(name: Option<&str>, protocol: &str, port: i32) -> Option<NamedPort> {
-    let protocol = Protocol::ALL.into_iter().find(|known| known.as_str() == protocol)?;
-    let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
+    let (protocol, port) = (rules::protocol(protocol)?, rules::port_number(port).ok()?);
     Some(NamedPort { name: name.unwrap_or_default().to_ascii_lowercase().into(), protocol, port })
 }
 
@@ -115,7 +113,7 @@ pub fn endpoints(endpoints: &api::Endpoints) -> Result<Vec<(ObjectName, NamedSli
 }
 
 fn named_endpoint(address: &str, hostname: Option<&str>, ready: bool) -> Option<NamedEndpoint> {
-    let address: IpAddr = address.parse().ok()?;
+    let address = rules::stored_ip(address).ok()?;
     rules::endpoint_ip(address).ok()?;
     let hostname = hostname.filter(|hostname| !hostname.is_empty());
     let hostname = hostname.map(|hostname| hostname.to_ascii_lowercase().into());

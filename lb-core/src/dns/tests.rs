@@ -423,6 +423,22 @@ fn endpoints_that_are_not_ready_have_names_only_if_their_service_publishes_them(
     assert_eq!(text(&index, "db.n.svc", Kind::A), "10.0.0.1, 10.0.0.2");
 }
 
+/// The API server stores addresses that it would no longer accept. A name must lead to the endpoints that the proxy uses.
+#[test]
+fn names_have_the_stored_addresses_that_the_proxy_accepts() {
+    let mut index = index();
+    apply(&mut index, a_service("db", json!({"clusterIP": "None"})));
+    apply(&mut index, a_service("web", json!({"clusterIP": "10.96.0.010", "ports": [{"port": 1}]})));
+    apply(&mut index, a_slice("v4", "db", "IPv4", json!([]), json!([ready("10.0.0.01")])));
+    apply(
+        &mut index,
+        a_slice("v6", "db", "IPv6", json!([]), json!([ready("::ffff:10.0.0.2"), ready("fd00::2")])),
+    );
+    assert_eq!(text(&index, "web.n.svc", Kind::A), "10.96.0.10");
+    assert_eq!(text(&index, "db.n.svc", Kind::A), "10.0.0.1");
+    assert_eq!(text(&index, "db.n.svc", Kind::Aaaa), "fd00::2");
+}
+
 #[test]
 fn services_of_other_proxies_have_names() {
     let mut index = index();

@@ -2,15 +2,12 @@
 //! for an address in a range of cluster IPs where no Service has the port, are in a tunnel, or have a flow that is in
 //! the overflow or needs a route or a PROXY protocol header.
 
-use lb_common::{
-    Outcome,
-    conntrack::{Flow, flow_flags},
-};
+use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
     parse::{self, Body, Packet, frame::lengths},
     rules::{
         dns::{Query, may_be_query},
-        flow::{Relation, relation},
+        flow::{Relation, begins_only_at_ingress, relation},
         forwarding::is_catch,
     },
 };
@@ -81,9 +78,7 @@ pub(super) fn process(
     }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
-        // The entry belongs to a caught flow, and this packet begins another one. `tc_catch` makes the packet enter the
-        // node again, and the program at ingress then creates the new flow.
-        Some(flow) if hook == Hook::Egress && !flow_flags::is_of_node(flow.flags) => {
+        Some(flow) if begins_only_at_ingress(flow, hook == Hook::Egress) => {
             return Err(Outcome::NoService);
         }
         _ if hook == Hook::Egress => (create_of_node(skb, packet, earlier)?, false),

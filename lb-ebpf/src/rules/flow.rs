@@ -76,6 +76,13 @@ pub fn relation(
     }
 }
 
+/// Whether a flow that replaces this one begins only at tc ingress. True at egress for a caught flow: `tc_catch` makes
+/// the packet enter the node again, and the program at ingress then creates the new flow.
+#[inline(always)]
+pub const fn begins_only_at_ingress(flow: &Flow, egress: bool) -> bool {
+    egress && !flow_flags::is_of_node(flow.flags)
+}
+
 /// Whether the packet is a SYN from the client. The flow can be stale only for such a packet.
 #[inline(always)]
 pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
@@ -318,6 +325,17 @@ mod tests {
         ] {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
             assert_eq!(relation(&flow, egress, || bypasses_vip, || is_new), expected, "{flags}, {egress}");
+        }
+    }
+
+    #[test]
+    fn only_caught_flows_are_replaced_at_the_other_hook() {
+        use flow_flags::{AT_EGRESS, CAUGHT};
+        for (flags, egress, expected) in
+            [(CAUGHT, true, true), (CAUGHT, false, false), (AT_EGRESS, true, false), (0, false, false)]
+        {
+            let flow = Flow { flags, ..pair(TCP, OPENING).0 };
+            assert_eq!(begins_only_at_ingress(&flow, egress), expected, "{flags}, {egress}");
         }
     }
 
