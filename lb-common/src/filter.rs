@@ -170,11 +170,12 @@ impl Mark {
         Self::new(Side::Front, &key.address, key.port, key.protocol)
     }
 
-    /// The marks of an entry of the flow table with these [`flow_flags`]: for the client's direction, the destination
-    /// in `Front`; for the reply direction, the source in `Back`. For a routed or hairpin flow, the source of replies
-    /// (the backend) is also marked in `Front`: a socket of the node may send to the same backend from the address and
-    /// port that those replies go to, so the programs must look up packets to the backend. (A masqueraded flow that is
-    /// not routed has another entry, which adds that mark.)
+    /// The marks of an entry of the flow table with these [`flow_flags`]. A forward entry marks its destination in
+    /// `Front`; a reverse entry marks its source, the backend, in `Back`. The reverse entry of a routed or hairpin flow
+    /// marks the backend in `Front` as well: a socket of the node may have the flow's translated source address and
+    /// port and send to the same backend. Only if the programs look up its packets do they find the conflict and
+    /// replace its port ([`flow_flags::is_of_node`]). (A masqueraded flow that is not routed has another entry, which
+    /// adds that mark.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;

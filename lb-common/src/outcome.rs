@@ -153,8 +153,8 @@ pub enum Outcome {
     DnsQuery = 49,
     /// A packet of the agent's answer to such a query, which leaves with the cluster IP as its source.
     DnsAnswer = 50,
-    /// An ICMP error of a router about a tunnelled packet: it becomes an error about the packet inside the tunnel,
-    /// which goes to the client.
+    /// An ICMP error about a tunnelled packet, from a router or from the backend's node. The program turns it into an
+    /// error about the inner packet, and sends that error to the client.
     TunnelError = 51,
 }
 

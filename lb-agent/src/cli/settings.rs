@@ -523,7 +523,8 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// Flags whose alias (second key in the file) differs from plain camelCase, each with that alias.
+    /// Flags whose alias, the second key that the configuration file accepts, is not the flag in plain camelCase; each
+    /// with its alias.
     const OF_KUBE_PROXY: [(&str, &str); 3] = [
         ("cluster-cidr", "clusterCIDR"),
         ("nodeport-addresses", "nodePortAddresses"),

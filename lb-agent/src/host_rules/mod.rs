@@ -40,8 +40,9 @@ impl Flaw {
     const fn text(self) -> &'static str {
         match self {
             Self::NodePort => {
-                "packets to node ports are translated before netfilter, so it never matches them: use --deny-source or \
-                 loadBalancerSourceRanges, or match the endpoint's address and port"
+                "packets to node ports are translated before netfilter, so it never matches them: use --deny-source, or \
+                 match the endpoint's address and port, or serve clients at a load balancer's address with \
+                 loadBalancerSourceRanges"
             }
             Self::LocalDestination => {
                 "packets to node ports have an endpoint as destination here, so it never marks them: route replies by \

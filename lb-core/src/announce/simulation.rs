@@ -388,9 +388,9 @@ fn partitions_leave_one_owner_with_a_majority_and_none_without() {
 }
 
 /// Tests every combination of directions in which messages of three members are lost. Member 0, the best candidate,
-/// announces while another member receives its questions, and it receives the answers of that member. Another member
-/// replaces member 0 only if no member receives its questions: a member that receives them waits for member 0, or has
-/// promised the address to member 0.
+/// announces if another member receives its questions and member 0 receives the answers of that member. Another member
+/// replaces member 0 only if no member receives the questions of member 0: a member that receives them waits for
+/// member 0, or has promised it the address.
 #[test]
 fn messages_lost_in_one_direction_leave_at_most_one_owner() {
     const LINKS: [(usize, usize); 6] = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];

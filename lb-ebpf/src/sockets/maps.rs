@@ -17,8 +17,8 @@ pub(super) static SOCKETS: SkStorage<SocketConnection> = SkStorage::new();
 pub(super) static SOCKET_BACKENDS: LruHashMap<SocketKey, SocketBackend, { capacity::SOCKETS }> =
     LruHashMap::new();
 
-/// The virtual address through which an unconnected UDP socket has sent to a backend: the source address of the replies
-/// that it receives.
+/// For an unconnected UDP socket and a backend: the virtual address that the socket last used to send to the backend.
+/// `recvmsg(2)` then reports this address, not the backend's, as the source of replies.
 #[btf_map]
 pub(super) static SOCKET_VIPS: LruHashMap<SocketKey, Endpoint, { capacity::SOCKETS }> = LruHashMap::new();
 

@@ -37,7 +37,8 @@ impl Cpus {
     }
 }
 
-/// Pins this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
+/// Pins this thread to a CPU and gives it the real-time policy `SCHED_FIFO`, so that it has priority over all threads
+/// with ordinary policies.
 pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;

@@ -176,7 +176,8 @@ pub(crate) fn pin(cpu: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pins this thread to a CPU, with priority over all processes of ordinary scheduling policies (`SCHED_FIFO`).
+/// Pins this thread to a CPU and gives it the real-time policy `SCHED_FIFO`, so that it has priority over all threads
+/// with ordinary policies.
 pub(crate) fn claim(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let priority = libc::sched_param { sched_priority: 1 };

@@ -19,7 +19,7 @@ pub(crate) struct RunningAgent {
 pub(crate) struct Files<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) bpffs: &'a Path,
-    /// Gets what the agent prints, after what an earlier agent has printed.
+    /// The file to which the agent's output is appended. It may contain the output of an earlier agent.
     pub(crate) log: &'a Path,
 }
 

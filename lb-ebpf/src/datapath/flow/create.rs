@@ -37,7 +37,8 @@ const SOURCE_PORTS: Ports = Ports { first: 1024, count: 65_536 - 1024 };
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Created {
-    /// tc forwards its packets: through the stack, back through their device (hairpin), or bypassing the stack.
+    /// Not routed. Only tc forwards its packets: through the stack, back out of their device (hairpin), or, with
+    /// `--forwarding direct`, bypassing the stack.
     Unrouted = 0,
     /// [`flow_flags::ROUTED`]: where the flow's packets enter the node, the programs translate them or put them into a
     /// tunnel, and send them out, bypassing the stack.
