@@ -705,7 +705,7 @@ impl Reconciler {
             self.set_warming(&service, &slices);
             let ports = self.desired_ports(&service);
             let known = self.store.service(&service);
-            self.holders.set(&service, known, slices.iter());
+            self.holders.set(&service, known, &slices);
             self.health_checks.set(&service, known, slices.iter(), &ports, &self.node);
             concerned.append(&mut self.claims.set(&service, &ports));
             self.due.insert(service, are_few.then_some(ports));

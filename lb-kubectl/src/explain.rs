@@ -239,7 +239,11 @@ impl Walk<'_> {
         let page: Value = gather::ask(self.cluster, known, &arguments, self.limit)
             .await
             .with_context(|| format!("node {node}, {title}"))?;
-        let is_understood = page["verdict"] != "translated" || page["ends"].is_object();
+        let is_understood = match page["verdict"].as_str() {
+            Some("translated") => page["ends"].is_object(),
+            Some("begins") => page["backends"].get(0).is_none_or(|first| first["source"].is_object()),
+            _ => true,
+        };
         ensure!(is_understood, "the agent on node {node} is older than this plugin: update it");
         Ok(page)
     }

@@ -148,13 +148,14 @@ impl Packet {
 
 fn pod_addresses(pod: &Pod) -> Vec<IpAddr> {
     let Some(status) = &pod.status else { return Vec::new() };
-    let all = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
-    parsed(all.chain(status.pod_ip.as_deref()))
+    let all = parsed(status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()));
+    if all.is_empty() { parsed(status.pod_ip.as_deref().into_iter()) } else { all }
 }
 
 fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     let Some(spec) = &service.spec else { return Vec::new() };
-    parsed(spec.cluster_ips.iter().flatten().map(String::as_str).chain(spec.cluster_ip.as_deref()))
+    let all = parsed(spec.cluster_ips.iter().flatten().map(String::as_str));
+    if all.is_empty() { parsed(spec.cluster_ip.as_deref().into_iter()) } else { all }
 }
 
 /// The texts that are addresses; other texts, such as `None`, are left out.
@@ -210,11 +211,13 @@ mod tests {
 
     fn objects(pod: &[&str], service: &[&str]) -> (Pod, Service) {
         let ips: Vec<_> = pod.iter().map(|ip| json!({"ip": ip})).collect();
-        let pod = from_value(json!({"metadata": {}, "status": {"podIPs": ips}})).expect("a Pod");
+        let status = json!({"podIP": pod.first(), "podIPs": ips});
+        let pod = from_value(json!({"metadata": {}, "status": status})).expect("a Pod");
         let ports = json!([
             {"port": 80, "name": "http", "protocol": "TCP"}, {"port": 53, "name": "dns", "protocol": "UDP"},
         ]);
-        let service = json!({"metadata": {}, "spec": {"clusterIPs": service, "ports": ports}});
+        let spec = json!({"clusterIP": service.first(), "clusterIPs": service, "ports": ports});
+        let service = json!({"metadata": {}, "spec": spec});
         (pod, from_value(service).expect("a Service"))
     }
 
@@ -244,7 +247,11 @@ mod tests {
         }
         for (pod, service) in [(&v4[..], &vips[..]), (&both, &vips[1..])] {
             let error = packet_of(Some(IpFamily::V6), pod, service, Some("80")).expect_err("no IPv6");
-            assert!(error.to_string().contains("needs an IPv6 address of both"), "{error}");
+            let (pod, service) = (pod.join(", "), service.join(", "));
+            let expected = format!(
+                "the Pod has {pod}, the Service {service}; a packet of IPv6 needs an IPv6 address of both"
+            );
+            assert_eq!(error.to_string(), expected);
         }
     }
 

@@ -125,8 +125,8 @@ pub(crate) struct Plots {
     points: usize,
     /// The moments of the plot, in seconds since 1970.
     times: Vec<u64>,
-    /// Packets per second that were neither left untouched nor dropped or rejected: those of flows to Services, echo
-    /// requests to virtual addresses, and connections of the node whose source port was replaced.
+    /// Packets per second that were neither left untouched nor dropped or rejected: for example those of flows to
+    /// Services, echo requests to virtual addresses, and connections of the node whose source port was replaced.
     translated: Vec<Option<f64>>,
     /// Packets per second that the programs left as they were, for example because they belong to no Service.
     untouched: Vec<Option<f64>>,

@@ -31,7 +31,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut stages = Stages::default();
     if stages.run("setup", setup::run) {
-        stages.run("unit tests", || run_command(cargo(["test", "--no-fail-fast"])));
+        stages.run("unit tests", unit_tests);
         stages.run("fuzz targets", || fuzz::run(&fuzz::Args::of_ci()));
         let profile = if args.release { Profile::Release } else { Profile::Debug };
         if stages.run("agents", || build_agents(profile)) {
@@ -49,6 +49,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     stages.finish()
+}
+
+/// Runs the tests that need no root, and those of the second map layout.
+fn unit_tests() -> anyhow::Result<()> {
+    run_command(cargo(["test", "--no-fail-fast"]))?;
+    run_command(cargo(["test", "--package", "lb-common", "--features", "next-layout", "--lib", "layout"]))
 }
 
 /// Builds the agents that the kernel tests run, but no release build if `$LB_AGENT` names the agent to test.

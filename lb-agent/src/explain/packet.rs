@@ -34,6 +34,7 @@ impl<T: Tables> Walk<'_, T> {
         }
         let at_egress = self.question.hook == HookPoint::Egress;
         if known.as_ref().is_some_and(|flow| rules::flow::begins_only_at_ingress(flow, at_egress)) {
+            self.steps.push(TraceStep::BeginsAtIngress);
             return Ok(untouched(Outcome::NoService));
         }
         if at_egress {

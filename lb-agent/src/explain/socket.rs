@@ -22,7 +22,7 @@ impl<T: Tables> Walk<'_, T> {
             let verdict = self.unlisted()?;
             // `sockets::connect_nowhere` of the programs.
             if verdict == Verdict::of(Outcome::RejectUdp) {
-                self.steps.push(TraceStep::ConnectsNowhere);
+                self.steps.push(TraceStep::UdpConnectSucceeds);
             }
             return Ok(verdict);
         };

@@ -163,7 +163,10 @@ pub enum TraceStep {
     },
     /// No Service has the port of the cluster IP. `connect(2)` of a UDP socket succeeds nevertheless, and the socket's
     /// datagrams are refused; the verdict is about system calls that send a datagram.
-    ConnectsNowhere,
+    UdpConnectSucceeds,
+    /// The packet replaces a caught flow. It enters the node again through the catch device, and the program at ingress
+    /// begins the new flow.
+    BeginsAtIngress,
     /// Another flow to the backend uses the client's source port.
     PortTaken {
         /// The client's source port.

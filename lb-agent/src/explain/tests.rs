@@ -222,7 +222,7 @@ fn texts_of_an_established_connection() {
 /// The entry of a caught connection that has ended. The program at egress leaves the SYN of the next one to the program
 /// at ingress, through which the packet enters the node again.
 #[test]
-fn caught_connection_begins_again_at_ingress() {
+fn egress_leaves_the_syn_after_a_caught_connection_to_ingress() {
     let mut shelf = shelf(0, 1);
     let question = Question { from_node: true, ..question(HookPoint::Egress, 80) };
     let to =
@@ -232,8 +232,9 @@ fn caught_connection_begins_again_at_ingress() {
     let flags = flow_flags::reverse(flow_flags::CAUGHT);
     let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flags, Tick(990));
     shelf.flows.extend([(question.tuple, forward), (to.reversed(), reply)]);
-    let verdict = explain(&shelf, &question).unwrap().verdict;
-    assert_eq!(verdict, Verdict::Untouched { outcome: Outcome::NoService });
+    let explanation = explain(&shelf, &question).unwrap();
+    assert_eq!(explanation.verdict, Verdict::Untouched { outcome: Outcome::NoService });
+    assert_eq!(explanation.steps.last(), Some(&TraceStep::BeginsAtIngress));
 }
 
 /// As `getaddrinfo(3)` connects UDP sockets to find out source addresses, `connect(2)` does not fail.
@@ -241,16 +242,19 @@ fn caught_connection_begins_again_at_ingress() {
 fn udp_sockets_connect_where_no_service_has_the_port() {
     let mut shelf = shelf(0, 1);
     let (key, service) = shelf.service.unwrap();
-    shelf.service = Some((ServiceKey::new(key.address, key.port, protocol::UDP), service));
+    let key = ServiceKey::new(key.address, key.port, protocol::UDP);
+    shelf.service = Some((key, service.sealed(&key)));
     let udp = |port| {
         let question = question(HookPoint::Socket, port);
         Question { tuple: Tuple { protocol: protocol::UDP, ..question.tuple }, ..question }
     };
-    let connects = "socket: connect(2) succeeds, and datagrams are refused; the rest is about sendto(2)";
+    let connects = "socket: connect(2) of a UDP socket succeeds; the verdict is about sendto(2)";
     let text = said(&shelf, &udp(81));
     assert!(text.contains(&connects.to_owned()), "{text:?}");
     assert_eq!(text.last().unwrap(), "the call fails with ECONNREFUSED (reject_udp)");
-    assert!(!said(&shelf, &udp(80)).contains(&connects.to_owned()), "a Service has the port");
+    let text = said(&shelf, &udp(80));
+    assert!(!text.contains(&connects.to_owned()), "{text:?}");
+    assert_eq!(text.last().unwrap(), "sent to 10.1.0.1:8080 (web-0) (new_flow)");
 }
 
 #[test]

@@ -71,8 +71,13 @@ pub fn step(step: &TraceStep) -> String {
              call fails; use the cluster IP"
                 .into()
         }
-        TraceStep::ConnectsNowhere => {
-            "socket: connect(2) succeeds, and datagrams are refused; the rest is about sendto(2)".into()
+        TraceStep::UdpConnectSucceeds => {
+            "socket: connect(2) of a UDP socket succeeds; the verdict is about sendto(2)".into()
+        }
+        TraceStep::BeginsAtIngress => {
+            "hook: the packet enters the node again through this device, and the program at ingress begins the new \
+             connection"
+                .into()
         }
         TraceStep::Affinity { is } => affinity(is),
         TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),

@@ -282,7 +282,7 @@ impl Tracker {
             known.phase = phase(event);
         }
         let idle = Tick::from_nanos(event.time).seconds_since(known.last_seen);
-        let has_expired = reason == EndReason::Evicted && idle >= known.phase.timeout_seconds();
+        let has_expired = idle >= known.phase.timeout_seconds();
         let reason = if has_expired { EndReason::Expired } else { reason };
         self.lines.push(known.line(&event.from, Some(known.end_reason(reason)), event.time));
     }

@@ -6,7 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use crate::model::{EndpointSlice, ObjectName, Service, TrafficPolicy};
+use crate::{
+    desired::endpoints::of_port,
+    family::Family,
+    model::{Endpoint, EndpointSlice, ObjectName, Service, TrafficPolicy},
+};
 
 /// A Service that has load balancers' addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,18 +68,10 @@ impl Holders {
     }
 
     /// Sets the addresses and endpoints of a Service, or removes a Service that has no addresses.
-    pub(crate) fn set<'a>(
-        &mut self,
-        name: &ObjectName,
-        service: Option<&Service>,
-        slices: impl Iterator<Item = &'a EndpointSlice>,
-    ) {
-        let external = service.map(|service| &service.external);
-        let holder = external.filter(|external| !external.load_balancer_ips.is_empty()).map(|external| {
-            let usable: Vec<_> = slices
-                .flat_map(|slice| &slice.endpoints)
-                .filter(|endpoint| endpoint.may_get_flows())
-                .collect();
+    pub(crate) fn set(&mut self, name: &ObjectName, service: Option<&Service>, slices: &[EndpointSlice]) {
+        let with_addresses = service.filter(|service| !service.external.load_balancer_ips.is_empty());
+        let holder = with_addresses.map(|service| {
+            let (external, usable) = (&service.external, usable(service, slices));
             let nodes = || usable.iter().filter_map(|endpoint| endpoint.node.clone()).collect();
             Holder {
                 addresses: external.load_balancer_ips.clone(),
@@ -91,4 +87,16 @@ impl Holders {
         self.changed |= known != holder;
         self.outdate(name);
     }
+}
+
+/// The endpoints that have a port of the Service and may get new flows, once for each port.
+fn usable<'a>(service: &Service, slices: &'a [EndpointSlice]) -> Vec<&'a Endpoint> {
+    let mut usable = Vec::new();
+    for port in &service.ports {
+        for family in Family::ALL {
+            let endpoints = of_port(port, family, slices.iter()).into_values();
+            usable.extend(endpoints.filter(|endpoint| endpoint.may_get_flows()));
+        }
+    }
+    usable
 }

@@ -23,7 +23,7 @@ pub(crate) type Endpoints<'a> = BTreeMap<EndpointKey, &'a Endpoint>;
 
 /// The endpoints that have this port. If several slices contain one endpoint, as they may while it moves from one slice
 /// to another, the entry with the greater [`preference`] counts: a running one rather than a terminating one.
-pub(super) fn of_port<'a>(
+pub(crate) fn of_port<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a EndpointSlice>,

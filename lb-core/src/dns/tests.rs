@@ -423,7 +423,7 @@ fn endpoints_that_are_not_ready_have_names_only_if_their_service_publishes_them(
     assert_eq!(text(&index, "db.n.svc", Kind::A), "10.0.0.1, 10.0.0.2");
 }
 
-/// The API server stores addresses that it would no longer accept. A name must lead to the endpoints that the proxy uses.
+/// The API server stores addresses that it would no longer accept. DNS reads them as the proxy does.
 #[test]
 fn names_have_the_stored_addresses_that_the_proxy_accepts() {
     let mut index = index();

@@ -1,6 +1,8 @@
 //! Tests of the control plane in single situations.
 
-use lb_common::{ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
+use std::sync::Arc;
+
+use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
     capacity::Capacity,
     family::Families,
@@ -329,22 +331,35 @@ fn service_is_here_at_the_addresses_that_the_kernel_serves() {
 /// count. A writer of an EndpointSlice may set only `ready: false`; `serving` is then true.
 #[test]
 fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
+    const ADDRESS: [u8; 4] = [203, 0, 113, 1];
     let balancer = |policy| {
         let Change::Service(_, Some(service)) = service("a", 1) else { unreachable!() };
-        let external =
-            External { load_balancer_ips: vec![[203, 0, 113, 1].into()], policy, ..External::default() };
+        let external = External { load_balancer_ips: vec![ADDRESS.into()], policy, ..External::default() };
         Change::Service(name("a"), Some(Service { external, ..service }))
     };
+    let node_name: Arc<str> = "n1".into();
     for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
-        for case in 0..8_u8 {
+        for (case, port) in (0..8_u8).flat_map(|case| [(case, ""), (case, "other")]) {
             let [ready, serving, terminating] = [1, 2, 4].map(|bit| case & bit != 0);
-            let only = Endpoint { ready, serving, terminating, ..endpoint(1) };
-            let ports = vec![EndpointPort { name: "".into(), protocol: Protocol::Tcp, port: 8080 }];
+            let node = Some(Arc::clone(&node_name));
+            let only = Endpoint { ready, serving, terminating, node, ..endpoint(1) };
+            let ports = vec![EndpointPort { name: port.into(), protocol: Protocol::Tcp, port: 8080 }];
             let slice = EndpointSlice { service: name("a"), ports, endpoints: vec![only] };
-            let node = node(9, vec![balancer(policy), Change::EndpointSlice(name("a-1"), Some(slice))]);
-            let has_backends = node.kernel.maps.frontends.values().any(|service| service.backends_count > 0);
-            let is_served = node.reconciler.holders()[&name("a")].is_served;
-            assert_eq!(is_served, has_backends, "{policy:?} {ready} {serving} {terminating}");
+            let on_n1 = Policy { node_name: Arc::clone(&node_name), ..Policy::default() };
+            let mut node = Node::with_policy(9, on_n1);
+            let slice = Change::EndpointSlice(name("a-1"), Some(slice));
+            node.reconciler.handle(vec![balancer(policy), slice]);
+            node.settle();
+            let frontends = &node.kernel.maps.frontends;
+            let (_, frontend) =
+                frontends.iter().find(|(key, _)| key.address == Address::from_v4(ADDRESS)).unwrap();
+            let has_backends = frontend.backends_count > 0;
+            let context = format!("{policy:?} {ready} {serving} {terminating} {port:?}");
+            let holder = &node.reconciler.holders()[&name("a")];
+            assert_eq!(holder.is_served, has_backends, "{context}");
+            let nodes = has_backends.then(|| Arc::clone(&node_name)).into_iter().collect();
+            let expected = (policy == TrafficPolicy::Local).then_some(nodes);
+            assert_eq!(holder.nodes, expected, "{context}");
         }
     }
 }

@@ -76,8 +76,9 @@ pub fn relation(
     }
 }
 
-/// Whether a flow that replaces this one begins only at tc ingress. True at egress for a caught flow: `tc_catch` makes
-/// the packet enter the node again, and the program at ingress then creates the new flow.
+/// Whether a flow that replaces this one begins only at tc ingress; asked about flows for which the packet is
+/// [`Relation::New`]. At egress these are flows of the node itself and caught ones. In place of a caught flow, none
+/// begins there: `tc_catch` makes the packet enter the node again, and the program at ingress then creates the flow.
 #[inline(always)]
 pub const fn begins_only_at_ingress(flow: &Flow, egress: bool) -> bool {
     egress && !flow_flags::is_of_node(flow.flags)

@@ -48,7 +48,13 @@ impl World {
         Self { tracker, names: everyone(true), from, forward, reply }
     }
 
+    /// An event about a flow whose last packet came at the same time.
     fn event(&mut self, kind: FlowEventKind, time: u64) {
+        self.late_event(kind, time, time);
+    }
+
+    /// An event about a flow whose last packet came at `last_seen`.
+    fn late_event(&mut self, kind: FlowEventKind, time: u64, last_seen: u64) {
         let event = FlowEvent {
             time,
             from: self.from,
@@ -56,7 +62,7 @@ impl World {
             traffic: [self.forward.traffic, self.reply.traffic],
             packets: [self.forward.packets, self.reply.packets],
             service: 7,
-            last_seen: tick(time),
+            last_seen: tick(last_seen),
             kind: kind as u8,
             choice: Choice::Affinity as u8,
             scheduler: 0,
@@ -276,6 +282,22 @@ fn flow_that_two_passes_miss_was_deleted() {
     assert_eq!(world.lines(), []);
     world.empty_pass(21 * SECOND);
     assert_eq!(world.ends(), [(Some(EndReason::Deleted), 1, 60, 1, 60)]);
+}
+
+/// The entries of an expired flow stay until GC or a program deletes them.
+#[test]
+fn flow_that_had_expired_is_not_replaced_or_evicted() {
+    for (kind, reason) in
+        [(FlowEventKind::Evicted, EndReason::Evicted), (FlowEventKind::Replaced, EndReason::Replaced)]
+    {
+        // The client has got no answer: the timeout is 60 s.
+        for (idle, expected) in [(30, reason), (90, EndReason::Expired)] {
+            let mut world = World::new();
+            world.event(FlowEventKind::Begun, 10 * SECOND);
+            world.late_event(kind, (10 + idle) * SECOND, 10 * SECOND);
+            assert_eq!(world.lines()[0].end, Some(expected), "{kind:?} after {idle} s");
+        }
+    }
 }
 
 #[test]

@@ -295,6 +295,20 @@ const fn number_of_end(phase: Phase) -> u32 {
     }
 }
 
+const _: () = {
+    let mut index = 0;
+    while index < Phase::ALL.len() {
+        let phase = Phase::ALL[index];
+        let number = number_of_end(phase);
+        assert!(phase.is_over() == (number != 0));
+        assert!(match phase_of_end(number) {
+            Some(ended) => ended as u32 == phase as u32,
+            None => !phase.is_over(),
+        });
+        index += 1;
+    }
+};
+
 /// The phase in which a flow has ended, by its number: the inverse of [`number_of_end`].
 #[inline(always)]
 const fn phase_of_end(number: u32) -> Option<Phase> {
