@@ -24,6 +24,8 @@ struct Shelf {
     limits: Option<ConnectionLimits>,
     buckets: BTreeMap<ServiceClient, u64>,
     dns: Option<(ServiceKey, DnsIntercept)>,
+    /// Flags of every device; `None` if `DEVICES` has no entry.
+    device_flags: Option<u32>,
 }
 
 const NOW_NANOS: u64 = 1_000_000_000_000;
@@ -86,8 +88,7 @@ impl Tables for Shelf {
     }
 
     fn device(&self, _: u32) -> Result<Option<DeviceInfo>, DatapathError> {
-        let flags = device_flags::WORKLOAD;
-        Ok(self.dns.map(|_| DeviceInfo { flags, ..DeviceInfo::UNKNOWN }))
+        Ok(self.device_flags.map(|flags| DeviceInfo { flags, ..DeviceInfo::UNKNOWN }))
     }
 
     fn settings(&self) -> Result<Settings, DatapathError> {
@@ -141,6 +142,7 @@ fn shelf(flags: u16, backends: u8) -> Shelf {
         limits: None,
         buckets: BTreeMap::new(),
         dns: None,
+        device_flags: None,
         flows: BTreeMap::new(),
         settings: Settings {
             ports: 1,
@@ -237,6 +239,21 @@ fn egress_leaves_the_syn_after_a_caught_connection_to_ingress() {
     assert_eq!(explanation.steps.last(), Some(&TraceStep::BeginsAtIngress));
 }
 
+/// Packets at the catch device enter the node again, so no connection of the node begins there.
+#[test]
+fn connection_of_the_node_gets_another_port_except_at_the_catch_device() {
+    let mut shelf = shelf(0, 1);
+    let question = Question { from_node: true, ..question(HookPoint::Egress, 80) };
+    let answers = question.tuple.reversed();
+    let of_pod = Tuple { destination: v4([10, 1, 0, 9]), ..answers };
+    shelf.flows.insert(answers, Flow::new(&answers, &of_pod, 7, flow_flags::REPLY, Tick(990)));
+    for (flags, begins) in [(device_flags::WIRE, true), (device_flags::CATCH, false)] {
+        shelf.device_flags = Some(flags);
+        let verdict = explain(&shelf, &question).unwrap().verdict;
+        assert_eq!(matches!(verdict, Verdict::Begins { .. }), begins, "{verdict:?}");
+    }
+}
+
 /// As `getaddrinfo(3)` connects UDP sockets to find out source addresses, `connect(2)` does not fail.
 #[test]
 fn udp_sockets_connect_where_no_service_has_the_port() {
@@ -262,7 +279,7 @@ fn node_local_dns_is_explained() {
     let mut shelf = shelf(0, 1);
     let vip = ServiceKey::new(v4(VIP), 53, protocol::TCP);
     let server = DnsIntercept::to_server(v4(NODE), 9053, NOW_NANOS + 1);
-    shelf.dns = Some((vip, server));
+    (shelf.dns, shelf.device_flags) = (Some((vip, server)), Some(device_flags::WORKLOAD));
     let text = said(&shelf, &question(HookPoint::Ingress, 53));
     assert_eq!(text[1], "node-local DNS: the agent answers pods of this node at 192.0.2.254:9053");
     assert_eq!(text[2], "translated to 192.0.2.1:40000 -> 192.0.2.254:9053 (dns_query)");
