@@ -72,16 +72,15 @@ pub fn candidacies(
     this: &str,
 ) -> Vec<Candidacy> {
     let mut by_address: BTreeMap<IpAddr, Vec<(&ObjectName, &Holder)>> = BTreeMap::new();
-    for (service, holder) in holders.iter().filter(|(_, holder)| holder.is_served) {
-        for address in &holder.addresses {
+    for (service, holder) in holders {
+        for address in holder.addresses.iter().filter(|address| holder.is_served_at(**address)) {
             by_address.entry(*address).or_default().push((service, holder));
         }
     }
     let candidacy = |(address, holders): (IpAddr, Vec<(&ObjectName, &Holder)>)| {
         let pool = advertised.pool_of(address)?;
-        let has_endpoints = |node: &Arc<str>| {
-            holders.iter().all(|(_, holder)| holder.nodes.as_ref().is_none_or(|nodes| nodes.contains(node)))
-        };
+        let has_endpoints =
+            |node: &Arc<str>| holders.iter().all(|(_, holder)| holder.lets_announce(node, address));
         let serves =
             |node: &Candidate| advertised.of(address).any(|advertisement| node.serves(advertisement));
         let eligible = nodes.iter().filter(|(name, node)| serves(node) && has_endpoints(name));

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     desired::endpoints::of_port,
-    family::Family,
+    family::{Families, Family},
     model::{Endpoint, EndpointSlice, ObjectName, Service, TrafficPolicy},
 };
 
@@ -17,14 +17,27 @@ use crate::{
 pub struct Holder {
     /// The load balancers' addresses of the Service.
     pub addresses: Vec<IpAddr>,
-    /// Whether the Service has an endpoint, on any node, that may get new flows.
-    pub is_served: bool,
-    /// The nodes with such an endpoint: under `externalTrafficPolicy: Local`, only they may announce. `None` under
-    /// `Cluster`, where all nodes may.
-    pub nodes: Option<BTreeSet<Arc<str>>>,
+    /// The families in which the Service has an endpoint, on any node, that may get new flows.
+    pub served: Families,
+    /// The nodes with such an endpoint of IPv4, and those with one of IPv6: under `externalTrafficPolicy: Local`, only
+    /// they may announce addresses of the family. `None` under `Cluster`, where all nodes may.
+    pub nodes: Option<[BTreeSet<Arc<str>>; 2]>,
     /// The addresses at which this node's kernel leads external clients to endpoints. Some or all may be missing if the
     /// Service waits for room in a map, or if the kernel has refused its update.
     pub here: BTreeSet<IpAddr>,
+}
+
+impl Holder {
+    /// Whether some node can lead packets for the address to an endpoint.
+    pub fn is_served_at(&self, address: IpAddr) -> bool {
+        self.served.contains(Family::of(address))
+    }
+
+    /// Whether the traffic policy lets the node announce the address.
+    pub fn lets_announce(&self, node: &str, address: IpAddr) -> bool {
+        let of_family = |nodes: &[BTreeSet<Arc<str>>; 2]| nodes[Family::of(address) as usize].contains(node);
+        self.nodes.as_ref().is_none_or(of_family)
+    }
 }
 
 /// All Services that have load balancers' addresses, by name; updated Service by Service.
@@ -72,10 +85,16 @@ impl Holders {
         let with_addresses = service.filter(|service| !service.external.load_balancer_ips.is_empty());
         let holder = with_addresses.map(|service| {
             let (external, usable) = (&service.external, usable(service, slices));
-            let nodes = || usable.iter().filter_map(|endpoint| endpoint.node.clone()).collect();
+            let family = |endpoint: &Endpoint| Family::of(endpoint.address);
+            let nodes = || {
+                Family::ALL.map(|wanted| {
+                    let of_family = usable.iter().filter(|endpoint| family(endpoint) == wanted);
+                    of_family.filter_map(|endpoint| endpoint.node.clone()).collect()
+                })
+            };
             Holder {
                 addresses: external.load_balancer_ips.clone(),
-                is_served: !usable.is_empty(),
+                served: usable.iter().map(|endpoint| family(endpoint)).collect(),
                 nodes: (external.policy == TrafficPolicy::Local).then(nodes),
                 here: self.services.get(name).map(|known| known.here.clone()).unwrap_or_default(),
             }

@@ -16,7 +16,7 @@ use super::{
     holders::Holder,
     schedule::due,
 };
-use crate::{api, load_balancer::Pool, model::ObjectName};
+use crate::{api, family::Families, load_balancer::Pool, model::ObjectName};
 
 fn advertisement(name: &str, spec: Value) -> Result<Advertisement, String> {
     let object = json!({"metadata": {"name": name, "namespace": "metallb-system"}, "spec": spec});
@@ -45,8 +45,8 @@ fn nodes(names: &[&str]) -> BTreeMap<Arc<str>, Candidate> {
 fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
     Holder {
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-        is_served: nodes.is_none_or(|nodes| !nodes.is_empty()),
-        nodes: nodes.map(|nodes| nodes.iter().map(|node| Arc::from(*node)).collect()),
+        served: if nodes.is_none_or(|nodes| !nodes.is_empty()) { Families::BOTH } else { Families::NONE },
+        nodes: nodes.map(|nodes| [(); 2].map(|()| nodes.iter().map(|node| Arc::from(*node)).collect())),
         here: BTreeSet::new(),
     }
 }
@@ -76,9 +76,23 @@ fn address_without_pool_advertisement_or_endpoint_is_not_announced() {
     assert_eq!(elect(&advertised(&[]), slice::from_ref(&served)), []);
     assert_eq!(elect(&advertised(&[json!({"ipAddressPools": ["two"]})]), slice::from_ref(&served)), []);
     assert_eq!(elect(&advertised(&[json!({})]), &[holder(&["198.51.100.1"], None)]), []);
-    let unserved = Holder { is_served: false, ..served.clone() };
+    let unserved = Holder { served: Families::NONE, ..served.clone() };
     assert_eq!(elect(&advertised(&[json!({})]), &[unserved]), []);
     assert_eq!(elect(&advertised(&[json!({})]), &[served]).len(), 1);
+}
+
+/// A dual-stack Service whose endpoints of the two families are on different nodes.
+#[test]
+fn each_family_is_announced_by_nodes_with_an_endpoint_of_it() {
+    let nodes = ["n1", "n2"].map(|node| BTreeSet::from([Arc::from(node)]));
+    let split = Holder { nodes: Some(nodes), ..holder(&["192.0.2.1", "2001:db8::1"], Some(&["n1"])) };
+    let elected = elect(&advertised(&[json!({})]), slice::from_ref(&split));
+    let found: Vec<_> =
+        elected.iter().map(|candidacy| (candidacy.address.is_ipv4(), names(candidacy))).collect();
+    assert_eq!(found, [(true, BTreeSet::from(["n1"])), (false, BTreeSet::from(["n2"]))]);
+    let only_v4 = Holder { served: Families { v4: true, v6: false }, ..split };
+    let elected = elect(&advertised(&[json!({})]), &[only_v4]);
+    assert_eq!(elected.iter().map(|candidacy| candidacy.address.is_ipv4()).collect::<Vec<_>>(), [true]);
 }
 
 #[test]
@@ -266,7 +280,7 @@ proptest! {
         let lost = names[lost.index(count)];
         let left: Vec<&str> = names.iter().copied().filter(|name| *name != lost).collect();
         let address: IpAddr = [192, 0, 2, last].into();
-        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None, here: BTreeSet::new() }]);
+        let services = holders(&[holder(&[&address.to_string()], None)]);
         let advertised = advertised(&[json!({})]);
         let best = |names: &[&str]| candidacies(&advertised, &services, &nodes(names), names[0])[0].nodes[0].clone();
         let (before, after) = (best(&names), best(&left));
@@ -278,7 +292,7 @@ proptest! {
     fn nodes_agree(last in 1u8..15, a in 0usize..3, b in 0usize..3) {
         let names = ["n1", "n2", "n3"];
         let address: IpAddr = [192, 0, 2, last].into();
-        let services = holders(&[Holder { addresses: vec![address], is_served: true, nodes: None, here: BTreeSet::new() }]);
+        let services = holders(&[holder(&[&address.to_string()], None)]);
         let order = |this| candidacies(&advertised(&[json!({})]), &services, &nodes(&names), this)[0].nodes.clone();
         prop_assert_eq!(order(names[a]), order(names[b]));
     }

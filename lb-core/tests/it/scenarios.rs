@@ -1,6 +1,6 @@
 //! Tests of the control plane in single situations.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
@@ -356,9 +356,9 @@ fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
             let has_backends = frontend.backends_count > 0;
             let context = format!("{policy:?} {ready} {serving} {terminating} {port:?}");
             let holder = &node.reconciler.holders()[&name("a")];
-            assert_eq!(holder.is_served, has_backends, "{context}");
+            assert_eq!(holder.served, Families { v4: has_backends, v6: false }, "{context}");
             let nodes = has_backends.then(|| Arc::clone(&node_name)).into_iter().collect();
-            let expected = (policy == TrafficPolicy::Local).then_some(nodes);
+            let expected = (policy == TrafficPolicy::Local).then_some([nodes, BTreeSet::new()]);
             assert_eq!(holder.nodes, expected, "{context}");
         }
     }

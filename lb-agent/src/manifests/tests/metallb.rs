@@ -9,6 +9,7 @@ use lb_core::{
         bgp::{Configuration, configuration, routes},
         holders::Holder,
     },
+    family::Families,
     load_balancer::Labels,
 };
 
@@ -48,7 +49,7 @@ impl Folder {
         let (advertised, (name, labels)) = (self.manifests.advertised(), node(on));
         let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let here = addresses.iter().copied().collect();
-        let holder = Holder { addresses, is_served: true, nodes: None, here };
+        let holder = Holder { addresses, served: Families::BOTH, nodes: None, here };
         let holders = BTreeMap::from([(ObjectName::new("default", "web"), holder)]);
         routes(&advertised, &holders, &name, &labels).keys().map(ToString::to_string).collect()
     }

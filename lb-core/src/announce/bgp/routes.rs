@@ -79,9 +79,7 @@ pub fn announced(routes: &BTreeMap<IpNet, Offer>) -> BTreeMap<IpAddr, AnnouncedA
 }
 
 fn serves(holder: &Holder, this: &Arc<str>, address: IpAddr) -> bool {
-    holder.is_served
-        && holder.here.contains(&address)
-        && holder.nodes.as_ref().is_none_or(|nodes| nodes.contains(this))
+    holder.is_served_at(address) && holder.here.contains(&address) && holder.lets_announce(this, address)
 }
 
 /// Routes that an earlier agent has left in the table, and that this agent cannot judge yet: objects that it has not

@@ -22,6 +22,7 @@ use crate::{
         holders::Holder,
     },
     convert::{ConvertError, object_name},
+    family::Families,
     load_balancer::{Labels, Pool},
     model::ObjectName,
 };
@@ -486,8 +487,8 @@ fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
     Holder {
         here: addresses.iter().copied().collect(),
         addresses,
-        is_served: true,
-        nodes: nodes.map(|nodes| nodes.iter().map(|node| Arc::from(*node)).collect()),
+        served: Families::BOTH,
+        nodes: nodes.map(|nodes| [(); 2].map(|()| nodes.iter().map(|node| Arc::from(*node)).collect())),
     }
 }
 
@@ -519,7 +520,7 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&too_wide, &service), "", "no part of a pool that a route would exceed is announced");
     // An address that belongs to no pool any more, and one whose Service has no endpoint.
     assert_eq!(of(&with(json!({})), &holder(&["192.0.2.1"], None)), "");
-    assert_eq!(of(&with(json!({})), &Holder { is_served: false, ..service.clone() }), "");
+    assert_eq!(of(&with(json!({})), &Holder { served: Families::NONE, ..service.clone() }), "");
     // The kernel serves the Service at only one of its addresses.
     let partly = Holder { here: BTreeSet::from(["2001:db8::1".parse().unwrap()]), ..service };
     assert_eq!(of(&with(json!({})), &partly), "2001:db8::1/128");
@@ -605,12 +606,14 @@ proptest! {
                 let nodes = local.map(|here| [if here { "n1" } else { "n2" }]);
                 let address = format!("192.0.2.{byte}");
                 let holder = holder(&[&address], nodes.as_ref().map(|nodes| &nodes[..]));
-                (ObjectName::new("default", &format!("s{index}")), Holder { is_served: *is_served, ..holder })
+                let served = if *is_served { Families::BOTH } else { Families::NONE };
+                (ObjectName::new("default", &format!("s{index}")), Holder { served, ..holder })
             })
             .collect();
         let served: BTreeSet<_> = holders
             .values()
-            .filter(|holder| holder.is_served && holder.nodes.as_ref().is_none_or(|nodes| nodes.contains("n1")))
+            .filter(|holder| holder.served == Families::BOTH)
+            .filter(|holder| holder.nodes.as_ref().is_none_or(|[v4, _]| v4.contains("n1")))
             .flat_map(|holder| holder.addresses.clone())
             .filter(|address| advertised.pool_of(*address).is_some())
             .collect();
