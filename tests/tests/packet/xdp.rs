@@ -156,8 +156,13 @@ fn frames_leave_through_another_wire_that_takes_them() {
         bed.arrive(Mode::Native, &other).stays_for_tc();
         bed.assert_flows(1);
         // XDP redirects only frames that arrive on a wire device.
+        bed.add_wire(OTHER, 1500);
         bed.remove_wire(WIRE);
+        bed.expire_next_hops();
         bed.arrive(Mode::Native, &other).stays_for_tc();
+        bed.add_wire(WIRE, 1500);
+        let run = bed.arrive(Mode::Native, &other);
+        run.leaves(XDP_REDIRECT, NewRoutedFlow, &routed(&translated(bed, &other)));
     });
 }
 
