@@ -13,6 +13,8 @@
 //!    connection.
 //! 4. The agent copies the remaining old flows, and removes the old data plane.
 //!
+//! The two versions choose source ports independently, so a flow is copied only while its port is its own: see [`Rank`].
+//!
 //! So at every moment, at least one version has the entries of any given flow. XDP hooks and control groups have one
 //! link for both versions, whose program is replaced atomically.
 
@@ -29,7 +31,7 @@ use bytemuck::Pod;
 use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Endpoint, EndpointName, Service, ServiceClient,
     ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
-    conntrack::{Flow, Tuple, seen},
+    conntrack::{Flow, Tuple, flow_flags, seen},
     filter::Mark,
     handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
 };
@@ -405,14 +407,32 @@ impl Handover {
         source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()
     }
 
-    /// Copies those entries of this pass that our table does not have. With [`Pass::Rest`], also updates the copies of
-    /// flows that were copied before. Returns how many entries were copied.
+    /// Copies those entries of this pass that our table does not have, and updates the copies of flows that were copied
+    /// before. Returns how many entries were copied.
     fn copy_flows(&mut self, pass: Pass, filter: &Filter) -> Result<usize, DatapathError> {
+        let before = self.copied.len();
+        let mut refused = None;
+        for rank in Rank::ALL {
+            refused = self.copy_ranked(pass, rank, filter)?.or(refused);
+        }
+        if let Some(error) = refused {
+            warn!("cannot take over all connections; the others are cut: {error}");
+        }
+        Ok(self.copied.len() - before)
+    }
+
+    /// Copies the entries of this rank. Returns why our table refused an entry, if it did.
+    fn copy_ranked(
+        &mut self,
+        pass: Pass,
+        rank: Rank,
+        filter: &Filter,
+    ) -> Result<Option<DatapathError>, DatapathError> {
         let table = filter.flows();
-        let (before, mut refused) = (self.copied.len(), None);
+        let mut refused = None;
         for_each_flow(self.slots()?, self.source(&layout::CONNTRACK)?, &mut |key, flow| {
             let lives = flow.seen & (seen::FIN | seen::RST) == 0;
-            if pass == Pass::Living && !lives {
+            if Rank::of(flow) != rank || pass == Pass::Living && !lives || !is_backed(table, key, flow)? {
                 return Ok(());
             }
             let digest = self.hasher.hash_one(key);
@@ -420,17 +440,52 @@ impl Handover {
             let marks = Mark::of_entry(key, flow.flags);
             match filter.insert_after(marks, || table.insert_new(key, flow)) {
                 Ok(true) => drop(self.copied.insert(digest)),
-                Ok(false) if pass == Pass::Rest && is_copy => absorb(table, key, flow)?,
+                Ok(false) if is_copy && pass == Pass::Rest => absorb(table, key, flow)?,
+                // Our programs have created no flow so far: another flow of the earlier ones has the key.
+                Ok(false) if is_copy && !self.resumed => supersede(table, key, flow)?,
                 Ok(false) => {}
                 Err(error) => refused = Some(error),
             }
             Ok(())
         })?;
-        if let Some(error) = refused {
-            warn!("cannot take over all connections; the others are cut: {error}");
-        }
-        Ok(self.copied.len() - before)
+        Ok(refused)
     }
+}
+
+/// When an entry is copied within a pass: after those that it relies on. Programs of both versions create and delete
+/// flows meanwhile. A forward entry whose source port another flow has would take the answers of that flow for its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rank {
+    /// Reverse entries: each claims a source port.
+    Reverse,
+    /// Forward entries, except those of the next rank.
+    Forward,
+    /// Forward entries of masqueraded connections that lead to a second forward entry.
+    First,
+}
+
+impl Rank {
+    const ALL: [Self; 3] = [Self::Reverse, Self::Forward, Self::First];
+
+    const fn of(flow: &Flow) -> Self {
+        if flow.is_reply() {
+            Self::Reverse
+        } else if !flow.is_tunnelled() && flow.flags & flow_flags::MASQUERADED != 0 {
+            Self::First
+        } else {
+            Self::Forward
+        }
+    }
+}
+
+/// Whether our table has what the entry relies on: its source port belongs to no other flow, and the second flow of a
+/// masqueraded connection is there.
+fn is_backed(table: &FlowTable, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
+    if Rank::of(flow) == Rank::Reverse || flow.is_tunnelled() {
+        return Ok(true);
+    }
+    let has_port = table.get(&flow.to.reversed())?.is_none_or(|reverse| reverse.to.reversed() == *key);
+    Ok(has_port && (Rank::of(flow) != Rank::First || table.get(&flow.to)?.is_some()))
 }
 
 /// Calls `see` for every entry of the earlier flow table and its overflow.
@@ -446,9 +501,21 @@ fn for_each_flow(
     map.for_each(&mut |key, value| see(&converted(&keys, key), &converted(&values, value)))
 }
 
-/// Merges the changes that packets have made in the original of a flow into its copy.
+/// Replaces the copy of an entry if the copied flow is over and another one has its key. Also removes the forward entry
+/// of the copied flow.
+fn supersede(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
+    let Some(copy) = table.get(key)?.filter(|copy| copy.to != original.to) else { return Ok(()) };
+    let forward = copy.to.reversed();
+    if copy.is_reply() && table.get(&forward)?.is_some_and(|flow| flow.to.reversed() == *key) {
+        table.remove(&forward)?;
+    }
+    table.replace(key, original).map(drop)
+}
+
+/// Merges the changes that packets have made in the original of a flow into its copy, unless our programs have replaced
+/// the copy by another flow.
 fn absorb(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
-    let Some(copy) = table.get(key)? else { return Ok(()) };
+    let Some(copy) = table.get(key)?.filter(|copy| copy.to == original.to) else { return Ok(()) };
     let mut whole = copy;
     whole.merge(original);
     if whole == copy {

@@ -5,11 +5,11 @@ use std::fs;
 use aya::programs::TcAttachType;
 use lb_common::{
     Address,
-    conntrack::{Flow, Tick, Tuple},
+    conntrack::{Flow, Tick, Tuple, flow_flags},
     protocol,
 };
 use lb_core::plan::Step;
-use lb_datapath::{Capacities, Datapath, Options, Pinned};
+use lb_datapath::{Capacities, Conntrack, Datapath, Options, Pinned};
 
 use super::{
     contents::{backend, key, service, steps},
@@ -81,6 +81,69 @@ fn layout_with_a_description_is_taken_over() {
     assert!(!earlier.exists());
     assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
+}
+
+/// A routed flow of a client: its forward entry and its reverse entry, with keys. `port` is the node's source port.
+fn routed(client_port: u16, port: u16) -> [(Tuple, Flow); 2] {
+    let address = |last| Address::from_v4([192, 0, 2, last]);
+    let from = Tuple::new(address(1), address(2), client_port, 30_000, protocol::UDP);
+    let to = Tuple::new(address(3), address(4), port, 8080, protocol::UDP);
+    let flags = flow_flags::ROUTED;
+    let forward = Flow::new(&from, &to, 7, flags, Tick(1));
+    let reply = Flow::new(&to.reversed(), &from.reversed(), 7, flow_flags::reverse(flags), Tick(1));
+    [(from, forward), (to.reversed(), reply)]
+}
+
+fn insert(conntrack: &Conntrack, flow: [(Tuple, Flow); 2]) {
+    for (key, flow) in flow {
+        assert!(conntrack.table().insert_new(&key, &flow).unwrap());
+    }
+}
+
+/// The client ports and source ports of the flows that have both entries, and the number of all entries.
+fn flows(datapath: &Datapath) -> (Vec<(u16, u16)>, usize) {
+    let (conntrack, mut found, mut entries) = (datapath.conntrack(), Vec::new(), 0);
+    for client_port in 1..=5 {
+        for port in 10..=13 {
+            let [forward, reply] = routed(client_port, port);
+            let is_there = |(key, flow): (Tuple, Flow)| {
+                conntrack.table().get(&key).unwrap().is_some_and(|there| there.to == flow.to)
+            };
+            let there = [is_there(forward), is_there(reply)];
+            entries += there.iter().filter(|there| **there).count();
+            if there == [true; 2] {
+                found.push((client_port, port));
+            }
+        }
+    }
+    (found, entries)
+}
+
+/// Programs of both versions create flows while an agent copies them, and both choose source ports without knowing those
+/// of the other's table. A forward entry without its reverse entry would take the answers of another flow.
+#[test]
+fn taken_over_flows_share_no_source_port() {
+    let sandbox = Sandbox::new();
+    let old = sandbox.open().conntrack();
+    insert(&old, routed(1, 10));
+    insert(&old, routed(2, 11));
+    fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
+    // Maps of another size are copied, not shared.
+    let options = sandbox.options();
+    let capacities = Capacities { conntrack: options.capacities.conntrack * 2, ..options.capacities };
+    let mut new = Datapath::open(&Options { capacities, ..options }).unwrap();
+    assert_eq!(flows(&new), (vec![(1, 10), (2, 11)], 4));
+
+    // The earlier programs end the first flow, and give its port to another client. They begin one more.
+    for (key, _) in routed(1, 10) {
+        assert!(old.table().remove(&key).unwrap());
+    }
+    insert(&old, routed(3, 10));
+    insert(&old, routed(4, 12));
+    // The new programs have given the port of the latter to a flow of their own.
+    insert(&new.conntrack(), routed(5, 12));
+    new.finish_handover().unwrap();
+    assert_eq!(flows(&new), (vec![(2, 11), (3, 10), (5, 12)], 6), "the fourth client begins again");
 }
 
 /// Backends may have free slots between them, so the new map must have room for the highest used slot, not only for the

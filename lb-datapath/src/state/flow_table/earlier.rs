@@ -43,6 +43,10 @@ impl EarlierSlots {
     /// Reads the entry in a slot, between two reads of the control word that must be equal. `None` if there is no
     /// entry, or if programs change the slot during each of several attempts.
     fn read(&self, slot: &[AtomicU64]) -> Option<Slot> {
+        // A slot that was never used.
+        if slot.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
+            return None;
+        }
         let mut before = self.copy(slot);
         for _ in 0..READS {
             if !Control(before.control).is_live() {
