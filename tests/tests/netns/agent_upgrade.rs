@@ -27,7 +27,7 @@ use crate::{
 const PODS: [&str; 3] = ["pod2", "pod3", "pod4"];
 
 /// How long the kernel may take to verify the programs under traffic.
-const VERIFIED: Duration = Duration::from_secs(15);
+const VERIFIED: Duration = Duration::from_secs(30);
 
 #[test]
 fn restart_under_load_breaks_nothing() {
