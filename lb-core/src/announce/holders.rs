@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    desired::endpoints::of_port,
+    desired::endpoints::of_service,
     family::{Families, Family},
     model::{Endpoint, EndpointSlice, ObjectName, Service, TrafficPolicy},
 };
@@ -84,7 +84,9 @@ impl Holders {
     pub(crate) fn set(&mut self, name: &ObjectName, service: Option<&Service>, slices: &[EndpointSlice]) {
         let with_addresses = service.filter(|service| !service.external.load_balancer_ips.is_empty());
         let holder = with_addresses.map(|service| {
-            let (external, usable) = (&service.external, usable(service, slices));
+            let external = &service.external;
+            let endpoints = of_service(service, slices).flat_map(|(_, endpoints)| endpoints.into_values());
+            let usable: Vec<&Endpoint> = endpoints.filter(|endpoint| endpoint.may_get_flows()).collect();
             let family = |endpoint: &Endpoint| Family::of(endpoint.address);
             let nodes = || {
                 Family::ALL.map(|wanted| {
@@ -106,16 +108,4 @@ impl Holders {
         self.changed |= known != holder;
         self.outdate(name);
     }
-}
-
-/// The endpoints that have a port of the Service and may get new flows, once for each port.
-fn usable<'a>(service: &Service, slices: &'a [EndpointSlice]) -> Vec<&'a Endpoint> {
-    let mut usable = Vec::new();
-    for port in &service.ports {
-        for family in Family::ALL {
-            let endpoints = of_port(port, family, slices.iter()).into_values();
-            usable.extend(endpoints.filter(|endpoint| endpoint.may_get_flows()));
-        }
-    }
-    usable
 }

@@ -1,4 +1,4 @@
-//! The endpoints of one port of a Service in one family, merged from its EndpointSlices.
+//! The endpoints of the ports of a Service in each family, merged from its EndpointSlices.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -11,7 +11,7 @@ use lb_common::{Address, Backend, NAME_SIZE, ZONE_SIZE, backend_flags};
 use crate::{
     endpoint_key::EndpointKey,
     family::Family,
-    model::{Endpoint, EndpointSlice, Hints, Node, ServicePort},
+    model::{Endpoint, EndpointSlice, Hints, Node, Service, ServicePort},
     plan::EndpointLabels,
 };
 
@@ -21,9 +21,20 @@ pub type Serving = Arc<BTreeSet<EndpointKey>>;
 /// The endpoints that have a port, each address and port once, in order.
 pub(crate) type Endpoints<'a> = BTreeMap<EndpointKey, &'a Endpoint>;
 
+/// The endpoints of each port of a Service, in each family in which the Service is served.
+pub(crate) fn of_service<'a>(
+    service: &'a Service,
+    slices: &'a [EndpointSlice],
+) -> impl Iterator<Item = (&'a ServicePort, Endpoints<'a>)> {
+    service.ports.iter().flat_map(move |port| {
+        let families = Family::ALL.into_iter().filter(|family| service.has(*family));
+        families.map(move |family| (port, of_port(port, family, slices.iter())))
+    })
+}
+
 /// The endpoints that have this port. If several slices contain one endpoint, as they may while it moves from one slice
 /// to another, the entry with the greater [`preference`] counts: a running one rather than a terminating one.
-pub(crate) fn of_port<'a>(
+pub(super) fn of_port<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a EndpointSlice>,

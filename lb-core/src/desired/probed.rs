@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::endpoints::of_port;
+use super::endpoints::of_service;
 use crate::{
     endpoint_key::EndpointKey,
-    family::Family,
     model::{EndpointSlice, Node, Protocol, Service},
     probe::{check::Check, target::Target},
 };
@@ -16,12 +15,9 @@ pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BT
     let Some((service, check)) = service.and_then(|service| Some((service, service.check()?))) else {
         return targets;
     };
-    for port in &service.ports {
-        for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
-            let endpoints = of_port(port, family, slices.iter());
-            let may_serve = endpoints.iter().filter(|(_, it)| it.may_get_flows());
-            targets.extend(may_serve.filter_map(|(key, _)| Target::of(check, port.protocol, *key)));
-        }
+    for (port, endpoints) in of_service(service, slices) {
+        let may_serve = endpoints.iter().filter(|(_, it)| it.may_get_flows());
+        targets.extend(may_serve.filter_map(|(key, _)| Target::of(check, port.protocol, *key)));
     }
     targets
 }
@@ -29,13 +25,10 @@ pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BT
 /// The endpoints that may get flows because they are ready, and healthy as far as this node knows.
 pub(crate) fn usable(service: &Service, slices: &[EndpointSlice], node: &Node) -> BTreeSet<EndpointKey> {
     let mut usable = BTreeSet::new();
-    for port in &service.ports {
+    for (port, endpoints) in of_service(service, slices) {
         let health = Health::of(service, port.protocol, node);
-        for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
-            let endpoints = of_port(port, family, slices.iter());
-            let ready = endpoints.iter().filter(|(key, it)| it.ready && health.is_good(**key));
-            usable.extend(ready.map(|(key, _)| *key));
-        }
+        let ready = endpoints.iter().filter(|(key, it)| it.ready && health.is_good(**key));
+        usable.extend(ready.map(|(key, _)| *key));
     }
     usable
 }

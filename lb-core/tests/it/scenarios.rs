@@ -343,8 +343,10 @@ fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
             let [ready, serving, terminating] = [1, 2, 4].map(|bit| case & bit != 0);
             let node = Some(Arc::clone(&node_name));
             let only = Endpoint { ready, serving, terminating, node, ..endpoint(1) };
+            // The Service has no cluster IP of this endpoint's family.
+            let other = Endpoint { address: "fd00::1".parse().unwrap(), ..only.clone() };
             let ports = vec![EndpointPort { name: port.into(), protocol: Protocol::Tcp, port: 8080 }];
-            let slice = EndpointSlice { service: name("a"), ports, endpoints: vec![only] };
+            let slice = EndpointSlice { service: name("a"), ports, endpoints: vec![only, other] };
             let on_n1 = Policy { node_name: Arc::clone(&node_name), ..Policy::default() };
             let mut node = Node::with_policy(9, on_n1);
             let slice = Change::EndpointSlice(name("a-1"), Some(slice));
