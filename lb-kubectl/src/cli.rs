@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use lb_output::TableOrJson;
 
-use crate::target::{PodTarget, ServiceTarget};
+use crate::target::{IpFamily, PodTarget, ServiceTarget};
 
 /// The load balancers of all nodes of a cluster, through the API server.
 ///
@@ -165,17 +165,6 @@ pub struct ExplainArgs {
     /// Format of the output
     #[arg(long, short, default_value = "table")]
     pub output: TableOrJson,
-}
-
-/// An address family, as a Service names it in `spec.ipFamilies`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum IpFamily {
-    /// IPv4
-    #[value(name = "IPv4")]
-    V4,
-    /// IPv6
-    #[value(name = "IPv6")]
-    V6,
 }
 
 #[cfg(test)]

@@ -4,8 +4,6 @@ use std::{net::IpAddr, net::SocketAddr, str::FromStr};
 
 use k8s_openapi::api::core::v1::{Pod, Service, ServicePort};
 
-use crate::cli::IpFamily;
-
 /// The client of `explain`: `pod/NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodTarget {
@@ -24,6 +22,17 @@ pub struct ServiceTarget {
     pub name: String,
     /// Number or name of a port; with `None`, the Service must have only one.
     pub port: Option<String>,
+}
+
+/// An address family, as a Service names it in `spec.ipFamilies`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum IpFamily {
+    /// IPv4
+    #[value(name = "IPv4")]
+    V4,
+    /// IPv6
+    #[value(name = "IPv6")]
+    V6,
 }
 
 /// Why the arguments name no packet.
@@ -148,19 +157,19 @@ impl Packet {
 
 fn pod_addresses(pod: &Pod) -> Vec<IpAddr> {
     let Some(status) = &pod.status else { return Vec::new() };
-    let all = parsed(status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()));
-    if all.is_empty() { parsed(status.pod_ip.as_deref().into_iter()) } else { all }
+    parsed(status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()), status.pod_ip.as_deref())
 }
 
 fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     let Some(spec) = &service.spec else { return Vec::new() };
-    let all = parsed(spec.cluster_ips.iter().flatten().map(String::as_str));
-    if all.is_empty() { parsed(spec.cluster_ip.as_deref().into_iter()) } else { all }
+    parsed(spec.cluster_ips.iter().flatten().map(String::as_str), spec.cluster_ip.as_deref())
 }
 
-/// The texts that are addresses; other texts, such as `None`, are left out.
-fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
-    texts.filter_map(|text| text.parse().ok()).collect()
+/// The addresses in a list, or the single address if the list has none. Other texts, such as `None`, are left out.
+fn parsed<'a>(list: impl Iterator<Item = &'a str>, single: Option<&'a str>) -> Vec<IpAddr> {
+    let parse = |text: &str| text.parse().ok();
+    let all: Vec<IpAddr> = list.filter_map(parse).collect();
+    if all.is_empty() { single.and_then(parse).into_iter().collect() } else { all }
 }
 
 fn list(addresses: &[IpAddr]) -> String {
