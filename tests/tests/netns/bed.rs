@@ -131,6 +131,13 @@ impl Bed {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// Lets a pod drop every packet that it receives.
+    pub(crate) fn silence(&self, pod: &str) {
+        let rules =
+            "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
+        agent::run(self.netns(pod).command("nft").arg(rules)).unwrap();
+    }
+
     /// The namespace of `client`, or of the pod with this name.
     pub(crate) fn netns(&self, source: &str) -> &Netns {
         if source == "client" { &self.cluster.client } else { &self.cluster.pod(source).unwrap().netns }

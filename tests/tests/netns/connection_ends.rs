@@ -8,7 +8,6 @@ use std::{
 };
 
 use lb_tests::{
-    agent::run,
     client::{Answer, Connection, PATIENCE, echo, udp_socket},
     cluster::ClientLink,
     manifests::Service,
@@ -111,9 +110,7 @@ fn connecting_socket_of_the_node_is_not_idle() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.cluster.manifests.put(&web(&bed, &PODS[1..], "lb.dev/idle-timeout", "1s")).unwrap();
     bed.start_agent();
-    let silent =
-        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
-    run(bed.netns("pod2").command("nft").arg(silent)).unwrap();
+    bed.silence("pod2");
     let node = bed.cluster.node1.clone();
     let error = node.run(|| TcpStream::connect_timeout(&http(WEB[0]), LOOK + PATIENCE)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");

@@ -13,7 +13,6 @@ use std::{
 };
 
 use lb_tests::{
-    agent::run,
     client::{Connection, PATIENCE, REFUSED, ask_http},
     cluster::ClientLink,
     http as http_client,
@@ -204,9 +203,7 @@ fn unanswered_connections_bring_a_probe_forward() {
     bed.cluster.manifests.put(&Service { annotations, ..bed.service("web", WEB, &PODS) }).unwrap();
     bed.start_agent_with(&["--syn-retries", "1"]);
     wait_for_report(&bed, |report| report["healthy"] == 4);
-    let silent =
-        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
-    run(bed.netns("pod2").command("nft").arg(silent)).unwrap();
+    bed.silence("pod2");
     let client = bed.cluster.client.clone();
     // Some of these connections go to pod2 first, which does not answer.
     let clients: Vec<_> = (0..8)

@@ -14,7 +14,7 @@ use std::{
 };
 
 use lb_tests::{
-    agent::{Agent, run},
+    agent::Agent,
     client::{Connection, echo, udp_socket, udp_socket_from},
     cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
     manifests::Service,
@@ -357,9 +357,7 @@ fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
     start(&mut bed, &hashed, &["--syn-retries", "1"]);
     let client = &bed.cluster.client;
     let silent = Connection::open(client, http(WEB[0])).unwrap().ask().unwrap().server;
-    let rules =
-        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
-    run(bed.netns(&silent).command("nft").arg(rules)).unwrap();
+    bed.silence(&silent);
     // Waits for the SYNs that the silent backend gets, however long the kernel waits between them.
     let answer = Connection::open_from_port(client, PORT, http(WEB[0])).unwrap().ask().unwrap();
     assert_ne!(answer.server, silent);
@@ -378,9 +376,7 @@ fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
 #[test]
 fn flow_whose_source_port_another_one_takes_is_replaced() {
     let bed = bed(&["pod1"], &["--masquerade-all", "--masquerade-ports", "20000-20000"]);
-    let rules =
-        "add table inet t; add chain inet t input { type filter hook input priority 0; policy drop; }";
-    run(bed.netns("pod1").command("nft").arg(rules)).unwrap();
+    bed.silence("pod1");
     let send = |port| {
         let from = SocketAddr::new(CLIENT[0], port);
         let socket = bed.cluster.client.run(|| udp_socket_from(from, udp(WEB[0]))).unwrap();
