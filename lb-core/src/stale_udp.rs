@@ -22,8 +22,8 @@ pub type StaleFrontends = BTreeSet<ServiceKey>;
 /// The endpoints that serve each UDP frontend.
 ///
 /// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before the first step
-/// of the plan. So this map has a new endpoint before the kernel has it, and a flow to an endpoint that this map lacks
-/// is always stale.
+/// of the plan. So a new endpoint is in this map before it is in the kernel's maps: a flow to an endpoint that this map
+/// lacks is always stale.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Frontends);
 

@@ -203,11 +203,13 @@ impl Flow {
     /// Whether a tc program may rewrite packets of the flow and send them out, bypassing the stack. `all` is whether
     /// the node lets all flows bypass the stack (`--forwarding direct`); otherwise only routed flows may.
     ///
-    /// False for tunnelled flows, whose packets get other headers. Of the flows that are not routed, also false for
-    /// hairpin and caught flows, for connections of the node itself, for flows with a PROXY protocol header, whose
-    /// sequence numbers are shifted, and for SCTP, whose checksum covers whole packets; and for the second translation
-    /// of a masqueraded connection: the egress program of the device towards the backend does it, so packets must reach
-    /// that program.
+    /// False for tunnelled flows, whose packets get other headers. Of the flows that are not routed, also false for:
+    ///
+    /// - hairpin and caught flows, and connections of the node itself;
+    /// - flows with a PROXY protocol header, whose sequence numbers are shifted;
+    /// - SCTP, whose checksum covers whole packets;
+    /// - the second translation of a masqueraded connection, which the egress program of the device towards the backend
+    ///   makes: packets must reach that program.
     #[inline(always)]
     pub const fn may_bypass_stack(&self, all: bool) -> bool {
         const SECOND_TRANSLATION: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS;

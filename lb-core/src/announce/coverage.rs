@@ -13,8 +13,8 @@ use crate::{load_balancer::Pool, model::ObjectName};
 /// Maximum number of addresses that the text of an [`Uncovered`] names.
 const NAMED: usize = 5;
 
-/// What this agent announces: `None` for a protocol by which it announces nothing. The agent may have read the objects
-/// for the two protocols at different times.
+/// What this agent announces by each protocol; `None` if it announces nothing by it. The agent may have read the
+/// objects for the two protocols at different times.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocols<'a> {
     /// The pools and the advertisements at layer 2.

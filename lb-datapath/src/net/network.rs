@@ -150,8 +150,8 @@ impl Link {
     /// Whether routes may lead through the device although it has no address of its own: a network card, a device that
     /// is stacked on others (bond, VLAN, …), or a tunnel (WireGuard, GRE, xfrm, …), whose packets have no Ethernet
     /// header. Never a bridge, because a bridge without an address only switches frames between its ports; nor a port
-    /// of a bridge, bond or VRF, nor an end of a pair. The agent does not look for such routes: a node may have a
-    /// million routes.
+    /// of a bridge, bond or VRF, nor an end of a pair. The agent does not search the routing tables for such routes: a
+    /// node may have a million.
     fn is_unnumbered(&self) -> bool {
         let is_tunnel = Layer::of(self.hardware) == Some(Layer::Ip);
         let is_lower = self.loopback || self.is_pair || self.controller.is_some();

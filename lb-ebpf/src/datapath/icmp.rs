@@ -51,7 +51,7 @@ const REDIRECT: u8 = 5;
 /// Translates an ICMP error for the sender of the packet that it quotes.
 ///
 /// The quoted packet went in the opposite direction, so the error belongs to the entry whose key is the reversed tuple
-/// of the quoted packet. The translated quote has the tuple `to` of that entry, reversed.
+/// of the quoted packet. In the translated error, the quoted packet has the reverse of the tuple `to` of that entry.
 #[inline(never)]
 pub(super) fn translate(skb: &mut Skb, headers: &Headers, hook: Hook) -> Translated {
     translate_quoted(skb, headers, hook).unwrap_or_else(Translated::Done)

@@ -17,7 +17,7 @@ impl Place {
     pub(super) const IN_OVERFLOW: Self = Self { control: 0, index: 0, in_overflow: 1 };
 }
 
-/// Where the entry with a key is.
+/// Where a look-up has found the entry with its key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Location {
     /// Neither the table nor the overflow has the entry.
