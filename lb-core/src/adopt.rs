@@ -9,7 +9,7 @@ use crate::{
     arena::SlotRange,
     capacity::Capacity,
     ids::Ids,
-    mirror::{self, Mirror},
+    mirror::Mirror,
     plan::{Contents, slices_of, tables_of},
     slices::Slices,
 };
@@ -55,7 +55,7 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     let counters = counters(&contents, &distrusted, capacity.backends);
     contents.backends.retain(|slot, _| slices.arena().is_used(*slot));
     contents.tables.retain(|base, _| tables.has(*base));
-    let unknown = |range: &&SourceRangeKey| !ids.contains(mirror::service_of(range));
+    let unknown = |range: &&SourceRangeKey| !ids.contains(range.range.service());
     let stale_ranges = contents.source_ranges.iter().filter(unknown).copied().collect();
     let stale_limits = contents.limits.keys().filter(|id| !ids.contains(**id)).copied().collect();
     let mut mirror = Mirror::new(contents);
@@ -69,8 +69,7 @@ fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u3
     let trusted = contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key));
     for (_, record) in trusted {
         for range in slices_of(record) {
-            let slots = range.base..range.base.saturating_add(range.count);
-            for (_, backend) in contents.backends.range(slots) {
+            for (_, backend) in contents.backends.range(range.slots()) {
                 counters.adopt(backend.active_flows_slot, ServiceEndpoint::new(record.id, backend));
             }
         }
@@ -86,15 +85,12 @@ fn is_trusted(
     slices: &mut Slices,
     tables: &mut Slices,
 ) -> bool {
-    let is_written = |base, count| {
-        let slots = base..u32::saturating_add(base, count);
-        contents.backends.range(slots).count() == count as usize
-    };
+    let is_written =
+        |range: &SlotRange| contents.backends.range(range.slots()).count() == range.count as usize;
     let is_table =
         |range: &SlotRange| contents.tables.get(&range.base).is_some_and(|table| table.count == range.count);
     record.is_sealed(key)
         && ids.contains(record.id)
-        && slices_of(record)
-            .all(|range| is_written(range.base, range.count) && slices.adopt(record.id, range))
+        && slices_of(record).all(|range| is_written(&range) && slices.adopt(record.id, range))
         && tables_of(record).all(|range| is_table(&range) && tables.adopt(record.id, range))
 }

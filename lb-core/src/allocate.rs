@@ -18,7 +18,11 @@ use crate::{
     ip::{self, number},
     model::ObjectName,
     plan::Contents,
-    rules,
+    rules::{
+        FieldError,
+        cluster_ips::{self, FamilyPolicy, Requested},
+        service_ports,
+    },
 };
 
 /// The range of node ports that an API server uses by default.
@@ -91,7 +95,7 @@ impl Allocator {
             port_owner: BTreeMap::new(),
         };
         for net in ranges {
-            if !allocator.ranges.iter().any(|range| range.is_v4() == net.addr().is_ipv4()) {
+            if allocator.range(Family::of(net.addr())).is_none() {
                 allocator.ranges.push(IpRange::new(*net));
             }
         }
@@ -121,7 +125,7 @@ impl Allocator {
         let Some(spec) = &mut service.spec else {
             return Err(object.required("spec", "a Service needs a spec"));
         };
-        let request = Request { allocator: self, name: &name, object: &object };
+        let request = Computation { allocator: self, name: &name, object: &object };
         let (ips, node_ports) = (request.cluster_ips(spec)?, request.node_ports(spec)?);
         let health_check_node_port = request.health_check_node_port(spec, &node_ports)?;
         write_ips(spec, &ips);
@@ -134,8 +138,8 @@ impl Allocator {
     }
 
     /// Assigns to many Services at once, independent of their order: first reserves all requested values, then
-    /// allocates the others in order of the names. Returns the errors by index; the objects of those Services are not
-    /// changed.
+    /// allocates the others in order of the names. Returns each error by the index of its Service, and does not change
+    /// the objects of Services with an error.
     pub fn assign_all(&mut self, services: &mut [api::Service]) -> BTreeMap<usize, ConvertError> {
         let mut order: Vec<usize> = (0..services.len()).collect();
         order.sort_by_key(|index| {
@@ -186,6 +190,10 @@ impl Allocator {
         &self.services
     }
 
+    fn range(&self, family: Family) -> Option<&IpRange> {
+        self.ranges.iter().find(|range| range.family() == family)
+    }
+
     fn record(
         &mut self,
         index: usize,
@@ -203,15 +211,13 @@ impl Allocator {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
         let Some(spec) = &service.spec else { return Ok(()) };
-        let request = Request { allocator: self, name: &name, object: &object };
-        let families = request.families(spec)?;
-        let mut explicit = request.explicit_ips(spec, &families)?;
+        let request = Computation { allocator: self, name: &name, object: &object };
+        let Requested { families, ips: mut explicit, .. } = request.requested(spec)?;
         let mut node_ports = request.explicit_node_ports(spec)?;
         let mut health_check_node_port = request.explicit_health_check_node_port(spec)?;
         let before = self.services.get(&name).cloned().unwrap_or_default();
-        let keeps = |ip: &IpAddr| families.iter().any(|is_v4| *is_v4 == ip.is_ipv4());
-        for ip in before.cluster_ips.into_iter().filter(keeps) {
-            if !explicit.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
+        for ip in before.cluster_ips.into_iter().filter(|ip| families.contains(&Family::of(*ip))) {
+            if !explicit.iter().any(|other| Family::of(*other) == Family::of(ip)) {
                 explicit.push(ip);
             }
         }
@@ -242,125 +248,74 @@ impl Allocator {
 /// The cluster IPs of a Service, and the `ipFamilyPolicy` that goes with them.
 struct ClusterIps {
     given: Vec<IpAddr>,
-    policy: String,
+    policy: FamilyPolicy,
     headless: bool,
 }
 
 /// A computation of the allocation of one Service. It does not change the allocator.
-struct Request<'a> {
+struct Computation<'a> {
     allocator: &'a Allocator,
     name: &'a ObjectName,
     object: &'a Object,
 }
 
-impl Request<'_> {
+impl Computation<'_> {
     /// The Service's cluster IPs: one of each family that it should have, in the order of the families.
     fn cluster_ips(&self, spec: &api::ServiceSpec) -> Result<ClusterIps, ConvertError> {
-        let families = self.families(spec)?;
-        let explicit = self.explicit_ips(spec, &families)?;
+        let Requested { families, ips, policy } = self.requested(spec)?;
         let before = self.allocator.services.get(self.name).map_or(&[][..], |known| &known.cluster_ips);
         let mut given = Vec::new();
-        for &is_v4 in &families {
-            let known = explicit.iter().chain(before).find(|ip| ip.is_ipv4() == is_v4);
+        for family in families {
+            let known = ips.iter().chain(before).find(|ip| Family::of(**ip) == family);
             given.push(match known {
                 Some(ip) => *ip,
-                None => self.automatic_ip(is_v4)?,
+                None => self.automatic_ip(family)?,
             });
         }
-        let policy = policy(spec).map_or_else(|| implied_policy(spec).to_owned(), ToOwned::to_owned);
         Ok(ClusterIps { given, policy, headless: spec.is_headless() })
     }
 
-    /// The families in which the Service should have an address; `true` is IPv4. Empty for `ExternalName` and headless
-    /// Services.
-    fn families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
+    /// The cluster IPs that the Service requests, all in range and not taken, and the families in which it should have
+    /// an address. Both are empty for `ExternalName` and headless Services.
+    fn requested(&self, spec: &api::ServiceSpec) -> Result<Requested, ConvertError> {
+        let mut requested = self.valid(cluster_ips::requested(spec))?;
         if spec.is_external_name() || spec.is_headless() {
-            return Ok(Vec::new());
+            requested.families.clear();
+            return Ok(requested);
         }
-        let mut families = self.asked_families(spec)?;
-        let policy = policy(spec).unwrap_or_else(|| implied_policy(spec));
-        let dual = match policy {
-            "SingleStack" => false,
-            "PreferDualStack" => true,
-            "RequireDualStack" if self.allocator.ranges.len() < 2 => {
-                let why = "this node is not configured for dual-stack services";
-                return Err(self.object.invalid("spec.ipFamilyPolicy", policy, why));
-            }
-            "RequireDualStack" => true,
-            unknown => {
-                let known = &rules::IP_FAMILY_POLICIES;
-                return Err(self.object.unsupported("spec.ipFamilyPolicy", unknown, known));
-            }
-        };
-        if !dual && families.len() > 1 {
-            let why =
-                "must be RequireDualStack or PreferDualStack when several families or addresses are given";
-            return Err(self.object.invalid("spec.ipFamilyPolicy", policy, why));
+        self.check_families(spec)?;
+        let dual = requested.policy != FamilyPolicy::SingleStack;
+        if requested.policy == FamilyPolicy::RequireDualStack && self.allocator.ranges.len() < 2 {
+            let why = "this node is not configured for dual-stack services";
+            return Err(self.object.invalid("spec.ipFamilyPolicy", requested.policy.as_str(), why));
         }
+        let families = &mut requested.families;
         for range in &self.allocator.ranges {
-            if !families.contains(&range.is_v4()) && (dual || families.is_empty()) {
-                families.push(range.is_v4());
+            if !families.contains(&range.family()) && (dual || families.is_empty()) {
+                families.push(range.family());
             }
         }
-        Ok(families)
+        for (index, ip) in requested.ips.iter().enumerate() {
+            self.check_ip(spec, index, *ip)?;
+        }
+        Ok(requested)
     }
 
-    /// The families that `ipFamilies` names, otherwise those of the requested addresses; `true` is IPv4.
-    fn asked_families(&self, spec: &api::ServiceSpec) -> Result<Vec<bool>, ConvertError> {
-        let mut families = Vec::new();
-        for (index, family) in spec.ip_families.iter().flatten().enumerate() {
-            let field = format!("spec.ipFamilies[{index}]");
-            let is_v4 = match family.as_str() {
-                "IPv4" => true,
-                "IPv6" => false,
-                unknown => return Err(self.object.unsupported(field, unknown, &rules::IP_FAMILIES)),
-            };
-            if families.contains(&is_v4) {
-                return Err(self.object.duplicate(field, family));
-            }
-            if !self.allocator.ranges.iter().any(|range| range.is_v4() == is_v4) {
-                return Err(self.object.invalid(
-                    field,
-                    family,
-                    "not configured on this node: no service range of that family",
-                ));
-            }
-            families.push(is_v4);
-        }
-        if families.is_empty() {
-            for (index, text) in spec.requested_ips().iter().enumerate() {
-                families.push(self.object.ip(ip_field(spec, index), text)?.is_ipv4());
-            }
-        }
-        Ok(families)
+    /// Returns what a Service requests; fails with the first of the errors, if there are any.
+    fn valid<T>(&self, (requested, errors): (T, Vec<FieldError>)) -> Result<T, ConvertError> {
+        let first = errors.into_iter().next();
+        first.map_or(Ok(requested), |FieldError { field, why }| Err(self.object.error(field, why)))
     }
 
-    /// Checks the cluster IPs that the Service requests: valid, of its families, in range and not taken. Returns them.
-    fn explicit_ips(&self, spec: &api::ServiceSpec, families: &[bool]) -> Result<Vec<IpAddr>, ConvertError> {
-        let mut explicit: Vec<IpAddr> = Vec::new();
-        if families.is_empty() {
-            return Ok(explicit);
-        }
-        let requested = spec.requested_ips();
-        if let Some(single) = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty())
-            && requested.first() != Some(&single)
-        {
-            return Err(self.object.invalid(
-                "spec.clusterIPs[0]",
-                requested.join(", "),
-                "must match spec.clusterIP",
-            ));
-        }
-        for (index, text) in requested.iter().enumerate() {
-            let ip = self.object.ip(ip_field(spec, index), text)?;
-            if families.get(index) != Some(&ip.is_ipv4()) {
-                let why = format!("does not match spec.ipFamilies[{index}]");
-                return Err(self.object.invalid(ip_field(spec, index), text, &why));
+    /// Checks that this node has a range of each family that `ipFamilies` names.
+    fn check_families(&self, spec: &api::ServiceSpec) -> Result<(), ConvertError> {
+        for (index, name) in spec.ip_families.iter().flatten().enumerate() {
+            if !self.allocator.ranges.iter().any(|range| range.family().as_str() == name) {
+                let why = "not configured on this node: no service range of that family";
+                return Err(self.object.invalid(format!("spec.ipFamilies[{index}]"), name, why));
             }
-            self.check_ip(spec, index, ip)?;
-            explicit.push(ip);
         }
-        Ok(explicit)
+        Ok(())
     }
 
     fn check_ip(&self, spec: &api::ServiceSpec, index: usize, ip: IpAddr) -> Result<(), ConvertError> {
@@ -372,7 +327,7 @@ impl Request<'_> {
                 &format!("failed to allocate IP {ip}: {why}"),
             ))
         };
-        let Some(range) = self.allocator.ranges.iter().find(|range| range.is_v4() == ip.is_ipv4()) else {
+        let Some(range) = self.allocator.range(Family::of(ip)) else {
             return refuse("no service range of that family is configured".to_owned());
         };
         if !range.contains(ip) {
@@ -390,14 +345,13 @@ impl Request<'_> {
         }
     }
 
-    fn automatic_ip(&self, is_v4: bool) -> Result<IpAddr, ConvertError> {
-        let Some(range) = self.allocator.ranges.iter().find(|range| range.is_v4() == is_v4) else {
+    fn automatic_ip(&self, family: Family) -> Result<IpAddr, ConvertError> {
+        let Some(range) = self.allocator.range(family) else {
             return Err(self
                 .object
                 .required("spec.clusterIPs", "no service range of that family is configured"));
         };
-        let family = if is_v4 { "IPv4" } else { "IPv6" };
-        let hash = fnv1a(&[&self.name.namespace, &self.name.name, family]);
+        let hash = fnv1a(&[&self.name.namespace, &self.name.name, family.as_str()]);
         let is_free = |offset| !self.allocator.ip_owner.contains_key(&range.nth(offset));
         match probe(hash.into(), range.size(), range.static_band(), is_free) {
             Some(offset) => Ok(range.nth(offset)),
@@ -446,22 +400,11 @@ impl Request<'_> {
         spec: &api::ServiceSpec,
     ) -> Result<BTreeMap<(String, String), u16>, ConvertError> {
         let mut explicit = BTreeMap::new();
-        let mut seen = BTreeSet::new();
-        if spec.is_external_name() {
-            return Ok(explicit);
-        }
-        for (index, port) in spec.ports.iter().flatten().enumerate() {
-            let Some(number) = port.node_port.filter(|number| *number != 0) else { continue };
-            let field = format!("spec.ports[{index}].nodePort");
-            if !spec.has_node_ports() {
-                return Err(self.object.error(field, rules::no_node_port(spec.service_type())));
-            }
-            let valid = self.valid_node_port(field.clone(), number)?;
-            let name = port_name(port);
-            if !seen.insert((valid, name.1.clone())) {
-                return Err(self.object.duplicate(field, number));
-            }
-            explicit.insert(name, valid);
+        let requested = self.valid(service_ports::node_ports(spec))?;
+        for (index, (port, number)) in spec.ports.iter().flatten().zip(requested).enumerate() {
+            let Some(number) = number else { continue };
+            let number = self.valid_node_port(format!("spec.ports[{index}].nodePort"), number.into())?;
+            explicit.insert(port_name(port), number);
         }
         Ok(explicit)
     }
@@ -516,7 +459,7 @@ impl Request<'_> {
     }
 }
 
-/// The addresses of a network that can be allocated, numbered from 0. They are computed, not stored.
+/// The allocatable addresses of a network, numbered from 0. They are computed, not stored.
 #[derive(Clone, Copy, Debug)]
 struct IpRange {
     net: IpNet,
@@ -533,12 +476,12 @@ impl IpRange {
         Self { net, first: number(net.network()).saturating_add(1), last }
     }
 
-    fn is_v4(&self) -> bool {
-        self.net.addr().is_ipv4()
+    fn family(&self) -> Family {
+        Family::of(self.net.addr())
     }
 
     fn contains(&self, ip: IpAddr) -> bool {
-        ip.is_ipv4() == self.is_v4() && (self.first..=self.last).contains(&number(ip))
+        Family::of(ip) == self.family() && (self.first..=self.last).contains(&number(ip))
     }
 
     /// Number of addresses in the range; 0 for a network with none to allocate, such as a /31.
@@ -546,14 +489,14 @@ impl IpRange {
         if self.first > self.last { 0 } else { (self.last - self.first).saturating_add(1) }
     }
 
-    /// Number of addresses in the static band, the lowest ones. They are allocated automatically only when all others
-    /// are taken, so that users can request them (KEP-3070).
+    /// Number of addresses in the static band: the lowest addresses, which are allocated automatically only when all
+    /// others are taken, so that users find free addresses to request (KEP-3070).
     fn static_band(&self) -> u128 {
         static_band(self.size(), 16, 256)
     }
 
     fn nth(&self, offset: u128) -> IpAddr {
-        ip::address(Family::of(self.net.addr()), self.first.saturating_add(offset).min(self.last))
+        ip::address(self.family(), self.first.saturating_add(offset).min(self.last))
     }
 
     fn bounds(&self) -> String {
@@ -580,20 +523,11 @@ fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> 
     above.chain(0..band).find(|offset| is_free(*offset))
 }
 
-/// 64-bit FNV-1a hash of the parts: little code, and the same result on all machines and in all versions.
+/// 64-bit FNV-1a hash of the parts, which takes little code and gives the same result on all machines and in all
+/// versions.
 fn fnv1a(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn policy(spec: &api::ServiceSpec) -> Option<&str> {
-    spec.ip_family_policy.as_deref().filter(|policy| !policy.is_empty())
-}
-
-/// The `ipFamilyPolicy` that an API server writes into a Service without one.
-fn implied_policy(spec: &api::ServiceSpec) -> &'static str {
-    let several = spec.ip_families.as_ref().is_some_and(|families| families.len() > 1);
-    if several || spec.requested_ips().len() > 1 { "RequireDualStack" } else { "SingleStack" }
 }
 
 fn ip_field(spec: &api::ServiceSpec, index: usize) -> String {
@@ -616,11 +550,11 @@ fn write_ips(spec: &mut api::ServiceSpec, ips: &ClusterIps) {
         return;
     }
     let texts: Vec<String> = ips.given.iter().map(ToString::to_string).collect();
-    let family = |ip: &IpAddr| if ip.is_ipv4() { "IPv4".to_owned() } else { "IPv6".to_owned() };
+    let family = |ip: &IpAddr| Family::of(*ip).as_str().to_owned();
     spec.cluster_ip = texts.first().cloned();
     spec.cluster_ips = Some(texts);
     spec.ip_families = Some(ips.given.iter().map(family).collect());
-    spec.ip_family_policy = Some(ips.policy.clone());
+    spec.ip_family_policy = Some(ips.policy.as_str().to_owned());
 }
 
 fn write_node_ports(spec: &mut api::ServiceSpec, node_ports: &[Option<u16>]) {

@@ -1,7 +1,10 @@
 //! Allocates ranges of slots in the maps `BACKENDS` and `TABLES`, best fit. Released ranges are reused only when no BPF
 //! program can still read them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 /// A period in which ranges were released. They are free again once every program that was running at the end of the
 /// period has finished.
@@ -20,6 +23,11 @@ pub struct SlotRange {
 impl SlotRange {
     /// The empty range.
     pub const NONE: Self = Self { base: 0, count: 0 };
+
+    /// The numbers of the slots.
+    pub const fn slots(self) -> Range<u32> {
+        self.base..self.base.saturating_add(self.count)
+    }
 }
 
 /// Slots `0..slots`. Every slot is either free, in use, or in quarantine: released, but a program may still read it.
@@ -102,7 +110,7 @@ impl Arena {
 
     /// Marks all free slots of `range` as used; returns them as ranges.
     pub fn claim_rest(&mut self, range: SlotRange) -> Vec<SlotRange> {
-        let end = range.base.saturating_add(range.count).min(self.slots);
+        let end = range.slots().end.min(self.slots);
         let first = self.free.range(..=range.base).next_back().map_or(range.base, |(&base, _)| base);
         let pieces: Vec<SlotRange> = self
             .free

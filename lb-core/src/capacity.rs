@@ -20,8 +20,8 @@ pub struct Capacity {
     pub source_ranges: u32,
     /// Number of service ports that `LIMITS` can hold.
     pub limits: u32,
-    /// Services may add addresses to `VIPS` while it has fewer than this. The node's own addresses also count, but are
-    /// added even beyond this limit.
+    /// Services may add addresses to `VIPS` while the map has fewer addresses than this. The node's own addresses also
+    /// count, but the agent adds them even beyond this limit.
     pub vips: u32,
 }
 

@@ -12,8 +12,9 @@ use crate::{
     model::{ObjectName, Protocol, ServicePortName},
 };
 
-/// All claims of frontends by service ports. The service port whose claim is of the strongest kind owns a frontend;
-/// among claims of one kind, the one with the smallest name. So the owner does not depend on the order of events.
+/// All claims of frontends by service ports. The service port whose claim is of the strongest kind owns a frontend; if
+/// several claims are of that kind, the service port with the smallest name. So the owner does not depend on the order
+/// of events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     claims: BTreeSet<Claim>,

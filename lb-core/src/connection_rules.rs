@@ -36,7 +36,7 @@ pub struct Rule {
 /// The rules, by the id of the service port ([`Flow::service`]).
 pub type Rules = BTreeMap<u32, Rule>;
 
-/// A change of the [`Rules`]: those of one Service.
+/// A change of the [`Rules`]: replaces the rules of one Service.
 #[derive(Clone, Debug)]
 pub struct RulesChange {
     before: Vec<u32>,
@@ -89,7 +89,8 @@ fn backends(port: &Port) -> BTreeSet<EndpointKey> {
 }
 
 /// The backends that Services have lost but that still have connections, each with the time of the pass that first
-/// noticed the loss. After a restart, the agent counts the drain timeout of backends lost earlier from its first pass.
+/// noticed the loss. For a backend that was lost before a restart of the agent, the drain timeout counts from the first
+/// pass after the restart.
 #[derive(Clone, Debug, Default)]
 pub struct Drains(BTreeMap<(u32, EndpointKey), Drain>);
 
@@ -104,8 +105,7 @@ impl Drains {
     /// Why the connection shall end at `now`; `None` if it may continue. `forward` and `reply` are its flow table
     /// entries; a tunnelled flow has no reverse entry.
     pub fn end(&mut self, rules: &Rules, forward: &Flow, reply: Option<&Flow>, now: Tick) -> Option<End> {
-        let reply = reply.unwrap_or(forward);
-        let idle = now.seconds_since(Phase::of(forward, reply).last_used(forward, reply));
+        let idle = now.seconds_since(Phase::of_entry(forward, reply).last_used(forward, reply));
         let endpoint = (forward.to.destination, forward.to.destination_port);
         self.end_of(rules, (forward.service, endpoint), Some(Duration::from_secs(idle.into())), now)
     }

@@ -7,11 +7,14 @@ use std::{
     net::IpAddr,
 };
 
-use crate::model::{ObjectName, Service, ServicePort};
+use crate::{
+    api::DEFAULT_NAMESPACE,
+    model::{ObjectName, Service, ServicePort},
+};
 
 /// Namespace and name of the API server's Service. Processes of every namespace get its variables, unless the namespace
 /// has a Service of the same name.
-pub const MASTER: (&str, &str) = ("default", "kubernetes");
+pub const MASTER: (&str, &str) = (DEFAULT_NAMESPACE, "kubernetes");
 
 /// The environment variables for a process, in the order in which they are printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

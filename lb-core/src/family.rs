@@ -63,6 +63,11 @@ impl Family {
         }
     }
 
+    /// The family with this name; `None` if there is none.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.as_str() == name)
+    }
+
     /// The family's name as Kubernetes spells it.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -40,10 +40,10 @@ impl HealthCheck {
 /// Number of service ports that have endpoints, but none on this node, under a traffic policy `Local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NoLocalEndpoints {
-    /// Number of such ports under `internalTrafficPolicy: Local`.
+    /// Number of ports under `internalTrafficPolicy: Local` that have endpoints, but none on this node.
     pub internal: usize,
-    /// Number of such ports under `externalTrafficPolicy: Local`, only of Services with external addresses or node
-    /// ports.
+    /// Number of ports under `externalTrafficPolicy: Local` that have endpoints, but none on this node; only ports of
+    /// Services with external addresses or node ports.
     pub external: usize,
 }
 

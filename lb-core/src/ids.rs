@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that map entries which still
-/// carry the id of a deleted service port do not match a new one. After a restart they may, because the agent then
-/// continues after the highest id that still has a name. Flows with such an id are only counted under the wrong name,
-/// because the programs choose no backend by a flow's id. An `AFFINITY` entry with such an id applies only if its
-/// backend is also a backend of the new service port.
+/// carry the id of a deleted service port do not match a new service port. After a restart of the agent, such entries
+/// may match a new one, because the agent then continues after the highest id that still has a name. Flows with such an
+/// id are only counted under the wrong name, because the programs choose no backend by a flow's id. An `AFFINITY` entry
+/// with such an id applies only if its backend is also a backend of the new service port.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,
@@ -65,6 +65,11 @@ impl Ids {
             .range(first..)
             .take_while(move |(name, _)| name.service == *service)
             .map(|(name, id)| (name, *id))
+    }
+
+    /// The Service that the port with this id belongs to; `None` for an unknown id.
+    pub(crate) fn service(&self, id: u32) -> Option<&ObjectName> {
+        self.names.get(&id).map(|name| &name.service)
     }
 
     /// The names of all service ports that have an id.

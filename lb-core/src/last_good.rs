@@ -7,11 +7,12 @@ use std::{
     net::IpAddr,
 };
 
-use lb_common::{Address, ServiceKey};
+use lb_common::{Address, Backend, ServiceKey, backend_flags};
 
 use crate::{
+    environment,
     family::Family,
-    model::{Endpoint, EndpointPort, EndpointSlice, ObjectName, ServicePortName},
+    model::{Endpoint, EndpointPort, EndpointSlice, ObjectName, Protocol, ServicePort, ServicePortName},
     plan::{Contents, EndpointLabels, slices_of},
 };
 
@@ -26,27 +27,20 @@ impl LastGood {
     /// Takes the endpoints of `default/kubernetes` from what an earlier run left in the maps. Ignores frontends with
     /// invalid records.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
-        let mut found = Self::default();
-        for (address, slice) in found_slices(contents, distrusted, Self::concerns) {
-            found.slices[Family::of(address) as usize].push(slice);
-        }
-        found
+        let found = found_slices(contents, distrusted, Self::concerns);
+        Self { slices: Family::ALL.map(|family| slices_of_family(&found, family)) }
     }
 
     /// Whether this is the API server's Service, `default/kubernetes`.
     pub(crate) fn concerns(name: &ObjectName) -> bool {
-        (&*name.namespace, &*name.name) == ("default", "kubernetes")
+        (&*name.namespace, &*name.name) == environment::MASTER
     }
 
     /// The slices to use: the present ones, but in a family without a usable endpoint the last good ones.
-    pub(crate) fn choose<'a>(
-        &mut self,
-        slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
-    ) -> Vec<EndpointSlice> {
+    pub(crate) fn choose(&mut self, slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
         let mut chosen = Vec::new();
         for (family, kept) in Family::ALL.into_iter().zip(&mut self.slices) {
-            let of_family = slices.clone().filter_map(|slice| of_family(slice, family));
-            let now: Vec<EndpointSlice> = of_family.collect();
+            let now = slices_of_family(slices, family);
             if now.iter().any(is_usable) {
                 kept.clone_from(&now);
             }
@@ -56,21 +50,23 @@ impl LastGood {
     }
 }
 
-/// For each Service with a slice that the agent has not been able to read since it started: the endpoints that an
-/// earlier run left in the maps. Without them, the Service would lose the endpoints of the unread slice.
+/// For each Service with a slice that the agent has not been able to read since it started: those endpoints that an
+/// earlier run left in the maps and that may be in that slice, each as a slice with only this endpoint. Without them,
+/// the Service would lose the endpoints of the unread slice.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Unread(BTreeMap<ObjectName, Vec<(IpAddr, EndpointSlice)>>);
+pub(crate) struct Unread(BTreeMap<ObjectName, Vec<EndpointSlice>>);
 
 impl Unread {
-    /// Takes the endpoints of these Services from what an earlier run left in the maps.
+    /// Takes the endpoints of `services` from what an earlier run left in the maps, but none from the entries for
+    /// `distrusted`.
     pub(crate) fn found(
         contents: &Contents,
         distrusted: &BTreeSet<ServiceKey>,
         services: &BTreeSet<ObjectName>,
     ) -> Self {
         let mut found = Self::default();
-        for (address, slice) in found_slices(contents, distrusted, |service| services.contains(service)) {
-            found.0.entry(slice.service.clone()).or_default().push((address, slice));
+        for slice in found_slices(contents, distrusted, |service| services.contains(service)) {
+            found.0.entry(slice.service.clone()).or_default().push(slice);
         }
         found
     }
@@ -80,48 +76,72 @@ impl Unread {
         self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
     }
 
-    /// The slices of a Service that were read, completed by the endpoints from the maps whose address is in none of
-    /// these slices. `None` if all slices of the Service were read, or if the maps had no endpoints of the Service.
-    pub(crate) fn complete<'a>(
-        &self,
+    /// Adds to `read`, the slices of a Service that the agent has read, those endpoints from the maps that were in `read`
+    /// at no call of this function: they may be in the unread slices. An endpoint that was in `read` and no longer is has
+    /// left the Service.
+    ///
+    /// Endpoints are the same only if their addresses and ports are: one address may have several ports, or several
+    /// servers at different numbers of one port, each in another slice. Leaves out endpoints of ports that are not among
+    /// `ports`, those that the Service has now.
+    pub(crate) fn complete(
+        &mut self,
         service: &ObjectName,
-        read: impl Iterator<Item = &'a EndpointSlice> + Clone,
-    ) -> Option<Vec<EndpointSlice>> {
-        let found = self.0.get(service)?;
-        let known: BTreeSet<IpAddr> =
-            read.clone().flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.address).collect();
-        let missing = found.iter().filter(|(address, _)| !known.contains(address)).map(|(_, slice)| slice);
-        Some(read.cloned().chain(missing.cloned()).collect())
+        ports: &[ServicePort],
+        mut read: Vec<EndpointSlice>,
+    ) -> Vec<EndpointSlice> {
+        let is_of =
+            |of: &EndpointPort, port: &ServicePort| of.name == port.name && of.protocol == port.protocol;
+        let of_port =
+            |slice: &&EndpointSlice| slice.ports.iter().any(|of| ports.iter().any(|port| is_of(of, port)));
+        if let Some(found) = self.0.get_mut(service) {
+            let known: BTreeSet<EndpointOfPort<'_>> = read.iter().flat_map(endpoints_of_ports).collect();
+            found.retain(|slice| endpoints_of_ports(slice).all(|endpoint| !known.contains(&endpoint)));
+            read.extend(found.iter().filter(of_port).cloned());
+        }
+        read
     }
 }
 
-/// The backends of the `wanted` Services in the maps, each as its address and a slice with only this endpoint. Leaves
-/// out frontends with invalid records.
+/// An endpoint of one port of a Service: the port's name and protocol, the endpoint's address and port number.
+type EndpointOfPort<'a> = (&'a str, Protocol, IpAddr, u16);
+
+fn endpoints_of_ports(slice: &EndpointSlice) -> impl Iterator<Item = EndpointOfPort<'_>> {
+    slice.ports.iter().flat_map(|EndpointPort { name, protocol, port }| {
+        slice.endpoints.iter().map(move |endpoint| (&**name, *protocol, endpoint.address, *port))
+    })
+}
+
+/// A backend of a service port in the maps: name of the port, address and port of the backend, and whether it
+/// terminates.
+type Found<'a> = (&'a ServicePortName, Address, u16, bool);
+
+/// The backends of the `wanted` Services in the maps, each as a slice with only this endpoint. Leaves out frontends with
+/// invalid records.
 fn found_slices(
     contents: &Contents,
     distrusted: &BTreeSet<ServiceKey>,
     wanted: impl Fn(&ObjectName) -> bool,
-) -> Vec<(IpAddr, EndpointSlice)> {
-    let mut backends: BTreeSet<(&ServicePortName, Address, u16)> = BTreeSet::new();
+) -> Vec<EndpointSlice> {
+    let mut backends: BTreeSet<Found<'_>> = BTreeSet::new();
     for (_, record) in contents.frontends.iter().filter(|(key, _)| !distrusted.contains(key)) {
         let Some(labels) = contents.service_labels.get(&record.id) else { continue };
         if !wanted(&labels.name.service) {
             continue;
         }
         for range in slices_of(record) {
-            let slots = contents.backends.range(range.base..range.base.saturating_add(range.count));
-            backends.extend(slots.map(|(_, backend)| (&labels.name, backend.address, backend.port)));
+            let slots = contents.backends.range(range.slots());
+            let is_terminating = |backend: &Backend| backend.flags & backend_flags::TERMINATING != 0;
+            let found =
+                |backend: &Backend| (&labels.name, backend.address, backend.port, is_terminating(backend));
+            backends.extend(slots.map(|(_, backend)| found(backend)));
         }
     }
-    let slice = |(name, address, port)| {
-        let address = IpAddr::from(address);
-        (address, slice(name, address, port, contents))
-    };
-    backends.into_iter().map(slice).collect()
+    backends.into_iter().map(|found| slice(found, contents)).collect()
 }
 
-/// A slice with only this endpoint.
-fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents) -> EndpointSlice {
+/// A slice with only this endpoint. A terminating one still serves, because the maps have no others.
+fn slice((name, address, port, terminating): Found<'_>, contents: &Contents) -> EndpointSlice {
+    let address = IpAddr::from(address);
     let labels = contents
         .endpoint_labels
         .get(&address)
@@ -129,9 +149,9 @@ fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents
         .unwrap_or_default();
     let endpoint = Endpoint {
         address,
-        ready: true,
+        ready: !terminating,
         serving: true,
-        terminating: false,
+        terminating,
         node: labels.node,
         zone: labels.zone,
         pod: labels.pod,
@@ -142,6 +162,10 @@ fn slice(name: &ServicePortName, address: IpAddr, port: u16, contents: &Contents
         ports: vec![EndpointPort { name: name.port.clone(), protocol: name.protocol, port }],
         endpoints: vec![endpoint],
     }
+}
+
+fn slices_of_family(slices: &[EndpointSlice], family: Family) -> Vec<EndpointSlice> {
+    slices.iter().filter_map(|slice| of_family(slice, family)).collect()
 }
 
 fn of_family(slice: &EndpointSlice, family: Family) -> Option<EndpointSlice> {

@@ -24,7 +24,8 @@ pub struct Timing {
 }
 
 impl Default for Timing {
-    /// Followers read the Lease every 5 s, so a new leader takes over at most about 20 s after the old one has stopped.
+    /// Followers wait 15 s and read the Lease every 5 s, so a new leader takes over at most about 20 s after the old
+    /// one has stopped.
     fn default() -> Self {
         let [lease, act, retry, request] = [15, 10, 5, 3].map(Duration::from_secs);
         Self { lease, act, retry, request }
@@ -36,7 +37,7 @@ impl Default for Timing {
 pub struct Lease {
     /// `spec.holderIdentity`; `None` or empty if no agent holds the Lease.
     pub holder: Option<String>,
-    /// `spec.leaseDurationSeconds`: how long the holder's lease lasts.
+    /// `spec.leaseDurationSeconds`: how long the holder's lease lasts; without a holder, [`Release::lasts`].
     pub lasts: Duration,
     /// `spec.leaseTransitions`: how often the holder has changed.
     pub transitions: i32,
@@ -113,7 +114,8 @@ impl Election {
         }
         let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
         let wait = match &self.term {
-            // The last holder has given the Lease up; `lasts` is how long its writes may still take.
+            // The last holder has given the Lease up; `lasts` is how long an earlier holder may still act, or its
+            // writes may still be on their way (see `Release::lasts`).
             _ if is_free => lease.lasts.min(self.timing.lease),
             // This agent holds the Lease without a term, for example because the answer to its bid was lost, so the
             // previous holder may still act.

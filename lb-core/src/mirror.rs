@@ -34,7 +34,7 @@ impl Mirror {
             count(&mut mirror.counters, backend);
         }
         for range in &mirror.contents.source_ranges {
-            mirror.ranges.entry(service_of(range)).or_default().insert(*range);
+            mirror.ranges.entry(range.range.service()).or_default().insert(*range);
         }
         mirror
     }
@@ -92,9 +92,8 @@ impl Mirror {
 
     /// Whether these slots of `BACKENDS` hold exactly these backends.
     pub(crate) fn holds(&self, range: SlotRange, backends: &[Backend]) -> bool {
-        let end = range.base.saturating_add(range.count);
         range.count as usize == backends.len()
-            && self.contents.backends.range(range.base..end).map(|(_, b)| b).eq(backends)
+            && self.contents.backends.range(range.slots()).map(|(_, b)| b).eq(backends)
     }
 
     /// Whether the slots of `TABLES` from `base` on hold a table with this digest.
@@ -107,7 +106,7 @@ impl Mirror {
     }
 
     pub(crate) fn delete_backends(&mut self, range: SlotRange) {
-        for slot in range.base..range.base.saturating_add(range.count) {
+        for slot in range.slots() {
             if let Some(backend) = self.contents.backends.remove(&slot) {
                 discount(&mut self.counters, &backend);
             }
@@ -166,11 +165,11 @@ impl Mirror {
             }
             Step::PutSourceRange(range) => {
                 self.contents.source_ranges.insert(*range);
-                self.ranges.entry(service_of(range)).or_default().insert(*range);
+                self.ranges.entry(range.range.service()).or_default().insert(*range);
             }
             Step::DeleteSourceRange(range) => {
                 self.contents.source_ranges.remove(range);
-                if let Entry::Occupied(mut of_port) = self.ranges.entry(service_of(range)) {
+                if let Entry::Occupied(mut of_port) = self.ranges.entry(range.range.service()) {
                     of_port.get_mut().remove(range);
                     if of_port.get().is_empty() {
                         of_port.remove();
@@ -203,11 +202,6 @@ fn discount(counters: &mut BTreeMap<u32, u32>, backend: &Backend) {
             backends.remove();
         }
     }
-}
-
-/// The id of the service port that a source range belongs to.
-pub(crate) const fn service_of(range: &SourceRangeKey) -> u32 {
-    range.range.service_and_family >> 1
 }
 
 #[cfg(test)]

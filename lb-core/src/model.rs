@@ -68,7 +68,7 @@ impl fmt::Display for ServicePortName {
     }
 }
 
-/// A Service that has virtual addresses. Headless and ExternalName Services are never converted to it.
+/// A Service that has virtual addresses. Headless and ExternalName Services are never converted to this type.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Service {
     /// The cluster IPs, `spec.clusterIPs`, at most one of each family.
@@ -241,7 +241,7 @@ impl Service {
 pub struct External {
     /// `spec.externalIPs`: the valid ones, each once.
     pub ips: Vec<IpAddr>,
-    /// `status.loadBalancer.ingress[].ip` of a `LoadBalancer` Service, without those of `ipMode: Proxy`.
+    /// `status.loadBalancer.ingress[].ip` of a `LoadBalancer` Service, only those of `ipMode: VIP` (the default).
     pub load_balancer_ips: Vec<IpAddr>,
     /// `spec.loadBalancerSourceRanges`: the sources that may use `load_balancer_ips`; empty means all.
     pub source_ranges: Vec<IpNet>,
@@ -396,9 +396,11 @@ impl NodeAddresses {
 /// A change of an object, from a source to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The Service now has this content; `None` if it was deleted or has no virtual addresses any more.
+    /// The Service now has this content; `None` if it was deleted, has no virtual addresses, or is served by another
+    /// proxy.
     Service(ObjectName, Option<Service>),
-    /// The EndpointSlice now has this content; `None` if it was deleted. The name is that of the slice.
+    /// The EndpointSlice now has this content; `None` if it was deleted, or if the proxy does not need it, for example
+    /// because its Service is headless. The name is that of the slice.
     EndpointSlice(ObjectName, Option<EndpointSlice>),
 }
 
@@ -416,7 +418,8 @@ pub struct Trigger {
 pub enum SourceEvent {
     /// Objects have changed; the changes must be applied together.
     Changes(Vec<Change>),
-    /// The triggers of the `Changes` that follow: one for each EndpointSlice that has the annotation.
+    /// The triggers of the `Changes` that follow: one for each EndpointSlice with the annotation that
+    /// [`Trigger::time`] names.
     Triggered(Vec<Trigger>),
     /// This node is in this zone, by the label `topology.kubernetes.io/zone` of its Node.
     Zone(Option<Arc<str>>),
@@ -429,10 +432,11 @@ pub enum SourceEvent {
     /// The source has sent every readable object at least once.
     Synchronised,
     /// The source has sent every object that it could read; the others belong to these Services. The agent may delete
-    /// from the maps what belongs neither to these Services nor to an object that was sent. Comes right before
-    /// `Synchronised`, and again later when the set of these Services changes.
+    /// from the maps what belongs neither to these Services nor to an object that was sent. If there are such Services,
+    /// comes right before `Synchronised`, and again whenever their set changes; once the set is empty, `Complete` comes
+    /// instead.
     CompleteBut(BTreeSet<ObjectName>),
-    /// The source has sent every object, so the agent may delete all others from the maps. Comes once, right before
-    /// `Synchronised` or later.
+    /// The source has sent every object, so the agent may delete all others from the maps. Comes at most once: right
+    /// before `Synchronised`, or later.
     Complete,
 }

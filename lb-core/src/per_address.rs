@@ -1,4 +1,4 @@
-//! A value for each IP address that Services set together, for the maps `VIPS` and `ENDPOINT_NAMES`.
+//! Values of IP addresses for the maps `VIPS` and `ENDPOINT_NAMES`. Several Services may set the value of one address.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -107,8 +107,7 @@ impl<V> Default for PerAddress<V> {
 impl<V: Clone + Ord> PerAddress<V> {
     /// Replaces the values that a Service sets: `after` has each address once, in ascending order.
     pub(crate) fn set(&mut self, service: &ObjectName, after: Vec<(IpAddr, V)>) {
-        let before = self.by_service.get(service).map_or(&[][..], |before| before);
-        if before == after {
+        if self.of(service) == after {
             return;
         }
         let after: Box<[(IpAddr, V)]> = after.into();
@@ -124,12 +123,17 @@ impl<V: Clone + Ord> PerAddress<V> {
         }
     }
 
+    /// The values that a Service sets: each address once, in ascending order.
+    pub(crate) fn of(&self, service: &ObjectName) -> &[(IpAddr, V)] {
+        self.by_service.get(service).map_or(&[], |values| values)
+    }
+
     /// The value that the map should have for an address; `None` for no entry.
     pub(crate) fn wanted(&self, address: IpAddr) -> Option<&V> {
         self.claims.get(&address)?.all().iter().map(|claim| &claim.value).max()
     }
 
-    /// Sets whether [`Self::changes`] keeps addresses that no Service sets.
+    /// Sets whether [`Self::changes`] keeps the entries of addresses that no Service claims.
     pub(crate) const fn keep_unclaimed(&mut self, keep: bool) {
         self.keeps_unclaimed = keep;
     }
@@ -156,7 +160,7 @@ impl<V: Clone + Ord> PerAddress<V> {
         after: &[(IpAddr, V)],
         known: &BTreeMap<IpAddr, V>,
     ) -> (usize, usize) {
-        let before = self.by_service.get(service).map_or(&[][..], |before| before);
+        let before = self.of(service);
         let has = |all: &[(IpAddr, V)], address: &IpAddr| all.iter().any(|(other, _)| other == address);
         let is_dirty = |address: &IpAddr| self.unclaimed_are_dirty || self.dirty.contains(address);
         let stays =
@@ -180,7 +184,8 @@ impl<V: Clone + Ord> PerAddress<V> {
         compact::map(&mut self.by_service);
     }
 
-    /// Makes [`Self::changes`] remove every address that no Service sets, in its next call that does not keep these.
+    /// Makes [`Self::changes`] remove every address that no Service sets, the next time that it does not keep such
+    /// addresses ([`Self::keep_unclaimed`]).
     pub(crate) const fn remove_unclaimed(&mut self) {
         self.unclaimed_are_dirty = true;
     }
@@ -206,6 +211,13 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.in_flight =
             due.into_iter().filter(|address| self.wanted(*address) != known.get(address)).collect();
         self.in_flight.iter().map(|address| (*address, self.wanted(*address).cloned()))
+    }
+
+    /// Lets [`Self::changes`] skip the addresses for which `known`, the map's content, has the wanted value.
+    pub(crate) fn skip_unchanged(&mut self, known: &BTreeMap<IpAddr, V>) {
+        let dirty = std::mem::take(&mut self.dirty);
+        self.dirty =
+            dirty.into_iter().filter(|address| self.wanted(*address) != known.get(address)).collect();
     }
 
     /// Records that all changes are in the map.
@@ -242,6 +254,12 @@ impl<V: Clone + Ord> PerAddress<V> {
             self.dirty.insert(address);
         }
     }
+}
+
+/// The value for an address, among values in ascending order of their addresses.
+pub(crate) fn find<V>(values: &[(IpAddr, V)], address: IpAddr) -> Option<&V> {
+    let index = values.binary_search_by_key(&address, |(address, _)| *address).ok()?;
+    Some(&values[index].1)
 }
 
 #[cfg(test)]

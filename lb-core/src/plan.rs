@@ -6,9 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::{
-    Backend, ConnectionLimits, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, service_flags,
-};
+use lb_common::{Backend, ConnectionLimits, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
     arena::SlotRange,
@@ -36,8 +34,8 @@ pub struct ServiceLabels {
     pub node_port: Option<u16>,
 }
 
-/// One change of the maps. A step counts as applied only as a whole. Large values are boxed: the first plan of a large
-/// cluster may have millions of steps, most of them names of endpoints.
+/// One change of the maps. A step counts as applied only as a whole. Large values are boxed to keep a step small: the
+/// first plan of a large cluster may have millions of steps, most of them names of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Removes a frontend from `SERVICES`.
@@ -110,8 +108,8 @@ pub struct Contents {
     pub tables: BTreeMap<u32, Digest>,
     /// The map `SERVICE_NAMES`: names of service ports, by id.
     pub service_labels: BTreeMap<u32, ServiceLabels>,
-    /// The map `ENDPOINT_NAMES`: names of endpoints, by address. Shared, because a million of them take most of the
-    /// agent's memory.
+    /// The map `ENDPOINT_NAMES`: names of endpoints, by address. The reconciler's stored slices share these `Arc`s,
+    /// because a million of them take most of the agent's memory.
     pub endpoint_labels: BTreeMap<IpAddr, Arc<EndpointLabels>>,
     /// The map `VIPS`: flags of virtual addresses, and of the node's own.
     pub vips: BTreeMap<IpAddr, Vip>,
@@ -136,7 +134,7 @@ impl Contents {
 pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let external = SlotRange { base: record.backends_base, count: record.backends_count };
     let internal = SlotRange { base: record.internal_base, count: record.internal_count };
-    let internal = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(internal);
+    let internal = record.has_internal_slice().then_some(internal);
     std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
@@ -144,7 +142,7 @@ pub fn slices_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
 pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     let external = SlotRange { base: record.table_base, count: record.table_count };
     let internal = SlotRange { base: record.internal_table_base, count: record.internal_table_count };
-    let internal = (record.flags & service_flags::SHORT_CIRCUIT != 0).then_some(internal);
+    let internal = record.has_internal_slice().then_some(internal);
     std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
@@ -164,7 +162,7 @@ pub enum Condition {
     /// `BACKENDS` has no room for the new backends. The Service keeps its last good state; the next plan after slots
     /// were freed tries again.
     #[error(
-        "Service {service} needs {wanted} new slots of BACKENDS, but of {slots} slots {free} are free (perhaps not \
+        "Service {service} needs {wanted} slots of BACKENDS in all, but of {slots} slots {free} are free (perhaps not \
          in one piece); it keeps the backends it has: restart the agent with a larger --max-backends"
     )]
     ArenaFull {
@@ -179,7 +177,7 @@ pub enum Condition {
     },
     /// `TABLES` has no room for the scheduler's new tables; otherwise as [`Self::ArenaFull`].
     #[error(
-        "Service {service} needs {wanted} new slots of TABLES for its scheduler, but of {slots} slots {free} are free \
+        "Service {service} needs {wanted} slots of TABLES in all for its scheduler, but of {slots} slots {free} are free \
          (perhaps not in one piece); it keeps the backends it has: give it a smaller table, or restart the agent with a larger \
          --max-table-slots"
     )]
@@ -202,7 +200,8 @@ pub enum Condition {
         /// The Service whose backends get no counters.
         service: ObjectName,
     },
-    /// `SERVICES` has no room for the new frontends; otherwise as [`Self::ArenaFull`].
+    /// `SERVICES` has no room for the new frontends, or `SERVICE_NAMES` (of the same capacity) has no room for the
+    /// names of new ports. The fields and consequences are those of [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} frontends in SERVICES, but of {slots} {free} are free; it keeps what it \
          has: restart the agent with a larger --max-frontends"
@@ -262,8 +261,8 @@ pub enum Condition {
         /// Services add no address once `VIPS` has this many: its capacity without the entries reserved for the node.
         slots: u32,
     },
-    /// An annotation is invalid. The Service is served as if the annotation were unset; if it is about health checks,
-    /// with the last valid health check.
+    /// An annotation is invalid. The Service is served as if the annotation were unset, or, if the annotation is about
+    /// health checks, with the last valid health check.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
         name = .error.annotation, value = .error.value, why = .error.why
@@ -274,7 +273,7 @@ pub enum Condition {
         /// The annotation, and what is wrong with its value.
         error: AnnotationError,
     },
-    /// An annotation of a cloud has no effect.
+    /// An annotation for a cloud's load balancer has no effect.
     #[error(
         "annotation {name} of Service {service} is ignored (value {value:?}): {why}",
         name = .ignored.annotation, value = .ignored.value, why = .ignored.why
@@ -299,9 +298,9 @@ pub enum Condition {
         /// The ports of its pods that must read a header.
         ports: BTreeSet<u16>,
     },
-    /// Two service ports claim the same frontend. The stronger kind of address owns it (from strongest to weakest:
-    /// cluster IP, load balancer, external IP, node port), among equal kinds the smaller name. The other service port
-    /// takes over when the owner no longer claims the frontend.
+    /// Two service ports claim the same frontend. The port with the stronger kind of address owns it (from strongest to
+    /// weakest: cluster IP, load balancer, external IP, node port); between equal kinds, the port with the smaller
+    /// name. The other port takes over when the owner no longer claims the frontend.
     #[error("{frontend} of {loser} belongs to {owner} already: give one of them another address or port", frontend = Shown(.frontend))]
     FrontendConflict {
         /// The frontend that both claim.
@@ -363,8 +362,8 @@ impl Condition {
         matches!(self, Self::ArenaFull { .. } | Self::TablesFull { .. } | Self::CountersFull { .. })
     }
 
-    /// Whether the condition may end when frontends, source ranges, limits or virtual addresses are deleted from their
-    /// maps.
+    /// Whether the condition may end when frontends, names of service ports, source ranges, limits or virtual addresses
+    /// are deleted from their maps.
     pub(crate) const fn waits_for_entries(&self) -> bool {
         matches!(
             self,
@@ -411,10 +410,10 @@ impl std::fmt::Display for Shown<'_> {
 /// 1. deletion of frontends, so that no frontend refers to what the later steps delete or release;
 /// 2. names of endpoints; then for each Service its names and limits, its tables and backends in slots that no frontend
 ///    refers to yet, the networks that may now use it, and last the switch of its frontends, each in one atomic update;
-/// 3. deletion of addresses that no Service has any more, then flags of addresses: after the frontends, so that no port
-///    is rejected that is just about to be served;
-/// 4. deletion of networks that may no longer use a service port: for a moment, both the old and the new ones may; and
-///    of limits that no frontend has any more;
+/// 3. deletion of addresses that no Service has any more, then flags of addresses: after the frontends, so that the
+///    programs never reject a port that this plan is about to serve;
+/// 4. deletion of networks that may no longer use a service port (until then, both the old and the new networks may),
+///    and of limits that no frontend has any more;
 /// 5. release of slots that no frontend refers to any more;
 /// 6. deletion of names that are no longer needed.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
+use lb_common::{Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
 
 use crate::{
     active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
@@ -30,10 +30,10 @@ use crate::{
         self, AnnotationError, Change, EndpointSlice, IgnoredAnnotation, Node, NodeAddresses, ObjectName,
         Policy, Protocol,
     },
-    per_address::PerAddress,
+    per_address::{self, PerAddress},
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
     probe::{self, Targets, target::alike},
-    records::{Placement, count, labels_of, record, source_ranges, vips_of},
+    records::{Placement, count, frontends_of_ports, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     slow_start::{self, SlowStarts},
     stale_udp::{ServedChange, StaleFrontends, StaleUdp},
@@ -50,10 +50,10 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// A changed object recomputes only its Service and those that claim the same frontends. A Service that the kernel
-/// holds when the agent starts stays there unchanged until the sources have shown it with an EndpointSlice, or are
-/// complete ([`Self::sources_complete`]): a manifest that is invalid when the agent starts must not delete the Service
-/// that it described.
+/// For a changed object, the plan recomputes only the object's Service and those that claim the same frontends. A
+/// Service that the kernel holds when the agent starts stays there unchanged until the sources have shown it with an
+/// EndpointSlice, or are complete ([`Self::sources_complete`]): a manifest that is invalid when the agent starts must
+/// not delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
@@ -65,7 +65,7 @@ pub struct Reconciler {
     vips: PerAddress<Vip>,
     /// The slots of `BACKENDS`, and which service port owns them.
     slices: Slices,
-    /// The slots of `TABLES`. Released slots of both maps become free after the same grace period.
+    /// The slots of `TABLES`. Released slots of `TABLES` and `BACKENDS` become free after the same grace period.
     tables: Slices,
     counters: ActiveFlowSlots,
     capacity: Capacity,
@@ -75,8 +75,8 @@ pub struct Reconciler {
     mirror: Mirror,
     /// Frontends found at the start whose records are invalid: the first plan replaces or deletes them.
     distrusted: BTreeSet<ServiceKey>,
-    /// Invalid ids found at the start (0, or a further id of a service port that has one): the first plan deletes their
-    /// labels.
+    /// Invalid ids found at the start (0, and ids of a service port that already has another id): the first plan
+    /// deletes their labels.
     stale_ids: BTreeSet<u32>,
     /// Source ranges, found at the start, of unknown service ports: the first plan deletes them.
     stale_ranges: BTreeSet<SourceRangeKey>,
@@ -105,6 +105,9 @@ pub struct Reconciler {
     /// Whether the last plan covered only some of the Services, so that further plans follow.
     partial: bool,
     in_flight: InFlight,
+    /// Services in `earlier` for which the maps may have elements that no frontend needs, because a plan of this run or of
+    /// an earlier one was not applied completely. The next plan deletes such elements.
+    unsettled: BTreeSet<ObjectName>,
     /// Number of addresses of endpoints when [`Self::compact`] last ran.
     compacted: usize,
 }
@@ -113,7 +116,7 @@ pub struct Reconciler {
 /// Service again when it needs them.
 const FEW: usize = Reconciler::PART;
 
-/// The Services of the last plan, until all its steps are applied.
+/// The Services that the last plan covers, and those that lose frontends by it, until all its steps are applied.
 #[derive(Clone, Debug, Default)]
 struct InFlight {
     steps: usize,
@@ -152,8 +155,8 @@ impl Reconciler {
     pub fn new(contents: Contents, capacity: Capacity, policy: Policy) -> Self {
         let adopted = adopt::adopt(contents, capacity);
         let last_good = LastGood::found(adopted.mirror.contents(), &adopted.distrusted);
-        let earlier = adopted.ids.names().map(|name| name.service.clone()).collect();
-        Self {
+        let earlier: BTreeSet<ObjectName> = adopted.ids.names().map(|name| name.service.clone()).collect();
+        let mut new = Self {
             store: Store::default(),
             claims: Claims::default(),
             ids: adopted.ids,
@@ -185,7 +188,39 @@ impl Reconciler {
             due: BTreeMap::new(),
             partial: false,
             in_flight: InFlight::default(),
+            unsettled: BTreeSet::new(),
             compacted: 0,
+        };
+        new.adopt_addresses();
+        new
+    }
+
+    /// Lets the Services that an earlier run left in the maps keep their entries of `VIPS` and `ENDPOINT_NAMES`. The first
+    /// complete plan deletes all others, so [`Self::set_addresses`] must precede it.
+    fn adopt_addresses(&mut self) {
+        let Contents { vips: known_vips, endpoint_labels: known_labels, .. } = self.mirror.contents();
+        for service in &self.earlier {
+            let all = self.frontends_of(service).collect();
+            let (labels, mut vips) = (self.present_labels(service, &all), self.present_vips(&all));
+            // Until `set_addresses`, only the map knows which addresses are the node's own.
+            vips.iter_mut()
+                .for_each(|(address, vip)| *vip = known_vips.get(address).copied().unwrap_or(*vip));
+            self.labels.set(service, labels);
+            self.vips.set(service, vips);
+        }
+        self.labels.skip_unchanged(known_labels);
+        self.vips.skip_unchanged(known_vips);
+        self.labels.remove_unclaimed();
+        self.vips.remove_unclaimed();
+    }
+
+    /// Updates the flags of the addresses of Services that stay as the agent found them: no plan computes them, but an
+    /// address of the node itself must not have flags.
+    fn update_kept_vips(&mut self) {
+        for service in &self.earlier {
+            let all = self.frontends_of(service).collect();
+            let vips = self.present_vips(&all);
+            self.vips.set(service, vips);
         }
     }
 
@@ -211,6 +246,7 @@ impl Reconciler {
             let own = addresses.own.iter().map(|address| (*address, Vip { flags: 0 })).collect();
             self.vips.set(&no_service(), own);
             self.node.addresses = addresses;
+            self.update_kept_vips();
             self.store.mark_all_dirty();
         }
     }
@@ -245,7 +281,7 @@ impl Reconciler {
     }
 
     /// The health check targets whose set of Services has changed since the last call, with these Services; a target
-    /// without any is no longer probed.
+    /// without Services is no longer probed.
     pub fn take_target_changes(&mut self) -> Vec<(probe::Target, Vec<ObjectName>)> {
         let changes = self.targets.take_changes();
         changes.iter().filter(|(_, users)| users.is_empty()).for_each(|(gone, _)| {
@@ -315,17 +351,10 @@ impl Reconciler {
         for service in self.earlier.extract_if(.., |service| !unread.contains(service)) {
             self.store.mark_dirty(service);
         }
-        self.complete = true;
-        self.delete_unknown_services();
-    }
-
-    /// Lets the next plan delete addresses that no Service has. Addresses are not stored per Service, so as long as one
-    /// Service stays as the agent found it, all addresses stay.
-    fn delete_unknown_services(&mut self) {
-        if self.complete && self.earlier.is_empty() {
-            self.labels.remove_unclaimed();
-            self.vips.remove_unclaimed();
+        if !self.complete {
+            self.unsettled.extend(self.earlier.iter().cloned());
         }
+        self.complete = true;
     }
 
     /// The Services that stay as the agent found them at its start, because the sources have not shown them completely
@@ -334,8 +363,8 @@ impl Reconciler {
         &self.earlier
     }
 
-    /// Whether [`Self::plan`] may return steps: for example, an object has changed, a plan has failed, slots have
-    /// become free that a Service waits for, or the agent found invalid elements at its start.
+    /// Whether [`Self::plan`] may return steps: for example, an object has changed, a plan has failed, slots that a
+    /// Service waits for have become free, or the agent found invalid elements at its start.
     pub fn needs_plan(&self) -> bool {
         self.store.is_dirty()
             || self.partial
@@ -343,6 +372,7 @@ impl Reconciler {
             || self.labels.is_dirty()
             || self.vips.is_dirty()
             || self.in_flight.steps > 0
+            || !self.unsettled.is_empty()
             || !self.distrusted.is_empty()
             || !self.stale_ids.is_empty()
             || !self.stale_ranges.is_empty()
@@ -360,10 +390,10 @@ impl Reconciler {
     /// A good number of Services for [`Self::plan_part`].
     pub const PART: usize = 4096;
 
-    /// Like [`Self::plan`], but to limit the use of memory, plans only `services` of the Services that are due, and
-    /// those that take over frontends of these. If [`Self::is_partial`] afterwards, call it again once the steps are
-    /// applied: the last part removes what no Service needs any more. A frontend goes to another Service in one step,
-    /// as with [`Self::plan`].
+    /// Like [`Self::plan`], but to limit the use of memory, plans at most `services` of the Services that are due, and
+    /// also those that take over frontends of these. If [`Self::is_partial`] is then true, call this function again
+    /// once the steps are applied: the last part removes what no Service needs any more. A frontend goes to another
+    /// Service in one step, as with [`Self::plan`].
     pub fn plan_part(&mut self, services: usize) -> Plan {
         self.failed();
         self.update_due();
@@ -379,7 +409,7 @@ impl Reconciler {
         let mut left = Remaining::new(self.capacity, contents, self.vips.size_after_changes(&contents.vips));
         let mut heirs = Vec::new();
         while let Some((service, ports)) = self.next_due(&mut heirs, planned.len() < services) {
-            let ports = ports.unwrap_or_else(|| self.desired_ports(&service));
+            let ports = ports.unwrap_or_else(|| self.ports(&service));
             self.note_annotations(&service);
             if self.partial {
                 heirs.extend(self.heirs(&service));
@@ -398,8 +428,11 @@ impl Reconciler {
             given_up.extend(&self.distrusted);
         }
         draft.delete_frontends = given_up.difference(&wanted).copied().collect();
-        stuck.extend(self.losers(&wanted, &planned));
-        stuck.iter().for_each(|service| self.release_idle(service, &wanted, &mut draft));
+        let mut losers = self.losers(wanted.union(&draft.delete_frontends), &planned);
+        losers.extend(std::mem::take(&mut self.unsettled).intersection(&self.earlier).cloned());
+        planned.extend(losers.iter().cloned());
+        stuck.extend(losers);
+        stuck.iter().for_each(|service| self.keep_present(service, &wanted, &mut draft));
         if !self.partial {
             draft.release.extend(self.slices.garbage());
             draft.release_tables.extend(self.tables.garbage());
@@ -446,15 +479,17 @@ impl Reconciler {
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
-    /// The Services outside this plan that wait for room in a map, and for which the maps still have some of the
-    /// `wanted` frontends, now owned by other Services. (Any other Service that loses a frontend is in the plan.)
-    fn losers(&self, wanted: &BTreeSet<ServiceKey>, planned: &[ObjectName]) -> Vec<ObjectName> {
-        let waits = |conditions: &[Condition]| conditions.iter().any(|it| it.waits_for().is_some());
-        let waiting = self.problems.iter().filter(|(_, conditions)| waits(conditions));
-        let losers = waiting.map(|(service, _)| service).filter(|service| {
-            self.frontends_of(service).any(|key| wanted.contains(&key)) && !planned.contains(service)
-        });
-        losers.cloned().collect()
+    /// The Services that own some of the `changed` frontends in the maps, although no part of this plan covers the
+    /// Services. Each loses these frontends, and otherwise stays as it is in the maps.
+    fn losers<'a>(
+        &self,
+        changed: impl Iterator<Item = &'a ServiceKey>,
+        planned: &[ObjectName],
+    ) -> BTreeSet<ObjectName> {
+        let planned: BTreeSet<&ObjectName> = planned.iter().collect();
+        let holders = changed.filter_map(|key| self.ids.service(self.mirror.frontend(key)?.id));
+        let stays = |service: &&ObjectName| !planned.contains(service) && !self.due.contains_key(*service);
+        holders.filter(stays).cloned().collect()
     }
 
     /// Frees memory that is allocated but unused. Takes time in proportion to the number of objects, so it should be
@@ -523,8 +558,8 @@ impl Reconciler {
         }
     }
 
-    /// Records that the remaining steps of the last plan will not be applied. The next plan computes that plan's
-    /// Services again, and slots that were reserved for them are free again.
+    /// Records that the remaining steps of the last plan will not be applied. The next plan covers that plan's Services
+    /// again, and slots that were reserved for them are free again.
     pub fn failed(&mut self) {
         let InFlight { steps, services } = std::mem::take(&mut self.in_flight);
         if steps == 0 {
@@ -537,12 +572,18 @@ impl Reconciler {
         for range in self.tables.discard_unpublished() {
             self.mirror.delete_table(range);
         }
-        for service in services {
-            self.endings.failed(&service);
-            self.store.mark_dirty(service);
-        }
         self.labels.failed();
         self.vips.failed();
+        for service in services {
+            self.endings.failed(&service);
+            let all = self.frontends_of(&service).collect();
+            self.keep_addresses(&service, &all);
+            if self.earlier.contains(&service) {
+                self.unsettled.insert(service);
+            } else {
+                self.store.mark_dirty(service);
+            }
+        }
     }
 
     /// Returns the UDP frontends that have lost endpoints since the last call. Must be called only after the last plan
@@ -551,13 +592,14 @@ impl Reconciler {
         self.endings.take()
     }
 
-    /// Returns what the last plan, or its failure, changes of the endpoints of UDP frontends. Must be applied before
-    /// the first step of the plan.
+    /// Returns the changes to the endpoints of UDP frontends since the last call: those that the last plan makes, and
+    /// the removals for Services whose plan failed. The caller must apply the changes before the first step of the
+    /// plan.
     pub fn take_served_changes(&mut self) -> Vec<ServedChange> {
         self.endings.take_changes()
     }
 
-    /// Returns what the plans since the last call change of the timeouts after which the agent ends connections.
+    /// Returns the changes that the plans since the last call make to the rules by which the agent ends connections.
     pub fn take_rules_changes(&mut self) -> Vec<RulesChange> {
         self.rules.take_changes()
     }
@@ -700,10 +742,10 @@ impl Reconciler {
         let are_few = dirty.len() <= FEW;
         let mut concerned = BTreeSet::new();
         for service in dirty {
-            let slices = self.store.slices(&service);
+            let slices = self.endpoint_slices(&service);
             self.set_targets(&service, &slices);
             self.set_warming(&service, &slices);
-            let ports = self.desired_ports(&service);
+            let ports = self.desired_ports(&service, &slices);
             let known = self.store.service(&service);
             self.holders.set(&service, known, &slices);
             self.health_checks.set(&service, known, slices.iter(), &ports, &self.node);
@@ -713,30 +755,42 @@ impl Reconciler {
         concerned.retain(|service| !self.due.contains_key(service));
         for service in concerned {
             self.holders.outdate(&service);
-            let ports = are_few.then(|| self.desired_ports(&service));
+            let ports = are_few.then(|| self.ports(&service));
             self.due.insert(service, ports);
         }
     }
 
-    /// Whether the Service may be planned: the sources have sent it with an EndpointSlice, or it is not in `earlier`.
-    /// If they have, removes it from `earlier`.
+    /// Whether the Service may be planned: the sources have sent it with an EndpointSlice (this function then removes
+    /// it from `earlier`), or it is not in `earlier`.
     fn is_shown(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.has_slices(name);
-        if whole && self.earlier.remove(name) {
-            self.delete_unknown_services();
+        if whole {
+            self.earlier.remove(name);
         }
         whole || !self.earlier.contains(name)
     }
 
-    fn desired_ports(&mut self, name: &ObjectName) -> Vec<Port> {
+    /// The desired state of each port of a Service.
+    fn ports(&mut self, name: &ObjectName) -> Vec<Port> {
+        let slices = self.endpoint_slices(name);
+        self.desired_ports(name, &slices)
+    }
+
+    fn desired_ports(&self, name: &ObjectName, slices: &[EndpointSlice]) -> Vec<Port> {
         let Some(service) = self.store.service(name) else { return Vec::new() };
-        let mut slices = self.store.slices(name);
-        if LastGood::concerns(name) {
-            slices = self.last_good.choose(slices.iter());
-        } else if let Some(complete) = self.unread.complete(name, slices.iter()) {
-            slices = complete;
-        }
         desired::desired(name, service, slices.iter(), &self.node)
+    }
+
+    /// The slices of a Service that count: those from the sources, and what the agent keeps in place of slices that it
+    /// does not get from them.
+    fn endpoint_slices(&mut self, name: &ObjectName) -> Vec<EndpointSlice> {
+        let slices = self.store.slices(name);
+        if LastGood::concerns(name) {
+            self.last_good.choose(&slices)
+        } else {
+            let ports = self.store.service(name).map_or(&[][..], |service| &service.ports);
+            self.unread.complete(name, ports, slices)
+        }
     }
 
     /// Plans one Service; returns the frontends that it owns. `None` if the Service keeps its present state.
@@ -769,7 +823,7 @@ impl Reconciler {
                 }),
             );
         }
-        let vips = vips_of(&owned, &self.node);
+        let vips = vips_of(frontends_of_ports(&owned), &self.node);
         let (new_vips, vips_gone) = self.vips.growth(service, &vips, &self.mirror.contents().vips);
         let demand = Demand { vips: new_vips, vips_gone, ..self.demand(service, &targets, &ranges, &steps) };
         if let Err(full) = left.take(demand) {
@@ -786,9 +840,14 @@ impl Reconciler {
         let known = &self.mirror.contents().source_ranges;
         steps.extend(ranges.difference(known).copied().map(Step::PutSourceRange));
         draft.services.append(&mut steps);
-        let changed =
-            targets.iter().filter(|target| self.mirror.frontend(&target.key) != Some(&target.record));
-        draft.services.extend(changed.map(|target| Step::PutFrontend(target.key, Box::new(target.record))));
+        for target in &targets {
+            if self.mirror.frontend(&target.key) == Some(&target.record) {
+                // Its id may have been unknown at the start. Now everything that the record refers to is valid.
+                self.distrusted.remove(&target.key);
+            } else {
+                draft.services.push(Step::PutFrontend(target.key, Box::new(target.record)));
+            }
+        }
         Some(targets.into_iter().map(|target| target.key).collect())
     }
 
@@ -854,8 +913,8 @@ impl Reconciler {
         (!ports.is_empty()).then(|| Condition::ProbesWithoutHeader { service: service.clone(), ports })
     }
 
-    /// Removes those frontends of the ports that other service ports own, and adds a condition for each. Leaves out
-    /// ports without any frontend.
+    /// Removes from `ports` the frontends that other service ports own, and adds a condition for each of them. Leaves
+    /// out ports without any frontend.
     fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
         for port in &mut ports {
             port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
@@ -874,7 +933,8 @@ impl Reconciler {
         ports
     }
 
-    /// The id of a service port; adds a step that sets the port's name in `SERVICE_NAMES` if that differs.
+    /// The id of a service port; adds a step that sets the port's labels in `SERVICE_NAMES`, unless the map has them
+    /// already.
     fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
         let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
         if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
@@ -884,15 +944,15 @@ impl Reconciler {
     }
 
     /// Adds a step that sets the limits of the service port with this id in `LIMITS`, if a frontend uses limits and the
-    /// map has no or other ones.
+    /// map does not have these limits.
     fn limit(&self, id: u32, port: &Port, steps: &mut Vec<Step>) {
         if port.is_limited() && self.mirror.contents().limits.get(&id) != Some(&port.limits) {
             steps.push(Step::PutLimits(id, port.limits));
         }
     }
 
-    /// Finds slots for each slice of a port that some frontend refers to: those that hold its backends and table
-    /// already, or new slots, with the steps that fill these.
+    /// For each slice of a port, if some frontend refers to the slice: finds the slots that already hold its backends
+    /// and table, or reserves new slots and adds the steps that fill these.
     fn place(
         &mut self,
         id: u32,
@@ -1031,7 +1091,7 @@ impl Reconciler {
                 Condition::LimitsFull { service, wanted, free: left.limits, slots: self.capacity.limits }
             }
             Full::Vips => {
-                let wanted = vips_of(owned, &self.node).len();
+                let wanted = vips_of(frontends_of_ports(owned), &self.node).len();
                 Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
             }
         }
@@ -1081,25 +1141,84 @@ impl Reconciler {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }
 
-    /// For a Service that does not fit, releases its elements that no frontend refers to any more: an earlier plan may
-    /// have failed in the middle, or other Services take its frontends over. The Service itself may be waiting for
-    /// these elements.
-    fn release_idle(&self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
+    /// For a Service that keeps its state in the maps, because it does not fit or this plan does not cover it: keeps what
+    /// its frontends in the maps need. It loses the `taken` frontends, which other Services take over, and those that
+    /// the plan deletes.
+    fn keep_present(&mut self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
+        let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);
+        let kept: BTreeSet<ServiceKey> = self.frontends_of(service).filter(stays).collect();
+        self.release_idle(service, &kept, draft);
+        self.keep_addresses(service, &kept);
+    }
+
+    /// Releases the elements of a Service that none of the `kept` frontends refers to: an earlier plan may have failed
+    /// in the middle, or the Service loses frontends by this plan. The Service itself may be waiting for these elements.
+    fn release_idle(&self, service: &ObjectName, kept: &BTreeSet<ServiceKey>, draft: &mut Draft) {
         for (_, id) in self.ids.of_service(service) {
-            let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);
-            let frontends = self.mirror.frontends_of(id).filter(stays);
-            let records: Vec<&Service> = frontends.filter_map(|key| self.mirror.frontend(&key)).collect();
-            let leads_to =
-                |base: u32| records.iter().flat_map(|r| slices_of(r)).any(|range| range.base == base);
+            let keys = self.mirror.frontends_of(id).filter(|key| kept.contains(key));
+            let frontends: Vec<(ServiceKey, &Service)> =
+                keys.filter_map(|key| Some((key, self.mirror.frontend(&key)?))).collect();
+            let records = || frontends.iter().map(|(_, record)| *record);
+            let leads_to = |base: u32| records().flat_map(slices_of).any(|range| range.base == base);
             draft.release.extend(self.slices.of_id(id).filter(|range| !leads_to(range.base)));
-            let reads = |base: u32| records.iter().flat_map(|r| tables_of(r)).any(|range| range.base == base);
+            let reads = |base: u32| records().flat_map(tables_of).any(|range| range.base == base);
             draft.release_tables.extend(self.tables.of_id(id).filter(|range| !reads(range.base)));
-            if records.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
-                draft.delete_source_ranges.extend(self.mirror.ranges_of(id));
+            let checks = |range: &SourceRangeKey| {
+                let of_family = |key: &ServiceKey| key.address.is_v4() == range.range.is_v4();
+                let has = |record: &Service| record.flags & service_flags::SOURCE_RANGES != 0;
+                frontends.iter().any(|(key, record)| of_family(key) && has(record))
+            };
+            draft.delete_source_ranges.extend(self.mirror.ranges_of(id).filter(|range| !checks(range)));
+            if !records().any(|record| record.flags & service_flags::LIMITED != 0) {
                 draft.delete_limits.extend(self.mirror.limited(id));
+            }
+            if frontends.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
                 draft.delete_service_labels.insert(id);
             }
         }
+    }
+
+    /// Lets a Service keep the entries of `VIPS` and `ENDPOINT_NAMES` that its `kept` frontends in the maps need.
+    fn keep_addresses(&mut self, service: &ObjectName, kept: &BTreeSet<ServiceKey>) {
+        let (labels, vips) = (self.present_labels(service, kept), self.present_vips(kept));
+        self.labels.set(service, labels);
+        self.vips.set(service, vips);
+    }
+
+    /// The entries of `VIPS` that these frontends in the maps need: each address once, in ascending order.
+    fn present_vips(&self, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
+        let kinds = self.valid_records(frontends).filter_map(|(key, record)| {
+            Some((IpAddr::from(key.address), FrontendKind::try_from(record.kind).ok()?))
+        });
+        vips_of(kinds, &self.node)
+    }
+
+    /// The entries of `ENDPOINT_NAMES` that these frontends of a Service in the maps need: each address once, in
+    /// ascending order.
+    fn present_labels(
+        &self,
+        service: &ObjectName,
+        frontends: &BTreeSet<ServiceKey>,
+    ) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
+        let contents = self.mirror.contents();
+        let ranges = self.valid_records(frontends).flat_map(|(_, record)| slices_of(record));
+        let backends = ranges.flat_map(|range| contents.backends.range(range.slots()));
+        let addresses: BTreeSet<IpAddr> = backends.map(|(_, backend)| backend.address.into()).collect();
+        let set = self.labels.of(service);
+        let labels = addresses.into_iter().map(|address| {
+            let known = per_address::find(set, address).or_else(|| contents.endpoint_labels.get(&address));
+            (address, known.cloned().unwrap_or_default())
+        });
+        labels.collect()
+    }
+
+    /// The records of these frontends in the maps, except invalid ones, which the agent will replace or delete.
+    fn valid_records<'a>(
+        &'a self,
+        frontends: &'a BTreeSet<ServiceKey>,
+    ) -> impl Iterator<Item = (&'a ServiceKey, &'a Service)> {
+        let valid = frontends.difference(&self.distrusted);
+        valid.filter_map(|key| Some((key, self.mirror.frontend(key)?)))
     }
 
     fn plan_addresses(&mut self, draft: &mut Draft) {

@@ -61,25 +61,45 @@ pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = Source
     ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
 }
 
-/// The labels of the addresses of a Service's backends: each address once, in ascending order.
+/// The labels of the addresses of a Service's backends: each address once, in ascending order. Leaves out addresses that
+/// are only in slices that no frontend refers to.
 pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
-    let mut labels = ports.iter().flat_map(|port| port.endpoint_labels.iter().cloned()).collect();
+    let mut labels = ports.iter().flat_map(used_labels).collect();
     desired::unique_labels(&mut labels);
     labels
 }
 
-/// The flags of a Service's virtual addresses: each address once, in ascending order. An address of the node itself
-/// gets no flags: if no Service has the destination port of a packet, the programs pass the packet to the node's stack.
-pub(crate) fn vips_of(ports: &[Port], node: &Node) -> Vec<(IpAddr, Vip)> {
-    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+fn used_labels(port: &Port) -> impl Iterator<Item = (IpAddr, Arc<EndpointLabels>)> {
+    let used: Vec<&[Backend]> =
+        (0..).zip(&port.slices).filter(|(number, _)| port.uses(*number)).map(|(_, slice)| &**slice).collect();
+    let are_all = used.len() == port.slices.len();
+    let has =
+        |slice: &[Backend], address| slice.binary_search_by_key(&address, |backend| backend.address).is_ok();
+    let is_used =
+        move |address: IpAddr| are_all || used.iter().any(|slice| has(slice, Address::from(address)));
+    port.endpoint_labels.iter().filter(move |(address, _)| is_used(*address)).cloned()
+}
+
+/// Address and kind of each frontend of these ports.
+pub(crate) fn frontends_of_ports(ports: &[Port]) -> impl Iterator<Item = (IpAddr, FrontendKind)> {
     let frontends = ports.iter().flat_map(|port| &port.frontends);
-    for frontend in frontends.filter(|frontend| frontend.kind != FrontendKind::NodePort) {
-        let address = IpAddr::from(frontend.key.address);
-        let flags = match frontend.kind {
+    frontends.map(|frontend| (IpAddr::from(frontend.key.address), frontend.kind))
+}
+
+/// The flags of the virtual addresses of a Service with these frontends: each address once, in ascending order. An
+/// address of the node itself gets no flags, so that the programs pass a packet to the node's stack if no Service has
+/// the packet's destination port.
+pub(crate) fn vips_of(
+    frontends: impl Iterator<Item = (IpAddr, FrontendKind)>,
+    node: &Node,
+) -> Vec<(IpAddr, Vip)> {
+    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+    for (address, kind) in frontends.filter(|(_, kind)| *kind != FrontendKind::NodePort) {
+        let flags = match kind {
             _ if node.addresses.is_own(&address) => 0,
             FrontendKind::ClusterIp => vip_flags::ECHO | vip_flags::CLUSTER_IP,
             FrontendKind::LoadBalancer => vip_flags::ECHO,
-            // Such an address often belongs to another node or machine, which itself answers at ports that no Service
+            // An external IP often belongs to another node or machine, which itself answers at ports that no Service
             // has.
             FrontendKind::ExternalIp | FrontendKind::NodePort => 0,
         };

@@ -1,16 +1,24 @@
-//! The rules of the API server for single values (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`) and the
-//! texts of its errors (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of
-//! manifests rejects an object that breaks a rule; the source of API objects leaves out an invalid part that kube-proxy
-//! also leaves out, and rejects the object for any other error.
+//! The rules of the API server for single values, and for fields that depend on each other
+//! (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`), and the texts of its errors
+//! (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of manifests rejects an object
+//! that breaks a rule; the source of API objects leaves out an invalid part that kube-proxy also leaves out, and rejects
+//! the object for any other error.
 
+pub mod cluster_ips;
 pub mod names;
+pub mod service_ports;
 
 use std::{
     fmt::{Debug, Display},
     net::IpAddr,
 };
 
-use crate::{ip::parse_ip, protocol::Protocol};
+use ipnet::IpNet;
+
+use crate::{
+    ip::{parse_ip, parse_network},
+    protocol::Protocol,
+};
 
 /// The valid values of `spec.type` of a Service.
 pub const SERVICE_TYPES: [&str; 4] = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
@@ -20,10 +28,6 @@ pub const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
 pub const TRAFFIC_POLICIES: [&str; 2] = ["Cluster", "Local"];
 /// The valid values of `spec.sessionAffinity` of a Service.
 pub const SESSION_AFFINITIES: [&str; 2] = ["ClientIP", "None"];
-/// The valid values of `spec.ipFamilies[]` of a Service.
-pub const IP_FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
-/// The valid values of `spec.ipFamilyPolicy` of a Service.
-pub const IP_FAMILY_POLICIES: [&str; 3] = ["PreferDualStack", "RequireDualStack", "SingleStack"];
 /// The valid values of `status.loadBalancer.ingress[].ipMode` of a Service.
 pub const IP_MODES: [&str; 2] = ["Proxy", "VIP"];
 /// The valid values of `addressType` of an EndpointSlice.
@@ -31,15 +35,42 @@ pub const ADDRESS_TYPES: [&str; 3] = ["FQDN", "IPv4", "IPv6"];
 
 /// The error for a text that is no IP address.
 pub const NO_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-/// The error for a text that is no network.
-pub const NO_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
-/// The error for a list of cluster IPs with two of one family.
-pub const ONE_IP_PER_FAMILY: &str = "may specify no more than one IP for each IP family";
+const NO_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 
 const MAPPED_IP: &str = "must not be an IPv4-mapped IPv6 address";
 const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 const AFFINITY_RANGE: &str = "must be greater than 0 and less than 86400";
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
+
+/// An error in a field of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// Path of the field, such as `spec.ports[0].port`.
+    pub field: String,
+    /// The API server's error text.
+    pub why: String,
+}
+
+impl FieldError {
+    fn new(field: impl Into<String>, why: String) -> Self {
+        Self { field: field.into(), why }
+    }
+}
+
+/// Checks that a value is set and is one of the supported ones.
+///
+/// # Errors
+///
+/// The API server's error text.
+pub fn one_of(value: &str, supported: &[&str]) -> Result<(), String> {
+    if value.is_empty() {
+        Err(required(""))
+    } else if supported.contains(&value) {
+        Ok(())
+    } else {
+        Err(unsupported(value, supported))
+    }
+}
 
 /// Checks the number of a port.
 ///
@@ -50,8 +81,8 @@ pub fn port_number(number: i32) -> Result<u16, &'static str> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or(PORT_RANGE)
 }
 
-/// Checks the timeout of `ClientIP` affinity. The limit itself is valid, although the error text of the API server says
-/// "less than".
+/// Checks the timeout of `ClientIP` affinity. 86400 seconds are valid, although the error text of the API server says
+/// "less than 86400".
 ///
 /// # Errors
 ///
@@ -64,6 +95,16 @@ pub fn affinity_seconds(seconds: i32) -> Result<u32, &'static str> {
 /// The transport protocol with this name; `None` if there is none.
 pub fn protocol(name: &str) -> Option<Protocol> {
     Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == name)
+}
+
+/// Parses one of `spec.loadBalancerSourceRanges`. Space around it and leading zeros are allowed, and the host bits are
+/// dropped.
+///
+/// # Errors
+///
+/// Why the text is no network.
+pub fn source_range(text: &str) -> Result<IpNet, &'static str> {
+    parse_network(text.trim()).ok_or(NO_CIDR)
 }
 
 /// Parses an address of a stored object: leading zeros are allowed, IPv4 in IPv6 notation is not.
@@ -170,11 +211,6 @@ pub fn duplicate_port(number: i32, protocol: &str) -> String {
 /// The API server's error text for a field that may not be set on this object.
 pub fn forbidden(why: impl Display) -> String {
     format!("Forbidden: {why}")
-}
-
-/// The API server's error text for a node port on a Service of a type that has none.
-pub fn no_node_port(service_type: &str) -> String {
-    forbidden(format_args!("may not be used when `type` is '{service_type}'"))
 }
 
 /// The API server's error text for a list that is too long.

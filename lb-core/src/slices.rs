@@ -12,7 +12,8 @@ pub(crate) struct Slices {
     slices: BTreeMap<u32, Slice>,
     by_id: BTreeSet<(u32, u32)>,
     unpublished: BTreeSet<u32>,
-    /// Slots that an invalid record refers to; after the record is gone, they pass quarantine before they are used.
+    /// Slots that an invalid record refers to. They are used again only after the record is gone and no program can
+    /// still read them.
     garbage: BTreeSet<SlotRange>,
 }
 
@@ -53,7 +54,7 @@ impl Slices {
         self.slices.contains_key(&base)
     }
 
-    /// Keeps slots that an invalid record refers to from being allocated.
+    /// Prevents the allocation of slots that an invalid record refers to.
     pub(crate) fn distrust(&mut self, range: SlotRange) {
         self.garbage.extend(self.arena.claim_rest(range));
     }

@@ -18,18 +18,18 @@ pub type Shares = BTreeMap<EndpointKey, u32>;
 /// The percentage of its weight that an endpoint has if it is not in slow start.
 const FULL: u32 = 100;
 
-/// Number of steps of a slow start; a step takes at least [`SHORTEST_STEP`], so a short slow start has fewer.
+/// Number of steps of a slow start; a step takes at least [`SHORTEST_STEP`], so a short slow start has fewer steps.
 const STEPS: u32 = 20;
 const SHORTEST_STEP: Duration = Duration::from_secs(1);
 
-/// Whether the scheduler supports slow start: it chooses by weight, but not by a hash, because then each change of the
-/// weights would move clients from one backend to another.
+/// Whether the scheduler supports slow start: it must choose by weight, and without a hash. With a hash, each change of
+/// the weights would move clients from one backend to another.
 pub(crate) const fn is_supported(scheduler: Scheduler) -> bool {
     scheduler.is_weighted() && !matches!(scheduler, Scheduler::SourceHash | Scheduler::Maglev)
 }
 
-/// Multiplies the weights of backends by their percentages; leaves them if all or none of the backends with a weight
-/// above 0 are in slow start.
+/// Multiplies the weights of backends by their percentages; leaves the weights unchanged if all or none of the backends
+/// with a weight above 0 are in slow start.
 pub(crate) fn apply(shares: &Shares, backends: &mut [Backend]) {
     let share = |backend: &Backend| shares.get(&(backend.address, backend.port)).copied().unwrap_or(FULL);
     let used = || backends.iter().filter(|backend| backend.weight != 0);
@@ -63,8 +63,9 @@ impl<Name> Default for SlowStarts<Name> {
 }
 
 impl<Name: Ord + Clone> SlowStarts<Name> {
-    /// Sets which endpoints of a Service are usable at `now`; returns the shares of those in slow start. A slow start
-    /// begins when an endpoint becomes usable while others are; the first ones of a Service have full weight at once.
+    /// Sets which endpoints of a Service are usable at `now`; returns the shares of those in slow start. An endpoint
+    /// that becomes usable begins a slow start if the Service had usable endpoints before; the first endpoints of a
+    /// Service have full weight at once.
     pub(crate) fn set(
         &mut self,
         service: &Name,

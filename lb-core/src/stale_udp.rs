@@ -22,8 +22,8 @@ pub type StaleFrontends = BTreeSet<ServiceKey>;
 /// The endpoints that serve each UDP frontend.
 ///
 /// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before the first step
-/// of the plan. So a new endpoint is in this map before it is in the kernel's maps: a flow to an endpoint that this map
-/// lacks is always stale.
+/// of the plan. So a new endpoint is in this map before it is in the kernel's maps: a flow is stale if this map has the
+/// flow's frontend, but that frontend lacks the flow's endpoint.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Frontends);
 
@@ -33,7 +33,8 @@ impl ServedUdp {
         self.by(frontend).is_some_and(|serving| !serving.contains(&endpoint))
     }
 
-    /// The endpoints that serve this frontend at present; `None` for a deleted frontend.
+    /// The endpoints that serve this frontend at present, or, if there are none, that served it last. `None` if the
+    /// frontend is not in this map, for example because it was deleted.
     pub fn by(&self, frontend: &ServiceKey) -> Option<&Serving> {
         self.0.get(frontend)
     }
@@ -55,7 +56,7 @@ impl FromIterator<(ServiceKey, Serving)> for ServedUdp {
     }
 }
 
-/// A change of [`ServedUdp`]: the UDP frontends of one Service that have endpoints, before and after a plan.
+/// A change of [`ServedUdp`]: the UDP frontends of one Service, with their endpoints, before and after a plan.
 #[derive(Clone, Debug)]
 pub struct ServedChange {
     before: Frontends,

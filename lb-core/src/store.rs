@@ -20,7 +20,8 @@ use crate::{
 /// Services and their EndpointSlices, stored slice by slice, so that a changed slice causes no work for the others.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    /// The Services, by name. Boxed, because nodes of the tree are half empty.
+    /// The Services, by name. Boxed, because the tree's nodes are often half empty, and each empty place would take as
+    /// much memory as a Service.
     services: BTreeMap<ObjectName, Box<Service>>,
     /// The slices of each Service, sorted by their names. A list, because most Services have one slice, for which a map
     /// would take a kilobyte.
@@ -32,8 +33,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Stores a change. An object that equals the stored one makes no Service dirty. If `known` has equal labels at an
-    /// endpoint's address, the endpoint shares them.
+    /// Stores a change. An object that equals the stored one makes no Service dirty. To save memory, an endpoint shares
+    /// the labels that `known` has for its address, if they equal its own.
     pub fn apply(&mut self, change: Change, known: &Labels) {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),
@@ -56,8 +57,8 @@ impl Store {
         !self.stored_slices(service).is_empty()
     }
 
-    /// Lets `labels` share memory with equal ones of the Service's endpoints at the same addresses. `labels` are sorted
-    /// by address.
+    /// To save memory, replaces each of the `labels`, which are sorted by address, by the stored labels of the
+    /// Service's endpoint at the same address, if both are equal.
     pub(crate) fn share_labels(&self, service: &ObjectName, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
         self.stored_slices(service).iter().for_each(|slice| slice.share_labels(labels));
     }

@@ -19,8 +19,8 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// Replaces strings of a change by equal ones of earlier objects: those of endpoints except for names of pods, and
-    /// those of ports.
+    /// Replaces strings of a change by equal ones of earlier objects: names of ports, and all strings of endpoints
+    /// except names of pods.
     pub fn share(&mut self, change: &mut Change) {
         match change {
             Change::Service(_, service) => service.iter_mut().for_each(|service| self.service(service)),
@@ -51,8 +51,8 @@ impl Strings {
         slice.endpoints.iter_mut().for_each(|endpoint| self.endpoint(endpoint));
     }
 
-    /// Shares the strings of an endpoint, except for the pod's name, which is unique, so that keeping it would only
-    /// cost memory.
+    /// Shares the strings of an endpoint, except for the pod's name: no other endpoint has the same, so a shared copy
+    /// would only cost memory.
     fn endpoint(&mut self, endpoint: &mut Endpoint) {
         endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
         endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));

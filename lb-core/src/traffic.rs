@@ -15,12 +15,13 @@ use std::{
 
 use lb_common::{
     SocketCounter, SocketCounts,
-    conntrack::{Flow, Phase, Tuple, flow_flags},
+    conntrack::{Flow, Phase, Tuple},
 };
 
 use crate::active_flow_slots::ServiceEndpoint;
 
-/// Number of walks without an entry of a backend after which its sums expire: an hour, if walks are five seconds apart.
+/// The sums of a backend expire after this number of walks that found neither an entry nor a socket counter of it: an
+/// hour, if walks are five seconds apart.
 const SILENCE: u32 = 720;
 
 /// Packets and bytes of one direction.
@@ -139,9 +140,7 @@ impl<S: BuildHasher> Ledger<S> {
     /// Adds what a flow table entry has counted since the last walk; `peer` is the other entry of the same flow, if
     /// there is one. A walk may pass an entry twice.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
-        if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 || flow_flags::is_of_node(flow.flags) {
-            // The first flow of a masqueraded connection counts the same packets as the second one; the node's own
-            // connections belong to no Service.
+        if !flow.is_of_client() {
             return;
         }
         let now = Seen { packets: flow.packets, walk: self.walk, traffic: flow.traffic };
@@ -149,7 +148,7 @@ impl<S: BuildHasher> Ledger<S> {
         let backend = self.backends.entry(endpoint_of(key, flow)).or_default();
         backend.last_walk = self.walk;
         let is_first_look = before.is_none_or(|seen| seen.walk != self.walk);
-        if is_first_look && !flow.is_reply() && is_active(flow, peer) {
+        if is_first_look && !flow.is_reply() && !Phase::of_entry(flow, peer).is_over() {
             backend.tally.active += 1;
         }
         if self.walk > 1 {
@@ -166,7 +165,8 @@ impl<S: BuildHasher> Ledger<S> {
             backend.tally.active += counts.active();
             if self.walk > 1 {
                 let before = self.sockets.get(counter).copied().unwrap_or(0);
-                // If the count is smaller than before, the agent has deleted the counter in between.
+                // If the count is smaller than before, the agent has deleted the counter in between, and the new one
+                // began at 0.
                 backend.tally.total.flows += counts.begun.checked_sub(before).unwrap_or(counts.begun);
             }
         }
@@ -181,9 +181,9 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and expires backends
-    /// without an entry in the last [`SILENCE`] walks. The service port keeps their sums as long as it has a backend
-    /// that has not expired.
+    /// Ends a walk: drops the counters of entries that it has not found, as these no longer exist, and expires each
+    /// backend of which the last `SILENCE` walks have found neither an entry nor a socket counter. The service port
+    /// keeps the sums of expired backends as long as it has a backend that has not expired.
     pub fn end(&mut self) {
         let walk = self.walk;
         self.seen.retain(|_, seen| seen.walk == walk);
@@ -223,12 +223,6 @@ const fn endpoint_of(key: &Tuple, flow: &Flow) -> ServiceEndpoint {
     ServiceEndpoint { service: flow.service, address, port }
 }
 
-/// Whether the flow is not over. Without its other entry (`peer`), only the phase that `flow` shows counts.
-fn is_active(flow: &Flow, peer: Option<&Flow>) -> bool {
-    let unknown = Flow { seen: 0, ..*flow };
-    !Phase::of(flow, peer.unwrap_or(&unknown)).is_over()
-}
-
 /// The traffic that an entry has counted since the walk that recorded `before`.
 fn since(before: Option<&Seen>, flow: &Flow) -> Traffic {
     let whole = Volume { packets: u64::from(flow.packets), bytes: flow.bytes() };
@@ -256,7 +250,7 @@ mod tests {
 
     use lb_common::{
         Address, Endpoint,
-        conntrack::{Tick, seen},
+        conntrack::{Tick, flow_flags, seen},
         protocol,
     };
 

@@ -1,12 +1,12 @@
 //! Allocates `healthCheckNodePort`, the port on which a load balancer checks whether the node has endpoints of a
 //! Service. It comes from the range of node ports, as with an API server.
 
-use super::{Request, fnv1a};
+use super::{Computation, fnv1a};
 use crate::{api, convert::ConvertError};
 
 const FIELD: &str = "spec.healthCheckNodePort";
 
-impl Request<'_> {
+impl Computation<'_> {
     /// The `healthCheckNodePort` that the Service should have, if any; `uses` are its node ports.
     pub(super) fn health_check_node_port(
         &self,

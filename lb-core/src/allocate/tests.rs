@@ -188,7 +188,30 @@ fn rejected_address_has_the_error_text_of_an_api_server() {
         refused(&mut all, "typo", json!({"clusterIP": "10.96.0"})).contains("must be a valid IP address")
     );
     let mismatch = json!({"clusterIP": "10.96.0.7", "ipFamilies": ["IPv6"]});
-    assert!(refused(&mut all, "mismatch", mismatch).contains("does not match spec.ipFamilies[0]"));
+    assert!(
+        refused(&mut all, "mismatch", mismatch)
+            .contains("expected an IPv6 value as indicated by `ipFamilies[0]`")
+    );
+}
+
+#[test]
+fn malformed_request_is_rejected_as_in_a_manifest() {
+    let mut all = dual();
+    for (spec, why) in [
+        (json!({"clusterIPs": ["10.96.0.1", "10.96.0.2"]}), "no more than one IP for each IP family"),
+        (json!({"clusterIPs": ["10.96.0.1", "fd00:10:96::1", "10.96.0.2"]}), "may only hold up to 2 values"),
+        (json!({"clusterIPs": ["None", "10.96.0.1"]}), "'None' must be the first and only value"),
+        (json!({"type": "NodePort", "clusterIP": "None"}), "may not be set to 'None' for NodePort services"),
+        (
+            json!({"type": "ExternalName", "clusterIP": "10.96.0.1"}),
+            "may not be set for ExternalName services",
+        ),
+        (json!({"clusterIP": "None", "ipFamilies": ["IPv5"]}), "Unsupported value: \"IPv5\""),
+        (json!({"clusterIP": "10.96.0.01"}), "must be a valid IP address"),
+    ] {
+        let error = refused(&mut all, "web", spec);
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]
@@ -228,7 +251,7 @@ fn requested_node_port_is_assigned_or_rejected() {
         "spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated to Service \"default/a\""
     ));
     assert!(refused(&mut all, "b", asks(80)).ends_with("The range of valid ports is 30000-32767"));
-    assert!(refused(&mut all, "b", asks(-1)).contains("not in the valid range"));
+    assert!(refused(&mut all, "b", asks(-1)).contains("must be between 1 and 65535"));
     let twice =
         json!([{"name": "x", "port": 1, "nodePort": 30001}, {"name": "y", "port": 2, "nodePort": 30001}]);
     let error = refused(&mut all, "b", json!({"type": "NodePort", "ports": twice}));
@@ -311,7 +334,7 @@ fn smaller_name_wins_a_disputed_address() {
     assert_eq!(errors.keys().copied().collect::<Vec<_>>(), [0]);
 }
 
-/// An allocator after a restart, which knows only the allocations of these Services that the maps keep.
+/// An allocator after a restart, which knows only those allocations of the Services that the maps keep.
 fn restarted(services: &[api::Service]) -> Allocator {
     let mut reconciler =
         Reconciler::new(Contents::default(), Capacity::of_arenas(100, 0), crate::model::Policy::default());

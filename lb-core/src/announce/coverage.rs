@@ -13,8 +13,8 @@ use crate::{load_balancer::Pool, model::ObjectName};
 /// Maximum number of addresses that the text of an [`Uncovered`] names.
 const NAMED: usize = 5;
 
-/// What this agent announces by each protocol; `None` if it announces nothing by it. The agent may have read the
-/// objects for the two protocols at different times.
+/// What this agent announces at layer 2 and by BGP; `None` where it announces nothing. The agent may have read the
+/// objects for the two at different times.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocols<'a> {
     /// The pools and the advertisements at layer 2.
@@ -34,9 +34,9 @@ pub struct Uncovered {
     missing: &'static str,
 }
 
-/// The pools that no advertisement covers, with their addresses that Services have. Empty without advertisements: then
-/// nothing shall be announced. Leaves out addresses in no pool, because other software may have given them, and pools
-/// that the agent has not read yet for one of the protocols.
+/// The pools that no advertisement covers, with their addresses that Services have. Empty if there are no
+/// advertisements, because then nothing shall be announced. Leaves out addresses in no pool, because other software may
+/// have given them. Also leaves out pools that the agent has not read yet for one of the protocols.
 pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Uncovered> {
     if !protocols.advertise() {
         return Vec::new();

@@ -47,7 +47,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Whether an advertisement selects this node, and names no device or one of its devices.
+    /// Whether an advertisement selects this node, and names no device or one of the node's devices.
     fn serves(&self, advertisement: &Advertisement) -> bool {
         let has_device = self.devices.as_ref().is_none_or(|devices| advertisement.is_served_by(devices));
         has_device && advertisement.selects_node(&self.labels)

@@ -50,7 +50,7 @@ impl Evidence {
         (rank < times.len()).then(|| *times.select_nth_unstable(rank).1)?
     }
 
-    /// The addresses that a voter has granted, in ascending order.
+    /// The addresses that at least one voter, perhaps a former one, has granted, in ascending order.
     pub(super) fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
         self.times.keys()
     }

@@ -49,7 +49,7 @@ pub(super) struct Freshness {
 
 /// Whether a question is new, or a copy of an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Novelty {
     /// The question is new.
     New,
     /// The question is a copy, or a later question has overtaken it.
@@ -69,18 +69,18 @@ impl Freshness {
         id: QuestionId,
         echo: Option<Challenge>,
         challenges: &mut Challenges,
-    ) -> Verdict {
+    ) -> Novelty {
         match self.last {
             Some(last) if last.incarnation == id.incarnation => {
                 if id.number <= last.number {
-                    return Verdict::Old;
+                    return Novelty::Old;
                 }
             }
             Some(_) | None if echo == Some(self.challenge) => self.challenge = challenges.give(),
-            Some(_) | None => return Verdict::Unknown,
+            Some(_) | None => return Novelty::Unknown,
         }
         self.last = Some(id);
-        Verdict::New
+        Novelty::New
     }
 }
 
@@ -97,20 +97,20 @@ mod tests {
             (verdict, known.challenge)
         };
         let (verdict, first) = judge(1, 1, None);
-        assert_eq!(verdict, Verdict::Unknown);
+        assert_eq!(verdict, Novelty::Unknown);
         let (verdict, second) = judge(1, 2, Some(first));
-        assert_eq!(verdict, Verdict::New);
+        assert_eq!(verdict, Novelty::New);
         for (incarnation, number, echo, expected) in [
-            (1, 2, Some(first), Verdict::Old),
-            (1, 1, None, Verdict::Old),
-            (1, 3, Some(first), Verdict::New),
+            (1, 2, Some(first), Novelty::Old),
+            (1, 1, None, Novelty::Old),
+            (1, 3, Some(first), Novelty::New),
             // Another incarnation must echo the present challenge.
-            (2, 1, None, Verdict::Unknown),
-            (2, 1, Some(first), Verdict::Unknown),
-            (2, 1, Some(second), Verdict::New),
+            (2, 1, None, Novelty::Unknown),
+            (2, 1, Some(first), Novelty::Unknown),
+            (2, 1, Some(second), Novelty::New),
             // The first incarnation is over: its questions are no longer accepted.
-            (1, 4, Some(first), Verdict::Unknown),
-            (1, 4, Some(second), Verdict::Unknown),
+            (1, 4, Some(first), Novelty::Unknown),
+            (1, 4, Some(second), Novelty::Unknown),
         ] {
             assert_eq!(judge(incarnation, number, echo).0, expected, "{incarnation} {number} {echo:?}");
         }
@@ -122,6 +122,6 @@ mod tests {
         let mut challenges = Challenges::new(1 << 40);
         let mut known = Freshness::new(&mut challenges);
         let copy = known.judge(QuestionId { incarnation: 1, number: 9 }, Some(first), &mut challenges);
-        assert_eq!(copy, Verdict::Unknown);
+        assert_eq!(copy, Novelty::Unknown);
     }
 }

@@ -19,8 +19,8 @@ pub struct Holder {
     pub addresses: Vec<IpAddr>,
     /// The families in which the Service has an endpoint, on any node, that may get new flows.
     pub served: Families,
-    /// The nodes with such an endpoint of IPv4, and those with one of IPv6: under `externalTrafficPolicy: Local`, only
-    /// they may announce addresses of the family. `None` under `Cluster`, where all nodes may.
+    /// Under `externalTrafficPolicy: Local`, the nodes with an endpoint that may get new flows, for IPv4 and for IPv6:
+    /// only these nodes may announce addresses of the family. `None` under `Cluster`, where all nodes may.
     pub nodes: Option<[BTreeSet<Arc<str>>; 2]>,
     /// The addresses at which this node's kernel leads external clients to endpoints. Some or all may be missing if the
     /// Service waits for room in a map, or if the kernel has refused its update.

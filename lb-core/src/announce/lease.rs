@@ -9,9 +9,9 @@
 //! nothing for [`Timing::promise`]. Any two majorities share a voter, so at most one member has the right. (Two members
 //! under [`Prefer::Availability`] are the exception.)
 //!
-//! This needs clocks that never stop and whose rates differ by less than [`Timing`]'s margin. A virtual machine that
-//! was paused wakes up with a right that has expired for all other members; it loses that right when it receives the
-//! new owner's announcement (`lb_ebpf::rules::announce`).
+//! The protocol needs clocks that never stop and whose rates differ by less than [`Timing`]'s margin. A virtual machine
+//! that was paused wakes up with a right that has expired for all other members; it loses that right when it receives
+//! the new owner's announcement (`lb_ebpf::rules::announce`).
 //!
 //! A member's view of which other members are alive determines only whether it asks for an address, and which voters it
 //! proposes. A wrong view delays a takeover, but never gives two members the right (apart from the exception above).
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     evidence::Evidence,
-    freshness::{Challenge, Challenges, Freshness, QuestionId, Verdict},
+    freshness::{Challenge, Challenges, Freshness, Novelty, QuestionId},
     voters::{Part, Parts, Voters, chunks},
 };
 
@@ -65,11 +65,11 @@ impl Timing {
 /// What two members do if neither receives messages of the other. (Of three or more members, a majority continues.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Prefer {
-    /// Each announces, so a dead node is replaced. If both are alive, both answer until each receives the other's
-    /// announcements.
+    /// Each of the two announces, so a live member replaces a dead one. If both are alive, both answer until each
+    /// receives the other's announcements.
     #[default]
     Availability,
-    /// Neither announces, so two nodes never answer at once, but a dead node is not replaced.
+    /// Neither of the two announces, so two nodes never answer at once, but no node replaces a dead one.
     Single,
 }
 
@@ -277,9 +277,9 @@ impl Leases {
         (is_due && !self.retired && self.may_change(now)).then_some(next)
     }
 
-    /// Whether the voters `next` would be a pair, and this member does not hear one of them. Under
-    /// [`Prefer::Availability`] one of the pair could then announce alone, while the other has a majority of the
-    /// present voters in another part of the network.
+    /// Under [`Prefer::Availability`]: whether `next` reduces more than two voters to two, and this member does not
+    /// hear both of these two. One of the two could then announce alone, while the other one, in another part of the
+    /// network, still has a majority of the present voters.
     fn leaves_a_pair_apart(&self, next: &Voters, now: Nanos) -> bool {
         let becomes_pair = next.names.len() == 2 && self.voters.names.len() > 2;
         let is_apart = !next.names.iter().all(|name| self.lives(name, now, 0));
@@ -367,7 +367,7 @@ impl Leases {
         let leaves = split(leaves).into_iter().map(|leaves| (Vec::new(), leaves));
         let mut parts: Vec<(Vec<IpAddr>, Vec<IpAddr>)> = wants.chain(leaves).collect();
         if parts.is_empty() {
-            // Without addresses, an empty question still shows the other members that this one is alive.
+            // Without addresses, an empty question still shows the other members that this member is alive.
             parts.push((Vec::new(), Vec::new()));
         }
         let mut devices = self.devices.clone();
@@ -393,9 +393,9 @@ impl Leases {
         let Some(peer) = self.others.get_mut(from) else { return Vec::new() };
         let empty = Answer { id: ask.id, grants: Vec::new(), challenge: None, voters: None };
         match peer.freshness.judge(ask.id, ask.echo, &mut self.challenges) {
-            Verdict::New => {}
-            Verdict::Old => return Vec::new(),
-            Verdict::Unknown => {
+            Novelty::New => {}
+            Novelty::Old => return Vec::new(),
+            Novelty::Unknown => {
                 return vec![Answer { challenge: Some(peer.freshness.challenge), ..empty }];
             }
         }
@@ -419,8 +419,8 @@ impl Leases {
         std::iter::once(answer).chain(news).collect()
     }
 
-    /// Processes another member's answer. An answer does not show that the member is alive: a member that cannot
-    /// announce also answers.
+    /// Processes another member's answer. Only questions show that a member is alive, because a member that fails to
+    /// update its data plane, and so cannot announce, sends no questions, but still answers.
     pub fn answered(&mut self, from: &Arc<str>, answer: &Answer, now: Nanos) {
         let is_recent = self.sent_at(answer).is_some();
         let Some(peer) = self.others.get_mut(from).filter(|_| is_recent) else { return };
@@ -438,7 +438,8 @@ impl Leases {
         }
     }
 
-    /// When this member sent the question that was answered; `None` if it did not, or if answers to it no longer count.
+    /// When this member sent the question of `answer`; `None` if it sent no such question, or no longer counts answers
+    /// to that question.
     fn sent_at(&self, answer: &Answer) -> Option<Nanos> {
         let sent = self.sent.iter().filter(|_| answer.id.incarnation == self.id.incarnation);
         sent.copied().find(|(number, _)| *number == answer.id.number).map(|(_, at)| at)
@@ -457,8 +458,8 @@ impl Leases {
         !peer.retired && peer.heard.is_some_and(|heard| now.saturating_sub(heard) < self.timing.silence)
     }
 
-    /// Whether a member has been alive for at least `settled` nanoseconds. This member always counts as alive, and a
-    /// member that has missed a change of the voters never does.
+    /// Whether the member `node` has been alive for at least `settled` nanoseconds. The local member always counts as
+    /// alive, and a member that has missed a change of the voters never does.
     fn lives(&self, node: &Arc<str>, now: Nanos, settled: Nanos) -> bool {
         let heard = |peer: &Peer| {
             let is_settled = now.saturating_sub(peer.since) >= settled;
@@ -559,8 +560,8 @@ mod tests {
         name.into()
     }
 
-    /// The state of `b`, one of the members `a`, `b` and `c`, which starts at the time 0. `a` is the best candidate for
-    /// [`A`].
+    /// The state of `b`, which starts at the time 0 and is one of the members `a`, `b` and `c`. `a` is the best
+    /// candidate for [`A`].
     fn second_of_three() -> Leases {
         let names = ["a", "b", "c"].map(name);
         let voters = Voters { generation: 1, names: names.clone().into() };
@@ -579,7 +580,7 @@ mod tests {
         leases.asked(&name("a"), ask, now).pop()
     }
 
-    /// Makes the member accept a question of a new incarnation of `a`, which echoes the challenge. Returns the answer.
+    /// Makes the member accept a question that echoes the challenge, from a new incarnation of `a`. Returns the answer.
     fn ask_of_a(leases: &mut Leases, incarnation: u64, now: Nanos) -> Answer {
         let refused = asked(leases, &ask(incarnation, 1, None), now).expect("an answer");
         assert_eq!(refused.grants, [] as [IpAddr; 0]);
@@ -739,7 +740,8 @@ mod tests {
         std::time::Duration::from_millis(10 * (ticks(11) + ticks(12)))
     }
 
-    /// CPU time of a second in which a hundred voters grant this many addresses to their owner.
+    /// CPU time that an owner of this many addresses needs for one second of the protocol, in which a hundred voters
+    /// grant the addresses.
     fn cpu_time_of_owner(addresses: u32) -> std::time::Duration {
         let names: Vec<Arc<str>> = (0..100).map(|number| format!("node-{number}").into()).collect();
         let voters = Voters { generation: 1, names: names.iter().cloned().collect() };
@@ -762,8 +764,8 @@ mod tests {
         cpu_time() - begin
     }
 
-    /// With ten times as many addresses, an owner works about ten times as long: some 2 s of CPU time for a second in a
-    /// debug build with a thousand, which depends on the machine.
+    /// With ten times as many addresses, an owner needs about ten times as much CPU time. In a debug build, a thousand
+    /// addresses take some 2 s of CPU time for each second of the protocol, depending on the machine.
     #[test]
     fn work_of_an_owner_grows_with_its_addresses_only_linearly() {
         let [few, many] = [100, 1_000].map(cpu_time_of_owner);

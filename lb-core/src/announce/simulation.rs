@@ -1,7 +1,7 @@
-//! Simulates members with clocks of different rates that pause, die and restart, and whose messages are lost, delayed
-//! and reordered. A member may lose its connection to the API server, where Nodes are created and deleted and the
-//! object with the voters changes. An attacker replays messages. Two members must never have the right to announce one
-//! address at the same time.
+//! Simulates members that pause, die and restart. Their clocks run at different rates, and their messages are lost,
+//! delayed and reordered. A member may lose its connection to the API server, where Nodes are created and deleted and
+//! the object with the voters changes. An attacker replays messages. Two members must never have the right to announce
+//! one address at the same time.
 
 use std::{
     cmp::Reverse,
@@ -356,7 +356,7 @@ fn hung_owner_stops_before_another_begins() {
         world.run(5 * SECOND);
         let end = world.time + 20 * SECOND;
         world.members[0].paused_until = end;
-        // `run` asserts that the answers of the two never overlap.
+        // `run` asserts that members 0 and 1 never answer at the same time.
         world.run(2 * SECOND);
         assert_eq!(world.answering(), [1], "seed {seed}");
         world.run(30 * SECOND);
@@ -709,7 +709,7 @@ proptest! {
                     world.object = world.history.get(usize::try_from(old).unwrap()).cloned();
                 }
                 10 => {
-                    // Messages in this direction get lost from now on, or no longer.
+                    // From now on all messages in this direction are lost, or no longer if they were before.
                     let to = usize::try_from(world.random.below(count as u64)).unwrap();
                     if !world.blocked.remove(&(index, to)) {
                         world.blocked.insert((index, to));

@@ -61,8 +61,8 @@ pub struct Part {
 pub(super) struct Parts(Voters);
 
 impl Parts {
-    /// Adds a part; returns the voters once all parts of their generation have been added. Ignores parts of an older
-    /// generation than that of another part.
+    /// Adds a part; returns the voters once all parts of their generation have been added. Ignores a part whose
+    /// generation is older than that of a part added before.
     pub(super) fn add(&mut self, part: &Part) -> Option<&Voters> {
         if part.generation > self.0.generation {
             self.0 = Voters { generation: part.generation, names: BTreeSet::new() };

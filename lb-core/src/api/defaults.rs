@@ -3,13 +3,16 @@
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
 
+/// The namespace of an object that names none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
 /// Default of `timeoutSeconds` of `ClientIP` affinity, in seconds: three hours.
 const AFFINITY_SECONDS: i32 = 10_800;
 
 impl ObjectMeta {
     /// `metadata.namespace`; `default` if unset.
     pub fn namespace_or_default(&self) -> &str {
-        or(&self.namespace, "default")
+        or(&self.namespace, DEFAULT_NAMESPACE)
     }
 }
 
@@ -61,6 +64,12 @@ impl ServiceSpec {
     /// Whether the Service is headless: its first [`requested_ips`](Self::requested_ips) is `None`.
     pub fn is_headless(&self) -> bool {
         self.requested_ips().first() == Some(&"None")
+    }
+
+    /// `externalName` without the dot that may end it; empty if unset.
+    pub fn external_name(&self) -> &str {
+        let name = self.external_name.as_deref().unwrap_or_default();
+        name.strip_suffix('.').unwrap_or(name)
     }
 
     /// `sessionAffinity`; `"None"` if unset.

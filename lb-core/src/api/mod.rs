@@ -5,8 +5,8 @@
 //! values makes an object unreadable, because the agent does not parse them. A listed field reads `null` as the zero
 //! value of its type, as the Go types of the API server do.
 //!
-//! Unknown fields are no errors here. The folder of manifests, where an unknown field is a typo, checks for them before
-//! it reads an object as one of these types.
+//! Unknown fields are no errors for these types. In a folder of manifests, an unknown field is probably a typo, so the
+//! agent checks for such fields before it reads an object of a manifest as one of these types.
 
 #![expect(missing_docs, reason = "the fields have the names of the Kubernetes API, which documents them")]
 
@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+pub use self::defaults::DEFAULT_NAMESPACE;
 pub use self::metallb::{
     IpAddressPool, IpAddressPoolSpec, L2Advertisement, L2AdvertisementSpec, LabelSelector,
     LabelSelectorRequirement, ServiceAllocation,
@@ -104,7 +105,7 @@ pub struct ServiceSpec {
     /// `allocateLoadBalancerNodePorts`; only for the allocation of node ports.
     #[serde(deserialize_with = "tolerant::lenient")]
     pub allocate_load_balancer_node_ports: Option<bool>,
-    /// `selector`; only for load balancers that share an address.
+    /// `selector`; only to decide whether two Services may share a load balancer's address.
     #[serde(deserialize_with = "tolerant::text_map")]
     pub selector: Option<BTreeMap<String, String>>,
     /// `loadBalancerIP`; only for the allocation of load balancers' addresses.
@@ -259,7 +260,7 @@ pub struct Named {
     pub name: String,
 }
 
-/// `v1 Endpoints`; only the folder of manifests reads them.
+/// `v1 Endpoints`; the agent reads them only from a folder of manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Endpoints {

@@ -28,7 +28,7 @@ pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", &["intranet"]),
 ];
 
-/// The values of these annotations that ask for a public load balancer.
+/// Values of the annotations in [`ASKS_FOR_INTERNAL`] that ask for a public load balancer.
 pub(crate) const ASKS_FOR_PUBLIC: [&str; 5] = ["", "false", "External", "public", "internet"];
 
 const NOT_INTERNAL: &str = "this value does not ask for an internal load balancer";

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::error::{ConvertError, Object, readable};
 use crate::{
     api,
-    ip::{parse_ip, parse_network},
+    ip::parse_ip,
     model::{External, TrafficPolicy},
     rules,
 };
@@ -32,7 +32,7 @@ pub(super) fn external(
         let ranges = spec.load_balancer_source_ranges.iter().flatten().enumerate();
         let ranges = ranges.map(|(index, range)| source_range(object, index, range));
         external.source_ranges = readable(ranges, left_out);
-        if policy == TrafficPolicy::Local {
+        if spec.has_health_check_port() {
             external.health_check_node_port = health_check_node_port(object, spec)?;
         }
     }
@@ -86,11 +86,11 @@ fn address(object: &Object, field: String, text: &str) -> Result<Option<IpAddr>,
 
 /// Parses a network; an empty string is no network.
 fn source_range(object: &Object, index: usize, text: &str) -> Result<Option<IpNet>, ConvertError> {
-    let network = parse_network(text.trim());
-    if network.is_none() && !text.trim().is_empty() {
-        return Err(object.invalid(format!("spec.loadBalancerSourceRanges[{index}]"), text, rules::NO_CIDR));
+    match rules::source_range(text) {
+        Ok(network) => Ok(Some(network)),
+        Err(_) if text.trim().is_empty() => Ok(None),
+        Err(why) => Err(object.invalid(format!("spec.loadBalancerSourceRanges[{index}]"), text, why)),
     }
-    Ok(network)
 }
 
 fn unique(addresses: Vec<IpAddr>) -> Vec<IpAddr> {

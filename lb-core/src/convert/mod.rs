@@ -15,8 +15,9 @@ use std::{net::IpAddr, sync::Arc};
 use self::error::readable;
 use crate::{
     api::{self, ObjectMeta},
+    family::Family,
     model::{Change, Endpoint, EndpointPort, EndpointSlice, Hints, ObjectName, Service, ServicePort},
-    rules::{self, names},
+    rules::{self, FieldError, names, service_ports::PortNames},
 };
 
 /// The prefix of this project's annotations.
@@ -112,21 +113,8 @@ fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError
 }
 
 /// The cluster IPs; none for a headless Service, or one without an address yet.
-fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
-    let requested = spec.requested_ips();
-    if spec.is_headless() {
-        return Ok(Vec::new());
-    }
-    let mut ips: Vec<IpAddr> = Vec::new();
-    for (index, text) in requested.iter().enumerate() {
-        let field = format!("spec.clusterIPs[{index}]");
-        let ip = object.ip(field.clone(), text)?;
-        if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
-            return Err(object.invalid(field, text, rules::ONE_IP_PER_FAMILY));
-        }
-        ips.push(ip);
-    }
-    Ok(ips)
+pub(crate) fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
+    rules::cluster_ips::stored(spec).map_err(|FieldError { field, why }| object.error(field, why))
 }
 
 /// The ports of the Service, without those that lack a number or have an unknown protocol.
@@ -136,17 +124,11 @@ fn service_ports(
     left_out: &mut Vec<ConvertError>,
 ) -> Result<Vec<ServicePort>, ConvertError> {
     let mut converted: Vec<ServicePort> = Vec::new();
-    let mut names: Vec<&str> = Vec::new();
+    let mut names = PortNames::of_service(ports.len());
     for (index, port) in ports.iter().enumerate() {
         let path = format!("spec.ports[{index}]");
         let name = port.name.as_deref().unwrap_or("");
-        if name.is_empty() && ports.len() > 1 {
-            return Err(object.required(format!("{path}.name"), "each of several ports needs a name"));
-        }
-        if names.contains(&name) {
-            return Err(object.duplicate(format!("{path}.name"), name));
-        }
-        names.push(name);
+        names.check(name).map_err(|why| object.error(format!("{path}.name"), why))?;
         if port.port == 0 {
             left_out.push(object.required(format!("{path}.port"), "a port needs a number"));
             continue;
@@ -199,14 +181,12 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let object = Object::new("EndpointSlice", &name);
     let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
-    let is_v4 = match slice.address_type.as_str() {
-        "IPv4" => true,
-        "IPv6" => false,
-        "FQDN" => return Ok(Change::EndpointSlice(name, None).into()),
-        unknown => {
-            let left_out = vec![object.unsupported("addressType", unknown, &rules::ADDRESS_TYPES)];
-            return Ok(Converted { value: Change::EndpointSlice(name, None), left_out });
-        }
+    let Some(family) = Family::from_name(&slice.address_type) else {
+        let known = &rules::ADDRESS_TYPES;
+        let is_known = known.contains(&&*slice.address_type);
+        let unknown = || object.unsupported("addressType", &slice.address_type, known);
+        let left_out = if is_known { Vec::new() } else { vec![unknown()] };
+        return Ok(Converted { value: Change::EndpointSlice(name, None), left_out });
     };
     let Some(service) = service.filter(|_| !has_label(&slice.metadata, HEADLESS)) else {
         return Ok(Change::EndpointSlice(name, None).into());
@@ -216,13 +196,14 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     let ports = slice.ports.iter().flatten().enumerate();
     let ports = readable(ports.map(|(index, port)| slice_port(&object, index, port)), &mut left_out);
     let endpoints = slice.endpoints.iter().flatten().enumerate();
-    let endpoints = endpoints.map(|(index, endpoint)| slice_endpoint(&object, index, endpoint, is_v4));
+    let endpoints = endpoints.map(|(index, endpoint)| slice_endpoint(&object, index, endpoint, family));
     let endpoints = readable(endpoints, &mut left_out);
     let value = Change::EndpointSlice(name, Some(EndpointSlice { service, ports, endpoints }));
     Ok(Converted { value, left_out })
 }
 
-/// A port of an EndpointSlice; `None` for a port without a name or a number, as in kube-proxy.
+/// A port of an EndpointSlice. As in kube-proxy, `None` if the port has no number, or if its `name` is unset (an empty
+/// name is valid).
 fn slice_port(
     object: &Object,
     index: usize,
@@ -240,14 +221,14 @@ fn slice_endpoint(
     object: &Object,
     index: usize,
     endpoint: &api::Endpoint,
-    is_v4: bool,
+    family: Family,
 ) -> Result<Option<Endpoint>, ConvertError> {
     let Some(text) = endpoint.addresses.first() else { return Ok(None) };
     let field = format!("endpoints[{index}].addresses[0]");
     let address = object.ip(field.clone(), text)?;
-    if address.is_ipv4() != is_v4 {
-        let why = if is_v4 { "must be a valid IPv4 address" } else { "must be a valid IPv6 address" };
-        return Err(object.invalid(field, text, why));
+    if Family::of(address) != family {
+        let why = format!("must be a valid {} address", family.as_str());
+        return Err(object.invalid(field, text, &why));
     }
     rules::endpoint_ip(address).map_err(|why| object.invalid(field, text, why))?;
     let conditions = &endpoint.conditions;

@@ -13,7 +13,7 @@ const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol";
 /// The annotation of AWS that lists attributes, each as `name=value`.
 pub(super) const AWS_ATTRIBUTES: &str =
     "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
-/// The attribute of that list that turns the PROXY protocol on: `true` or `false`.
+/// The attribute in [`AWS_ATTRIBUTES`] that turns the PROXY protocol on: `true` or `false`.
 const AWS_ATTRIBUTE: &str = "proxy_protocol_v2.enabled";
 /// The annotations of AWS that concern only the PROXY protocol, unlike [`AWS_ATTRIBUTES`].
 pub(super) const OF_AWS: [&str; 1] = [AWS];

@@ -19,7 +19,8 @@ pub(super) struct Categories<'a> {
     /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, else those on this node
     /// that still serve while they terminate.
     pub(super) local: Vec<Member<'a>>,
-    /// Like `local`, but with the unhealthy endpoints: other nodes may find these healthy and send flows to them.
+    /// The endpoints of `local`, and those that `local` lacks because this node finds them unhealthy: other nodes may
+    /// find them healthy and send flows to them.
     pub(super) here: Vec<Member<'a>>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
@@ -63,7 +64,8 @@ pub(super) fn categorize<'a>(
     let here = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
         endpoint.serves_terminating() && is_local(endpoint, node)
     });
-    // Hints are a preference, so other endpoints take over from unhealthy ones. A traffic policy is a restriction.
+    // Hints and zones are a preference: if all endpoints that they select are unhealthy, healthy ones elsewhere take
+    // over. The policy `Local` is a restriction: no endpoint on another node takes over.
     let elsewhere = || if topology == Topology::Anywhere { Vec::new() } else { members(&|it| it.ready) };
     let cluster = healthy(cluster, elsewhere, health);
     let local = healthy(here.clone(), Vec::new, health);
@@ -138,7 +140,7 @@ fn is_meant(endpoint: &Endpoint, topology: Topology, node: &Node) -> bool {
     }
 }
 
-/// The zone of this node is preferred if it has a ready endpoint.
+/// Selects the endpoints in the zone of this node if at least one of them is ready, else those of all zones.
 fn own_zone(endpoints: &Endpoints<'_>, node: &Node) -> Topology {
     let has_endpoint = endpoints.values().any(|endpoint| endpoint.ready && is_in_zone(endpoint, node));
     if has_endpoint { Topology::OwnZone } else { Topology::Anywhere }

@@ -33,17 +33,17 @@ pub(super) struct PortFrontends {
 pub(super) struct Slices {
     pub(super) cluster: Option<usize>,
     pub(super) local: Option<usize>,
-    /// The slice for direct server return: the backends of `cluster`, of which those on other nodes answer external
-    /// clients directly, and with weight 0 the endpoints on this node that `cluster` lacks.
+    /// The slice for direct server return: the backends of `cluster` (those on other nodes answer external clients
+    /// directly) and, with weight 0, the endpoints on this node that `cluster` lacks.
     pub(super) direct: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
 }
 
 impl PortFrontends {
-    /// Collects the addresses, kind by kind. If two kinds have the same address and port, the first one stays: a
-    /// cluster IP is allocated to one Service, a load balancer assigns its addresses, any user may set an external IP,
-    /// and kube-proxy handles node ports last.
+    /// Collects the addresses, kind by kind. If two kinds have the same address and port, only the first kind keeps
+    /// them. Cluster IPs come first, because each is allocated to one Service; then the addresses that a load balancer
+    /// assigns; then external IPs, which any user may set; and node ports last, as in kube-proxy.
     ///
     /// A cluster IP that the node itself has is left out: its packets are for a process of the node, such as NodeLocal
     /// DNSCache. (Load balancer addresses and external IPs often are addresses of nodes, so they stay.)
@@ -135,7 +135,8 @@ const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
 
-/// The backends of a frontend, as slices. With [`service_flags::SHORT_CIRCUIT`], internal clients get `internal_slice`.
+/// The backends of a frontend, as indices of slices of `BACKENDS`. With [`service_flags::SHORT_CIRCUIT`], internal
+/// clients get `internal_slice`.
 #[derive(Clone, Copy)]
 struct Route {
     slice: Option<usize>,

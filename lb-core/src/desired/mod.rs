@@ -210,7 +210,7 @@ fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
 struct Backends<'a> {
     service: &'a Service,
     node: &'a Node,
-    /// The warming endpoints of the Service, if it has some.
+    /// The endpoints of the Service in slow start, with their present shares; `None` if there are none.
     warming: Option<&'a Shares>,
     /// See [`is_direct`].
     direct: bool,

@@ -12,7 +12,7 @@ use crate::{model::ObjectName, protocol::Protocol};
 pub struct ClusterDns {
     /// The cluster IPs of the Service if it has a UDP port 53, else none.
     pub cluster_ips: Vec<IpAddr>,
-    /// The ready endpoints of that port.
+    /// The endpoints of the UDP port 53 that have DNS names: the ready ones, or all under `publishNotReadyAddresses`.
     pub endpoints: Vec<SocketAddr>,
 }
 

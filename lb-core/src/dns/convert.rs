@@ -7,6 +7,7 @@ use super::{NameChange, NamedEndpoint, NamedPort, NamedService, NamedSlice, Targ
 use crate::{
     api,
     convert::{ConvertError, SERVICE_NAME, SKIP_MIRROR, object_name},
+    family::Family,
     model::ObjectName,
     rules,
 };
@@ -38,8 +39,7 @@ pub fn service(service: &api::Service, cluster_ips: Option<&[IpAddr]>) -> Result
 /// What the Service's name resolves to; `None` for an `externalName` that is no DNS name, such as an address.
 fn target(spec: &api::ServiceSpec, cluster_ips: Option<&[IpAddr]>) -> Option<Target> {
     if spec.is_external_name() {
-        let name = spec.external_name.as_deref().unwrap_or_default();
-        let name = name.strip_suffix('.').unwrap_or(name);
+        let name = spec.external_name();
         let is_name = !name.is_empty() && name.parse::<IpAddr>().is_err();
         return is_name.then(|| Target::Name(name.into()));
     }
@@ -69,16 +69,13 @@ fn slice_ports(ports: Option<&Vec<api::EndpointPort>>) -> Vec<NamedPort> {
 pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<NameChange, ConvertError> {
     let name = object_name("EndpointSlice", &slice.metadata)?;
     let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
-    let is_v4 = match slice.address_type.as_str() {
-        "IPv4" => Some(true),
-        "IPv6" => Some(false),
-        _ => None,
+    let (Some(service), Some(family)) = (service, Family::from_name(&slice.address_type)) else {
+        return Ok(NameChange::Slice(name, None));
     };
-    let (Some(service), Some(is_v4)) = (service, is_v4) else { return Ok(NameChange::Slice(name, None)) };
     let ready = slice.endpoints.iter().flatten().filter(|endpoint| endpoint.conditions.ready != Some(false));
     let endpoints = ready.filter_map(|endpoint| {
         named_endpoint(endpoint.addresses.first()?, endpoint.hostname.as_deref(), true)
-            .filter(|endpoint| endpoint.address.is_ipv4() == is_v4)
+            .filter(|endpoint| Family::of(endpoint.address) == family)
     });
     let service = ObjectName { namespace: name.namespace.clone(), name: service.into() };
     let ports = slice_ports(slice.ports.as_ref());

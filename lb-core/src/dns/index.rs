@@ -92,8 +92,8 @@ impl Entry {
     }
 }
 
-/// What exists at a name, regardless of the type in the question. The type only selects records from it, so a name
-/// exists either for all types or for none.
+/// What exists at a name, regardless of the type in the question. The type only selects among the name's records, so a
+/// name exists either for all types or for none.
 pub(super) enum Node<'a> {
     /// There are names below this one, but no records.
     Empty,
@@ -103,7 +103,7 @@ pub(super) enum Node<'a> {
     Host(Addresses),
     /// A Service that resolves to addresses.
     Service(Owner<'a>),
-    /// The target of an `ExternalName` Service, of which the name is an alias.
+    /// The name is an alias of this name, the target of an `ExternalName` Service.
     Alias(&'a str),
     /// SRV records of ports of a Service.
     Ports(&'a PortRecords),
@@ -309,7 +309,7 @@ fn any(kind: Kind) -> Vec<Data> {
     Vec::from_iter((kind == Kind::Any).then_some(Data::Hinfo))
 }
 
-/// An answer with the records, or if there are none, their denial with the SOA record of `zone`.
+/// An answer with the records; if there are none, [`Answer::NoData`] with `zone`.
 fn answer(found: Found, zone: impl FnOnce() -> String) -> Answer {
     if found.records.is_empty() { Answer::NoData(zone()) } else { Answer::Found(found) }
 }

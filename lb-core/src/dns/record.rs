@@ -12,7 +12,7 @@ pub enum Kind {
     A,
     /// An IPv6 address.
     Aaaa,
-    /// The name of which the asked name is an alias.
+    /// The target, if the asked name is an alias.
     Cname,
     /// A name server of a zone.
     Ns,

@@ -113,7 +113,7 @@ fn ask(index: &Index, name: &str, kind: Kind) -> Answer {
     index.lookup(&labels, kind)
 }
 
-/// The answer to a question as text: its records one after the other, or how it denies them.
+/// The answer to a question as text: its records, separated by commas, or the kind of an answer without records.
 fn text(index: &Index, name: &str, kind: Kind) -> String {
     let full = if name.ends_with('.') { name.to_owned() } else { format!("{name}.cluster.local.") };
     match ask(index, &full, kind) {
@@ -514,7 +514,7 @@ fn objects() -> impl Strategy<Value = Vec<NameChange>> {
     prop::collection::vec(prop_oneof![a_service, a_slice], 0..12)
 }
 
-/// Names of each kind that may exist with such objects, and some that never do.
+/// Names of each kind that may exist with the random [`objects`], and some that never exist.
 fn candidates() -> Vec<String> {
     let mut names: Vec<String> =
         ["", "svc", "pod", "n.svc", "n.pod", "dns", "ns.dns", "dns-version", "10-0-0-1.n.pod", "x"]

@@ -15,8 +15,8 @@ use std::{
 
 use self::conflicts::{Conflict, Conflicts};
 use super::{
-    AddressError, AddressRange, Labels, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage, Request,
-    Trouble, Withdrawal,
+    AddressError, AddressRange, AddressRequest, Labels, LoadBalancers, Namespaces, Pool, PoolError,
+    PoolUsage, Trouble, Withdrawal,
 };
 use crate::{api, convert::ConvertError, model::ObjectName};
 
@@ -68,7 +68,7 @@ struct Known {
 struct Seen {
     version: String,
     uid: String,
-    request: Result<Option<Request>, ConvertError>,
+    request: Result<Option<AddressRequest>, ConvertError>,
     /// The IP addresses in `status.loadBalancer.ingress`.
     has: Vec<IpAddr>,
     /// Whether `status.loadBalancer.ingress` has no items. (If its items have only host names, `has` is empty but this
@@ -148,7 +148,7 @@ impl Controller {
         let seen = Seen::new(service, self.class.as_deref());
         self.changed.insert(name.clone());
         match self.services.get_mut(&name) {
-            // The same Service, not a new one with the name of a deleted one: it keeps the controller's state.
+            // It is the same Service, not a new one with the name of a deleted Service, so its state stays.
             Some(known) if known.seen.uid == seen.uid => known.seen = seen,
             Some(_) | None => {
                 self.balancers.release(&name);
@@ -331,7 +331,7 @@ impl Controller {
         }
         let known = asking.iter().filter_map(|name| self.services.get(name));
         let serves = known.filter(|known| self.role(known) == Role::Serves);
-        let requests: Vec<Request> =
+        let requests: Vec<AddressRequest> =
             serves.filter_map(|known| known.seen.request.as_ref().ok()?.clone()).collect();
         let errors = self.balancers.assign_all(&requests);
         for (request, error) in requests.iter().zip(errors) {
@@ -414,8 +414,8 @@ impl Controller {
         lost.filter_map(move |ip| Some((*ip, self.balancers.withdrawal(request?, *ip)?)))
     }
 
-    /// The conflicts in which a Service loses an address that another Service also had before the pass, and the two may
-    /// not share the address.
+    /// The conflicts in which a Service loses an address to another Service: both had the address before the pass, and
+    /// may not share it.
     fn conflicts(&self, name: &ObjectName, known: &Known) -> Vec<Conflict> {
         let Ok(Some(request)) = &known.seen.request else { return Vec::new() };
         let wanted = self.balancers.addresses(name);
@@ -464,7 +464,7 @@ impl Seen {
         Self {
             version: metadata.resource_version.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
-            request: Request::of(service, class),
+            request: AddressRequest::of(service, class),
             has: ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect(),
             is_bare: ingress.is_empty(),
             given: metadata.annotation(GIVEN).map(addresses_of),

@@ -37,7 +37,7 @@ pub enum AddressError {
         /// Name of the pool that contains the address.
         pool: String,
     },
-    /// Another Service has the address, and does not share it.
+    /// Another Service has the address, and the two Services cannot share it.
     #[error("Service {by} has {ip}: {why}")]
     Taken {
         /// The address that the Service requests.
@@ -68,7 +68,7 @@ pub enum Concern {
     NoPool {
         /// The address that the Service keeps.
         ip: IpAddr,
-        /// Whether the Service would lose the address if all pools could be read and used.
+        /// Whether the Service would lose the address if there were pools, and all of them could be read and used.
         held: bool,
     },
     /// The Service requests an internal load balancer but has an address of a pool that is not internal, or the
@@ -124,11 +124,11 @@ pub enum PoolError {
     Overlap {
         /// Name of the pool that cannot be used.
         pool: String,
-        /// The range of this pool that overlaps.
+        /// The overlapping range of this pool.
         range: AddressRange,
         /// Name of the other pool, which is used.
         other: String,
-        /// The range of the other pool that overlaps.
+        /// The overlapping range of the other pool.
         other_range: AddressRange,
     },
     /// Another used pool has this name.
@@ -141,7 +141,7 @@ pub enum PoolError {
     Reserved {
         /// Name of the pool that cannot be used.
         pool: String,
-        /// The range of the pool that overlaps.
+        /// The overlapping range of the pool.
         range: AddressRange,
         /// The overlapping network of cluster IPs or pods.
         reserved: AddressRange,

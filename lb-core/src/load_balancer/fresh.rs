@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{AddressRange, Pool};
 
-/// For each range, the lowest address that no Service has had since the agent started and that the pool does not avoid.
+/// For each range, the lowest address that no Service has had since the agent started and that the pool does not
+/// exclude (`avoidBuggyIPs`).
 ///
 /// An address that was given once is never fresh again, so that each search begins where the last one ended: while the
-/// pools stay the same, giving all addresses of a range costs as many steps as it has addresses.
+/// pools stay the same, assigning all addresses of a range costs as many steps as it has addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fresh {
     /// The lowest fresh address of each range; a range without one has no entry.

@@ -29,7 +29,7 @@ pub use self::{
     pool::{INTERNAL, Namespaces, Pool, PoolUsage},
     range::{AddressRange, RangeError},
     reassign::Withdrawal,
-    request::{Request, SharingKey, Terms, is_relevant},
+    request::{AddressRequest, SharingKey, Terms, is_relevant},
     selector::{Labels, Selector},
 };
 use crate::{family::Family, model::ObjectName, plan::Contents};
@@ -49,9 +49,9 @@ pub struct LoadBalancers {
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
     /// The addresses of each Service, in the order of its families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
-    /// Released addresses, with the number of the release. Hosts may still send packets for the former Service to such
-    /// an address, so a pool assigns released addresses last, the earliest released first, unless a Service names one
-    /// of them.
+    /// Released addresses, each with the sequence number of its release. Hosts may still send packets for the former
+    /// Service to such an address, so a pool assigns released addresses last, the earliest released first, unless a
+    /// Service names one of them.
     released: BTreeMap<IpAddr, u64>,
     releases: u64,
     /// Addresses that no Service has had yet, which are given before released ones.
@@ -131,7 +131,7 @@ impl LoadBalancers {
     }
 
     /// The problem with a Service's addresses, if any; `refused` is the error of its last request, if that failed.
-    pub fn trouble(&self, request: &Request, refused: Option<&AddressError>) -> Option<Trouble> {
+    pub fn trouble(&self, request: &AddressRequest, refused: Option<&AddressError>) -> Option<Trouble> {
         match refused {
             Some(error) => {
                 let keeps = !self.addresses(&request.service).is_empty();
@@ -142,7 +142,7 @@ impl LoadBalancers {
     }
 
     /// The problem with the addresses that a Service keeps, if any.
-    fn concern(&self, request: &Request) -> Option<Concern> {
+    fn concern(&self, request: &AddressRequest) -> Option<Concern> {
         let has = self.addresses(&request.service);
         for ip in has {
             let Some(pool) = self.pool_of(*ip) else {
@@ -166,7 +166,7 @@ impl LoadBalancers {
     /// Assigns addresses to many Services at once, first to those that name addresses. Among these, and among the
     /// others, older Services come first; the name decides between Services of the same age. Returns the error of each
     /// request.
-    pub fn assign_all(&mut self, requests: &[Request]) -> Vec<Option<AddressError>> {
+    pub fn assign_all(&mut self, requests: &[AddressRequest]) -> Vec<Option<AddressError>> {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();
         order.sort_by_key(|index| (&requests[*index].created, &requests[*index].service));
@@ -182,7 +182,7 @@ impl LoadBalancers {
     /// requests. Returns the indices of the requests that failed.
     fn assign_in_turn(
         &mut self,
-        requests: &[Request],
+        requests: &[AddressRequest],
         mut open: Vec<usize>,
         errors: &mut [Option<AddressError>],
     ) -> Vec<usize> {
@@ -199,7 +199,7 @@ impl LoadBalancers {
 
     /// Lets Services that name each other's addresses exchange them: all Services of `open` that have addresses release
     /// these, and then get those that they name. Changes nothing unless every one of them gets what it names.
-    fn exchange(&mut self, requests: &[Request], open: &[usize], errors: &mut [Option<AddressError>]) {
+    fn exchange(&mut self, requests: &[AddressRequest], open: &[usize], errors: &mut [Option<AddressError>]) {
         let holders: Vec<usize> = open
             .iter()
             .copied()
@@ -222,7 +222,7 @@ impl LoadBalancers {
     /// # Errors
     ///
     /// Why no pool gives the Service an address, or the one that it names.
-    pub fn assign(&mut self, request: &Request) -> Result<&[IpAddr], AddressError> {
+    pub fn assign(&mut self, request: &AddressRequest) -> Result<&[IpAddr], AddressError> {
         let chosen = match self.choose(request) {
             Ok(chosen) => chosen,
             Err(AddressError::NoClusterIp) => return Err(AddressError::NoClusterIp),
@@ -250,7 +250,7 @@ impl LoadBalancers {
         gone.iter().for_each(|service| self.release(service));
     }
 
-    fn choose(&self, request: &Request) -> Result<Vec<IpAddr>, AddressError> {
+    fn choose(&self, request: &AddressRequest) -> Result<Vec<IpAddr>, AddressError> {
         if request.families.is_empty() {
             return Err(AddressError::NoClusterIp);
         }
@@ -275,7 +275,7 @@ impl LoadBalancers {
     }
 
     /// The addresses that the Service names, if it may have them; an error if not.
-    fn named(&self, request: &Request) -> Result<Vec<IpAddr>, AddressError> {
+    fn named(&self, request: &AddressRequest) -> Result<Vec<IpAddr>, AddressError> {
         let current = self.addresses(&request.service);
         for ip in &request.addresses {
             self.check_free(request, *ip)?;
@@ -300,14 +300,14 @@ impl LoadBalancers {
 
     /// Whether the Service may keep `ip`, which is one of its addresses. Does not check whether another Service also
     /// has it.
-    fn keeps(&self, request: &Request, ip: IpAddr) -> bool {
+    fn keeps(&self, request: &AddressRequest, ip: IpAddr) -> bool {
         request.families.contains(&Family::of(ip)) && self.withdrawal(request, ip).is_none()
     }
 
     /// The addresses that the Service keeps, and an address of the same pool for each family that lacks one. `None` if
     /// the Service has no address to keep, names another pool, has an address that it may not share any more, or needs
     /// both families but the pool has no address for the missing one.
-    fn kept(&self, request: &Request) -> Option<Vec<IpAddr>> {
+    fn kept(&self, request: &AddressRequest) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
         kept.retain(|ip| self.keeps(request, *ip));
         let first = *kept.first()?;
@@ -337,7 +337,7 @@ impl LoadBalancers {
     }
 
     /// The pools to try, in order, for a Service that names no address.
-    fn candidates(&self, request: &Request) -> Result<Vec<&Pool>, AddressError> {
+    fn candidates(&self, request: &AddressRequest) -> Result<Vec<&Pool>, AddressError> {
         if let Some(name) = &request.pool {
             let pool = self.pools.iter().find(|pool| *pool.name == **name);
             let pool = pool.ok_or_else(|| AddressError::UnknownPool(name.clone()))?;
@@ -353,7 +353,7 @@ impl LoadBalancers {
         if pools.is_empty() { Err(AddressError::NoPool { internal: request.internal }) } else { Ok(pools) }
     }
 
-    fn check_admitted(&self, request: &Request, pool: &Pool) -> Result<(), AddressError> {
+    fn check_admitted(&self, request: &AddressRequest, pool: &Pool) -> Result<(), AddressError> {
         if pool.admits(&request.service, &request.labels, &self.namespaces) {
             Ok(())
         } else {
@@ -362,12 +362,12 @@ impl LoadBalancers {
     }
 
     /// Whether the Service may have the address: no other Service has it, or they may share it.
-    fn is_free(&self, request: &Request, ip: IpAddr) -> bool {
+    fn is_free(&self, request: &AddressRequest, ip: IpAddr) -> bool {
         self.opponent(request, ip).is_none()
     }
 
     /// Like [`is_free`](Self::is_free); the error says why the Service may not have the address.
-    fn check_free(&self, request: &Request, ip: IpAddr) -> Result<(), AddressError> {
+    fn check_free(&self, request: &AddressRequest, ip: IpAddr) -> Result<(), AddressError> {
         let Some((by, terms)) = self.opponent(request, ip) else { return Ok(()) };
         let why = match terms {
             Some(terms) => error::refusal(terms, &request.terms),
@@ -376,9 +376,9 @@ impl LoadBalancers {
         Err(AddressError::Taken { ip, by: by.clone(), why })
     }
 
-    /// Another Service that has the address and may not share it with this one. If this Service also has the address,
-    /// remembered Services whose terms are not known yet may share it.
-    fn opponent(&self, request: &Request, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
+    /// Another Service that has the address and may not share it with the requesting Service. If the requesting Service
+    /// also has the address, it may share it with remembered Services whose terms are not known yet.
+    fn opponent(&self, request: &AddressRequest, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
         let holders = self.holders.get(&ip)?;
         let has_it = holders.contains_key(&request.service);
         let opposes = |(name, terms): &(&ObjectName, &Option<Terms>)| {
@@ -391,7 +391,7 @@ impl LoadBalancers {
     /// One address of each of these families from a pool. The first range with an address that no Service has had, or
     /// that the Service may share, gives the lowest such address; if no range has one, the pool gives the address that
     /// was released first. `None` if a family has neither.
-    fn free(&self, pool: &Pool, request: &Request, families: &[Family]) -> Option<Vec<IpAddr>> {
+    fn free(&self, pool: &Pool, request: &AddressRequest, families: &[Family]) -> Option<Vec<IpAddr>> {
         let one = |family: &Family| {
             let ranges = pool.ranges.iter().filter(|range| range.family() == *family);
             let lowest = |range| {
@@ -409,7 +409,7 @@ impl LoadBalancers {
     }
 
     /// The lowest address, of those in use, that the Service may share.
-    fn shared(&self, pool: &Pool, range: &AddressRange, request: &Request) -> Option<IpAddr> {
+    fn shared(&self, pool: &Pool, range: &AddressRange, request: &AddressRequest) -> Option<IpAddr> {
         // Without a sharing key, the Service shares no address. Most Services have none and need no search.
         request.terms.key.as_ref()?;
         let held = self.holders.range(range.first()..=range.last()).map(|(ip, _)| *ip);
@@ -452,7 +452,7 @@ impl LoadBalancers {
     }
 }
 
-/// A function that says whether some Service has or had an address.
+/// Returns a function that says whether any Service has, or has had, the address in its argument.
 fn was_given<H>(holders: &BTreeMap<IpAddr, H>, released: &BTreeMap<IpAddr, u64>) -> impl Fn(IpAddr) -> bool {
     |ip| holders.contains_key(&ip) || released.contains_key(&ip)
 }

@@ -74,7 +74,8 @@ pub struct Scope {
     /// `priority`: among the pools with `serviceAllocation`, those with a smaller number are tried first, those with 0
     /// last.
     pub priority: u32,
-    /// `namespaces` whose Services may use the pool, in addition to those that `namespace_selectors` select.
+    /// `namespaces` whose Services may use the pool, in addition to those that `namespace_selectors` select. If both
+    /// fields are empty, the Services of all namespaces may use it.
     namespaces: BTreeSet<String>,
     /// `namespaceSelectors`: select namespaces whose Services may use the pool.
     namespace_selectors: Vec<Selector>,
@@ -83,8 +84,8 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Whether a Service with these labels may use the pool. If there are selectors and they select no namespace, they
-    /// admit no Service (MetalLB then admits every namespace).
+    /// Whether a Service with these labels may use the pool. `namespaceSelectors` that select no namespace admit no
+    /// Service (in MetalLB, they admit every namespace).
     fn admits(&self, service: &ObjectName, labels: &Labels, namespaces: &Namespaces) -> bool {
         let any_namespace = self.namespaces.is_empty() && self.namespace_selectors.is_empty();
         let in_namespace = any_namespace || self.namespaces.contains(&*service.namespace) || {

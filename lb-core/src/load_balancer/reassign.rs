@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{LoadBalancers, Pool, Request};
+use super::{AddressRequest, LoadBalancers, Pool};
 
 /// Why the pools no longer allow an address that a Service has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum Withdrawal {
 
 impl LoadBalancers {
     /// Sets whether Services lose addresses that the pools no longer allow. They lose none while the caller cannot read
-    /// every pool (`knows_all_pools`), because the address may be in one that it cannot read.
+    /// every pool (`knows_all_pools`), because the address may be in a pool that the caller cannot read.
     pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
         if (self.reassign, self.knows_all_pools) != (reassign, knows_all_pools) {
             (self.reassign, self.knows_all_pools) = (reassign, knows_all_pools);
@@ -48,7 +48,7 @@ impl LoadBalancers {
     }
 
     /// Why the Service loses the address `ip`, which it has now; `None` if it keeps the address.
-    pub(super) fn withdrawal(&self, request: &Request, ip: IpAddr) -> Option<Withdrawal> {
+    pub(super) fn withdrawal(&self, request: &AddressRequest, ip: IpAddr) -> Option<Withdrawal> {
         if !self.reassigns() {
             return None;
         }
@@ -56,7 +56,7 @@ impl LoadBalancers {
         self.refusal(request, pool, ip)
     }
 
-    fn refusal(&self, request: &Request, pool: &Pool, ip: IpAddr) -> Option<Withdrawal> {
+    fn refusal(&self, request: &AddressRequest, pool: &Pool, ip: IpAddr) -> Option<Withdrawal> {
         let name = || pool.name.to_string();
         if pool.avoids(ip) {
             Some(Withdrawal::Avoided(name()))

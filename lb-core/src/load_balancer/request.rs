@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::selector::Labels;
 use crate::{
     api::{self, ObjectMeta},
-    convert::{ASKS_FOR_INTERNAL, ASKS_FOR_PUBLIC, ConvertError, Object, object_name},
+    convert::{ASKS_FOR_INTERNAL, ASKS_FOR_PUBLIC, ConvertError, Object, cluster_ips, object_name},
     family::Family,
     model::{ObjectName, Protocol},
     rules,
@@ -16,7 +16,7 @@ const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
 /// The request of a Service of type LoadBalancer for addresses, from its fields and annotations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct AddressRequest {
     /// Name of the Service.
     pub service: ObjectName,
     /// `metadata.creationTimestamp` of the Service; usually `None` for a manifest.
@@ -79,7 +79,7 @@ pub fn is_relevant(name: &str) -> bool {
     of_metallb || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
-impl Request {
+impl AddressRequest {
     /// Reads the request of a Service. `None` if the Service is no load balancer, or its class is not `class`. If
     /// `class` is `None`, only Services without a class match.
     ///
@@ -97,7 +97,7 @@ impl Request {
         if own_class != class {
             return Ok(None);
         }
-        let families = families(&object, spec)?;
+        let families: Vec<Family> = cluster_ips(&object, spec)?.into_iter().map(Family::of).collect();
         let addresses = addresses(&object, metadata, spec, &families)?;
         let pool = annotation(metadata, "address-pool").map(|(_, pool)| pool.to_owned());
         Ok(Some(Self {
@@ -114,25 +114,12 @@ impl Request {
     }
 }
 
-impl Request {
+impl AddressRequest {
     /// Whether the Service names a pool or addresses. For such a Service, it does not matter whether the pool is
     /// internal.
     pub(super) fn names_pool_or_address(&self) -> bool {
         !self.addresses.is_empty() || self.pool.is_some()
     }
-}
-
-/// The families of the Service's cluster IPs.
-fn families(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<Family>, ConvertError> {
-    let ips = spec.requested_ips().into_iter().enumerate().filter(|(_, ip)| *ip != "None");
-    let mut families = Vec::new();
-    for (index, text) in ips {
-        let family = Family::of(object.ip(format!("spec.clusterIPs[{index}]"), text)?);
-        if !families.contains(&family) {
-            families.push(family);
-        }
-    }
-    Ok(families)
 }
 
 /// The addresses that the Service names: one in each of its families, or none.

@@ -39,20 +39,20 @@ fn service(name: &str, other: Value) -> api::Service {
     read(service)
 }
 
-fn request(name: &str, other: Value) -> Request {
-    Request::of(&service(name, other), None).unwrap().unwrap()
+fn request(name: &str, other: Value) -> AddressRequest {
+    AddressRequest::of(&service(name, other), None).unwrap().unwrap()
 }
 
-fn annotated(name: &str, annotations: Value) -> Request {
+fn annotated(name: &str, annotations: Value) -> AddressRequest {
     request(name, json!({"metadata": {"annotations": annotations}}))
 }
 
-fn given(all: &mut LoadBalancers, request: &Request) -> String {
+fn given(all: &mut LoadBalancers, request: &AddressRequest) -> String {
     let addresses = all.assign(request).unwrap();
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-fn refused(all: &mut LoadBalancers, request: &Request) -> String {
+fn refused(all: &mut LoadBalancers, request: &AddressRequest) -> String {
     let before = all.addresses(&request.service).to_vec();
     let error = all.assign(request).unwrap_err().to_string();
     assert_eq!(all.addresses(&request.service), before, "the Service keeps what it has");
@@ -190,20 +190,21 @@ fn contradictory_requests_are_refused_with_their_field() {
         (named("2001:db8::1"), "metadata.annotations[metallb.io/loadBalancerIPs]"),
         (named("x"), "metadata.annotations[metallb.io/loadBalancerIPs]"),
     ] {
-        assert_eq!(Request::of(&service("web", other), None).unwrap_err().field, field);
+        assert_eq!(AddressRequest::of(&service("web", other), None).unwrap_err().field, field);
     }
 }
 
 #[test]
 fn class_decides_whose_services_get_addresses() {
     let classed = |class: Value| service("web", json!({"spec": {"loadBalancerClass": class}}));
-    let is_ours = |class: Value, ours: Option<&str>| Request::of(&classed(class), ours).unwrap().is_some();
+    let is_ours =
+        |class: Value, ours: Option<&str>| AddressRequest::of(&classed(class), ours).unwrap().is_some();
     assert!(is_ours(Value::Null, None) && !is_ours(json!("x"), None));
     assert!(
         !is_ours(Value::Null, Some("x")) && is_ours(json!("x"), Some("x")) && !is_ours(json!("y"), Some("x"))
     );
     let node_port = service("web", json!({"spec": {"type": "NodePort"}}));
-    assert_eq!(Request::of(&node_port, None), Ok(None));
+    assert_eq!(AddressRequest::of(&node_port, None), Ok(None));
 }
 
 #[test]
@@ -290,7 +291,7 @@ fn service_moves_if_it_ends_its_sharing() {
     assert_eq!(given(&mut all, &shared("b", 81, json!({}))), "192.0.2.1");
 }
 
-fn dual(policy: &str, ips: &[&str]) -> Request {
+fn dual(policy: &str, ips: &[&str]) -> AddressRequest {
     request("web", json!({"spec": {"ipFamilyPolicy": policy, "clusterIPs": ips}}))
 }
 
@@ -403,7 +404,7 @@ fn remembered_addresses_are_given_to_nobody_else() {
 }
 
 /// The request of a Service that names the address `ip`.
-fn named(name: &str, ip: &str) -> Request {
+fn named(name: &str, ip: &str) -> AddressRequest {
     annotated(name, json!({"metallb.io/loadBalancerIPs": ip}))
 }
 
@@ -560,7 +561,8 @@ fn first_load_of_a_large_pool_passes_each_address_once() {
     const SERVICES: usize = 5_000;
     let spec = json!({"addresses": ["10.0.0.0/16"], "avoidBuggyIPs": true});
     let mut all = with_pools(vec![pool("a", spec)]);
-    let requests: Vec<Request> = (0..SERVICES).map(|n| request(&format!("s{n:05}"), json!({}))).collect();
+    let requests: Vec<AddressRequest> =
+        (0..SERVICES).map(|n| request(&format!("s{n:05}"), json!({}))).collect();
     assert!(all.assign_all(&requests).iter().all(Option::is_none));
     assert_eq!(all.addresses(&requests[255].service), ["10.0.1.2".parse::<IpAddr>().unwrap()]);
     assert!(all.fresh.steps < SERVICES * 102 / 100, "{} steps", all.fresh.steps);
@@ -602,7 +604,13 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     collection::vec(operation, 1..40)
 }
 
-fn random_request(name: usize, key: Option<&str>, port: u16, named: Option<u8>, dual: bool) -> Request {
+fn random_request(
+    name: usize,
+    key: Option<&str>,
+    port: u16,
+    named: Option<u8>,
+    dual: bool,
+) -> AddressRequest {
     let mut annotations = json!({});
     if let Some(key) = key {
         annotations["metallb.io/allow-shared-ip"] = json!(key);
@@ -616,8 +624,9 @@ fn random_request(name: usize, key: Option<&str>, port: u16, named: Option<u8>, 
     request(&format!("s{name}"), json!({"metadata": {"annotations": annotations}, "spec": spec}))
 }
 
-/// A random Service that may name an address, share one, and have both families.
-fn random_requests() -> impl Strategy<Value = Vec<Request>> {
+/// The requests of one to seven random Services. Each Service may name an address, may share its address, and may have
+/// both families.
+fn random_requests() -> impl Strategy<Value = Vec<AddressRequest>> {
     let one = (
         sample::select(vec![None, Some("k")]),
         1..4u16,
@@ -679,7 +688,7 @@ proptest! {
     fn random_histories_give_no_address_twice_and_survive_restarts(history in operations(), seed: usize) {
         let mut all = with_pools(random_pools(&[(0, 5)]));
         let mut pools = random_pools(&[(0, 5)]);
-        let mut requests: BTreeMap<ObjectName, Request> = BTreeMap::new();
+        let mut requests: BTreeMap<ObjectName, AddressRequest> = BTreeMap::new();
         for operation in history {
             let before: BTreeMap<ObjectName, Vec<IpAddr>> =
                 all.services.clone();

@@ -20,8 +20,8 @@ pub struct Check {
 }
 
 impl Check {
-    /// The check of endpoints that expect a PROXY protocol header. A check with its own port stays as it is, because
-    /// the Service sends no headers to that port.
+    /// The check of endpoints that expect a PROXY protocol header. A check with its own port stays as it is: the
+    /// agent assumes that the endpoint expects no header at that port.
     #[must_use]
     pub fn with_proxy_header(self: Arc<Self>) -> Arc<Self> {
         if self.port.is_some() { self } else { Arc::new(Self { proxy_header: true, ..(*self).clone() }) }

@@ -44,7 +44,8 @@ pub enum Reason {
     Dns,
     /// The answer does not follow the protocol of the probe.
     Protocol,
-    /// This node could not send the probe, for example for lack of file descriptors; it does not count as a result.
+    /// This node could not send the probe, for example for lack of file descriptors. This failure does not count as a
+    /// result.
     Local,
 }
 

@@ -18,6 +18,6 @@ pub(crate) use self::targets::Targets;
 pub use self::{
     check::{Check, Kind, Timing},
     failure::{Failure, Reason},
-    monitor::{Memory, Monitor, State, Verdict},
+    monitor::{EndpointHealth, Memory, Monitor, State},
     target::Target,
 };

@@ -22,13 +22,14 @@ const FIRST_JITTER: u64 = 50;
 /// A target flaps if it becomes unhealthy more than [`MOST_FALLS`] times within this time.
 const FLAP_WINDOW: Duration = Duration::from_mins(10);
 const MOST_FALLS: usize = 3;
-/// How long a target that begins to flap is held unhealthy. Each further fall doubles the time, up to [`LONGEST_HOLD`].
+/// How long a target that begins to flap is held unhealthy. Each time it becomes unhealthy again, the time
+/// doubles, up to [`LONGEST_HOLD`].
 const HOLD: Duration = Duration::from_mins(1);
 const LONGEST_HOLD: Duration = Duration::from_mins(10);
 
 /// Whether an endpoint gets new flows, by the results of its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum Verdict {
+pub enum EndpointHealth {
     /// No result yet: the endpoint gets new flows, and the first result decides.
     #[default]
     Unknown,
@@ -38,7 +39,7 @@ pub enum Verdict {
     Unhealthy,
 }
 
-impl Verdict {
+impl EndpointHealth {
     /// The verdict's name in outputs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -53,7 +54,7 @@ impl Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct State {
     /// Whether the target gets new flows.
-    pub verdict: Verdict,
+    pub verdict: EndpointHealth,
     /// When the verdict began, in seconds since the Unix epoch; 0 while it is unknown.
     pub since: u64,
     /// Text of the last failure; `None` if enough good results followed it.
@@ -100,7 +101,7 @@ pub struct Monitor {
     due: BTreeSet<(Duration, Target)>,
     /// Targets that an earlier agent found unhealthy, and that no Service of this agent has used yet.
     remembered: BTreeMap<Target, Memory>,
-    /// Number of targets with each [`Verdict`].
+    /// Number of targets with each [`EndpointHealth`].
     counts: [usize; 3],
 }
 
@@ -130,7 +131,7 @@ impl Monitor {
         let at = now + part(hash(self.seed, target, 0), target.check.timing.fast());
         self.watched.insert(target.clone(), Watched { users, state, at, ..Watched::default() });
         self.due.insert((at, target.clone()));
-        Some(verdict == Verdict::Unhealthy)
+        Some(verdict == EndpointHealth::Unhealthy)
     }
 
     fn first_state(&mut self, target: &Target) -> State {
@@ -138,7 +139,7 @@ impl Monitor {
         let known = alike(before, self.remembered.range(target..).map(|(other, _)| other), target).cloned();
         if let Some(Memory { since, failure }) = known.and_then(|known| self.remembered.remove(&known)) {
             let failure = Some(failure);
-            return State { verdict: Verdict::Unhealthy, since, failure, ..State::default() };
+            return State { verdict: EndpointHealth::Unhealthy, since, failure, ..State::default() };
         }
         let before = self.watched.range(..target).map(|(other, _)| other);
         let same = alike(before, self.watched.range(target..).map(|(other, _)| other), target);
@@ -199,14 +200,14 @@ impl Monitor {
         self.due.insert((watched.at, target.clone()));
         self.counts[before as usize] -= 1;
         self.counts[after as usize] += 1;
-        let is_used = |verdict| verdict != Verdict::Unhealthy;
+        let is_used = |verdict| verdict != EndpointHealth::Unhealthy;
         (is_used(before) != is_used(after)).then_some(&watched.state)
     }
 
     /// Takes hints that these endpoints leave SYNs unanswered. (A hint about any port of an address also concerns the
     /// targets of this address whose check has its own port.) For a healthy target that is not being probed, the first
-    /// hint since its last result counts as a failed probe, unless that would make the target unhealthy, and makes the
-    /// next probe due at once.
+    /// hint since its last result makes the next probe due at once. The hint also counts as a failed probe, unless that
+    /// would make the target unhealthy.
     pub fn suspect(&mut self, silent: &BTreeSet<SocketAddr>, now: Duration) {
         let addresses: BTreeSet<IpAddr> = silent.iter().map(SocketAddr::ip).collect();
         for (target, watched) in &mut self.watched {
@@ -215,7 +216,7 @@ impl Monitor {
                 None => silent.contains(&target.socket()),
             };
             let is_first = !watched.is_probed && !watched.is_suspected;
-            if watched.state.verdict != Verdict::Healthy || !is_first || !is_meant {
+            if watched.state.verdict != EndpointHealth::Healthy || !is_first || !is_meant {
                 continue;
             }
             watched.is_suspected = true;
@@ -233,7 +234,7 @@ impl Monitor {
     }
 
     /// The number of targets with this verdict.
-    pub const fn count(&self, verdict: Verdict) -> usize {
+    pub const fn count(&self, verdict: EndpointHealth) -> usize {
         self.counts[verdict as usize]
     }
 
@@ -249,7 +250,7 @@ impl Monitor {
 
     /// All unhealthy targets, for the next agent.
     pub fn unhealthy(&self) -> BTreeMap<Target, Memory> {
-        let unhealthy = self.watched.iter().filter(|(_, it)| it.state.verdict == Verdict::Unhealthy);
+        let unhealthy = self.watched.iter().filter(|(_, it)| it.state.verdict == EndpointHealth::Unhealthy);
         let memory =
             |state: &State| Memory { since: state.since, failure: state.failure.clone().unwrap_or_default() };
         unhealthy.map(|(target, watched)| (target.clone(), memory(&watched.state))).collect()
@@ -260,21 +261,21 @@ impl State {
     fn take(&mut self, result: Result<(), Failure>, target: &Target, now: Duration, unix: u64) {
         let timing = &target.check.timing;
         let (says, threshold) = match &result {
-            Ok(()) => (Verdict::Healthy, timing.healthy),
-            Err(_) => (Verdict::Unhealthy, timing.unhealthy),
+            Ok(()) => (EndpointHealth::Healthy, timing.healthy),
+            Err(_) => (EndpointHealth::Unhealthy, timing.unhealthy),
         };
         if says == self.verdict {
             self.contrary = 0;
         } else {
             self.contrary = self.contrary.saturating_add(1).min(threshold);
-            let is_held = says == Verdict::Healthy && now < self.hold;
-            if self.verdict == Verdict::Unknown || self.contrary >= threshold && !is_held {
+            let is_held = says == EndpointHealth::Healthy && now < self.hold;
+            if self.verdict == EndpointHealth::Unknown || self.contrary >= threshold && !is_held {
                 self.change(says, now, unix);
             }
         }
         match result {
             Err(failure) => self.failure = Some(failure.text),
-            Ok(()) if self.verdict == Verdict::Healthy => self.failure = None,
+            Ok(()) if self.verdict == EndpointHealth::Healthy => self.failure = None,
             Ok(()) => {}
         }
     }
@@ -282,8 +283,8 @@ impl State {
 
 impl State {
     /// Changes the verdict, and holds a target that flaps.
-    fn change(&mut self, verdict: Verdict, now: Duration, unix: u64) {
-        let falls = self.verdict == Verdict::Healthy && verdict == Verdict::Unhealthy;
+    fn change(&mut self, verdict: EndpointHealth, now: Duration, unix: u64) {
+        let falls = self.verdict == EndpointHealth::Healthy && verdict == EndpointHealth::Unhealthy;
         (self.verdict, self.since, self.contrary) = (verdict, unix, 0);
         (self.hold, self.held_until) = (Duration::ZERO, 0);
         if !falls {
@@ -355,7 +356,7 @@ mod tests {
 
         /// Probes the target once, with this result. Returns the new verdict if [`Monitor::finish`] reports a change,
         /// and the time since the last probe.
-        fn round(&mut self, result: Result<(), Failure>) -> (Option<Verdict>, Duration) {
+        fn round(&mut self, result: Result<(), Failure>) -> (Option<EndpointHealth>, Duration) {
             let due = self.monitor.next_due().unwrap();
             let pause = due - self.now;
             assert_eq!(self.monitor.start(due.saturating_sub(Duration::from_nanos(1))), None);
@@ -366,7 +367,7 @@ mod tests {
             (state.map(|state| state.verdict), pause)
         }
 
-        fn verdict(&self) -> Verdict {
+        fn verdict(&self) -> EndpointHealth {
             self.monitor.targets().next().unwrap().2.verdict
         }
     }
@@ -374,13 +375,13 @@ mod tests {
     #[test]
     fn first_result_decides() {
         let mut bed = Bed::new(BTreeMap::new());
-        assert_eq!(bed.verdict(), Verdict::Unknown);
+        assert_eq!(bed.verdict(), EndpointHealth::Unknown);
         let (changed, pause) = bed.round(refused());
-        assert_eq!(changed, Some(Verdict::Unhealthy));
+        assert_eq!(changed, Some(EndpointHealth::Unhealthy));
         assert!(pause <= 5 * S, "{pause:?}");
         let mut bed = Bed::new(BTreeMap::new());
         assert_eq!(bed.round(Ok(())).0, None, "it was used already");
-        assert_eq!(bed.verdict(), Verdict::Healthy);
+        assert_eq!(bed.verdict(), EndpointHealth::Healthy);
     }
 
     #[test]
@@ -389,7 +390,7 @@ mod tests {
         let results = [true, false, false, true, false, false, false, true, false, true, true];
         let changes: Vec<_> = results.map(|good| bed.round(if good { Ok(()) } else { refused() }).0).into();
         let mut expected = vec![None; results.len()];
-        (expected[6], expected[10]) = (Some(Verdict::Unhealthy), Some(Verdict::Healthy));
+        (expected[6], expected[10]) = (Some(EndpointHealth::Unhealthy), Some(EndpointHealth::Healthy));
         assert_eq!(changes, expected);
         let (_, users_of, state) = bed.monitor.targets().next().unwrap();
         assert_eq!((users_of, state.failure.as_deref()), (&users()[..], None));
@@ -425,15 +426,15 @@ mod tests {
     #[test]
     fn flapping_target_is_held_unhealthy_longer_and_longer() {
         let mut bed = Bed::new(BTreeMap::new());
-        // Probes the target until its verdict is that of the result. Returns the seconds that this took, and for how
-        // long the target is held then.
+        // Probes the target, with good or bad results, until its verdict agrees with them. Returns how many seconds
+        // this took, for how many seconds the target is then held, and the longest pause between two probes.
         let mut until = |good: bool| {
             let begun = bed.now;
             let mut longest = Duration::ZERO;
             loop {
                 let (_, pause) = bed.round(if good { Ok(()) } else { refused() });
                 longest = longest.max(pause);
-                if (bed.verdict() == Verdict::Healthy) == good {
+                if (bed.verdict() == EndpointHealth::Healthy) == good {
                     let (_, _, state) = bed.monitor.targets().next().unwrap();
                     let hold = state.held_until.saturating_sub(bed.now.as_secs());
                     return ((bed.now - begun).as_secs(), hold, longest.as_secs());
@@ -452,7 +453,7 @@ mod tests {
             assert!((hold..hold + 30).contains(&took) && left == 0, "{took} of {hold}");
             assert!(pause >= 9, "a held target is probed at the interval, not after {pause} s");
         }
-        // The first falls are more than ten minutes ago by now.
+        // By now, the first changes to unhealthy are more than ten minutes ago and no longer count.
         assert!(until(false).1 < 480);
     }
 
@@ -472,7 +473,7 @@ mod tests {
         // Any number of hints counts as one of three failures.
         assert_eq!([hint(&mut bed, its), hint(&mut bed, its), hint(&mut bed, its)], [Duration::ZERO; 3]);
         assert_eq!(bed.round(refused()).0, None);
-        assert_eq!(bed.round(refused()).0, Some(Verdict::Unhealthy));
+        assert_eq!(bed.round(refused()).0, Some(EndpointHealth::Unhealthy));
         assert!(hint(&mut bed, its) > Duration::ZERO, "unhealthy already");
         // A good result refutes the hint.
         let mut bed = Bed::new(BTreeMap::new());
@@ -484,17 +485,17 @@ mod tests {
         for _ in 0..5 {
             hint(&mut bed, its);
         }
-        assert_eq!(bed.verdict(), Verdict::Healthy);
+        assert_eq!(bed.verdict(), EndpointHealth::Healthy);
     }
 
     #[test]
     fn verdict_of_an_earlier_agent_stays_until_enough_good_results() {
         let memory = Memory { since: 42, failure: "status 500".into() };
         let mut bed = Bed::new([(target(1, 10), memory.clone())].into());
-        assert_eq!(bed.verdict(), Verdict::Unhealthy);
+        assert_eq!(bed.verdict(), EndpointHealth::Unhealthy);
         assert_eq!(bed.monitor.unhealthy(), [(target(1, 10), memory)].into());
         assert_eq!(bed.round(Ok(())).0, None);
-        assert_eq!(bed.round(Ok(())).0, Some(Verdict::Healthy));
+        assert_eq!(bed.round(Ok(())).0, Some(EndpointHealth::Healthy));
         assert!(bed.monitor.unhealthy().is_empty());
     }
 
@@ -503,9 +504,13 @@ mod tests {
         let memory = Memory { since: 42, failure: "status 500".into() };
         for before in [5, 20] {
             let bed = Bed::new([(target(1, before), memory.clone()), (target(2, 10), memory.clone())].into());
-            assert_eq!(bed.verdict(), Verdict::Unhealthy);
+            assert_eq!(bed.verdict(), EndpointHealth::Unhealthy);
         }
-        assert_eq!(Bed::new([(target(2, 5), memory)].into()).verdict(), Verdict::Unknown, "another address");
+        assert_eq!(
+            Bed::new([(target(2, 5), memory)].into()).verdict(),
+            EndpointHealth::Unknown,
+            "another address"
+        );
     }
 
     #[test]
@@ -519,7 +524,7 @@ mod tests {
         assert_eq!(bed.monitor.set(&target(2, 5), users(), bed.now), None, "it is known");
         bed.monitor.set(&target(1, 10), Vec::new(), bed.now);
         assert_eq!(bed.monitor.targets().count(), 3);
-        assert_eq!(bed.monitor.count(Verdict::Unhealthy), 2);
+        assert_eq!(bed.monitor.count(EndpointHealth::Unhealthy), 2);
     }
 
     #[test]
@@ -531,7 +536,7 @@ mod tests {
         assert_eq!(bed.monitor.finish(&target(1, 10), refused(), due, 0), None);
         bed.monitor.set(&target(1, 10), users(), due);
         assert_eq!(bed.monitor.finish(&target(1, 10), refused(), due, 0), None, "a probe of the earlier one");
-        assert_eq!(bed.verdict(), Verdict::Unknown);
+        assert_eq!(bed.verdict(), EndpointHealth::Unknown);
         assert!(bed.monitor.next_due().is_some());
     }
 
@@ -540,7 +545,7 @@ mod tests {
         let mut bed = Bed::new(BTreeMap::new());
         let local = || Err(Failure::new(Reason::Local, "too many open files"));
         assert_eq!(bed.round(local()).0, None);
-        assert_eq!(bed.verdict(), Verdict::Unknown);
+        assert_eq!(bed.verdict(), EndpointHealth::Unknown);
         assert!(bed.monitor.targets().all(|(_, _, state)| state.failure.is_none()));
     }
 
@@ -570,6 +575,6 @@ mod tests {
         }
         // On average, 1000 probes start in each second.
         assert!(starts[30..].iter().all(|starts| (500..1500).contains(starts)), "{starts:?}");
-        assert_eq!(monitor.count(Verdict::Healthy), 10_000);
+        assert_eq!(monitor.count(EndpointHealth::Healthy), 10_000);
     }
 }

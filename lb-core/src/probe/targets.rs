@@ -15,8 +15,8 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// Replaces the targets of a Service; a Service that has no health check, or was deleted, has none. Returns those
-    /// that no Service used before.
+    /// Replaces the targets of a Service; a Service that has no health check, or was deleted, has none. Returns the new
+    /// targets that no Service used before.
     pub(crate) fn set(&mut self, service: &ObjectName, targets: BTreeSet<Target>) -> Vec<Target> {
         let before = if targets.is_empty() {
             self.of_service.remove(service)
@@ -49,8 +49,8 @@ impl Targets {
         self.users.get(target).map_or(&[], Vec::as_slice)
     }
 
-    /// The targets whose set of Services has changed since the last call, with these Services. No Service uses a target
-    /// any more if its list is empty.
+    /// The targets whose set of Services has changed since the last call, with these Services. An empty list means that
+    /// no Service uses the target any more.
     pub(crate) fn take_changes(&mut self) -> Vec<(Target, Vec<ObjectName>)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().map(|target| (target.clone(), self.users(&target).to_vec())).collect()

@@ -1,4 +1,4 @@
-//! An EndpointSlice in less memory than the model's: a large cluster has a million endpoints.
+//! A form of [`EndpointSlice`] that takes less memory, because a large cluster has a million endpoints.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
 /// The labels that the map `ENDPOINT_NAMES` has, by address.
 pub(super) type Labels = BTreeMap<IpAddr, Arc<EndpointLabels>>;
 
-/// An EndpointSlice in less memory, without the name of its Service.
+/// A form of [`EndpointSlice`] that takes less memory and does not have the name of the Service.
 #[derive(Clone, Debug)]
 pub(super) struct StoredSlice {
     pub(super) name: ObjectName,
@@ -18,8 +18,8 @@ pub(super) struct StoredSlice {
     endpoints: Box<[StoredEndpoint]>,
 }
 
-/// An [`Endpoint`] in less memory: it shares its names with the contents of `ENDPOINT_NAMES` if these are equal (they
-/// differ, for example, if a name is too long for the map and is truncated there).
+/// A form of [`Endpoint`] that takes less memory: it shares its names with the [`Labels`] for its address if these are
+/// equal (they differ, for example, if a name is too long for the map and is truncated there).
 #[derive(Clone, Debug)]
 struct StoredEndpoint {
     address: IpAddr,
@@ -33,13 +33,14 @@ struct StoredEndpoint {
 const _: () = assert!(size_of::<StoredEndpoint>() == 40);
 
 impl StoredSlice {
-    /// Converts a slice; endpoints share equal names with `known`.
+    /// Converts a slice. To save memory, an endpoint shares the names that `known` has for its address, if they equal
+    /// its own.
     pub(super) fn new(name: ObjectName, slice: EndpointSlice, known: &Labels) -> Self {
         let endpoints = slice.endpoints.into_iter().map(|endpoint| StoredEndpoint::new(endpoint, known));
         Self { name, ports: slice.ports.into(), endpoints: endpoints.collect() }
     }
 
-    /// Converts back to the model's slice, which belongs to the Service `service`.
+    /// Converts back to an [`EndpointSlice`], which belongs to the Service `service`.
     pub(super) fn read(&self, service: &ObjectName) -> EndpointSlice {
         EndpointSlice {
             service: service.clone(),
@@ -48,8 +49,8 @@ impl StoredSlice {
         }
     }
 
-    /// Lets `labels` share memory with equal ones of this slice's endpoints at the same addresses. `labels` are sorted
-    /// by address.
+    /// To save memory, replaces each of the `labels`, which are sorted by address, by those of this slice's endpoint at
+    /// the same address, if both are equal.
     pub(super) fn share_labels(&self, labels: &mut [(IpAddr, Arc<EndpointLabels>)]) {
         for StoredEndpoint { address, names, .. } in &self.endpoints {
             let Ok(place) = labels.binary_search_by_key(address, |(address, _)| *address) else { continue };

@@ -1,5 +1,5 @@
-//! The table of `TestCategorizeEndpoints` (`pkg/proxy/topology_test.go` of Kubernetes 1.36) without its feature gates,
-//! which are all on: which endpoints a service port uses, and which of them are on this node.
+//! The table of `TestCategorizeEndpoints` (`pkg/proxy/topology_test.go` of Kubernetes 1.36) without its feature gates
+//! (here, all are on): which endpoints a service port uses, and which of them are on this node.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,8 @@ const NODE: &str = "node-1";
 struct Case {
     name: &'static str,
     zone: Option<&'static str>,
-    /// Which of `iTP`, `eTP` (these policies are `Local`) and `NP` (there is a node port) apply to the service port.
+    /// What applies to the service port: `iTP` and `eTP` (its internal or external traffic policy is `Local`), `NP` (it
+    /// has a node port).
     service: &'static str,
     /// The endpoints, each as `address state…`; states are `ready`, `serving`, `terminating`, `here`, `zones=a,b`,
     /// `nodes=a,b`.

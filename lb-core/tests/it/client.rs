@@ -22,7 +22,7 @@ pub(crate) enum Client {
 
 /// The verdict on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// The connection goes to one of these backends, with the node's address if `masqueraded`, else with the client's
     /// own.
     To { backends: Vec<String>, masqueraded: bool },
@@ -36,20 +36,20 @@ pub(crate) enum Verdict {
 
 impl Node {
     /// The verdict on a TCP connection of `client` to this address and port.
-    pub(crate) fn connect(&self, client: Client, to: &str, port: u16) -> Verdict {
+    pub(crate) fn connect(&self, client: Client, to: &str, port: u16) -> Decision {
         let key = ServiceKey::new(ip(to).into(), port, protocol::TCP);
         let Some(record) = self.kernel.maps.frontends.get(&key) else {
             let vip = self.kernel.maps.vips.get(&ip(to));
             let is_cluster_ip = vip.is_some_and(|vip| vip.flags & vip_flags::CLUSTER_IP != 0);
-            return if is_cluster_ip { Verdict::Reject } else { Verdict::Pass };
+            return if is_cluster_ip { Decision::Reject } else { Decision::Pass };
         };
         let has = |flag| record.flags & flag != 0;
         let is_process = client == Client::Process;
         if has(service_flags::SOCKETS_ONLY) && !is_process {
-            return Verdict::Pass;
+            return Decision::Pass;
         }
         if has(service_flags::SOURCE_RANGES) && !may(&self.kernel, record.id, self.source(client, ip(to))) {
-            return Verdict::Drop;
+            return Decision::Drop;
         }
         let inside = match client {
             Client::Pod(address) => self.node.detects_inside.contains(Family::of(ip(address))),
@@ -64,9 +64,9 @@ impl Node {
             .map(|backend| format!("{}:{}", backend.address, backend.port))
             .collect();
         match (backends.is_empty(), has(service_flags::DROP_WITHOUT_BACKENDS)) {
-            (false, _) => Verdict::To { backends, masqueraded },
-            (true, false) => Verdict::Reject,
-            (true, true) => Verdict::Drop,
+            (false, _) => Decision::To { backends, masqueraded },
+            (true, false) => Decision::Reject,
+            (true, true) => Decision::Drop,
         }
     }
 

@@ -11,7 +11,7 @@ use lb_common::{
     service_flags, vip_flags,
 };
 use lb_core::{
-    arena::Epoch,
+    arena::{Epoch, SlotRange},
     family::{Families, Family},
     health_checks::NoLocalEndpoints,
     model::{self, NodeAddresses, ObjectName, Policy},
@@ -19,6 +19,8 @@ use lb_core::{
     tables::Digest,
     {capacity::Capacity, reconciler::Reconciler},
 };
+
+use crate::world;
 
 /// Number of plans after which another plan must have no step.
 const ROUNDS: usize = 10;
@@ -59,8 +61,8 @@ pub(crate) struct Lead {
     pub(crate) limits: Option<ConnectionLimits>,
 }
 
-/// Networks as address and prefix length; an IPv4 prefix length also counts the 96 bits of a v4-mapped address, as in
-/// the map's key.
+/// Networks as address and prefix length; an IPv4 prefix length also counts the first 96 bits of a v4-mapped address,
+/// as in the keys of `SOURCE_RANGES`.
 pub(crate) type Networks = BTreeSet<(IpAddr, u32)>;
 
 impl Kernel {
@@ -382,7 +384,8 @@ impl Node {
         Self::incomplete(kernel, Capacity::of_arenas(slots, slots * TABLE_SLOTS), Policy::default())
     }
 
-    fn incomplete(mut kernel: Kernel, capacity: Capacity, policy: Policy) -> Self {
+    /// Like [`Self::started_incomplete_on`], for any capacity and policy.
+    pub(crate) fn incomplete(mut kernel: Kernel, capacity: Capacity, policy: Policy) -> Self {
         Self {
             reconciler: Reconciler::new(kernel.read_back(), capacity, policy.clone()),
             kernel,
@@ -427,7 +430,8 @@ impl Node {
     }
 
     /// Plans this number of Services at a time, and applies each part; stops when the kernel has taken `steps` steps of
-    /// a part that has more. Asserts that a frontend which exists before and after exists all the time.
+    /// a part that has more. Asserts that a frontend that exists before the first part and after the last one never
+    /// disappears in between.
     pub(crate) fn sync_parts(&mut self, services: usize, steps: usize) {
         let lasting = self.lasting();
         loop {
@@ -505,7 +509,7 @@ impl Node {
     }
 
     /// Asserts that every frontend with limits has those that its service port had before the plan, or has after it. (A
-    /// plan changes the limits of a port before its frontends, also before those that it deletes or passes on.)
+    /// plan writes the limits of a port before it writes the port's frontends.)
     fn assert_limits_are_old_or_new(&self, [before, after]: &[BTreeMap<u32, ConnectionLimits>; 2]) {
         let maps = &self.kernel.maps;
         let is_limited = |(_, record): &(_, &Service)| record.flags & service_flags::LIMITED != 0;
@@ -557,7 +561,7 @@ impl Node {
         let mut counters = BTreeMap::new();
         for record in self.kernel.maps.frontends.values() {
             let counts = Scheduler::try_from(record.scheduler).is_ok_and(Scheduler::uses_active_flows);
-            for slot in slices_of(record).flat_map(|range| range.base..range.base + range.count) {
+            for slot in slices_of(record).flat_map(SlotRange::slots) {
                 let backend = self.kernel.maps.backends[&slot];
                 assert_eq!(backend.active_flows_slot != 0, counts, "{backend:?}");
                 if counts {
@@ -570,34 +574,66 @@ impl Node {
         assert_eq!(endpoints.len(), counters.len(), "an endpoint with two counters");
     }
 
-    /// Whether the Service keeps its old state because a map is full. Its name then stays in the map, even if another
-    /// Service owns its frontends meanwhile.
+    /// Whether the Service keeps its old state because a map is full.
     fn waits(&self, service: &ObjectName) -> bool {
         let mut waiting = self.reconciler.problems().filter(|problem| problem.waits_for().is_some());
         waiting.any(|problem| problem.service() == service)
     }
 
+    /// Asserts that the maps contain exactly what their frontends need.
     fn assert_no_leak(&self) {
-        let slices = self.kernel.maps.frontends.values().flat_map(slices_of);
-        let referred: BTreeSet<(u32, u32)> = slices.map(|range| (range.base, range.count)).collect();
-        let used = self.reconciler.arena().used().map(|range| (range.base, range.count));
-        assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
-        let used: u32 = referred.iter().map(|(_, count)| count).sum();
-        assert_eq!(self.reconciler.arena().free_slots(), self.capacity.backends - used);
-        let tables = self.kernel.maps.frontends.values().flat_map(tables_of);
-        let referred: BTreeSet<(u32, u32)> = tables.map(|range| (range.base, range.count)).collect();
-        let arena = self.reconciler.table_arena();
-        let used = arena.used().map(|range| (range.base, range.count));
-        assert_eq!(used.collect::<Vec<_>>(), referred.iter().copied().collect::<Vec<_>>());
-        let used: u32 = referred.iter().map(|(_, count)| count).sum();
-        assert_eq!(arena.free_slots(), self.capacity.tables - used);
-        for (id, labels) in &self.kernel.maps.service_labels {
-            assert!(
-                self.kernel.maps.frontends.values().any(|record| record.id == *id)
-                    || self.waits(&labels.name.service),
-                "a name without a frontend"
-            );
+        self.assert_slots();
+        let maps = &self.kernel.maps;
+        let needed = |flags: u16| -> BTreeSet<u32> {
+            let records = maps.frontends.values().filter(|record| record.flags & flags == flags);
+            records.map(|record| record.id).collect()
+        };
+        let named: BTreeSet<u32> = maps.service_labels.keys().copied().collect();
+        assert_eq!(named, needed(0), "names of service ports");
+        let limited: BTreeSet<u32> = maps.limits.keys().copied().collect();
+        assert_eq!(limited, needed(service_flags::LIMITED), "limits of service ports");
+        assert_eq!(maps.source_ranges, self.needed_source_ranges(), "source ranges");
+        assert_eq!(maps.vips, world::vips(&self.kernel.resolved(), &self.node), "virtual addresses");
+        let slots = maps.frontends.values().flat_map(slices_of).flat_map(SlotRange::slots);
+        let used: BTreeSet<IpAddr> = slots.map(|slot| maps.backends[&slot].address.into()).collect();
+        let named: BTreeSet<IpAddr> = maps.endpoint_labels.keys().copied().collect();
+        assert_eq!(named, used, "names of addresses");
+    }
+
+    /// Asserts that the slots in use are exactly those that frontends refer to, and that all others are free.
+    fn assert_slots(&self) {
+        let frontends = || self.kernel.maps.frontends.values();
+        let (backends, tables) = (frontends().flat_map(slices_of), frontends().flat_map(tables_of));
+        let (arenas, capacity) = ([self.reconciler.arena(), self.reconciler.table_arena()], self.capacity);
+        for (arena, referred, slots) in [
+            (arenas[0], backends.collect::<BTreeSet<SlotRange>>(), capacity.backends),
+            (arenas[1], tables.collect(), capacity.tables),
+        ] {
+            let taken: u32 = referred.iter().map(|range| range.count).sum();
+            assert_eq!(arena.used().collect::<BTreeSet<_>>(), referred);
+            assert_eq!(arena.free_slots(), slots - taken);
         }
+    }
+
+    /// The source ranges that the frontends need, computed from the Services. Those of a Service that waits for room are
+    /// the ones that the map has.
+    fn needed_source_ranges(&self) -> BTreeSet<SourceRangeKey> {
+        let maps = &self.kernel.maps;
+        let mut needed = BTreeSet::new();
+        for (key, record) in &maps.frontends {
+            if record.flags & service_flags::SOURCE_RANGES == 0 {
+                continue;
+            }
+            let name = &maps.service_labels[&record.id].name.service;
+            let service = self.reconciler.store().service(name).filter(|_| !self.waits(name));
+            let networks = service.and_then(|service| world::admitted(service, *key, &self.node));
+            let networks = networks.unwrap_or_else(|| self.kernel.ranges(key, record.id));
+            needed.extend(networks.into_iter().map(|(address, bits)| {
+                let bits = if address.is_ipv4() { bits - 96 } else { bits };
+                SourceRangeKey::new(record.id, address.into(), u8::try_from(bits).expect("a prefix"))
+            }));
+        }
+        needed
     }
 
     /// The results of all health checks, as text.

@@ -1,4 +1,4 @@
-//! The tables of kube-proxy's own tests (`pkg/proxy/nftables/proxier_test.go`), which the comments name, and some more.
+//! The tables of kube-proxy's own tests (`pkg/proxy/nftables/proxier_test.go`), named in the comments, and more cases.
 //! Verdicts are those of kube-proxy 1.36, except for processes of the node: the socket hooks translate their calls
 //! before there is a packet, so there is nothing to masquerade.
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     client::{
         Client::{self, Outside, Pod, Process},
-        Verdict::{self, Drop, Pass, Reject, To},
+        Decision::{self, Drop, Pass, Reject, To},
     },
     golden::{changes, node_of},
     kernel::Node,
@@ -74,7 +74,7 @@ ports: [{{name: p80, port: 80}}]
     )
 }
 
-fn to(backends: &[&str], masqueraded: bool) -> Verdict {
+fn to(backends: &[&str], masqueraded: bool) -> Decision {
     To { backends: backends.iter().map(|address| format!("{address}:80")).collect(), masqueraded }
 }
 
@@ -94,7 +94,7 @@ fn load_balancer(number: u8) -> (String, u16) {
     (format!("1.2.3.{number}"), 80)
 }
 
-fn check(node: &Node, client: Client, (address, port): (String, u16), expected: &Verdict) {
+fn check(node: &Node, client: Client, (address, port): (String, u16), expected: &Decision) {
     assert_eq!(node.connect(client, &address, port), *expected, "{client:?} to {address}:{port}");
 }
 
@@ -158,8 +158,8 @@ fn no_endpoints_reject() {
 /// A case of the tests of terminating endpoints: the endpoints, and the verdicts on internal and external clients.
 struct Line {
     endpoints: &'static [(&'static str, &'static str)],
-    inside: Verdict,
-    outside: Verdict,
+    inside: Decision,
+    outside: Decision,
 }
 
 fn lines(local: bool) -> Vec<Line> {
@@ -402,8 +402,8 @@ fn labels_exclude_services() {
     }
 }
 
-/// The agent may reach the API server through `default/kubernetes`, so that Service's last endpoints stay, even after a
-/// restart.
+/// The agent may reach the API server through `default/kubernetes`, so the last endpoints of this Service stay, even
+/// after a restart.
 #[test]
 fn api_server_endpoints_survive_an_empty_update() {
     let name = |text: &str| text.replace("svc1", "kubernetes");

@@ -111,7 +111,7 @@ proptest! {
         prop_assert_eq!(node.kernel.read_back(), Contents { vips: own, ..Contents::default() });
     }
 
-    /// The last events come together, so that one plan has several parts.
+    /// All of `changes` arrive together, so that the reconciler plans them in several parts.
     #[test]
     fn a_plan_in_parts_ends_in_the_same_state(
         slots in prop_oneof![2 => Just(PLENTY), 1 => 1..12_u32], policy in world::policy(), before in events(),

@@ -1,6 +1,6 @@
 //! Tests of the control plane in single situations.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
@@ -10,10 +10,13 @@ use lb_core::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Member, NodeAddresses, ObjectName, Policy,
         Protocol, Service, ServicePort, ServiceSettings, TrafficPolicy,
     },
-    plan::{Condition, Plan, Step},
+    plan::{Condition, Contents, Plan, Step},
 };
 
-use crate::kernel::Node;
+use crate::{
+    kernel::{Kernel, Node},
+    objects,
+};
 
 fn name(text: &str) -> ObjectName {
     ObjectName::new("default", text)
@@ -27,16 +30,7 @@ fn service(of: &str, last: u8) -> Change {
 }
 
 fn endpoint(last: u8) -> Endpoint {
-    Endpoint {
-        hints: None,
-        address: [10, 0, 0, last].into(),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        zone: None,
-        pod: Some(format!("pod-{last}").into()),
-    }
+    Endpoint { pod: Some(format!("pod-{last}").into()), ..objects::endpoint(last) }
 }
 
 fn slice(of: &str, endpoints: &[u8]) -> Change {
@@ -211,12 +205,99 @@ fn unreadable_service_keeps_only_its_own_state() {
     node.reconciler.sources_complete_but(&[name("a")].into());
     node.sync();
     assert_eq!(of(&node), 2, "c no longer exists; a may exist, because it cannot be read");
-    let named = node.kernel.maps.endpoint_labels.len();
-    assert_eq!(named, 3, "unused names of addresses stay until the sources are complete");
+    let Contents { vips, endpoint_labels, .. } = &node.kernel.maps;
+    assert_eq!((vips.len(), endpoint_labels.len()), (2, 2), "the addresses of c go with it");
     node.reconciler.sources_complete();
     node.sync();
     assert_eq!(of(&node), 1);
     node.settle();
+}
+
+#[test]
+fn unreadable_service_has_no_flags_on_an_address_that_the_node_now_has() {
+    let Change::Service(of, Some(plain)) = service("a", 1) else { unreachable!() };
+    let address = IpAddr::from([203, 0, 113, 1]);
+    let external = External { load_balancer_ips: vec![address], ..External::default() };
+    let balancer = Change::Service(of, Some(Service { external, ..plain }));
+    let earlier = node(100, vec![balancer, slice("a", &[1])]);
+    let flags = |node: &Node| node.kernel.maps.vips[&address].flags;
+    let is_service = |node: &Node| flags(node) != 0;
+    assert!(is_service(&earlier));
+    let mut node = Node::started_incomplete_on(earlier.kernel, 100);
+    let owning = |own: &[IpAddr]| NodeAddresses { own: own.to_vec(), ..NodeAddresses::default() };
+    node.set_addresses(owning(&[address]));
+    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.sync();
+    assert!(!is_service(&node), "programs leave unlisted ports of the node's own addresses to its stack");
+    node.set_addresses(owning(&[]));
+    node.sync();
+    assert!(is_service(&node));
+}
+
+/// A node whose earlier agent served Service `a`, which the new agent cannot read; `spoil` changes the maps in between.
+fn restarted_without_a(spoil: impl Fn(&mut Kernel), changes: Vec<Change>) -> Node {
+    let mut kernel = node(100, vec![service("a", 1), slice("a", &[1])]).kernel;
+    spoil(&mut kernel);
+    restarted_on(kernel, changes)
+}
+
+/// A node whose agent has just started, and which has received all but Service `a`, which it cannot read.
+fn restarted_on(kernel: Kernel, changes: Vec<Change>) -> Node {
+    let mut node = Node::started_incomplete_on(kernel, 100);
+    node.reconciler.handle(changes);
+    node.reconciler.sources_complete_but(&[name("a")].into());
+    node
+}
+
+#[test]
+fn unreadable_service_leaves_nothing_when_another_takes_its_frontend_over() {
+    let taker = || vec![service("b", 1), slice("b", &[2])];
+    let all = restarted_without_a(|_| {}, taker()).sync().steps.len();
+    for (failing_after, crashes) in (0..=all).flat_map(|steps| [(steps, false), (steps, true)]) {
+        let mut node = restarted_without_a(|_| {}, taker());
+        node.sync_some(failing_after);
+        if crashes {
+            node = restarted_on(node.kernel, taker());
+        }
+        node.settle();
+        assert!(crashes || node.reconciler.kept().contains(&name("a")));
+        let expected = "default/b/TCP ClusterIP 10.96.0.1:80\n  10.0.0.2:8080\n";
+        assert!(node.kernel.dump().starts_with(expected), "{}", node.kernel.dump());
+    }
+}
+
+/// While a manifest has an error, the sources are never complete.
+#[test]
+fn invalid_record_leaves_nothing_before_the_sources_are_complete() {
+    let mut kernel = node(100, vec![service("a", 1), slice("a", &[1])]).kernel;
+    kernel.maps.frontends.values_mut().for_each(|record| record.seal ^= 1);
+    let mut node = Node::started_incomplete_on(kernel, 100);
+    node.settle();
+    assert_eq!(node.kernel.maps.frontends.len(), 0);
+}
+
+/// The record is valid, but its id has lost its name. The agent gives the same id to the same service port again.
+#[test]
+fn record_that_becomes_valid_by_itself_is_trusted() {
+    let mut kernel = node(100, vec![service("a", 1)]).kernel;
+    kernel.maps.service_labels.clear();
+    let mut node = Node::started_on(kernel, 100);
+    node.reconciler.handle(vec![service("a", 1)]);
+    node.settle();
+    assert!(!node.reconciler.needs_plan());
+}
+
+#[test]
+fn unreadable_service_with_an_invalid_record_leaves_nothing() {
+    let spoil = |kernel: &mut Kernel| kernel.maps.frontends.values_mut().for_each(|record| record.seal ^= 1);
+    let all = restarted_without_a(spoil, vec![]).sync().steps.len();
+    assert!(all > 0);
+    for failing_after in 0..=all {
+        let mut node = restarted_without_a(spoil, vec![]);
+        node.sync_some(failing_after);
+        node.settle();
+        assert_eq!(node.kernel.maps.frontends.len(), 0);
+    }
 }
 
 #[test]
@@ -299,6 +380,56 @@ fn service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
 }
 
 #[test]
+fn service_that_does_not_fit_keeps_its_addresses_when_the_agent_restarts() {
+    let mut node = node(4, vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])]);
+    let maps = node.kernel.maps.clone();
+    node.restart();
+    node.reconciler.handle(vec![service("a", 1), service("b", 2), slice("a", &[4, 5]), slice("b", &[3])]);
+    let plan = node.sync();
+    assert_eq!(plan.problems.len(), 1, "{:?}", plan.problems);
+    assert_eq!(node.kernel.maps, maps);
+    node.settle();
+}
+
+#[test]
+fn service_that_does_not_fit_releases_source_ranges_of_a_failed_plan() {
+    let capacity = Capacity { source_ranges: 1, ..Capacity::of_arenas(8, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    let balancer = |ranges: &[&str]| {
+        let Change::Service(of, Some(service)) = service("a", 1) else { unreachable!() };
+        let source_ranges = ranges.iter().map(|range| range.parse().expect("a network")).collect();
+        let load_balancer_ips = vec![[203, 0, 113, 1].into()];
+        let external = External { load_balancer_ips, source_ranges, ..External::default() };
+        Change::Service(of, Some(Service { external, ..service }))
+    };
+    node.reconciler.handle(vec![balancer(&["192.0.2.0/24"])]);
+    let plan = node.sync_some(3);
+    let steps = ["name service", "let in", "put frontend", "put frontend", "put address", "put address"];
+    assert_eq!(kinds(&plan), steps, "the last three fail");
+    node.reconciler.handle(vec![balancer(&["192.0.2.0/24", "198.51.100.0/24"])]);
+    node.settle();
+    assert_eq!(node.reconciler.problems().count(), 1);
+    assert_eq!(node.kernel.maps.source_ranges.len(), 0);
+}
+
+#[test]
+fn endpoint_that_no_frontend_leads_to_has_no_name() {
+    let mut node = node(100, vec![service("a", 1), service("b", 1), slice("a", &[1]), slice("b", &[2])]);
+    let named = |node: &Node| node.kernel.maps.endpoint_labels.keys().copied().collect::<Vec<_>>();
+    assert_eq!(named(&node), [IpAddr::from([10, 0, 0, 1])], "a has the frontend that both claim");
+    node.reconciler.handle(vec![dual("b", 1), slice("a", &[1])]);
+    node.settle();
+    assert_eq!(named(&node), [IpAddr::from([10, 0, 0, 1])], "b has only a frontend without endpoints");
+}
+
+/// The Service with the IPv6 cluster IP `fd00::last` in addition.
+fn dual(of: &str, last: u8) -> Change {
+    let Change::Service(of, Some(mut service)) = service(of, last) else { unreachable!() };
+    service.cluster_ips.push([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)].into());
+    Change::Service(of, Some(service))
+}
+
+#[test]
 fn service_is_here_at_the_addresses_that_the_kernel_serves() {
     let balancer = |of: &str, last: u8| {
         let Change::Service(_, Some(service)) = service(of, last) else { unreachable!() };
@@ -328,7 +459,8 @@ fn service_is_here_at_the_addresses_that_the_kernel_serves() {
 }
 
 /// Nodes announce an address that counts as served, so an address at which they drop or reject all clients must not
-/// count. A writer of an EndpointSlice may set only `ready: false`; `serving` is then true.
+/// count. The cases include an endpoint that is serving, but neither ready nor terminating: the agent reads it so if
+/// the writer of the EndpointSlice sets only `ready: false`.
 #[test]
 fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
     const ADDRESS: [u8; 4] = [203, 0, 113, 1];
@@ -497,12 +629,12 @@ fn limits_exist_while_a_frontend_uses_them() {
     node.sync();
     node.restart();
     node.settle();
-    assert_eq!(node.kernel.read_back(), lb_core::plan::Contents::default());
+    assert_eq!(node.kernel.read_back(), Contents::default());
 }
 
 #[test]
 fn limits_of_an_unknown_service_are_deleted() {
-    let mut kernel = crate::kernel::Kernel::default();
+    let mut kernel = Kernel::default();
     kernel.maps.limits.insert(1, ConnectionLimits::NONE);
     let mut node = Node::started_on(kernel, 100);
     node.reconciler.handle(vec![limited("a", 5), slice("a", &[1])]);
@@ -517,15 +649,14 @@ fn deleted_load_balancer_leaves_no_map_entry() {
     let mut node = node(100, vec![load_balancer("a", &["192.0.2.0/24"]), slice("a", &[1])]);
     node.restart();
     node.settle();
-    assert_eq!(node.kernel.read_back(), lb_core::plan::Contents::default());
+    assert_eq!(node.kernel.read_back(), Contents::default());
 }
 
 #[test]
 fn source_ranges_of_an_unknown_service_are_deleted() {
-    let mut kernel = crate::kernel::Kernel::default();
-    let left = ["10.0.0.0", "203.0.113.0"].map(|address| {
-        SourceRangeKey::new(1, address.parse::<std::net::IpAddr>().expect("an address").into(), 24)
-    });
+    let mut kernel = Kernel::default();
+    let left = ["10.0.0.0", "203.0.113.0"]
+        .map(|address| SourceRangeKey::new(1, address.parse::<IpAddr>().expect("an address").into(), 24));
     kernel.maps.source_ranges = left.into();
     let mut node = Node::started_on(kernel, 100);
     node.reconciler.handle(vec![load_balancer("a", &["10.0.0.0/24"]), slice("a", &[1])]);
@@ -540,7 +671,7 @@ fn source_ranges_of_an_unknown_service_are_deleted() {
 fn node_ports_follow_the_addresses_of_the_node() {
     let mut node = node(100, vec![load_balancer("a", &[]), slice("a", &[1])]);
     let addresses = |list: &[u8]| {
-        let list: Vec<std::net::IpAddr> = list.iter().map(|last| [192, 0, 2, *last].into()).collect();
+        let list: Vec<IpAddr> = list.iter().map(|last| [192, 0, 2, *last].into()).collect();
         NodeAddresses { own: list.clone(), primary: list.iter().take(1).copied().collect(), node_ports: list }
     };
     node.set_addresses(addresses(&[1, 2]));
@@ -559,7 +690,7 @@ fn node_ports_follow_the_addresses_of_the_node() {
 #[test]
 fn external_clients_are_masqueraded_in_the_families_that_detect_them() {
     let Change::Service(of, Some(both)) = service("a", 1) else { panic!("a Service") };
-    let cluster_ips = vec![[10, 96, 0, 1].into(), std::net::IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])];
+    let cluster_ips = vec![[10, 96, 0, 1].into(), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])];
     let both = Change::Service(of, Some(Service { cluster_ips, ..both }));
     let mut node = node(100, vec![both, slice("a", &[1])]);
     let masquerading = |node: &Node| {
@@ -619,14 +750,9 @@ fn families_of_backends_that_are_not_the_node_itself_are_routed() {
         slice.endpoints[0].address = "2001:db8::1".parse().unwrap();
         Change::EndpointSlice(of, Some(slice))
     };
-    let v6_service = |of: &str| {
-        let Change::Service(of, Some(mut service)) = service(of, 1) else { unreachable!() };
-        service.cluster_ips.push("fd00::1".parse().unwrap());
-        Change::Service(of, Some(service))
-    };
     let mut node = node(100, vec![service("a", 1)]);
     let own = vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
-    node.reconciler.set_addresses(NodeAddresses { own, ..NodeAddresses::default() });
+    node.set_addresses(NodeAddresses { own, ..NodeAddresses::default() });
     let mut routed = |changes| {
         node.reconciler.handle(changes);
         node.settle();
@@ -635,7 +761,7 @@ fn families_of_backends_that_are_not_the_node_itself_are_routed() {
     assert_eq!(routed(vec![]), Families::NONE, "without endpoints");
     assert_eq!(routed(vec![slice("a", &[1, 2])]), Families::NONE, "own addresses");
     assert_eq!(routed(vec![slice("a", &[1, 2, 3])]), Families { v4: true, v6: false });
-    assert_eq!(routed(vec![v6_service("a"), v6("a")]), Families::BOTH);
+    assert_eq!(routed(vec![dual("a", 1), v6("a")]), Families::BOTH);
     assert_eq!(routed(vec![slice("a", &[1])]), Families { v4: false, v6: true });
 }
 

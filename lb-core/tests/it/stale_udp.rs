@@ -12,7 +12,7 @@ use lb_core::{
     stale_udp::{ServedUdp, StaleFrontends},
 };
 
-use crate::kernel::Node;
+use crate::{kernel::Node, objects};
 
 const VIP: [u8; 4] = [10, 96, 0, 53];
 
@@ -28,20 +28,11 @@ fn service(protocol: Protocol, internal_policy: TrafficPolicy) -> Change {
 }
 
 fn endpoint(last: u8) -> Endpoint {
-    Endpoint {
-        address: [10, 0, 0, last].into(),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some("elsewhere".into()),
-        zone: None,
-        pod: None,
-        hints: None,
-    }
+    Endpoint { node: Some("elsewhere".into()), ..objects::endpoint(last) }
 }
 
 fn terminating(last: u8) -> Endpoint {
-    Endpoint { ready: false, terminating: true, ..endpoint(last) }
+    objects::terminating(endpoint(last))
 }
 
 fn slice(endpoints: Vec<Endpoint>) -> Change {

@@ -176,23 +176,7 @@ impl World {
 
     /// The expected flags in `VIPS` of each virtual address, and of each of the node's own addresses.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
-        let mut vips: BTreeMap<IpAddr, Vip> =
-            node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
-        for (key, lead) in self.expected(node) {
-            let address = IpAddr::from(key.address);
-            if lead.kind != FrontendKind::NodePort as u8 {
-                let flags = match (node.addresses.own.contains(&address), lead.kind) {
-                    (true, _) => 0,
-                    (false, kind) if kind == FrontendKind::ClusterIp as u8 => {
-                        vip_flags::ECHO | vip_flags::CLUSTER_IP
-                    }
-                    (false, kind) if kind == FrontendKind::LoadBalancer as u8 => vip_flags::ECHO,
-                    (false, _) => 0,
-                };
-                vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
-            }
-        }
-        vips
+        vips(&self.expected(node), node)
     }
 
     /// The endpoints of a port in one family. If several slices contain an address, the [`best`] entry counts.
@@ -214,6 +198,27 @@ impl World {
             .filter_map(|((address, port), versions)| Some((address, port, best(&versions)?)))
             .collect()
     }
+}
+
+/// The flags in `VIPS` of the addresses of these frontends, and of each of the node's own addresses.
+pub(crate) fn vips(frontends: &Resolved, node: &Node) -> BTreeMap<IpAddr, Vip> {
+    let mut vips: BTreeMap<IpAddr, Vip> =
+        node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
+    for (key, lead) in frontends {
+        let address = IpAddr::from(key.address);
+        if lead.kind != FrontendKind::NodePort as u8 {
+            let flags = match (node.addresses.own.contains(&address), lead.kind) {
+                (true, _) => 0,
+                (false, kind) if kind == FrontendKind::ClusterIp as u8 => {
+                    vip_flags::ECHO | vip_flags::CLUSTER_IP
+                }
+                (false, kind) if kind == FrontendKind::LoadBalancer as u8 => vip_flags::ECHO,
+                (false, _) => 0,
+            };
+            vips.entry(address).or_insert(Vip { flags: 0 }).flags |= flags;
+        }
+    }
+    vips
 }
 
 fn best<'a>(versions: &[&'a Endpoint]) -> Option<&'a Endpoint> {
@@ -251,7 +256,7 @@ fn strength(kind: FrontendKind) -> usize {
 }
 
 /// The source ranges of a load balancer's address; `None` means that all clients are admitted.
-fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks> {
+pub(crate) fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks> {
     let v4 = key.address.is_v4();
     let ranges: Vec<IpNet> =
         service.external.source_ranges.iter().filter(|range| range.addr().is_ipv4() == v4).copied().collect();

@@ -96,8 +96,8 @@ impl BgpAdvertisement {
         self.scope.covers(pool) && self.refusal(pool, pools).is_none()
     }
 
-    /// Why `pool`, one of `pools`, gets no route although it is in scope, with the name of the field that sets the
-    /// prefix length.
+    /// If `pool`, one of `pools`, gets no route although it is in scope: the name of the field that sets the prefix
+    /// length, and the reason.
     pub(super) fn refusal(&self, pool: &Pool, pools: &[Pool]) -> Option<(&'static str, String)> {
         if !self.scope.covers(pool) {
             return None;
@@ -113,7 +113,7 @@ impl BgpAdvertisement {
         Some((field(net.addr().is_ipv4()), why))
     }
 
-    /// A range of the pool that is too small for even one route of the configured prefix length.
+    /// A range of the pool, if one is too small to contain even one route of the configured prefix length.
     fn too_wide(&self, pool: &Pool) -> Option<AddressRange> {
         let fits = |range: &&AddressRange| {
             let length = self.length(range.first());
@@ -122,7 +122,7 @@ impl BgpAdvertisement {
         pool.ranges.iter().find(|range| !fits(range)).copied()
     }
 
-    /// A route to `pool` that also covers addresses of a pool which is out of scope, and that pool.
+    /// A route to `pool` that also covers addresses of another pool, which is out of scope; with that other pool.
     fn stray<'a>(&self, pool: &Pool, pools: &'a [Pool]) -> Option<(IpNet, &'a Pool)> {
         let routes = self.route_sets(pool);
         pools.iter().filter(|other| !self.scope.covers(other)).find_map(|other| {

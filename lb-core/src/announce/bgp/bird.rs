@@ -1,8 +1,8 @@
 //! The configuration of BIRD 2.
 //!
 //! The export filter of each peer sets communities and local preference. The text depends only on the agent's options,
-//! the node's labels and MetalLB's objects, and for sessions that are held back, on the text in the file. So no change
-//! of a Service makes BIRD reconfigure.
+//! the node's labels and MetalLB's objects. Where objects have errors or have not been read yet, sessions are held
+//! back: their text stays as it is in the file. So no change of a Service makes BIRD reconfigure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -152,8 +152,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Looks up the values of an advertisement's communities. Returns `None` if a community has no value, because
-    /// routes without that community could spread further than they may. An error holds back the peers of the
-    /// advertisement.
+    /// routes without that community could spread further than they may. Adds the peers of an advertisement with an
+    /// error to [`Configuration::held_back`].
     fn resolve(&mut self, advertisement: &'a BgpAdvertisement) -> Option<Resolved<'a>> {
         let object = Object::new("BGPAdvertisement", &advertisement.name);
         let mut errors = Vec::new();

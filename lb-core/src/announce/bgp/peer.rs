@@ -43,13 +43,13 @@ pub struct Peer {
     pub(super) connect: u64,
     pub(super) router_id: Option<Ipv4Addr>,
     pub(super) password: Option<Quoted>,
-    /// The Secret whose key `password` holds the password; `None` if the BGPPeer itself holds it, or there is none.
+    /// The Secret whose key `password` holds the password; `None` if the BGPPeer itself holds it, or has no password.
     pub password_secret: Option<ObjectName>,
     pub(super) bfd_profile: Option<String>,
     pub(super) graceful_restart: bool,
     pub(super) multihop: bool,
     /// Whether the router must be in a network of the node. Set for BFD within an AS if no source address is given,
-    /// because BFD over several hops needs one.
+    /// because BFD over several hops needs a source address.
     pub(super) direct: bool,
     pub(super) vrf: Option<Quoted>,
     /// Whether one session carries routes of IPv4 and IPv6.

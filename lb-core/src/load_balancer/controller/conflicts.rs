@@ -9,8 +9,8 @@ use std::{
 
 use crate::model::ObjectName;
 
-/// How long `lb-agent status` lists a conflict after a pass last found it. One write resolves most conflicts, so an
-/// operator could hardly see a condition that ended with the conflict itself.
+/// How long `lb-agent status` lists a conflict after the controller last found it. The controller resolves most
+/// conflicts by its next write, so nobody would see a condition that went away together with the conflict.
 pub(super) const LISTED_FOR: Duration = Duration::from_secs(600);
 
 /// Two Services had an address that they cannot share.
@@ -60,7 +60,7 @@ impl Conflicts {
         self.0.retain(|Conflict { keeper, loser, .. }, _| keeper != service && loser != service);
     }
 
-    /// The conflicts, each with a sentence for `lb-agent status`.
+    /// The conflicts, as sentences for `lb-agent status`.
     pub(super) fn texts(&self) -> BTreeSet<String> {
         self.0.keys().map(ToString::to_string).collect()
     }

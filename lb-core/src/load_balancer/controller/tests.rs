@@ -144,7 +144,7 @@ fn another_leader_moves_no_service_although_a_rival_waits() {
     let mut server = Server::default();
     ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
     server.settle(&mut with_pool(&["192.0.2.1/32", "192.0.2.2/32"]));
-    // Both addresses are taken, so the Service "a" waits. Its name is before those of the others.
+    // Both addresses are taken, so the Service "a" waits, although its name sorts before those of the others.
     server.put("a", json!({}));
     let mut next = with_pool(&["192.0.2.1/32", "192.0.2.2/32"]);
     assert_eq!(server.settle(&mut next), ["a AllocationFailed"]);
@@ -431,8 +431,8 @@ fn histories() -> impl Strategy<Value = Vec<Happens>> {
 }
 
 proptest! {
-    /// Under random changes, lost writes and changes of the leader, a Service that requests nothing keeps its address,
-    /// and in the end no address belongs to two Services that may not share it.
+    /// Under random changes, lost writes and changes of the leader, a Service that has never named or shared an address
+    /// keeps its address, and in the end no address belongs to two Services that may not share it.
     #[test]
     fn no_history_gives_an_address_twice_or_moves_an_idle_service(history in histories()) {
         let mut server = Server::default();
@@ -478,7 +478,7 @@ proptest! {
                     }
                 }
             }
-            // A write changes a load balancer's addresses only if the Service has requested something.
+            // If a `LoadBalancer` Service has addresses, a write changes them only if the Service is in `askers`.
             for service in touched {
                 let (old, new) = (&before.services[&service], &server.services[&service]);
                 let had = old["status"]["loadBalancer"]["ingress"].as_array().is_some_and(|list| !list.is_empty());
@@ -489,7 +489,7 @@ proptest! {
         }
         // In the end everything settles, and no address belongs to two Services that may not share it.
         server.settle(&mut controller);
-        let mut holders: BTreeMap<String, Vec<Request>> = BTreeMap::new();
+        let mut holders: BTreeMap<String, Vec<AddressRequest>> = BTreeMap::new();
         for object in server.services.values() {
             let seen = Seen::new(&read(object), None);
             prop_assert!(seen.request.as_ref().unwrap().is_some() || seen.has.is_empty(), "{object}");
